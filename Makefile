@@ -1,0 +1,51 @@
+# Two doors for a fresh machine: `make demo` (the main job on hosts booted here) and `make test`.
+# Both need Linux and root for the hosts; without, `make test` runs the rest and says what it skipped.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := SPOTUNE_CLUSTER=inventory/localcloud/demo.toml
+SYSTEM_PACKAGES := systemd-container mmdebstrap nftables iproute2 mount rsync openssh-client e2fsprogs \
+  debian-archive-keyring python3-venv
+
+.PHONY: demo demo-down test lint bench system
+
+demo: system $(VENV)/control
+	$(DEMO) PATH="$(CURDIR)/$(BIN):$$PATH" sh inventory/localcloud/demo.sh
+
+demo-down: $(VENV)/control
+	$(DEMO) $(BIN)/fab local.down
+
+test: system $(VENV)/train
+	$(BIN)/pytest
+
+lint: $(VENV)/control
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: system $(VENV)/bench
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.bench.run
+
+# What the local cloud stands on. Named before it is installed; nothing happens when all is there.
+system:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  missing=$$(for p in $(SYSTEM_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || printf '%s ' $$p; done); \
+	  if [ -n "$$missing" ]; then \
+	    echo "installing system packages: $$missing"; \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null; \
+	  fi; \
+	fi
+
+$(VENV)/control: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -e '.[dev]'
+	touch $@
+
+$(VENV)/train: $(VENV)/control
+	$(BIN)/pip install -q -e '.[train]'
+	touch $@
+
+$(VENV)/bench: $(VENV)/train
+	$(BIN)/pip install -q -e '.[bench]'
+	touch $@
