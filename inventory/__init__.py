@@ -1,0 +1,1 @@
+"""Which machines exist, where they come from, and how to reach them."""

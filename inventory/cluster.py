@@ -1,0 +1,53 @@
+"""The cluster at hand: cluster.toml joined with the machines its provider knows."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inventory.nodes import Node, pyinfra_hosts, static_nodes
+from inventory.settings import Settings, SettingsError, load_settings
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Settings and the nodes they describe, in rank order."""
+
+    settings: Settings
+    nodes: tuple[Node, ...]
+
+    @property
+    def head(self) -> Node:
+        """Rank 0."""
+        return self.nodes[0]
+
+
+def load_cluster(path: Path | None = None) -> Cluster:
+    """The cluster cluster.toml describes. Raises SettingsError where it or its machines are missing."""
+    return _with_nodes(load_settings(path))
+
+
+def _with_nodes(settings: Settings) -> Cluster:
+    if settings.provider == "static":
+        return Cluster(settings, static_nodes(settings))
+    from inventory.localcloud.cloud import local_nodes
+
+    return Cluster(settings, local_nodes(settings))
+
+
+def inventory_hosts(provider: str) -> list[tuple[str, dict[str, Any]]]:
+    """The host list of a pyinfra inventory file; a mistake ends pyinfra with one sentence and code 2."""
+    try:
+        settings = load_settings()
+        if settings.provider != provider:
+            raise SettingsError(
+                f"cluster.toml says provider = {settings.provider!r}; "
+                f"use inventory/{settings.provider}.py, or change provider to {provider!r}"
+            )
+        cluster = _with_nodes(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    return pyinfra_hosts(cluster.settings, cluster.nodes)

@@ -1,0 +1,145 @@
+"""Host keys of machines listed in cluster.toml: what is known, what a machine shows, what to write."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inventory.ssh import SshError
+
+HASHED = "|1|"
+SCAN_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, order=True)
+class HostKey:
+    """One public key as known_hosts and ssh-keyscan write it."""
+
+    kind: str
+    blob: str
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA256:..., as `ssh-keygen -l` prints it."""
+        digest = hashlib.sha256(base64.b64decode(self.blob)).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the keys a machine shows differ from those known for it."""
+
+    host: str
+    old: tuple[HostKey, ...]
+    new: tuple[HostKey, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Every key it shows is known, and none of the known ones of those kinds is another."""
+        return set(self.new) <= set(self.old) and not self.replaced
+
+    @property
+    def replaced(self) -> tuple[HostKey, ...]:
+        """Known keys the machine no longer has."""
+        kinds = {key.kind for key in self.new}
+        return tuple(key for key in self.old if key.kind in kinds and key not in self.new)
+
+
+def known_host_name(address: str, port: int) -> str:
+    """How known_hosts names a machine."""
+    return address if port == 22 else f"[{address}]:{port}"
+
+
+def scanned(output: str) -> tuple[HostKey, ...]:
+    """The keys in ssh-keyscan's output."""
+    lines = [line.split() for line in output.splitlines() if not line.startswith("#")]
+    return tuple(sorted(HostKey(words[1], words[2]) for words in lines if len(words) >= 3))
+
+
+def ask(address: str, port: int) -> tuple[HostKey, ...]:
+    """The keys a machine shows; none where it does not answer. Raises SshError without ssh-keyscan."""
+    argv = ["ssh-keyscan", "-T", str(SCAN_TIMEOUT_S), "-p", str(port), address]
+    try:
+        # ssh-keyscan's limit is for each of the key types; together they may take five times as long.
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=5 * SCAN_TIMEOUT_S)
+    except FileNotFoundError:
+        raise SshError("there is no ssh-keyscan here; it comes with the OpenSSH client") from None
+    except subprocess.TimeoutExpired:
+        return ()
+    return scanned(done.stdout)
+
+
+def read(file: Path) -> str:
+    """What a known_hosts holds; nothing where there is none. Raises SshError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise SshError(f"{file} cannot be read: {error}") from None
+
+
+def write(file: Path, text: str) -> None:
+    """Replace a known_hosts in one step, so that no reader and no crash ever sees half of it; its mode stays."""
+    target = file.resolve()  # a link stays a link
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as draft:
+            try:
+                draft.write(text)
+                draft.flush()
+                os.fchmod(draft.fileno(), mode)
+                os.fsync(draft.fileno())
+                Path(draft.name).replace(target)
+            except OSError:
+                Path(draft.name).unlink()
+                raise
+    except OSError as error:
+        raise SshError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def compare(known_hosts: str, host: str, shown: Sequence[HostKey]) -> Change:
+    """What is known of a host against what it shows."""
+    old = [
+        HostKey(words[1], words[2])
+        for line in known_hosts.splitlines()
+        if len(words := line.split()) >= 3 and _names(words[0], host)
+    ]
+    return Change(host, tuple(old), tuple(shown))
+
+
+def _names(field: str, host: str) -> bool:
+    if not field.startswith(HASHED):
+        return host in field.split(",")
+    salt, _, digest = field.removeprefix(HASHED).partition("|")
+    expected = hmac.new(base64.b64decode(salt), host.encode(), hashlib.sha1).digest()
+    return hmac.compare_digest(expected, base64.b64decode(digest))
+
+
+def updated(known_hosts: str, change: Change) -> str:
+    """known_hosts with the keys a host shows now, and without its replaced ones; other lines untouched."""
+    lines = list(_without(known_hosts, change))
+    missing = [key for key in change.new if key not in change.old]
+    return "".join(f"{line}\n" for line in [*lines, *(f"{change.host} {k.kind} {k.blob}" for k in missing)])
+
+
+def _without(known_hosts: str, change: Change) -> Iterable[str]:
+    gone = {(key.kind, key.blob) for key in change.replaced}
+    for line in known_hosts.splitlines():
+        words = line.split()
+        if len(words) < 3 or tuple(words[1:3]) not in gone or not _names(words[0], change.host):
+            yield line
+            continue
+        # The line may stand for other names of the key too.
+        others = [name for name in words[0].split(",") if name != change.host]
+        if others and not words[0].startswith(HASHED):
+            yield " ".join([",".join(others), *words[1:]])

@@ -1,0 +1,76 @@
+"""Node: one machine of the cluster, as every other part of spotune sees it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inventory.settings import Settings
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. Rank 0 is the head: it builds, launches and holds the run folder."""
+
+    name: str
+    rank: int
+    address: str
+    """Where this machine reaches it by ssh."""
+    private_address: str
+    """Where the other nodes reach it."""
+    user: str
+    port: int
+    key: Path
+    known_hosts: Path
+    gpus: int
+    disk_serial: str | None = None
+
+    @property
+    def slots(self) -> int:
+        """Processes a run starts there: one a GPU, one on a node without any."""
+        return max(1, self.gpus)
+
+
+def static_nodes(settings: Settings) -> tuple[Node, ...]:
+    """The machines listed in cluster.toml, in rank order."""
+    ssh = settings.ssh
+    return tuple(
+        Node(
+            name=entry.name,
+            rank=rank,
+            address=entry.address,
+            private_address=entry.private_address or entry.address,
+            user=entry.user or ssh.user,
+            port=entry.port or ssh.port,
+            key=entry.key or ssh.key,
+            known_hosts=ssh.known_hosts,
+            gpus=entry.gpus,
+            disk_serial=entry.disk_serial,
+        )
+        for rank, entry in enumerate(settings.nodes)
+    )
+
+
+def pyinfra_hosts(settings: Settings, nodes: Sequence[Node]) -> list[tuple[str, dict[str, Any]]]:
+    """Nodes as pyinfra inventory entries; deploys read `host.data.node`, `.cluster` and `.settings`."""
+    return [
+        (
+            node.name,
+            {
+                "node": node,
+                "cluster": tuple(nodes),
+                "settings": settings,
+                "ssh_hostname": node.address,
+                "ssh_port": node.port,
+                "ssh_user": node.user,
+                "ssh_key": str(node.key),
+                "ssh_known_hosts_file": str(node.known_hosts),
+                "ssh_strict_host_key_checking": "yes",
+                "ssh_connect_retries": 3,
+                "_sudo": node.user != "root",
+            },
+        )
+        for node in nodes
+    ]

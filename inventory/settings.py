@@ -1,0 +1,286 @@
+"""cluster.toml as frozen, typed settings. Every problem in the file is reported at once, with its key."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+DEFAULT_PATH = Path("cluster.toml")
+PATH_VARIABLE = "SPOTUNE_CLUSTER"
+"""Environment variable that names another file than ./cluster.toml."""
+
+
+class SettingsError(ValueError):
+    """cluster.toml cannot be used; the message says every reason, one a line, each with its key."""
+
+
+def _address(value: str) -> str:
+    return str(ipaddress.ip_address(value))
+
+
+def _expand(value: Path) -> Path:
+    try:
+        return value.expanduser()
+    except RuntimeError:
+        raise ValueError("there is no such user") from None
+
+
+HostName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
+IpAddress = Annotated[str, AfterValidator(_address)]
+UserPath = Annotated[Path, Field(strict=False), AfterValidator(_expand)]
+UserName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$")]
+"""It becomes an argument of ssh: nothing that could be read as an option."""
+Reachable = Annotated[str, Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:_%-]*$")]
+"""A host name or an address, as an argument of ssh."""
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Section(BaseModel):
+    """Base of every table: unknown keys and other types are errors, values never change once read.
+
+    TOML has no paths and no tuples; only those fields are read from its strings and lists (`strict=False`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Ssh(Section):
+    """How this machine reaches the nodes."""
+
+    user: UserName = "root"
+    port: Port = 22
+    key: UserPath = Field(default=Path("~/.ssh/id_ed25519"), validate_default=True)
+    known_hosts: UserPath = Field(default=Path("~/.ssh/known_hosts"), validate_default=True)
+    """Host keys are always verified against this file; `fab trust` adds to it after showing fingerprints."""
+
+
+class StaticNode(Section):
+    """One machine you can already reach by ssh. Its place in the list is its rank; the first is the head."""
+
+    name: HostName
+    address: Reachable
+    private_address: IpAddress | None = None
+    """How the nodes reach each other; the address itself where it is left out."""
+    gpus: Annotated[int, Field(ge=0, le=16)] = 1
+    disk_serial: str | None = None
+    """Serial of the data disk, as in /dev/disk/by-id/; without it /data must already be mounted."""
+    user: UserName | None = None
+    port: Port | None = None
+    key: UserPath | None = None
+
+
+class LocalCloud(Section):
+    """Hosts booted on this machine, for trying spotune out and for its tests."""
+
+    nodes: Annotated[int, Field(ge=1, le=16)] = 4
+    disk_gib: Annotated[int, Field(ge=1, le=200)] = 12
+    subnet: Annotated[str, AfterValidator(lambda s: str(ipaddress.IPv4Network(s)))] = "10.213.77.0/24"
+
+
+class Disk(Section):
+    """The data disk of every node, mounted at /data."""
+
+    format: Literal["if-blank", "never"] = "if-blank"
+    """A disk that holds anything at all is never formatted, whatever stands here."""
+    filesystem: Literal["ext4", "xfs"] = "ext4"
+
+
+class Mirrors(Section):
+    """Where packages, wheels and models come from; empty means the usual places."""
+
+    preset: Literal["", "china"] = ""
+    apt: str = ""
+    pypi: str = ""
+    conda: str = ""
+    miniforge: str = ""
+    hub: str = ""
+
+    def resolved(self) -> Mirrors:
+        """The preset's values, each overridden by what the table itself says."""
+        if not self.preset:
+            return self
+        own = {key: value for key, value in self.model_dump().items() if value}
+        return Mirrors(**{**MIRROR_SETS[self.preset], **own, "preset": ""})
+
+
+MIRROR_SETS: dict[str, dict[str, str]] = {
+    "china": {
+        "apt": "https://mirrors.aliyun.com",
+        "pypi": "https://mirrors.aliyun.com/pypi/simple/",
+        "conda": "https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud",
+        "miniforge": "https://mirrors.tuna.tsinghua.edu.cn/github-release/conda-forge/miniforge",
+        "hub": "https://hf-mirror.com",
+    }
+}
+
+
+class Python(Section):
+    """The Python environment at /data/env."""
+
+    provider: Literal["auto", "conda", "venv"] = "auto"
+    """auto: venv on the local cloud, conda (Miniforge) elsewhere."""
+    distribution: Literal["miniforge", "miniconda"] = "miniforge"
+    """Miniconda's default channel needs a paid licence in organisations above 200 people."""
+    version: Literal["3.11", "3.12"] = "3.12"
+    """Only conda installs a Python; venv takes the system's."""
+    torch: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: cpu on the local cloud, cuda elsewhere."""
+    wheelhouse: str = ""
+    """A folder of wheels on every node, looked into before the index (`pip --find-links`)."""
+
+
+class Driver(Section):
+    """The NVIDIA driver, on nodes that have a GPU."""
+
+    branch: Annotated[int, Field(ge=580, le=999)] = 580
+    """torch's CUDA 13 wheels need 580 or newer."""
+    reboot: bool = True
+    """Reboot a node when the loaded driver differs from the installed one."""
+
+
+class Models(Section):
+    """Base models to have at /data/models before training, by recipe name."""
+
+    names: Annotated[tuple[str, ...], Field(strict=False)] = ("tiny",)
+
+
+class Network(Section):
+    """What the provider promises between the nodes."""
+
+    line_rate_gbps: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    """In Gbit/s; 0: unknown. `fab check` compares what it measures with it."""
+
+
+class Settings(Section):
+    """The whole of cluster.toml."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,7}$")] = "spotune"
+    """Names what belongs to this cluster: bridge, hosts, run state."""
+    provider: Literal["local", "static"] = "local"
+    ssh: Ssh = Ssh()
+    nodes: Annotated[tuple[StaticNode, ...], Field(strict=False)] = ()
+    local: LocalCloud = LocalCloud()
+    disk: Disk = Disk()
+    network: Network = Network()
+    mirrors: Mirrors = Mirrors()
+    python: Python = Python()
+    driver: Driver = Driver()
+    models: Models = Models()
+
+    @property
+    def python_provider(self) -> Literal["conda", "venv"]:
+        """The provider with "auto" resolved."""
+        if self.python.provider != "auto":
+            return self.python.provider
+        return "venv" if self.provider == "local" else "conda"
+
+    @property
+    def torch_flavour(self) -> Literal["cuda", "cpu"]:
+        """The torch wheel's flavour with "auto" resolved."""
+        if self.python.torch != "auto":
+            return self.python.torch
+        return "cpu" if self.provider == "local" else "cuda"
+
+
+def _contradictions(content: Mapping[str, Any]) -> Iterable[str]:
+    """What does not fit together in a file, also in one where some keys cannot be read."""
+    provider, nodes = content.get("provider", "local"), content.get("nodes", [])
+    if not isinstance(nodes, list):
+        return
+    if provider == "local" and nodes:
+        yield 'nodes: the list is read only with provider = "static"; remove it or change provider'
+    if provider == "static":
+        if not nodes:
+            yield 'nodes: provider = "static" needs at least one [[nodes]] table with name and address'
+        ssh = content.get("ssh", {})
+        yield from _static_contradictions(
+            [node for node in nodes if isinstance(node, dict)], ssh if isinstance(ssh, dict) else {}
+        )
+
+
+def _static_contradictions(nodes: list[dict[str, Any]], ssh: Mapping[str, Any]) -> Iterable[str]:
+    names = [node.get("name") for node in nodes]
+    addresses = [node.get("address") for node in nodes]
+    ports = [node.get("port", ssh.get("port", Ssh().port)) for node in nodes]
+    privates = [node.get("private_address", node.get("address")) for node in nodes]
+    yield from _repeated("nodes.name", names)
+    yield from _repeated("nodes.address", [a and f"{a}:{p}" for a, p in zip(addresses, ports, strict=True)])
+    yield from _repeated("nodes.private_address", privates)
+    for name, address, node in zip(names, addresses, nodes, strict=True):
+        if isinstance(address, str) and "private_address" not in node and not _is_address(address):
+            yield (
+                f"nodes.private_address: {name} has the name {address!r} as address; "
+                "give the address the other nodes reach it by"
+            )
+    shared = ssh.get("key", str(Ssh().key))
+    keys = [("nodes.key" if "key" in node else "ssh.key", node.get("key", shared)) for node in nodes]
+    for setting, key in dict.fromkeys((setting, key) for setting, key in keys if isinstance(key, str)):
+        with suppress(ValueError):  # said where the key is read
+            path = _expand(Path(key))
+            if not path.is_file():
+                yield f"{setting}: there is no private key at {path}; make one with: ssh-keygen -t ed25519 -f {path}"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _repeated(key: str, values: list[Any]) -> Iterable[str]:
+    """One sentence for each text that is there more than once; two spellings of an address are one."""
+    texts = [_address(v) if _is_address(v) else v for v in values if isinstance(v, str)]
+    for text in sorted({t for t in texts if texts.count(t) > 1}):
+        yield f"{key}: {text!r} is listed {texts.count(text)} times; each node needs its own"
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """Read and check a settings file; without a path $SPOTUNE_CLUSTER, else ./cluster.toml.
+
+    Raises SettingsError with one line a problem: key, value, what is possible instead.
+    """
+    path = path or Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH))
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{path}: there is no such file; run spotune from its checkout, or name another file by ${PATH_VARIABLE}"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    contradictions = list(_contradictions(content))
+    try:
+        settings, unreadable = Settings(**content), []
+    except ValidationError as error:
+        settings, unreadable = None, list(_sentences(error))
+    if settings is None or contradictions:
+        raise SettingsError("\n".join(f"{path}: {line}" for line in [*unreadable, *contradictions]))
+    return settings
+
+
+WORDS = {
+    "extra_forbidden": "unknown key",
+    "missing": "missing",
+    "model_type": "must be a table",
+    "tuple_type": "must be a list",
+}
+
+
+def _sentences(error: ValidationError) -> Iterable[str]:
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] in WORDS:
+            yield f"{key}: {WORDS[problem['type']]}"
+        else:
+            yield f"{key}: {problem['msg']}, not {problem['input']!r}"

@@ -1,0 +1,208 @@
+"""The one place that opens ssh connections: host keys verified, nothing accepted on first sight."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import textwrap
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import paramiko
+from fabric import Config, Connection
+from invoke.exceptions import ThreadException
+
+from inventory.nodes import Node
+
+Answer = TypeVar("Answer")
+CONNECT_TIMEOUT_S = 10
+LINK_TIMEOUT_S = 30
+"""A node that acknowledges nothing for so long is gone, whatever the command on it was given."""
+RUN_TIMEOUT_S = 600
+ASK_TIMEOUT_S = 60
+
+
+class SshError(RuntimeError):
+    """A node could not be reached or refused us; the message names it and the reason."""
+
+
+def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
+    """An open connection to a node, to be used in a `with`. Raises SshError naming the node and what to do."""
+    connection = Connection(
+        node.address,
+        user=node.user,
+        port=node.port,
+        connect_timeout=timeout_s,
+        config=Config(overrides={"load_ssh_configs": False}),
+        connect_kwargs={
+            "key_filename": str(node.key),
+            "allow_agent": True,  # for a key with a passphrase; the key itself is tried first
+            "look_for_keys": False,
+            "banner_timeout": timeout_s,
+            "auth_timeout": timeout_s,
+        },
+    )
+    try:
+        connection.client.load_host_keys(str(node.known_hosts))
+        connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        connection.open()
+        _watch(connection.transport)
+    except Exception as error:
+        connection.close()
+        raise SshError(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}") from error
+    return connection
+
+
+def _watch(transport: Any) -> None:
+    """Let the connection end by itself once the node is gone; paramiko would wait for its answer for ever."""
+    transport.set_keepalive(5)
+    transport.channel_timeout = LINK_TIMEOUT_S
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the commands' own limits end the wait
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
+
+
+def _reason(node: Node, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename == str(node.known_hosts):
+        return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it"
+    if isinstance(error, FileNotFoundError):
+        return f"no such file: {error.filename}"
+    if isinstance(error, paramiko.BadHostKeyException):
+        return f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`"
+    if isinstance(error, paramiko.AuthenticationException) and _has_passphrase(node.key):
+        return f"the key {node.key} has a passphrase; add it to your agent: ssh-add {shlex.quote(str(node.key))}"
+    if isinstance(error, paramiko.AuthenticationException):
+        return f"it refuses the key {node.key} for user {node.user}"
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+        return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it"
+    return f"cannot be reached: {error or type(error).__name__}"
+
+
+def _has_passphrase(key: Path) -> bool:
+    """Whether a key file is encrypted; paramiko tells it only of the last of the key types it tries."""
+    try:
+        paramiko.PKey.from_path(key)
+    except (paramiko.PasswordRequiredException, TypeError):  # cryptography's own word for it, which comes through
+        return True
+    except (paramiko.SSHException, OSError, ValueError):
+        return False
+    return False
+
+
+class _AtOnce(StringIO):
+    """A stream that is read in one go: invoke asks for one character every 10 ms (8 kB: 90 s)."""
+
+    def read(self, size: int | None = -1, /) -> str:
+        return super().read()
+
+
+def run(
+    connection: Connection,
+    command: str,
+    *,
+    warn: bool = False,
+    stdin: str | None = None,
+    timeout_s: float = RUN_TIMEOUT_S,
+) -> str:
+    """Run a shell command as root on the node and return its stdout.
+
+    Raises SshError with the command's last words when it fails, unless `warn`; and when it has not ended after
+    `timeout_s`, which gives the connection up too.
+    """
+    line = command if connection.user == "root" else f"sudo -n sh -c {shlex.quote(command)}"
+    result = _within(timeout_s, connection, line, stdin, textwrap.shorten(command, 60, placeholder=" ..."))
+    if result.failed and not warn:
+        words = (result.stderr or result.stdout).strip().splitlines()
+        raise SshError(
+            f"{connection.host}: {command.split(maxsplit=1)[0]} ended with {result.exited}: "
+            f"{words[-1] if words else 'no message'}"
+        )
+    return str(result.stdout)
+
+
+def _within(timeout_s: float, connection: Connection, line: str, stdin: str | None, command: str) -> Any:
+    """The finished command's result. Closing the connection is what ends a wait in any of paramiko's places."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        connection.transport.close()
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    reason: object = "the connection broke"
+    try:
+        result = connection.run(line, hide=True, warn=True, in_stream=_AtOnce(stdin) if stdin is not None else False)
+        if result.exited >= 0:
+            return result
+    except (paramiko.SSHException, OSError, EOFError, ThreadException) as error:
+        reason = str(error) or reason
+    finally:
+        timer.cancel()
+    if late.is_set():
+        reason = f"not done after {timeout_s:g} s"
+    raise SshError(f"{connection.host}: `{command}`: {reason}")
+
+
+def ask(
+    node: Node,
+    command: str,
+    *,
+    warn: bool = False,
+    stdin: str | None = None,
+    timeout_s: float = ASK_TIMEOUT_S,
+) -> str:
+    """`run` one command over a connection of its own, which is closed again."""
+    with connect(node) as connection:
+        return run(connection, command, warn=warn, stdin=stdin, timeout_s=timeout_s)
+
+
+def on_all(nodes: Sequence[Node], work: Callable[[Node], Answer]) -> dict[str, Answer | Exception]:
+    """Do `work(node)` for all nodes at once; each node's answer, or the exception it ended with."""
+
+    def guarded(node: Node) -> Answer | Exception:
+        try:
+            return work(node)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
+        return dict(zip([n.name for n in nodes], pool.map(guarded, nodes), strict=True))
+
+
+def ssh_options(node: Node) -> list[str]:
+    """Options for the `ssh` program that hold it to the same rules as `connect`."""
+    return [
+        "-i",
+        str(node.key),
+        "-p",
+        str(node.port),
+        "-o",
+        f"UserKnownHostsFile={node.known_hosts}",
+        "-o",
+        "StrictHostKeyChecking=yes",
+        "-o",
+        "IdentitiesOnly=yes",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        f"ConnectTimeout={CONNECT_TIMEOUT_S}",
+    ]
+
+
+def ssh_config(nodes: Sequence[Node], control_folder: str) -> str:
+    """An ssh_config for other programs (testinfra, ssh, rsync): `ssh -F FILE te1`.
+
+    Connections are shared through sockets in `control_folder`, whose path must stay short (104 bytes in all).
+    """
+    return "".join(
+        f"Host {n.name}\n"
+        f"  HostName {n.address}\n  Port {n.port}\n  User {n.user}\n  IdentityFile {n.key}\n"
+        f"  UserKnownHostsFile {n.known_hosts}\n  StrictHostKeyChecking yes\n  IdentitiesOnly yes\n"
+        f"  BatchMode yes\n  ControlMaster auto\n  ControlPersist 60\n  ControlPath {control_folder}/%C\n\n"
+        for n in nodes
+    )

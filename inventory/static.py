@@ -1,0 +1,8 @@
+"""The machines listed in cluster.toml.
+
+Run it: `pyinfra inventory/static.py deploy/base.py`.
+"""
+
+from inventory.cluster import inventory_hosts as _inventory_hosts
+
+nodes = _inventory_hosts("static")
