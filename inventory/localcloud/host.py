@@ -1,0 +1,214 @@
+"""One host: its root file system over the image, its identity, its boot and its end."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import subprocess
+import time
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from inventory.localcloud import cgroups, disk, wheelhouse
+from inventory.localcloud.commands import LocalCloudError, attempt, run
+from inventory.localcloud.image import TOOLS
+from inventory.localcloud.mounts import MOUNTINFO, mounts_below, remove_tree, unmount_below
+from inventory.localcloud.network import INTERFACES, gateway, nameservers_file
+from inventory.localcloud.places import Places
+from inventory.localcloud.state import Host
+
+BOOT_TIMEOUT_S = 90
+LINK_TIMEOUT_S = 10
+PROPAGATION = Path("/run/systemd/nspawn/propagate")
+"""systemd-nspawn makes an empty folder per machine there and leaves it."""
+WHEELHOUSES = Path("/opt/spotune/wheelhouses")
+"""Where hosts see this machine's cached wheels, read-only."""
+
+# `reboot` in a host ends systemd-nspawn with code 133 when it keeps the caller's unit: start it again, as a
+# machine would. The network namespace of the last boot goes a moment after its processes; a cable of the same
+# name cannot be laid before. Arguments: link, cgroup folders, "--", the systemd-nspawn command.
+KEEPER = """\
+link=$1; shift
+groups=
+while [ "$1" != -- ]; do groups="$groups $1"; shift; done
+shift
+for group in $groups; do echo $$ >"$group/keeper/cgroup.procs" || exit; done
+while :; do
+    (for group in $groups; do sh -c 'echo $PPID' >"$group/cgroup.procs" || exit; done; exec "$@")
+    [ $? = 133 ] || exit
+    while ip link show "$link" >/dev/null 2>&1; do ip link delete "$link"; sleep 0.1; done
+done
+"""
+
+
+def nspawn_command(places: Places, host: Host) -> list[str]:
+    """The command that boots a host. Pure."""
+    return [
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        "--register=no",
+        "--keep-unit",
+        f"--directory={places.root(host.name)}",
+        f"--machine={places.machine(host.name)}",
+        f"--hostname={host.hostname}",
+        f"--network-bridge={places.bridge}",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--link-journal=no",
+        "--console=read-only",
+        # Pinned memory and raised limits, as on a machine of one's own.
+        "--capability=CAP_IPC_LOCK,CAP_SYS_RESOURCE",
+        f"--bind-ro={wheelhouse.folder()}:{WHEELHOUSES}",
+        "systemd.show_status=1",
+    ]
+
+
+def network_file(host: Host, subnet: IPv4Network) -> str:
+    """The host's static address, for systemd-networkd. Pure."""
+    return (
+        "[Match]\nName=host0\n\n"
+        f"[Network]\nAddress={host.address}/{subnet.prefixlen}\nGateway={gateway(subnet)}\n"
+        "LinkLocalAddressing=no\nIPv6AcceptRA=no\n"
+    )
+
+
+def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network, disk_gib: int) -> None:
+    """Everything a boot needs: root file system, identity, disk. Repeating it changes nothing."""
+    folder = places.host(host.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    root = places.root(host.name)
+    if not mounts_below(MOUNTINFO.read_text(), root.resolve()):
+        _mount_root(folder, image)
+    if not (root / TOOLS / "address").exists():
+        _give_identity(places, host, root, subnet)
+    if not places.disk(host.name).exists():
+        disk.make_disk(places.disk(host.name), disk_gib)
+    loop = disk.attach(places.disk(host.name))
+    (root / TOOLS / "disks").write_text(disk.table_line(loop, host.disk_serial))
+    if places.wheels.exists():
+        show_wheels(places, host.name)
+
+
+def _mount_root(folder: Path, image: Path) -> None:
+    for part in ("upper", "work", "root"):
+        (folder / part).mkdir(exist_ok=True)
+    # A host stays on the image it was made from, also when a newer spotune would make another one.
+    used = folder / "image"
+    if not used.is_symlink():
+        used.symlink_to(image)
+    if not used.exists():
+        raise LocalCloudError(f"its image {used.readlink()} is gone; `fab local.down`, then up")
+    options = f"lowerdir={used.resolve()},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    run("mount", "-t", "overlay", "overlay", "-o", options, folder / "root")
+
+
+def _give_identity(places: Places, host: Host, root: Path, subnet: IPv4Network) -> None:
+    (root / "etc/hostname").write_text(f"{host.hostname}\n")
+    (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {host.hostname}\n::1 localhost\n")
+    resolv_conf = Path("/etc/resolv.conf").read_text()
+    (root / "etc/resolv.conf").write_text(nameservers_file(resolv_conf).read_text())
+    (root / "etc/systemd/network/10-host0.network").write_text(network_file(host, subnet))
+    # Made here, so that known_hosts is filled from a source nobody on the network can forge.
+    run("ssh-keygen", "-q", "-A", "-f", root)
+    ssh = root / "root/.ssh"
+    ssh.mkdir(mode=0o700, exist_ok=True)
+    (ssh / "authorized_keys").write_text(places.operator_key.with_suffix(".pub").read_text())
+    (ssh / "authorized_keys").chmod(0o600)
+    # Last: what stands above is complete where this file is.
+    (root / TOOLS / "address").write_text(f"{host.address}\n")
+
+
+def show_wheels(places: Places, name: str) -> None:
+    """Name the cloud's wheelhouse in a host, for its next boot or the next `attach-wheels` there."""
+    (places.root(name) / TOOLS / "wheels").write_text(places.wheels.read_text())
+
+
+def public_keys(places: Places, name: str) -> str:
+    """The host's public keys, read from its file system."""
+    files = sorted((places.root(name) / "etc/ssh").glob("ssh_host_*_key.pub"))
+    return "".join(file.read_text() for file in files)
+
+
+def start(places: Places, host: Host) -> None:
+    """Power on. Returns at once; the host outlives this process and its terminal."""
+    folders = cgroups.folders(places.group(host.name))
+    for folder in folders:
+        (folder / "keeper").mkdir(parents=True, exist_ok=True)
+    wheelhouse.folder().mkdir(parents=True, exist_ok=True)
+    groups = [str(folder) for folder in folders]
+    with places.console(host.name).open("ab") as console:
+        subprocess.Popen(
+            [
+                "sh",
+                "-c",
+                KEEPER,
+                "keeper",
+                places.link(host.name),
+                *groups,
+                "--",
+                *nspawn_command(places, host),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def is_running(places: Places, name: str) -> bool:
+    """Whether any process of the host lives."""
+    return bool(cgroups.pids(places.group(name)))
+
+
+def stop(places: Places, name: str) -> None:
+    """Power off at once, as a pulled plug: nothing in the host is asked."""
+    cgroups.kill(places.group(name))
+    cgroups.remove(places.group(name))
+    left = PROPAGATION / places.machine(name)
+    if left.is_dir():
+        left.rmdir()
+    deadline = time.monotonic() + LINK_TIMEOUT_S
+    while (INTERFACES / places.link(name)).exists():
+        if time.monotonic() > deadline:
+            raise LocalCloudError(f"{name}: its network link {places.link(name)} does not go away")
+        attempt("ip", "link", "delete", places.link(name))
+        time.sleep(0.05)
+
+
+def discard(places: Places, name: str, keep_disk: bool) -> None:
+    """Remove a stopped host's root file system and, unless kept, its disk."""
+    unmount_below(places.root(name))
+    for part in ("root", "upper", "work"):
+        remove_tree(places.host(name) / part)
+    (places.host(name) / "image").unlink(missing_ok=True)
+    if not keep_disk:
+        disk.detach_below(places.host(name))
+        places.disk(name).unlink(missing_ok=True)
+
+
+def wait_for_ssh(places: Places, host: Host, timeout_s: int = BOOT_TIMEOUT_S) -> None:
+    """Return when sshd greets. Raises LocalCloudError with the console's last lines when it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not _greets(host.address):
+        if not is_running(places, host.name):
+            raise LocalCloudError(f"{host.name} stopped while booting{_last_words(places, host.name)}")
+        if time.monotonic() > deadline:
+            silent = f"{host.name} ({host.address}) does not answer ssh after {timeout_s} s"
+            raise LocalCloudError(f"{silent}{_last_words(places, host.name)}")
+        time.sleep(0.2)
+
+
+def _greets(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=2) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def _last_words(places: Places, name: str) -> str:
+    console = places.console(name)
+    lines = console.read_text(errors="replace").splitlines()[-8:] if console.exists() else []
+    return f"; the end of {shlex.quote(str(console))}:" + "".join(f"\n    {line}" for line in lines)

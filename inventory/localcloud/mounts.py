@@ -1,0 +1,37 @@
+"""What is mounted, and removing folders without ever removing through a mount."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from inventory.localcloud.commands import LocalCloudError, run
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+
+def mounts_below(mountinfo: str, folder: Path) -> list[Path]:
+    """Mount points at or below `folder`, deepest first. Pure; `mountinfo` as in proc(5)."""
+    points = [Path(_unescape(line.split()[4])) for line in mountinfo.splitlines()]
+    ours = [point for point in points if point == folder or folder in point.parents]
+    return sorted(ours, key=lambda point: len(point.parts), reverse=True)
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def unmount_below(folder: Path) -> None:
+    """Unmount everything at or below a folder."""
+    for point in mounts_below(MOUNTINFO.read_text(), folder.resolve()):
+        run("umount", point)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and what is in it; refuses while anything is mounted below it."""
+    mounted = mounts_below(MOUNTINFO.read_text(), folder.resolve())
+    if mounted:
+        raise LocalCloudError(f"{folder} is not removed: {mounted[0]} is still mounted")
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,113 @@
+"""The hosts' network: a bridge, an address on it as their gateway, and masquerade to the world."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Network, ip_address
+from pathlib import Path
+from typing import Any
+
+from inventory.localcloud.commands import LocalCloudError, attempt, run
+from inventory.localcloud.places import Places
+
+FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
+FORWARDING_BEFORE = Path("/run/spotune/ip_forward")
+"""What forwarding was before the first cloud of ours; gone with a reboot, as the setting is."""
+INTERFACES = Path("/sys/class/net")
+IFF_UP = 1
+SMALLEST_PREFIX = 27
+
+
+def gateway(subnet: IPv4Network) -> str:
+    """The address of our end of the bridge."""
+    return str(subnet[1])
+
+
+def rules(table: str, bridge: str, subnet: IPv4Network) -> str:
+    """Our nft table: hosts reach the world, and TCP fits through a narrower way out than the bridge. Pure."""
+    return f"""\
+table ip {table} {{
+  chain postrouting {{
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {subnet} ip daddr != {subnet} masquerade
+  }}
+  chain forward {{
+    type filter hook forward priority filter; policy accept;
+    iifname "{bridge}" oifname != "{bridge}" tcp flags syn tcp option maxseg size set rt mtu
+    oifname "{bridge}" iifname != "{bridge}" tcp flags syn tcp option maxseg size set rt mtu
+  }}
+}}
+"""
+
+
+def taken_by(routes: list[dict[str, Any]], subnet: IPv4Network, bridge: str) -> str | None:
+    """The interface whose network overlaps ours, from `ip -json route`. Pure."""
+    for route in routes:
+        if route["dst"] == "default" or route.get("dev") == bridge:
+            continue
+        if IPv4Network(route["dst"], strict=False).overlaps(subnet):
+            return str(route.get("dev"))
+    return None
+
+
+def nameservers_file(resolv_conf: str) -> Path:
+    """Which file lists name servers a host can reach: loopback ones are this machine's alone. Pure."""
+    servers = [
+        words[1] for line in resolv_conf.splitlines() if (words := line.split())[:1] == ["nameserver"] and words[1:]
+    ]
+    if servers and all(ip_address(server.partition("%")[0]).is_loopback for server in servers):
+        return Path("/run/systemd/resolve/resolv.conf")
+    return Path("/etc/resolv.conf")
+
+
+def ensure_network(places: Places, subnet: IPv4Network) -> None:
+    """Bridge, gateway address, forwarding and masquerade; what is there already stays."""
+    if subnet.prefixlen > SMALLEST_PREFIX:
+        raise LocalCloudError(f"local.subnet: {subnet} is too small; /{SMALLEST_PREFIX} or larger")
+    taken = taken_by(json.loads(run("ip", "-4", "-json", "route")), subnet, places.bridge)
+    if taken:
+        raise LocalCloudError(f"local.subnet: {subnet} overlaps the network of {taken}; choose another")
+    if not (INTERFACES / places.bridge).exists():
+        run("ip", "link", "add", places.bridge, "type", "bridge")
+    run("ip", "address", "replace", f"{gateway(subnet)}/{subnet.prefixlen}", "dev", places.bridge)
+    run("ip", "link", "set", places.bridge, "up")
+    _forward()
+    attempt("nft", "delete", "table", "ip", places.table)
+    run("nft", "-f", "-", stdin=rules(places.table, places.bridge, subnet))
+
+
+def _forward() -> None:
+    before = FORWARDING.read_text().strip()
+    if before != "1":
+        FORWARDING_BEFORE.parent.mkdir(exist_ok=True)
+        FORWARDING_BEFORE.write_text(before)
+        FORWARDING.write_text("1")
+
+
+def remove_network(places: Places) -> None:
+    """Remove our bridge and table; the last cloud puts forwarding back as the first found it."""
+    if (INTERFACES / places.bridge).exists():
+        run("ip", "link", "delete", places.bridge)
+    if has_table(places.table):
+        run("nft", "delete", "table", "ip", places.table)
+    if FORWARDING_BEFORE.exists() and not any(INTERFACES.glob("spt-*")):
+        FORWARDING.write_text(FORWARDING_BEFORE.read_text())
+        FORWARDING_BEFORE.unlink()
+
+
+def has_table(table: str) -> bool:
+    """Whether the nft table is there."""
+    return attempt("nft", "list", "table", "ip", table).returncode == 0
+
+
+def set_link(link: str, state: str) -> None:
+    """Take a host's cable "down" (cut) or "up" (healed)."""
+    if not (INTERFACES / link).exists():
+        raise LocalCloudError(f"{link} does not exist: the host is not running; `fab local.up` boots it")
+    run("ip", "link", "set", link, state)
+
+
+def is_cut(link: str) -> bool:
+    """Whether the cable is there and down."""
+    flags = INTERFACES / link / "flags"
+    return flags.exists() and not int(flags.read_text(), 16) & IFF_UP

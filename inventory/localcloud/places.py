@@ -1,0 +1,90 @@
+"""Where the local cloud keeps things, and what its parts are called on this machine.
+
+Every name derives from the cluster's, so that `down` finds what is ours without any record of it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """What can be made again: images and wheels."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def _xdg(variable: str, default: str) -> Path:
+    value = os.environ.get(variable)
+    return (Path(value) if value else Path.home() / default) / "spotune"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Paths and names of one cloud. Hosts: te1, te2, ..."""
+
+    cloud: str
+    folder: Path
+
+    @classmethod
+    def of(cls, cloud: str) -> Places:
+        """The places of the cloud with this name, for the current user."""
+        return cls(cloud, _xdg("XDG_STATE_HOME", ".local/state") / "localcloud" / cloud)
+
+    @property
+    def lock(self) -> Path:
+        return self.folder.with_name(f"{self.cloud}.lock")
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "hosts.json"
+
+    @property
+    def operator_key(self) -> Path:
+        return self.folder / "operator_key"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    @property
+    def wheels(self) -> Path:
+        """Names the wheelhouse this cloud's hosts are shown."""
+        return self.folder / "wheels"
+
+    def host(self, name: str) -> Path:
+        return self.folder / "hosts" / name
+
+    def root(self, name: str) -> Path:
+        """A host's root file system, as mounted here."""
+        return self.host(name) / "root"
+
+    def disk(self, name: str) -> Path:
+        return self.host(name) / "disk.img"
+
+    def console(self, name: str) -> Path:
+        return self.host(name) / "console.log"
+
+    @property
+    def bridge(self) -> str:
+        return f"spt-{self.cloud}"
+
+    @property
+    def table(self) -> str:
+        return f"spotune_{self.cloud}"
+
+    @property
+    def group_prefix(self) -> str:
+        return f"spotune-{self.cloud}-"
+
+    def group(self, name: str) -> str:
+        return self.group_prefix + name
+
+    def machine(self, name: str) -> str:
+        # An interface name has 15 bytes: "vb-" + eight of the cloud + "te16" fills them.
+        return self.cloud + name
+
+    def link(self, name: str) -> str:
+        """The host's cable: its end on our bridge, as systemd-nspawn names it."""
+        return f"vb-{self.machine(name)}"
