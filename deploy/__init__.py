@@ -1,0 +1,1 @@
+"""The desired state of a node, as pyinfra deploys."""

@@ -1,0 +1,21 @@
+"""A node, from bare machine to member of the cluster.
+
+Run it: `pyinfra inventory/local.py deploy/base.py` (or inventory/static.py; add `-y` to be asked nothing).
+A second run changes nothing.
+"""
+
+from deploy.models import fetch_models
+from deploy.network import name_nodes
+from deploy.nvidia import install_driver
+from deploy.packages import install_packages
+from deploy.python_env import build_environment
+from deploy.storage import mount_data_disk
+from deploy.trust import share_trust
+
+install_packages()
+name_nodes()
+share_trust()  # names first: host keys are known by name
+mount_data_disk()
+install_driver()
+build_environment()  # on /data, and over the trust between the nodes
+fetch_models()  # with the environment's own hf

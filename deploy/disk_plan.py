@@ -1,0 +1,205 @@
+"""The data disk: what was found on it -> the shell commands that bring it to /data, or a refusal. Pure.
+
+A disk that holds anything is never formatted. "Blank" is tested twice by the same shell code: once to plan,
+and once more in the very command that formats.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deploy.disk_facts import MOUNT_POINT, NONZERO, SYSFS, DiskFacts, Disks, Volume
+from deploy.refusal import REFUSED
+
+LABEL = "spotune-data"
+MOUNT_OPTIONS = "defaults,nofail,x-systemd.device-timeout=30s"
+FILESYSTEMS = ("ext4", "xfs")
+GROW_SLACK_BYTES = 128 * 2**20
+"""One ext4 block group: what resizing may leave over at the end, and not worth a resize."""
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """Either a refusal, or commands in order; none where all is as it should be."""
+
+    commands: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+def find_disk(serial: str, disks: Disks) -> tuple[str, str]:
+    """(link, "") of the disk with this serial, or ("", why not).
+
+    udev's names end in the serial: virtio-SERIAL (cut to 20 characters by virtio), nvme-MODEL_SERIAL, also
+    with the namespace _1 behind.
+    """
+    endings = "|".join(re.escape(text) for text in dict.fromkeys((serial, serial[:20])))
+    pattern = re.compile(rf"(.*[-_])?({endings})(_\d+)?")
+    whole = {link: device for link, device in disks.links.items() if not re.search(r"-part\d+$", link)}
+    found = {link: device for link, device in whole.items() if pattern.fullmatch(link.rsplit("/", 1)[-1])}
+    if not found:
+        return "", f"no disk with serial {serial} under /dev/disk/by-id/; {_choice(whole)}"
+    if len(set(found.values())) > 1:
+        several = ", ".join(sorted(found))
+        return "", f"serial {serial} fits several disks: {several}; give the whole serial in cluster.toml"
+    return min(found, key=lambda link: (len(link), link)), ""
+
+
+def _choice(links: Iterable[str]) -> str:
+    names = ", ".join(sorted(link.rsplit("/", 1)[-1] for link in links))
+    return f"this node has: {names}" if names else "this node has no disk with a serial"
+
+
+def plan_without_serial(disks: Disks) -> DiskPlan:
+    """A node with no disk_serial brings its own /data."""
+    if disks.data_number:
+        return DiskPlan()
+    whole = [link for link in disks.links if not re.search(r"-part\d+$", link)]
+    return DiskPlan(
+        refusal=f"{MOUNT_POINT} is not a mount point and this node has no disk_serial in cluster.toml; "
+        f"give it the data disk's serial ({_choice(whole)}), or mount a disk at {MOUNT_POINT} yourself"
+    )
+
+
+def plan_disk(facts: DiskFacts, disks: Disks, filesystem: str, may_format: bool) -> DiskPlan:
+    """What brings this disk to /data: format if blank, fstab, mount, grow; or why nothing is done."""
+    disk = facts.disk
+    name = f"data disk {disk.link} ({disk.device}, {disk.size_bytes / 2**30:.1f} GiB)"
+    if problem := _in_use(facts, disks):
+        return DiskPlan(refusal=f"{name} {problem}")
+    if volume := _usable(facts):
+        return DiskPlan(tuple(_mounting(facts, volume, volume.kind, disks)))
+    if problem := _content(facts):
+        return DiskPlan(
+            refusal=f"{name} is not blank: {problem}; it was not touched. spotune takes a blank disk, or "
+            "ext4 or xfs on the whole disk or its only partition. If nothing on it is needed, empty it "
+            f"yourself: blkdiscard -z {disk.link}"
+        )
+    if not may_format:
+        return DiskPlan(
+            refusal=f'{name} is blank and cluster.toml says disk.format = "never"; set "if-blank", '
+            f"or format it yourself: mkfs.{filesystem} -L {LABEL} {disk.link}"
+        )
+    return DiskPlan((format_command(disk.link, filesystem), *_mounting(facts, disk, filesystem, disks)))
+
+
+def _in_use(facts: DiskFacts, disks: Disks) -> str:
+    volumes = (facts.disk, *facts.partitions)
+    holders = [holder for volume in volumes for holder in volume.holders]
+    mounts = [mount for volume in volumes for mount in volume.mounts]
+    if holders:
+        return f"is part of {', '.join(holders)} (LVM, raid or encryption); release it, or name another serial"
+    if mounts and MOUNT_POINT not in mounts:
+        return f"is mounted at {', '.join(mounts)}; unmount it there, or name another serial"
+    if disks.data_number and MOUNT_POINT not in mounts:
+        return f"cannot go to {MOUNT_POINT}: device {disks.data_number} is mounted there; unmount that first"
+    return ""
+
+
+def _usable(facts: DiskFacts) -> Volume | None:
+    """The volume with a filesystem we take as it is: the whole disk, or its only partition."""
+    if facts.disk.kind in FILESYSTEMS and not facts.partitions:
+        return facts.disk
+    if len(facts.partitions) == 1 and facts.partitions[0].kind in FILESYSTEMS:
+        return facts.partitions[0]
+    return None
+
+
+def _content(facts: DiskFacts) -> str:
+    """What a disk without a filesystem of ours holds; nothing where it is blank."""
+    disk = facts.disk
+    if disk.kind:
+        return f"it holds {disk.kind}"
+    if facts.partitions:
+        kinds = ", ".join(f"{p.index}: {p.kind or 'unknown'}" for p in facts.partitions)
+        return f"it has a {disk.table or 'partition'} table with partitions ({kinds})"
+    if disk.table:
+        return f"it has a {disk.table} partition table"
+    if not disk.probed:
+        return "blkid finds contradicting signatures"
+    return f"there are bytes {disk.nonzero}, of no kind blkid knows" if disk.nonzero else ""
+
+
+def format_command(link: str, filesystem: str) -> str:
+    """Shell that makes the filesystem on a disk that is still blank, and fails on any other.
+
+    The test stands directly before mkfs: between the plan and this command the disk may have changed.
+    mkfs gets no force option: ext4's and xfs's own checks refuse a disk in use.
+    """
+    program = {"ext4": "mkfs.ext4 -q", "xfs": "mkfs.xfs -q"}[filesystem]
+    return f"""set -eu
+disk={shlex.quote(link)}
+{NONZERO}{SYSFS}
+refuse() {{ echo "$disk is not blank: $1; it was not touched" >&2; exit {REFUSED}; }}
+n=$(number "$disk"); rc=0; blkid -p "$disk" >/dev/null 2>&1 || rc=$?
+[ "$rc" -eq 2 ] || refuse "blkid finds something on it"
+where=$(nonzero "$disk" "$(blockdev --getsize64 "$disk")"); [ -z "$where" ] || refuse "there are bytes $where"
+[ -z "$(partitions "$n")" ] || refuse "it has partitions"
+[ -z "$(mounts "$n")" ] || refuse "it is mounted"
+{program} -L {LABEL} "$disk" """
+
+
+def _mounting(facts: DiskFacts, volume: Volume, filesystem: str, disks: Disks) -> Iterable[str]:
+    """Grow where the disk is larger than what is on it, name it in fstab, mount it."""
+    mounted = disks.data_number == volume.number
+    room = facts.disk.size_bytes - volume.start_bytes - volume.size_bytes if volume.index else 0
+    if room > GROW_SLACK_BYTES:
+        # growpart: 0 grown, 1 nothing to do, 2 error
+        yield f"growpart {facts.disk.device} {volume.index} || [ $? -eq 1 ]"
+    unused = room + volume.size_bytes - (volume.filesystem_bytes or volume.size_bytes)
+    grows = unused > GROW_SLACK_BYTES
+    if grows and filesystem == "ext4":
+        # e2fsck: 1 is "errors corrected". It must have run before an unmounted ext4 may be resized.
+        check = "" if mounted else f"e2fsck -fp {volume.device} || [ $? -eq 1 ]\n"
+        yield f"set -e\n{check}resize2fs {volume.device}"
+    fstab = fstab_with(facts.fstab, volume, filesystem)
+    if fstab != facts.fstab:
+        yield fstab_command(fstab)
+    if not mounted:
+        yield mount_command(volume.device)
+    if grows and filesystem == "xfs":
+        yield f"xfs_growfs {MOUNT_POINT}"
+
+
+def fstab_with(fstab: str, volume: Volume, filesystem: str) -> str:
+    """The table with exactly one line for /data, all other lines as they were.
+
+    The device is named by serial, not by UUID: a UUID is copied with every snapshot, so two restored disks on
+    one node would be ambiguous.
+    """
+    source = volume.link if volume.linked else f"UUID={volume.uuid}"
+    line = f"{source} {MOUNT_POINT} {filesystem} {MOUNT_OPTIONS} 0 2"
+    kept = [entry for entry in fstab.splitlines() if not _mounts_data(entry)]
+    place = next((i for i, entry in enumerate(fstab.splitlines()) if _mounts_data(entry)), len(kept))
+    return "".join(f"{entry}\n" for entry in [*kept[:place], line, *kept[place:]])
+
+
+def _mounts_data(entry: str) -> bool:
+    fields = entry.split()
+    return len(fields) > 1 and not fields[0].startswith("#") and fields[1] == MOUNT_POINT
+
+
+def fstab_command(fstab: str) -> str:
+    """Shell that replaces /etc/fstab in one step: a broken connection leaves the old or the new one."""
+    return f"""set -eu
+printf %s {shlex.quote(fstab)} > /etc/fstab.spotune
+chmod 644 /etc/fstab.spotune
+mv /etc/fstab.spotune /etc/fstab
+if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi"""
+
+
+def mount_command(device: str) -> str:
+    """Shell that mounts /data by its fstab line and checks that it is this device that came up there."""
+    return f"""set -eu
+mkdir -p {MOUNT_POINT}
+if [ -n "$(ls -A {MOUNT_POINT})" ]; then
+  echo "{MOUNT_POINT} already holds files on the system disk; move them away, the disk would hide them" >&2
+  exit {REFUSED}
+fi
+mount {MOUNT_POINT}
+[ "$(mountpoint -qd {MOUNT_POINT})" = "$(mountpoint -qx {device})" ] || {{
+  echo "{MOUNT_POINT} came up from $(findmnt -no SOURCE {MOUNT_POINT}), not from {device}" >&2
+  exit {REFUSED}
+}}"""

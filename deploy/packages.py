@@ -1,0 +1,124 @@
+"""Distribution packages: first-boot work waited for, mirrors, what a node needs. Never `apt upgrade`:
+that would move the kernel and the driver under a cluster that works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+from pyinfra import host
+from pyinfra.api import deploy
+from pyinfra.api.facts import FactBase
+from pyinfra.facts.deb import DebPackages
+from pyinfra.facts.files import FileContents
+from pyinfra.operations import apt, files
+
+from deploy.apt_sources import through_mirror
+from deploy.node_operation import Commands, node_operation
+
+BASE_PACKAGES = [
+    # what one works with on a node
+    "git", "curl", "wget", "tmux", "htop", "ncdu", "unzip", "ca-certificates",
+    # torch and DeepSpeed compile extensions
+    "build-essential", "ninja-build",
+    # the launcher, and files from node to node
+    "pdsh", "rsync",
+    # the data disk: made, grown, checked
+    "e2fsprogs", "xfsprogs", "fdisk", "cloud-guest-utils",
+    # the driver and its GPU
+    "pciutils", "kmod",
+]  # fmt: skip
+
+LOCK_TIMEOUT = 'DPkg::Lock::Timeout "600";\n'
+ORIGINALS = "/var/lib/spotune/apt-sources"
+"""Sources as they were before a mirror was set, so that taking the mirror away restores them."""
+
+
+class FirstBoot(FactBase[str]):
+    """cloud-init's state in one word ("running", "done", ...), "" where there is no cloud-init."""
+
+    def command(self) -> str:
+        return "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
+
+    def process(self, output: list[str]) -> str:
+        return output[0].strip() if output else ""
+
+    @staticmethod
+    def default() -> str:
+        return ""
+
+
+class AptSources(FactBase[list[str]]):
+    """Paths of apt's sources files."""
+
+    def command(self) -> str:
+        return r"find /etc/apt -maxdepth 2 \( -name '*.list' -o -name '*.sources' \) | sort"
+
+    def process(self, output: list[str]) -> list[str]:
+        return [line.strip() for line in output]
+
+    @staticmethod
+    def default() -> list[str]:
+        return []
+
+
+@deploy("Packages")
+def install_packages() -> None:
+    """Everything the other deploys stand on."""
+    wait_for_first_boot(name="First-boot package work is over", _timeout=1200)
+    files.put(
+        name="apt waits for its lock",
+        src=StringIO(LOCK_TIMEOUT),
+        dest="/etc/apt/apt.conf.d/90spotune-lock",
+        mode="644",
+    )
+    set_apt_mirror(name="apt sources", mirror=host.data.settings.mirrors.resolved().apt)
+    extra = ["python3-venv", "python3-dev"] if host.data.settings.python_provider == "venv" else []
+    present_packages(
+        name="Base packages", packages=[*BASE_PACKAGES, *extra], _retries=5, _retry_delay=10, _timeout=1800
+    )
+    files.put(
+        name="pdsh calls over ssh",
+        src=StringIO("ssh\n"),
+        dest="/etc/pdsh/rcmd_default",
+        mode="644",
+    )
+
+
+@node_operation
+def wait_for_first_boot() -> Commands:
+    """Wait for cloud-init: its package work holds apt's lock, and it may still rewrite /etc/hosts."""
+    if host.get_fact(FirstBoot) in ("running", "not started", "not run"):
+        # Exit code 2 is "done, with recoverable errors": no reason to stop here.
+        yield "cloud-init status --wait >/dev/null; [ $? -ne 1 ]"
+    else:
+        host.noop("no first-boot work is running")
+
+
+@node_operation
+def set_apt_mirror(mirror: str) -> Commands:
+    """Point the distribution's archives to a mirror; with an empty one, back to what stood there before."""
+    for path in host.get_fact(AptSources):
+        saved = f"{ORIGINALS}/{path.rsplit('/', 1)[-1]}"
+        current = "\n".join(host.get_fact(FileContents, path=path) or [])
+        original_lines = host.get_fact(FileContents, path=saved)
+        original = current if original_lines is None else "\n".join(original_lines)
+        wanted = through_mirror(original, mirror) if mirror else original
+        if wanted == current:
+            continue
+        if original_lines is None:
+            yield from files.put._inner(src=StringIO(current + "\n"), dest=saved)
+        yield from files.put._inner(src=StringIO(wanted + "\n"), dest=path)
+        yield f"rm -f {apt.APT_UPDATE_FILENAME}"
+
+
+@node_operation
+def present_packages(packages: Sequence[str]) -> Commands:
+    """Install what is missing, refreshing the index only then: a second run touches nothing."""
+    installed = host.get_fact(DebPackages)
+    missing = [package for package in packages if package not in installed]
+    if not missing:
+        host.noop(f"{len(packages)} packages are installed")
+        return
+    yield "apt-get -q update"
+    yield from apt.packages._inner(packages=missing, no_recommends=True)

@@ -1,0 +1,75 @@
+"""The data disk of a node, found by serial and mounted at /data."""
+
+from __future__ import annotations
+
+from pyinfra import host
+from pyinfra.api import FactBase, deploy
+
+from deploy.disk_facts import LIST_DISKS, DiskFacts, Disks, inspect_command, parse_disk, parse_disks
+from deploy.disk_plan import DiskPlan, find_disk, plan_disk, plan_without_serial
+from deploy.node_operation import Commands, node_operation
+from deploy.refusal import refuse
+
+
+class NodeDisks(FactBase[Disks]):
+    """Every disk that udev gave a name by serial, and what is mounted at /data."""
+
+    default = Disks
+
+    def command(self) -> str:
+        return LIST_DISKS
+
+    def process(self, output: list[str]) -> Disks:
+        return parse_disks(output)
+
+
+class DiskContent(FactBase[DiskFacts | None]):
+    """What is on one disk, read without writing to it; None where that failed."""
+
+    def command(self, link: str) -> str:
+        return inspect_command(link)
+
+    def process(self, output: list[str]) -> DiskFacts:
+        return parse_disk(output)
+
+
+@node_operation
+def data_disk(serial: str | None, filesystem: str, may_format: bool) -> Commands:
+    """The disk with this serial is mounted at /data, formatted first only if it is blank.
+
+    serial: as in /dev/disk/by-id/; None where /data is mounted by other means
+    filesystem: ext4 or xfs, for a blank disk
+    may_format: whether a blank disk may be formatted
+    """
+    plan = _plan(serial, filesystem, may_format)
+    if plan.refusal:
+        yield refuse(f"{host.name}: {plan.refusal}")
+        return
+    if not plan.commands:
+        host.noop("the data disk is mounted at /data")
+    yield from plan.commands
+
+
+def _plan(serial: str | None, filesystem: str, may_format: bool) -> DiskPlan:
+    disks = host.get_fact(NodeDisks)
+    if serial is None:
+        return plan_without_serial(disks)
+    link, problem = find_disk(serial, disks)
+    if problem:
+        return DiskPlan(refusal=problem)
+    content = host.get_fact(DiskContent, link=link)
+    if content is None:
+        return DiskPlan(refusal=f"{link} cannot be read; it was not touched")
+    return plan_disk(content, disks, filesystem, may_format)
+
+
+@deploy("Data disk")
+def mount_data_disk() -> None:
+    """/data is a mount point on every node, or the node says why not."""
+    disk = host.data.settings.disk
+    data_disk(
+        name="Mounted at /data",
+        serial=host.data.node.disk_serial,
+        filesystem=disk.filesystem,
+        may_format=disk.format == "if-blank",
+    )

@@ -1,0 +1,155 @@
+"""ssh between the nodes: keys made on the nodes, host keys read over connections already verified."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from gevent.lock import BoundedSemaphore  # type: ignore[import-untyped]
+from pyinfra import host, logger, state
+from pyinfra.api import Host, deploy
+from pyinfra.api.facts import FactBase
+from pyinfra.facts.files import FileContents
+from pyinfra.operations import files
+
+from deploy.node_operation import Commands, node_operation
+from deploy.trust_files import (
+    KEY_PATH,
+    SSHD_CONFIG,
+    SSHD_DROP_IN,
+    NodeKeys,
+    apply_sshd,
+    authorized_keys,
+    client_config,
+    known_hosts,
+    look_at_sshd,
+    public_key,
+)
+
+AUTHORIZED_KEYS = "/root/.ssh/authorized_keys"
+KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+
+
+class PublicKeys(FactBase[list[str]]):
+    """The node's cluster key and its host key, public halves; [] until both exist."""
+
+    def command(self) -> str:
+        return f"cat {KEY_PATH}.pub /etc/ssh/ssh_host_ed25519_key.pub 2>/dev/null || true"
+
+    def process(self, output: list[str]) -> list[str]:
+        return [public_key(line) for line in output if line.startswith("ssh-ed25519 ")]
+
+    @staticmethod
+    def default() -> list[str]:
+        return []
+
+
+class OpenLogins(FactBase[list[str]]):
+    """Why password logins may still be possible, one reason a line; [] where they are off."""
+
+    def command(self) -> str:
+        return look_at_sshd()
+
+    def process(self, output: list[str]) -> list[str]:
+        return [line for line in output if line != "shut"]
+
+    @staticmethod
+    def default() -> list[str]:
+        return ["sshd was not asked"]
+
+
+@deploy("Trust between the nodes")
+def share_trust() -> None:
+    """Any node reaches any node of this cluster as root, by name; nobody else gains anything."""
+    cluster = host.data.cluster
+    make_cluster_key(name="This node's own key")
+    authorize_nodes(name="Keys of the cluster's nodes")
+    know_nodes(name="Host keys of the cluster's nodes")
+    files.put(
+        name="ssh between nodes",
+        src=StringIO(client_config([n.name for n in cluster], [n.private_address for n in cluster])),
+        dest="/etc/ssh/ssh_config.d/10-spotune.conf",
+        mode="644",
+    )
+    close_password_login(name="No password logins")
+
+
+@node_operation
+def make_cluster_key() -> Commands:
+    """An ed25519 key that never leaves the node."""
+    if _keys_of(host) is not None:
+        host.noop("the node has its key")
+        return
+    yield "install -d -m 700 /root/.ssh"
+    yield "ssh-keygen -A >/dev/null"
+    yield f"test -s {KEY_PATH}.pub || ssh-keygen -q -t ed25519 -N '' -C spotune:{host.data.node.name} -f {KEY_PATH}"
+    _keys_of(host)
+
+
+def _keys_of(node: Host) -> list[str] | None:
+    """A node's two public keys; None until both exist. Each node is asked once, though every node needs them.
+
+    What the preparing pass saw is not taken for true while operations run, and "none yet" is only kept by the
+    preparing pass, during which no key can appear.
+    """
+    told: dict[tuple[bool, str], list[str]] = vars(node.state).setdefault("spotune_keys", {})
+    asking: dict[str, BoundedSemaphore] = vars(node.state).setdefault("spotune_asking", {})
+    at = (state.is_executing, node.name)
+    with asking.setdefault(node.name, BoundedSemaphore()):
+        if at not in told:
+            keys = node.get_fact(PublicKeys)
+            if len(keys) < 2 and state.is_executing:
+                return None
+            told[at] = keys
+    return told[at] if len(told[at]) == 2 else None
+
+
+def _peers() -> list[NodeKeys]:
+    """Keys of the nodes this run reaches. A node that is down is left out until a run sees it."""
+    peers = []
+    for node in host.data.cluster:
+        other: Host | None = state.inventory.get_host(node.name)
+        if other is None or other in state.failed_hosts:
+            continue
+        if (keys := _keys_of(other)) is not None:
+            peers.append(NodeKeys(node.name, node.private_address, *keys))
+    return peers
+
+
+@node_operation
+def authorize_nodes() -> Commands:
+    """root's authorized_keys holds one line a node; a node that left has none."""
+    current = _read(AUTHORIZED_KEYS)
+    yield from _write(AUTHORIZED_KEYS, current, authorized_keys(current, _peers()), mode="600")
+
+
+@node_operation
+def know_nodes() -> Commands:
+    """/etc/ssh/ssh_known_hosts holds one line a node."""
+    current = _read(KNOWN_HOSTS)
+    peers = _peers()
+    missing = [n.name for n in host.data.cluster if n.name not in {p.name for p in peers}]
+    if missing:
+        logger.warning(f"{host.print_prefix}not trusted, for they did not answer: {', '.join(missing)}")
+    yield from _write(KNOWN_HOSTS, current, known_hosts(current, peers), mode="644")
+
+
+@node_operation
+def close_password_login() -> Commands:
+    """Keys only, whatever other files say: sshd's own answer counts, not this file's text."""
+    if _read(SSHD_DROP_IN) == SSHD_CONFIG and not host.get_fact(OpenLogins):
+        host.noop("password logins are off")
+        return
+    yield from files.put._inner(src=StringIO(SSHD_CONFIG), dest=f"{SSHD_DROP_IN}.new", mode="644")
+    yield apply_sshd()
+
+
+def _read(path: str) -> str:
+    lines = host.get_fact(FileContents, path=path)
+    return "" if lines is None else "\n".join([*lines, ""])
+
+
+def _write(path: str, current: str, wanted: str, mode: str) -> Commands:
+    if wanted == current:
+        host.noop(f"{path} is as it should be")
+        return
+    yield from files.put._inner(src=StringIO(wanted), dest=path, mode=mode)
