@@ -1,0 +1,169 @@
+"""Base models at /data/models/NAME: fetched or made once on the head, copied to the others.
+
+spotune-model.json is written last and says which repository, revision and commit lie there; SHA256SUMS has
+every file. Sizes are compared on each run, contents too with `--data deep_verify=true`; what is wrong is
+fetched again. A gated model needs HF_TOKEN in the environment of whoever runs pyinfra; it reaches the
+head's standard input only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shlex
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyinfra import host
+from pyinfra.api import DeployError, FileUploadCommand, StringCommand, deploy
+
+from deploy import fan_out
+from deploy.disk_facts import MOUNT_POINT
+from deploy.node_operation import Commands, node_operation
+from deploy.refusal import refuse_unless, refuse_unless_mounted
+from training.recipe import RecipeError, load_recipe
+
+STAMP = "spotune-model.json"
+MODELS = f"{MOUNT_POINT}/models"
+PYTHON = f"{MOUNT_POINT}/env/bin/python"
+BUILT_IN = "built-in:"
+TRAINING = Path(__file__).parents[1] / "training"
+CODE = "/opt/spotune/code"
+"""Where the head gets training/ to make a built-in model with."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """What has to lie in one folder below /data/models."""
+
+    repo: str
+    revision: str
+    folder: str
+    commit: str = ""
+    """Known beforehand for built-in models only: the hash of the code that makes them."""
+
+    @property
+    def path(self) -> str:
+        return f"{MODELS}/{self.folder}"
+
+    @property
+    def is_built_in(self) -> bool:
+        return self.repo.startswith(BUILT_IN)
+
+    def lies_there(self, state: dict[str, Any]) -> bool:
+        """Whether the state found (fan_out.TreeState) is this model, complete."""
+        stamp = state["stamp"]
+        same = (stamp.get("repo"), stamp.get("revision")) == (self.repo, self.revision)
+        return same and self.commit in ("", stamp.get("commit")) and not state["problems"]
+
+
+def base_models(recipes: Iterable[str]) -> list[BaseModel]:
+    """The models of the recipes, one a folder; RecipeError for an unknown recipe or a folder wanted twice."""
+    models: dict[str, BaseModel] = {}
+    for name in recipes:
+        recipe = load_recipe(name)
+        built_in = recipe.base_model.startswith(BUILT_IN)
+        model = BaseModel(
+            repo=recipe.base_model,
+            revision=recipe.revision,
+            folder=recipe.model_dir,
+            commit=code_hash(TRAINING) if built_in else "",
+        )
+        other = models.setdefault(model.folder, model)
+        if other != model:
+            raise RecipeError(
+                f"{MODELS}/{model.folder} is wanted for {other.repo} at {other.revision} and for "
+                f"{model.repo} at {model.revision}; give one of the recipes another model_dir"
+            )
+    return list(models.values())
+
+
+def code_hash(training: Path) -> str:
+    """sha256 of the module that makes the built-in model: another one makes another model."""
+    return hashlib.sha256((training / "tiny.py").read_bytes()).hexdigest()
+
+
+def fetch_command(model: BaseModel, python: str, endpoint: str) -> str:
+    """Shell that fetches and seals a hub model; the token comes on standard input."""
+    script = Path(__file__).with_name("fetch_model.py").read_text(encoding="utf-8")
+    variables = ["env", f"HF_ENDPOINT={endpoint}"] if endpoint else []
+    fetch = shlex.join([*variables, python, "-c", script, model.repo, model.revision, model.path])
+    return f'commit=$({fetch}) && {seal_command(model, python)} commit="$commit"'
+
+
+def make_commands(model: BaseModel, python: str, code: str) -> Iterator[str]:
+    """Shell that makes and seals a built-in model with the code unpacked at `code`."""
+    yield shlex.join(["rm", "-rf", model.path])
+    module = f"training.{model.repo.removeprefix(BUILT_IN)}"
+    yield f"cd {shlex.quote(code)} && {shlex.join([python, '-m', module, model.path])}"
+    yield f"{seal_command(model, python)} commit={shlex.quote(model.commit)}"
+
+
+def seal_command(model: BaseModel, python: str) -> str:
+    """Shell that writes manifest and stamp; `commit=...` is to be appended."""
+    facts = [f"repo={model.repo}", f"revision={model.revision}"]
+    return fan_out.manifest_command("seal", "--exclude", ".cache*", model.path, STAMP, *facts, python=python)
+
+
+def packed(training: Path) -> bytes:
+    """training/ as a tar archive, without what Python leaves behind."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(training, arcname="training", filter=lambda e: None if "__pycache__" in e.name else e)
+    return buffer.getvalue()
+
+
+@node_operation
+def base_model(model: BaseModel, endpoint: str, check: str) -> Commands:
+    """The model on the head, fetched or made."""
+    state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP, check=check)
+    if model.lies_there(state):
+        host.noop(f"{model.path} is {model.repo} {state['stamp'].get('commit', '')[:12]}")
+        return
+    yield refuse_unless_mounted()
+    stamp = shlex.quote(f"{model.path}/{STAMP}")
+    yield refuse_unless(f"[ -x {PYTHON} ]", f"{model.path} is made with {PYTHON}, which is not there")
+    yield f"mkdir -p {MODELS} && rm -f {stamp}"
+    if model.is_built_in:
+        archive = f"{CODE}.tar"
+        yield shlex.join(["mkdir", "-p", CODE])
+        yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
+        yield shlex.join(["rm", "-rf", f"{CODE}/training"])
+        yield f"tar -xf {archive} -C {CODE} --no-same-owner && rm {archive}"
+        yield from make_commands(model, PYTHON, CODE)
+        return
+    # Read here, not passed as an argument: pyinfra shows operations' arguments.
+    token = os.environ.get("HF_TOKEN", "")
+    yield StringCommand(fetch_command(model, PYTHON, endpoint), _stdin=f"{token}\n")
+
+
+@deploy("Base models")
+def fetch_models() -> None:
+    """Every base model the settings name: fetched on the head, copied to the others."""
+    settings = host.data.settings
+    try:
+        models = base_models(settings.models.names)
+    except RecipeError as error:
+        raise DeployError(f"[models] names in cluster.toml: {error}") from error
+    check = "verify" if str(host.data.get("deep_verify", "")).lower() == "true" else "check"
+    head = host.data.cluster[0]
+    for model in host.loop(models):
+        if host.data.node.rank == 0:
+            base_model(
+                name=f"{model.folder} on the head",
+                model=model,
+                endpoint=settings.mirrors.resolved().hub,
+                check=check,
+            )
+        else:
+            fan_out.copy(
+                name=f"{model.folder} from {head.name}",
+                path=model.path,
+                stamp=STAMP,
+                source=head.name,
+                check=check,
+            )
