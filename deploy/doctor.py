@@ -1,0 +1,308 @@
+"""What the nodes said of themselves -> findings: what is wrong, where, what command mends it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from inventory.nodes import Node
+from training.launch import MASTER_PORTS
+
+SKEW_WARNING_S = 1.0
+SKEW_BROKEN_S = 30.0
+DRIVER_FOR_CUDA = {13: 580, 12: 525, 11: 450}
+"""Oldest driver branch for each CUDA generation (docs.nvidia.com/deploy/cuda-compatibility)."""
+FREE_GIB = {"/data": (5.0, 1.0), "/": (2.0, 0.5)}
+"""Below the first a warning, below the second broken."""
+
+Level = Literal["fine", "warning", "broken"]
+EXIT_CODES: Mapping[Level, int] = {"fine": 0, "warning": 1, "broken": 2}
+
+
+class GpuProcess(BaseModel):
+    """A process that holds a GPU."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pid: int
+    memory_mib: int | None
+    user: str
+    age: str
+    command: str
+    start: str
+    """Ticks after boot; with the pid it means this process and no later one."""
+    run: str
+    """The run it belongs to; empty where it is none of ours."""
+
+
+class GpuAnswer(BaseModel):
+    """What deploy/probe.py says of a node's GPUs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pci_gpus: int
+    smi_gpus: int
+    smi_error: str
+    gpu_processes: tuple[GpuProcess, ...]
+    driver_loaded: str
+    driver_installed: str
+    active_runs: tuple[str, ...]
+
+
+class Answer(GpuAnswer):
+    """What deploy/probe.py says of a node."""
+
+    hostname: str
+    data_mounted: bool
+    data_free_gib: float
+    root_free_gib: float
+    environment: str
+    """Hash of the Python environment; empty where there is none."""
+    torch: str
+    torch_cuda: str
+    """Empty for a CPU build."""
+    models: Mapping[str, str]
+    """Hash of each model's manifest."""
+    resolved: Mapping[str, tuple[str, ...]]
+    logins: Mapping[str, str]
+    """For the head: the host name ssh found under each name, or "error: " and why not."""
+    free_ports: int | None
+    """The first of two free ports in a row where a run could meet."""
+    clock_synchronised: bool | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All nodes' answers, and what was expected of them."""
+
+    nodes: Sequence[Node]
+    answers: Mapping[str, Answer]
+    unreachable: Mapping[str, str]
+    """Why a node gave no answer."""
+    offsets_s: Mapping[str, float]
+    """Each node's clock minus this machine's."""
+    models: Sequence[str]
+    """Folders under /data/models that training will need."""
+    deploy_command: str
+
+    @property
+    def head(self) -> Answer | None:
+        """The head's answer."""
+        return self.answers.get(self.nodes[0].name)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check on one node."""
+
+    node: str
+    check: str
+    level: Level
+    message: str
+    mend: str = ""
+
+
+def examine(survey: Survey) -> list[Finding]:
+    """Every check on every node, check by check in the order a cluster is built."""
+    findings = []
+    for name, check in CHECKS.items():
+        for node in survey.nodes:
+            answer = survey.answers.get(node.name)
+            if answer is not None and (result := check(node, answer, survey)) is not None:
+                findings.append(Finding(node.name, name, *result))
+    return [*_reached(survey), *findings]
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The worst level among them."""
+    return max((finding.level for finding in findings), key=lambda level: EXIT_CODES[level], default="fine")
+
+
+Result = tuple[Level, str, str] | tuple[Level, str]
+Check = Callable[[Node, Answer, Survey], Result | None]
+"""Level, message and mend; None where the check does not apply to the node."""
+
+
+def _on(node: Node, command: str) -> str:
+    """How to run a command as root on a node from here."""
+    known = f"UserKnownHostsFile={node.known_hosts}"
+    ssh = ["ssh", "-i", str(node.key), "-p", str(node.port), "-o", known, f"{node.user}@{node.address}"]
+    return f"{shlex.join(ssh)} {'' if node.user == 'root' else 'sudo -n '}{command}"
+
+
+def _reached(survey: Survey) -> Iterable[Finding]:
+    for node in survey.nodes:
+        if reason := survey.unreachable.get(node.name):
+            # inventory.ssh's reason names the task where the host key is the matter; else ssh says more
+            mend = "fab trust" if "`fab trust`" in reason else _on(node, "true")
+            yield Finding(node.name, "reached", "broken", reason, mend)
+        else:
+            yield Finding(node.name, "reached", "fine", "answers over ssh")
+
+
+def _named(node: Node, answer: Answer, survey: Survey) -> Result:
+    if answer.hostname != node.name:
+        return "broken", f"calls itself {answer.hostname}", survey.deploy_command
+    wrong = []
+    for other in survey.nodes:
+        found = answer.resolved.get(other.name, ())
+        if found != (other.private_address,):
+            wrong.append(f"{other.name} is {', '.join(found) or 'unknown'}, not {other.private_address}")
+    if wrong:
+        return "broken", "; ".join(wrong), survey.deploy_command
+    return "fine", "all names resolve to private addresses"
+
+
+def _trusted(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    if node.rank != 0:
+        return None
+    wrong = []
+    for other in survey.nodes:
+        found = answer.logins.get(other.name, "error: not tried")
+        if found.startswith("error: "):
+            wrong.append(f"{other.name}: {found.removeprefix('error: ')}")
+        elif found != other.name:
+            wrong.append(f"{other.name} leads to {found}")
+    if wrong:
+        return "broken", f"ssh from here fails: {'; '.join(wrong)}", survey.deploy_command
+    return "fine", "ssh from here reaches every node"
+
+
+def _clock(node: Node, answer: Answer, survey: Survey) -> Result:
+    """Against the head's clock: what matters is that the nodes agree."""
+    mend = _on(node, "timedatectl set-ntp true")
+    reference = survey.offsets_s.get(survey.nodes[0].name, 0.0)
+    skew = abs(survey.offsets_s[node.name] - reference)
+    level: Level = "broken" if skew > SKEW_BROKEN_S else "warning"
+    if skew > SKEW_WARNING_S:
+        return level, f"clock is {skew:.1f} s off the head's", mend
+    if answer.clock_synchronised is False:
+        return "warning", "no time service keeps the clock", mend
+    return "fine", f"within {SKEW_WARNING_S:.0f} s of the head's"
+
+
+def _data(node: Node, answer: Answer, survey: Survey) -> Result:
+    if not answer.data_mounted:
+        return "broken", "/data is not a mount point", survey.deploy_command
+    return "fine", "/data is mounted"
+
+
+def _space(node: Node, answer: Answer, survey: Survey) -> Result:
+    free = {"/": answer.root_free_gib}
+    if answer.data_mounted:
+        free["/data"] = answer.data_free_gib
+    short: list[tuple[Level, str]] = []
+    for path, gib in free.items():
+        enough, enough_to_work = FREE_GIB[path]
+        if gib < enough:
+            short.append(("broken" if gib < enough_to_work else "warning", f"{gib} GiB free on {path}"))
+    if short:
+        level: Level = "broken" if any(one == "broken" for one, _ in short) else "warning"
+        return level, ", ".join(text for _, text in short), _on(node, "du -xh --max-depth=2 /data")
+    return "fine", ", ".join(f"{gib} GiB free on {path}" for path, gib in sorted(free.items()))
+
+
+def _gpus(node: Node, answer: Answer, survey: Survey) -> Result:
+    if answer.pci_gpus != node.gpus:
+        mend = f"set gpus = {answer.pci_gpus} for {node.name} in cluster.toml"
+        return "broken", f"{answer.pci_gpus} GPUs on the PCI bus, {node.gpus} in cluster.toml", mend
+    if not node.gpus:
+        return "fine", "no GPU, as in cluster.toml"
+    if answer.smi_error:
+        return "broken", f"nvidia-smi: {answer.smi_error}", survey.deploy_command
+    if answer.smi_gpus != answer.pci_gpus:
+        message = f"nvidia-smi sees {answer.smi_gpus} of {answer.pci_gpus} GPUs"
+        return "broken", message, _on(node, "reboot")
+    return "fine", f"{answer.smi_gpus} GPUs, as in cluster.toml"
+
+
+def _driver(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    if not answer.pci_gpus:
+        return None
+    loaded, installed = answer.driver_loaded, answer.driver_installed
+    if not loaded:
+        return "broken", "no NVIDIA driver is loaded", survey.deploy_command
+    if installed and installed != loaded:
+        return "broken", f"driver {loaded} is loaded, {installed} is installed", _on(node, "reboot")
+    return "fine", f"driver {loaded}"
+
+
+def _torch(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    if not answer.torch:
+        return None
+    if not node.gpus:
+        return "fine", f"torch {answer.torch}"
+    if not answer.torch_cuda:
+        mend = f'set python.torch = "cuda" in cluster.toml, then {survey.deploy_command}'
+        return "broken", f"torch {answer.torch} is built for the CPU", mend
+    needed = DRIVER_FOR_CUDA.get(int(answer.torch_cuda.partition(".")[0]), max(DRIVER_FOR_CUDA.values()))
+    branch = int(answer.driver_loaded.partition(".")[0] or 0)
+    message = f"torch {answer.torch}, CUDA {answer.torch_cuda}, needs driver {needed} or newer"
+    if branch < needed:
+        return "broken", f"{message}; loaded: {answer.driver_loaded or 'none'}", survey.deploy_command
+    return "fine", message
+
+
+def _environment(node: Node, answer: Answer, survey: Survey) -> Result:
+    if not answer.environment:
+        return "broken", "no Python environment at /data/env", survey.deploy_command
+    if survey.head is not None and answer.environment != survey.head.environment:
+        return "broken", "the Python environment is not the head's", survey.deploy_command
+    return "fine", f"environment {answer.environment[:12]}"
+
+
+def _models(node: Node, answer: Answer, survey: Survey) -> Result:
+    head = survey.head or answer
+    missing = [name for name in survey.models if not answer.models.get(name)]
+    if missing:
+        return "broken", f"no {', '.join(missing)} under /data/models", survey.deploy_command
+    wanted = {name: head.models[name] for name in survey.models if head.models.get(name)}
+    wrong = [name for name, manifest in wanted.items() if answer.models[name] != manifest]
+    if wrong:
+        return "broken", f"{', '.join(wrong)}: not the files the head has", survey.deploy_command
+    return "fine", ", ".join(survey.models) or "none asked for in cluster.toml"
+
+
+def _port(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    if node.rank != 0:
+        return None
+    if answer.free_ports is not None:
+        return "fine", f"ports {answer.free_ports} and {answer.free_ports + 1} are free for a run"
+    span = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
+    mend = _on(node, "ss -ltnp")
+    return "broken", f"no two ports in a row are free from {span}, where runs meet", mend
+
+
+def _idle(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    if not answer.pci_gpus:
+        return None
+    strangers = [p for p in answer.gpu_processes if p.run not in running(survey.answers.values())]
+    if strangers:
+        who = ", ".join(f"{p.pid} ({p.user}, {p.age})" for p in strangers)
+        return "warning", f"GPU held by processes of no active run: {who}", "fab gpu.kill"
+    return "fine", "no process holds a GPU but active runs'"
+
+
+def running(answers: Iterable[GpuAnswer]) -> frozenset[str]:
+    """The runs that are active; their units are on the head, their processes on every node."""
+    return frozenset(run for answer in answers for run in answer.active_runs)
+
+
+CHECKS: Mapping[str, Check] = {
+    "names": _named,
+    "ssh": _trusted,
+    "clock": _clock,
+    "data disk": _data,
+    "space": _space,
+    "GPUs": _gpus,
+    "driver": _driver,
+    "torch": _torch,
+    "environment": _environment,
+    "models": _models,
+    "port": _port,
+    "GPU processes": _idle,
+}

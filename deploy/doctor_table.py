@@ -1,0 +1,46 @@
+"""The doctor's findings for people: a table of checks, then what is wrong and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.doctor import Finding
+
+COLOURS = {"fine": "green", "warning": "yellow", "broken": "red"}
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """One row a check where all is well, one a node where it is not; every mending command once below."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("check", "node", "state", "what"):
+        table.add_column(column, overflow="fold", no_wrap=column != "what")
+    for check, group in groupby(findings, key=lambda finding: finding.check):
+        for row in _rows(list(group)):
+            table.add_row(check, row[0], f"[{COLOURS[row[1]]}]{row[1]}[/]", row[2])
+    console.print(table)
+    mends: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.mend and finding.node not in mends.setdefault(finding.mend, []):
+            mends[finding.mend].append(finding.node)
+    if mends:
+        console.print("\nTo mend it:")
+    for command, nodes in mends.items():
+        console.print(f"  {', '.join(nodes)}: {command}", markup=False, soft_wrap=True, highlight=False)
+
+
+def _rows(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    """(nodes, level, message): equal answers share a row, and so does whatever is fine."""
+    fine = [finding for finding in findings if finding.level == "fine"]
+    rows: list[tuple[str, str, str]] = []
+    for level, message in dict.fromkeys((f.level, f.message) for f in findings if f.level != "fine"):
+        nodes = [f.node for f in findings if (f.level, f.message) == (level, message)]
+        rows.append((", ".join(nodes), level, message))
+    if fine:
+        who = f"all {len(fine)}" if len(fine) == len(findings) > 1 else ", ".join(f.node for f in fine)
+        same = len({f.message for f in fine}) == 1
+        rows.append((who, "fine", fine[0].message if same else f"{fine[0].node}: {fine[0].message}"))
+    return rows

@@ -1,0 +1,147 @@
+"""fab doctor and fab gpu.*: is every node as it should be, and who holds its GPUs."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from invoke import Collection, Exit, task
+
+from inventory.command_line import one_sentence
+
+if TYPE_CHECKING:
+    from deploy.doctor import GpuAnswer
+    from deploy.gpu import Held
+    from inventory.cluster import Cluster
+
+
+def _cluster() -> Cluster:
+    from inventory.cluster import load_cluster
+
+    with one_sentence():
+        return load_cluster()
+
+
+@task(help={"json": "print the findings as JSON instead of a table"})
+def doctor(c: Any, json: bool = False) -> None:
+    """Check every prerequisite on every node; exits 0, 1 or 2.
+
+    0: fine, 1: warnings, 2: something is broken.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from rich.console import Console
+
+    from deploy.doctor import EXIT_CODES, examine, worst
+    from deploy.doctor_table import print_findings
+    from deploy.survey import survey
+
+    cluster = _cluster()
+    findings = examine(survey(cluster, _model_folders(cluster)))
+    if json:
+        print(dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        print_findings(findings, Console())
+    if code := EXIT_CODES[worst(findings)]:
+        raise Exit(code=code)
+
+
+def _model_folders(cluster: Cluster) -> list[str]:
+    """The folders under /data/models of the recipes cluster.toml names."""
+    from training.recipe import RecipeError, load_recipe
+
+    try:
+        return [load_recipe(name, {}).model_dir for name in cluster.settings.models.names]
+    except RecipeError as error:
+        raise Exit(f"models.names: {error}", code=2) from None
+
+
+@task(name="list")
+def list_gpus(c: Any) -> None:
+    """Processes on every node's GPUs: whose, how long, how big."""
+    answers, found, silent = _held()
+    _show(answers, found)
+    if silent:
+        raise Exit(f"no answer: {_reasons(silent)}", code=1)
+
+
+@task(
+    help={
+        "node": "only on this node",
+        "yes": "do not ask",
+        "runs-too": "also processes of active runs (better: fab stop)",
+    }
+)
+def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> None:
+    """End GPU processes that belong to no active run; asks first."""
+    from deploy.gpu import kill_command
+    from deploy.survey import tell
+
+    cluster = _cluster()
+    if node and node not in {known.name for known in cluster.nodes}:
+        raise Exit(f"there is no node {node}; there are {', '.join(n.name for n in cluster.nodes)}", code=2)
+    answers, found, silent = _held()
+    _show(answers, found)
+    if silent:
+        without = "without every node's answer it is unknown which runs are active; nothing was ended"
+        raise Exit(f"{_reasons(silent)}; {without}", code=2)
+    chosen = [one for one in found if node in ("", one.node) and (runs_too or not one.protected)]
+    if not chosen:
+        print("nothing to end")
+        return
+    if not yes and not _agreed(f"End {len(chosen)} processes?"):
+        raise Exit("nothing was ended", code=1)
+    commands = {
+        name: kill_command(one.process for one in chosen if one.node == name) for name in {one.node for one in chosen}
+    }
+    if failed := tell(cluster.nodes, commands):
+        raise Exit(_reasons(failed), code=1)
+    print(f"ended {len(chosen)}")
+
+
+def _held() -> tuple[dict[str, GpuAnswer], list[Held], dict[str, str]]:
+    """What each node says of its GPUs, who holds them, and why the other nodes say nothing."""
+    from deploy.gpu import held
+    from deploy.survey import ask_gpus
+
+    answers, silent = ask_gpus(_cluster().nodes)
+    return answers, held(answers), silent
+
+
+def _reasons(by_node: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in by_node.items())
+
+
+def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    without = [name for name, answer in answers.items() if not answer.pci_gpus]
+    idle = [name for name in answers if name not in without and name not in {one.node for one in found}]
+    if without:
+        print(f"no GPU: {', '.join(without)}")
+    if idle:
+        print(f"no process on the GPUs of: {', '.join(idle)}")
+    if not found:
+        return
+    table = Table("node", "pid", "user", "age", "MiB", "run", "command", box=None, pad_edge=False)
+    for one in found:
+        process = one.process
+        memory = "?" if process.memory_mib is None else str(process.memory_mib)
+        run = f"{process.run or '-'}{' (active)' if one.protected else ''}"
+        table.add_row(one.node, str(process.pid), process.user, process.age, memory, run, process.command)
+    Console().print(table)
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+gpu = Collection("gpu")
+gpu.add_task(list_gpus)
+gpu.add_task(kill)
+
+namespace = Collection(doctor, gpu)
