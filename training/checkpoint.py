@@ -1,0 +1,232 @@
+"""Checkpoints that belong to no world size and no strategy.
+
+    checkpoints/step-N/adapter/            the adapter in PEFT's own format
+                       optimizer.safetensors   fp32 master and Adam moments, full tensors by name
+                       trainer_state.json      TrainerState
+                       SHA256SUMS
+
+Written to .tmp-step-N, synced, checksummed, renamed: a folder named step-N is whole. Only rank 0 needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
+from training.sums import OPTIMIZER, PARTS, STATE, SUMS, parse_sums, sha256_of, sums_of, sums_text
+
+ROOM_TO_SPARE = 64 * 2**20
+"""Bytes that must stay free beside a checkpoint, for metrics and logs."""
+
+
+class CheckpointError(RuntimeError):
+    """There is no checkpoint to go on from; the message says which is wrong and why."""
+
+    exit_code = WRONG_CHECKPOINT
+
+
+class SaveError(CheckpointError):
+    """A checkpoint cannot be written."""
+
+    exit_code = UNSAVED
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Where a run stands, apart from its tensors."""
+
+    step: int
+    """Optimizer steps done; Adam's own count is the same."""
+    samples: int
+    tokens: int
+    world_size: int
+    recipe: dict[str, Any]
+    """The keys that decide what is computed, `Recipe.maths()`."""
+    recipe_hash: str
+    base_model: str
+    """Hash of the base model's files."""
+    data: str
+    """sha256 of the data file."""
+    rng: list[dict[str, Any]]
+    """By rank; good for the same world size only."""
+
+
+def save(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    state: TrainerState,
+    *,
+    dtype: torch.dtype,
+    write_adapter_config: Callable[[Path], None],
+    keep: int,
+) -> Path:
+    """Write checkpoint `step-N` under `folder`, then drop all but the newest `keep`."""
+    _check_tensors(tensors)
+    final, fresh = folder / f"step-{state.step}", folder / f".tmp-step-{state.step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".tmp-step-*"):
+        shutil.rmtree(stale)
+    adapter = {
+        key.removeprefix("master/"): tensor.to(dtype) for key, tensor in tensors.items() if key.startswith("master/")
+    }
+    _check_room(folder, state.step, [*tensors.values(), *adapter.values()])
+    try:
+        (fresh / "adapter").mkdir(parents=True)
+        save_file(adapter, fresh / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
+        write_adapter_config(fresh / "adapter")
+        save_file(dict(tensors), fresh / OPTIMIZER)
+        (fresh / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
+        (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
+        _let_all_read(fresh)
+        _sync(fresh)
+    except (OSError, SafetensorError) as error:  # a full disk is either, depending on the file
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise SaveError(f"checkpoint of step {state.step} could not be written to {folder}: {error}") from error
+    if final.exists():
+        shutil.rmtree(final)
+    fresh.rename(final)
+    _sync_directory(folder)
+    for old in steps(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[Path]]:
+    """The newest checkpoint whose checksums hold, and the damaged ones that are newer."""
+    damaged: list[Path] = []
+    for path in reversed(steps(folder)):
+        if not faults(path):
+            return path, damaged
+        damaged.append(path)
+    return None, damaged
+
+
+def steps(folder: Path) -> list[Path]:
+    """Finished checkpoints, oldest first."""
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def faults(path: Path) -> list[str]:
+    """What is wrong with a checkpoint's files, one entry a file; nothing where it is whole."""
+    try:
+        listed = parse_sums((path / SUMS).read_text(encoding="utf-8"))
+    except OSError:
+        return [f"{SUMS} is missing"]
+    except ValueError as error:
+        return [str(error)]
+    found = [f"{name} is not listed in {SUMS}" for name in PARTS if name not in listed]
+    for name, digest in listed.items():
+        if not (path / name).is_file():
+            found.append(f"{name} is missing")
+        elif sha256_of(path / name) != digest:
+            found.append(f"{name} is damaged")
+    return found
+
+
+def read_state(path: Path) -> TrainerState:
+    return TrainerState(**json.loads((path / STATE).read_text(encoding="utf-8")))
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / OPTIMIZER)
+
+
+def refuse_other(path: Path, saved: TrainerState, recipe: Mapping[str, Any], base_model: str, data: str) -> None:
+    """CheckpointError, naming all that differs, where `saved` is not of this run."""
+    differs = [
+        f"{key} was {saved.recipe.get(key)!r} and is {recipe.get(key)!r}"
+        for key in sorted(saved.recipe.keys() | recipe.keys())
+        if saved.recipe.get(key) != recipe.get(key)
+    ]
+    if saved.base_model != base_model:
+        differs.append(f"the base model's files were {saved.base_model[:12]} and are {base_model[:12]}")
+    if saved.data != data:
+        differs.append(f"the data file was {saved.data[:12]} and is {data[:12]}")
+    if differs:
+        raise CheckpointError(f"cannot resume from {path}: {'; '.join(differs)}")
+
+
+def set_aside_after(folder: Path, step: int) -> list[Path]:
+    """Rename checkpoints beyond `step` out of the way: a run that resumes earlier writes its own."""
+    moved = []
+    for path in steps(folder):
+        if step_of(path) > step:
+            target = path.with_name(f"superseded-{path.name}")
+            if target.exists():
+                shutil.rmtree(target)
+            moved.append(path.rename(target))
+    return moved
+
+
+def base_model_hash(model_dir: Path) -> str:
+    """What identifies the base model: the hash of its SHA256SUMS, as spotune-model.json records it."""
+    record = model_dir / "spotune-model.json"
+    if record.exists():
+        return str(json.loads(record.read_text(encoding="utf-8"))["hash"])
+    manifest = model_dir / SUMS
+    text = manifest.read_text(encoding="utf-8") if manifest.exists() else sums_text(sums_of(model_dir))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """ZeRO-3 has written empty or untouched adapters before (peft #2500): refuse to keep one."""
+    masters = {key: tensor for key, tensor in tensors.items() if key.startswith("master/")}
+    hollow = [key for key, tensor in masters.items() if tensor.ndim != 2 or tensor.numel() == 0]
+    if hollow or not masters:
+        raise SaveError(f"the gathered adapter is not whole: {', '.join(hollow) or 'it has no tensors'}")
+    if not any(bool(tensor.any()) for key, tensor in masters.items() if ".lora_B." in key):
+        raise SaveError("every LoRA B matrix is still zero: the run has learned nothing")
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+        raise SaveError("the trainable state holds values that are not finite")
+
+
+def _check_room(folder: Path, step: int, tensors: list[torch.Tensor]) -> None:
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + ROOM_TO_SPARE
+    available = shutil.disk_usage(folder).free
+    if available < needed:
+        raise SaveError(
+            f"checkpoint of step {step} needs {needed / 2**20:.1f} MiB in {folder}, "
+            f"{available / 2**20:.1f} MiB are available"
+        )
+
+
+def _let_all_read(folder: Path) -> None:
+    """safetensors writes for its owner alone, and who fetches logs in as another user than root."""
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    folder.chmod(0o755)
+
+
+def _sync(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            _sync_directory(path)
+    _sync_directory(folder)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,234 @@
+"""Recipes: what to train, typed and checked before anything is rented.
+
+A recipe is a TOML file in training/recipes/; `fab train --model NAME --set lora.rank=32` overrides its keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+RECIPES = Path(__file__).parent / "recipes"
+
+NOT_PART_OF_THE_MATHS = frozenset(
+    {"about", "name", "model_dir", "save_every", "keep_checkpoints", "micro_batch", "gradient_checkpointing"}
+)
+"""Keys a resumed run may change: where things lie, what is kept and what fits, not what is computed."""
+
+
+class RecipeError(ValueError):
+    """The recipe cannot be used; the message says every reason, one a line, each with its key."""
+
+
+class Table(BaseModel):
+    """Base of every table: unknown keys are errors, values never change once read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Lora(Table):
+    """The trainable part: a pair of thin matrices beside each target, `alpha / rank` times their product."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    alpha: Annotated[float, Field(gt=0)] = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """0 saves two thirds of the activation memory of a layer that is not checkpointed."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Names of the linear layers that get an adapter."""
+
+
+class Optimizer(Table):
+    """AdamW and its learning-rate schedule, both counted in optimizer steps."""
+
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    grad_clip: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the whole gradient; 0 leaves it unclipped."""
+
+    def lr_at(self, step: int, total_steps: int) -> float:
+        """Learning rate of the optimizer step `step` (from 0): up to `lr`, then towards 0 at the end."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        done = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)
+        if self.schedule == "linear":
+            return self.lr * (1 - done)
+        return self.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+class Recipe(Table):
+    """One training run: base model, data shape, length, LoRA and optimizer. Batches count samples."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    about: str
+    """Memory need, one line."""
+    base_model: Annotated[str, Field(min_length=1)]
+    """Hub repository, or `built-in:tiny`, which spotune makes itself."""
+    revision: Annotated[str, Field(min_length=1)] = "main"
+    model_dir: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """The base model's folder name under /data/models."""
+    max_length: Annotated[int, Field(ge=8)]
+    """Tokens kept of a record; the rest is cut off at the end."""
+    global_batch: Annotated[int, Field(ge=1)]
+    """Samples per optimizer step, over all ranks: the same on one GPU and on sixteen."""
+    micro_batch: Annotated[int, Field(ge=1)] = 1
+    """Samples a GPU holds at once: as many as fit."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    seed: int = 0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """fp16 is left out on purpose: Qwen2.5 is trained in bf16, and fp16 overflows."""
+    save_every: Annotated[int, Field(ge=1)] = 50
+    """Optimizer steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    gradient_checkpointing: bool = True
+    strategy: Literal["zero3"] = "zero3"
+    lora: Lora = Lora()
+    optimizer: Optimizer = Optimizer()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("say either steps or epochs")
+        if self.micro_batch > self.global_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} is larger than global_batch {self.global_batch}")
+        return self
+
+    def total_steps(self, samples: int) -> int:
+        """Optimizer steps of the whole run over a data set of `samples` records."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return math.ceil(self.epochs * samples / self.global_batch)
+
+    def maths(self) -> dict[str, Any]:
+        """The keys that decide what is computed, flat (`lora.rank`); a resumed run must agree on them."""
+        flat = _flatten(self.model_dump(mode="json"))
+        return {key: value for key, value in flat.items() if key not in NOT_PART_OF_THE_MATHS}
+
+    def maths_hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.maths(), sort_keys=True).encode()).hexdigest()
+
+    def to_toml(self) -> str:
+        """The whole recipe, defaults written out; `read_recipe` reads it back to an equal one."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if key not in tables]
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+def recipe_names() -> list[str]:
+    """Every recipe that `--model` knows, smallest names first as a reader would sort them."""
+    return sorted((path.stem for path in RECIPES.glob("*.toml")), key=_natural)
+
+
+def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe `name`, with `overrides` such as {"lora.rank": "32"}; RecipeError says all that is wrong."""
+    if name not in recipe_names():
+        raise RecipeError(f"unknown model {name!r}; known: {', '.join(recipe_names())}")
+    return _checked(_overridden(_parsed(RECIPES / f"{name}.toml"), overrides or {}), f"recipe {name}")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A resolved recipe as `to_toml` wrote it into a run folder."""
+    return _checked(_parsed(path), str(path))
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def _checked(values: dict[str, Any], source: str) -> Recipe:
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        lines = [_sentence(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]
+        raise RecipeError("\n".join(f"{source}: {line}" for line in lines)) from error
+
+
+def _sentence(key: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if message == "Extra inputs are not permitted":
+        near = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.6)
+        message = f"no such key; did you mean {near[0]}?" if near else "no such key"
+    return f"{key}: {message}" if key else message
+
+
+def _known_keys() -> list[str]:
+    tables: dict[str, type[Table]] = {"lora": Lora, "optimizer": Optimizer}
+    inner = [f"{name}.{key}" for name, table in tables.items() for key in table.model_fields]
+    return [*(key for key in Recipe.model_fields if key not in tables), *inner]
+
+
+def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+    # steps and epochs exclude each other: asking for one takes the recipe's other one away.
+    for asked, other in (("steps", "epochs"), ("epochs", "steps")):
+        if asked in overrides and other not in overrides:
+            values.pop(other, None)
+    for dotted, text in overrides.items():
+        *tables, key = dotted.split(".")
+        table = values
+        for name in tables:
+            inner = table.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise RecipeError(f"{dotted}: {name} is a value, not a table")
+            table = inner
+        table[key] = _value(text)
+    return values
+
+
+def _value(text: str) -> Any:
+    """A TOML value where the text is one, else the text itself: `dtype=float32` needs no quotes."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _toml(value: Any) -> str:
+    # For the types a recipe holds, JSON's spelling is TOML's too.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    def walk() -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from _flatten(value, f"{prefix}{key}.").items()
+            else:
+                yield prefix + key, value
+
+    return dict(walk())
+
+
+def _natural(name: str) -> list[tuple[float, str]]:
+    """Sort key that puts 3b before 14b."""
+    return [(float(number or 0), word) for number, word in re.findall(r"([0-9]+(?:\.[0-9]+)?)|([^0-9]+)", name)]

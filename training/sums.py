@@ -1,0 +1,43 @@
+"""SHA256SUMS: how a folder says what it holds, in sha256sum's own format. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+SUMS = "SHA256SUMS"
+ADAPTER = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json")
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer_state.json"
+PARTS = (*ADAPTER, OPTIMIZER, STATE)
+"""What a checkpoint consists of."""
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """Digest of every file below a folder but its SHA256SUMS, by relative path, sorted."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    return {name: sha256_of(folder / name) for name in names}
+
+
+def sums_text(sums: Mapping[str, str]) -> str:
+    """The text of a SHA256SUMS."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Path -> digest of a SHA256SUMS text; ValueError for a bad line or a path that leads out."""
+    sums = {}
+    for line in text.splitlines():
+        digest, _, name = line.partition("  ")
+        if not re.fullmatch(r"[0-9a-f]{64}", digest) or not name or ".." in name.split("/") or name[0] == "/":
+            raise ValueError(f"{SUMS} has the unreadable line {line!r}")
+        sums[name] = digest
+    return sums

@@ -1,0 +1,173 @@
+"""Base model and data of the `tiny` recipe, made from the Python standard library's docstrings.
+
+    python -m training.tiny DIR [--steps N]    a model of Qwen2.5's architecture, a million parameters
+    python -m training.tiny --data FILE        question/answer records in messages form; needs no torch
+
+The model starts from random values and really reads the docstrings for a fixed number of steps (not
+seconds, so that the same machine makes the same model: about 30 s on two cores), enough for words and
+phrases, not for sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 2048
+LENGTH, BATCH = 128, 4
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{%- if messages[0]['role'] != 'system' %}"
+    "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+"""Qwen2.5's, without its tools."""
+
+RECORDS = 400
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """(dotted name, docstring) of every public function and class of the standard library's plain modules."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.glob("[a-z]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if text := ast.get_docstring(node):
+                yield f"{path.stem}.{node.name}", text
+
+
+def questions() -> list[dict[str, Any]]:
+    """Records in messages form: what does NAME do? Its docstring's first sentence."""
+    found = []
+    for name, text in docstrings():
+        sentence = _first_sentence(text)
+        if 20 <= len(sentence) <= 160:
+            question = f"What does {name} do?"
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": sentence}]
+            found.append({"messages": turns})
+    every = max(1, len(found) // RECORDS)  # spread over the alphabet rather than its beginning
+    return found[::every][:RECORDS]
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.strip().split("\n\n", 1)[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
+
+
+def write_data(path: Path) -> int:
+    records = questions()
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return len(records)
+
+
+def write_model(folder: Path, steps: int) -> float:
+    """Make the base model at `folder`; gives the last loss."""
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    texts = [text for _, text in docstrings()]
+    tokenizer = _tokenizer(texts)
+    end, _, turn_end = tokenizer.convert_tokens_to_ids(SPECIAL)
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=end,
+            eos_token_id=turn_end,
+            pad_token_id=end,
+        )
+    )
+    loss = _read(model, _token_stream(texts, tokenizer, end), steps)
+    model.generation_config = GenerationConfig(  # so small a model says one word for ever without the penalty
+        bos_token_id=end, eos_token_id=[turn_end, end], pad_token_id=end, repetition_penalty=1.3
+    )
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return loss
+
+
+def _tokenizer(texts: list[str]) -> Any:
+    """A byte-level BPE like Qwen2.5's, with its special tokens and chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=1024,
+    )
+
+
+def _token_stream(texts: list[str], tokenizer: Any, end: int) -> Any:
+    import torch
+
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor([token for ids in encoded for token in (*ids, end)])
+
+
+def _read(model: Any, stream: Any, steps: int) -> float:
+    """Plain next-token training on random windows of the stream."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
+    generator = torch.Generator().manual_seed(0)
+    loss = float("nan")
+    for _ in range(steps):
+        starts = torch.randint(len(stream) - LENGTH, (BATCH,), generator=generator)
+        window = torch.stack([stream[start : start + LENGTH] for start in starts.tolist()])
+        out = model(input_ids=window, labels=window)
+        out.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        loss = out.loss.item()
+    return loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the model goes")
+    parser.add_argument("--steps", type=int, default=500, help="how long the model reads (default 500)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="write the records instead of the model, or too")
+    args = parser.parse_args()
+    if args.folder is None and args.data is None:
+        parser.error("say DIR, --data FILE, or both")
+    if args.data is not None:
+        print(f"{args.data}: {write_data(args.data)} records")
+    if args.folder is not None:
+        print(f"{args.folder}: made, loss {write_model(args.folder, args.steps):.3f} after {args.steps} steps")
+
+
+if __name__ == "__main__":
+    main()
