@@ -1,0 +1,16 @@
+"""The map of spotune: `fab --list`."""
+
+from invoke import Collection
+
+import deploy.tasks
+import inventory.tasks
+import training.tasks
+from inventory.command_line import refuse_malformed_flags
+
+namespace = Collection()
+for part in (inventory.tasks.namespace, deploy.tasks.namespace, training.tasks.namespace):
+    for task in part.tasks.values():
+        namespace.add_task(task)
+    for collection in part.collections.values():
+        namespace.add_collection(collection)
+refuse_malformed_flags(namespace)

@@ -1,0 +1,135 @@
+"""Watch a run from outside: one small command a look, its answer parsed. Pure but for the loop.
+
+The loop survives a broken connection for a while; the run does not depend on it at all.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.run_folder import ENDED, LAUNCH, METRICS, STATUS, Status, parse_metrics, parse_status, unit_of
+
+SEPARATOR = "\x1e"
+LOOK_EVERY_S = 1.5
+PATIENCE_S = 30.0
+LINES = 20
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a run showed at one moment."""
+
+    status: Status | None
+    """None until the supervisor has written its first."""
+    alive: bool
+    """Whether the supervisor runs."""
+    metrics: tuple[dict[str, Any], ...]
+    """The last steps, oldest first."""
+    age_s: float = 0.0
+    """Since the status was written, on the head's clock."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in {*ENDED, "lost"}
+
+    @property
+    def state(self) -> str:
+        """The status' state; `lost` where it says running and nobody runs it."""
+        if self.status is None:
+            return "starting" if self.alive else "lost"
+        return self.status.state if self.status.over or self.alive else "lost"
+
+
+def look_command(run_dir: str, here: bool = False) -> str:
+    """A shell command that prints one look at a run."""
+    return _look(shlex.quote(run_dir), run_dir.rsplit("/", 1)[-1], here)
+
+
+def list_command(runs: str, here: bool = False) -> str:
+    """A shell command that prints a look at every run in a folder."""
+    one = _look('"$PWD"', '"${PWD##*/}"', here)
+    each = f'cd "$d" && [ -f {LAUNCH} ] && {{ {one}; printf "\\035"; }}'
+    return f"for d in {shlex.quote(runs)}/*/; do {each}; done; true"
+
+
+def _look(folder: str, run_id: str, here: bool) -> str:
+    """`folder` and `run_id` are shell words."""
+    by_unit = f"systemctl -q is-active {unit_of('')}{run_id}"
+    # the supervisor's pid may be another program's by now
+    pid = f"$(sed -n 's/.*\"supervisor_pid\": *\\([0-9]*\\).*/\\1/p' {folder}/{STATUS})"
+    by_pid = (
+        f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF -- '-m training.supervise --run '{folder}; }} 2>/dev/null"
+    )
+    return (
+        f"cat {folder}/{STATUS} 2>/dev/null; printf '\\036'; {by_pid if here else by_unit} && echo alive; "
+        f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; true"
+    )
+
+
+def parse_look(text: str) -> Look:
+    """A look from what `look_command` printed."""
+    status_part, alive, now, metrics = text.split(SEPARATOR, 3)
+    status = parse_status(status_part) if status_part.strip() else None
+    rows, _ = parse_metrics(metrics.encode())
+    age_s = float(now) - status.updated if status else 0.0
+    return Look(status, alive.strip() == "alive", tuple(rows), age_s)
+
+
+def parse_list(text: str) -> list[Look]:
+    """The looks of `list_command`, those without a status left out, oldest run first."""
+    looks = [parse_look(part) for part in text.split("\x1d") if part.strip()]
+    return sorted((look for look in looks if look.status), key=lambda look: look.status.started if look.status else 0)
+
+
+def eta_s(metrics: Sequence[dict[str, Any]]) -> float | None:
+    """Seconds to the last step, at the mean pace of the steps seen last."""
+    if not metrics:
+        return None
+    last = metrics[-1]
+    mean = sum(row["step_s"] for row in metrics) / len(metrics)
+    return mean * (int(last["total_steps"]) - int(last["step"]))
+
+
+def follow(
+    look: Callable[[], Look],
+    show: Callable[[Look], None],
+    lost: type[Exception],
+    *,
+    until: Callable[[Look], bool] = lambda seen: seen.over,
+    every_s: float = LOOK_EVERY_S,
+    patience_s: float = PATIENCE_S,
+) -> Look:
+    """Look until the run is over; gives the last look. Raises `lost` when none succeeds for `patience_s`.
+
+    A run that seems dead without having ended gets a second look: it may be writing its last words.
+    """
+    seen_at = time.monotonic()
+    confirmed = False
+    while True:
+        try:
+            seen = look()
+        except lost:
+            if time.monotonic() - seen_at > patience_s:
+                raise
+        else:
+            seen_at = time.monotonic()
+            show(seen)
+            if until(seen):
+                if confirmed or seen.state != "lost":
+                    return seen
+                confirmed = True
+        time.sleep(every_s)
+
+
+def describe(row: dict[str, Any], eta: float | None) -> str:
+    """One step in one line."""
+    left = "" if eta is None else f"  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
+    return (
+        f"step {row['step']}/{row['total_steps']}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
+        f"{row['tokens_per_s']:.0f} tokens/s  {row['memory_gib']:.2f} GiB{left}"
+    )

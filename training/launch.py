@@ -1,0 +1,206 @@
+"""What starts a run: hostfile, `.deepspeed_env`, the launcher's argv, the systemd unit. Pure.
+
+The launcher is DeepSpeed's own: over pdsh where there are several nodes, directly where there is one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from training.run_folder import unit_of
+
+ENV_FOLDER = "/data/env"
+NO_DATA_DISK = (
+    "no disk is mounted at {disk}, so nothing is written there; bring it back with the base deploy: "
+    "pyinfra INVENTORY deploy/base.py"
+)
+"""A node that came back without its data disk would fill its system disk."""
+RUN_VARIABLE = "SPOTUNE_RUN"
+"""Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+STOP_GRACE_S = 60
+MASTER_PORTS = range(29500, 29600)
+"""On the head: the ranks meet at the first pair of these that is free, its even port for their rendezvous, the
+odd one behind it for their heartbeat. Outside the range the system picks from for outgoing connections. What
+the ranks then send each other goes over ports of the system's choice: between the nodes none may be closed."""
+
+
+class LaunchError(RuntimeError):
+    """A run cannot be started, followed or stopped; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One node as the launcher sees it; the first one is the head."""
+
+    name: str
+    private_address: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All a supervisor needs to start a run: the content of launch.json."""
+
+    run_id: str
+    run_dir: str
+    hosts: tuple[Host, ...]
+    module: str
+    arguments: tuple[str, ...]
+    python: str
+    env: Mapping[str, str]
+    models: str = "/data/models"
+    here: bool = False
+    """All ranks on this machine, without ssh."""
+    stop_grace_s: int = STOP_GRACE_S
+    data_disk: str = ""
+    """What must be a mount point on every node before anything is written there; empty: nothing need be."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(host.slots for host in self.hosts)
+
+    def host_of(self, rank: int) -> Host:
+        """The node a rank runs on: DeepSpeed numbers them in hostfile order."""
+        for host in self.hosts:
+            if rank < host.slots:
+                return host
+            rank -= host.slots
+        raise IndexError(f"rank beyond the world size {self.world_size}")
+
+
+def launch_text(launch: Launch) -> str:
+    """A launch as the JSON of launch.json."""
+    return json.dumps({**asdict(launch), "env": dict(launch.env)}, indent=1) + "\n"
+
+
+def parse_launch(text: str) -> Launch:
+    """The launch in a JSON text."""
+    content: dict[str, Any] = json.loads(text)
+    content["hosts"] = tuple(Host(**host) for host in content["hosts"])
+    content["arguments"] = tuple(content["arguments"])
+    return Launch(**content)
+
+
+def hostfile(hosts: Sequence[Host]) -> str:
+    """DeepSpeed's hostfile. Names, not addresses: /etc/hosts and the known host keys are by name."""
+    return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+
+
+def rank_env(run_dir: str, torch: Literal["cpu", "cuda"], env_folder: str = ENV_FOLDER) -> dict[str, str]:
+    """The environment every rank gets, whatever its shell's start-up files say.
+
+    NCCL reads /etc/nccl.conf by itself, and gloo's interface is set at rank start from the node's own
+    /etc/spotune/node.json, because interfaces may be called differently on each node.
+    """
+    env = {
+        "PATH": f"{env_folder}/bin:{SYSTEM_PATH}",  # torch looks for ninja there
+        "TORCH_EXTENSIONS_DIR": f"{env_folder}/torch_extensions",
+        "OMP_NUM_THREADS": "1" if torch == "cpu" else "4",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",  # the shipped code stays as it was shipped
+        RUN_VARIABLE: run_dir,
+    }
+    if torch == "cpu":
+        env["DS_ACCELERATOR"] = "cpu"
+    return env
+
+
+def here_env(run_dir: str, python_folder: str, path: str, cuda: bool, home: str) -> dict[str, str]:
+    """The environment of ranks on this machine: its own Python, the loopback interface."""
+    env = rank_env(run_dir, "cuda" if cuda else "cpu")
+    return env | {
+        "PATH": f"{python_folder}:{path}",
+        "TORCH_EXTENSIONS_DIR": f"{home}/.cache/spotune/torch_extensions",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+
+
+def deepspeed_env(env: Mapping[str, str]) -> str:
+    """The file DeepSpeed's pdsh runner exports from. It splits every line at `=`: a blank line crashes it."""
+    for key, value in env.items():
+        if not key or not value or set("=\n\" '#") & set(key) or set('\n"$`\\') & set(value):
+            raise LaunchError(f"{key}={value!r} cannot be passed through .deepspeed_env")
+    return "".join(f"{key}={value}\n" for key, value in env.items())
+
+
+def runner_argv(launch: Launch, master_port: int) -> list[str]:
+    """The launcher's command line; run it in the run folder, with `launch.env` in the environment.
+
+    Every rank is `python -m training.rank_start MODULE --run RUN_DIR ...`.
+    """
+    rank = ["training.rank_start", launch.module, "--run", launch.run_dir, *launch.arguments]
+    common = [f"--master_port={master_port}", "--module", "--no_local_rank"]
+    if launch.here or len(launch.hosts) == 1:
+        # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
+        slots = list(range(launch.world_size))
+        world = base64.urlsafe_b64encode(json.dumps({"localhost": slots}).encode()).decode()
+        address = "127.0.0.1" if launch.here else launch.hosts[0].private_address
+        return [
+            launch.python,
+            "-u",
+            "-m",
+            "deepspeed.launcher.launch",
+            f"--world_info={world}",
+            f"--master_addr={address}",
+            *common,
+            *rank,
+        ]
+    return [
+        launch.python,
+        "-u",
+        "-m",
+        "deepspeed.launcher.runner",
+        f"--hostfile={launch.run_dir}/hostfile",
+        f"--master_addr={launch.hosts[0].private_address}",
+        *common,
+        *rank,
+    ]
+
+
+def sweep_command(launch: Launch, only_list: bool = False) -> str:
+    """A shell command that ends (or only lists) a run's processes on the node it is given to."""
+    argv = [launch.python, "-m", "training.sweep", "--run", launch.run_dir, *(["--list"] if only_list else [])]
+    folder = shlex.quote(launch.run_dir)
+    # a node that never got the run's code has none of its processes either
+    clean = shlex.quote('{"found": 0, "left": []}')
+    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {shlex.join(argv)}"
+
+
+def supervisor_argv(launch: Launch) -> list[str]:
+    """The supervisor's command line; run it in the run folder, where the shipped `training` is."""
+    return [launch.python, "-u", "-m", "training.supervise", "--run", launch.run_dir]
+
+
+def unit_argv(launch: Launch) -> list[str]:
+    """systemd-run for the supervisor: it outlives every terminal, and its unit name says the run.
+
+    KillMode=mixed: a stop reaches the supervisor alone, which ends the ranks in order. pdsh would otherwise
+    die of the signal first, and DeepSpeed's runner would `pkill` by pattern on all nodes.
+    """
+    properties = {
+        "WorkingDirectory": launch.run_dir,
+        "KillMode": "mixed",
+        "TimeoutStopSec": str(launch.stop_grace_s + 60),
+        "StandardOutput": f"append:{launch.run_dir}/logs/supervisor.log",
+        "StandardError": f"append:{launch.run_dir}/logs/supervisor.log",
+        "OOMScoreAdjust": "-500",
+        "LimitNOFILE": "65536",
+    }
+    return [
+        "systemd-run",
+        f"--unit={unit_of(launch.run_id)}",
+        "--collect",  # a failed run must not keep its unit name from a resume
+        "--quiet",
+        *(f"--property={key}={value}" for key, value in properties.items()),
+        *supervisor_argv(launch),
+    ]

@@ -1,0 +1,117 @@
+"""The run folder: names of what is in it, and how its two living files are read and written.
+
+`status.json` belongs to the supervisor, `metrics.jsonl` to rank 0. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+DATA_DISK = Path("/data")
+"""Where every node's data disk is mounted."""
+REMOTE_RUNS = DATA_DISK / "runs"
+"""Where runs live on every node."""
+LOCAL_RUNS = Path("runs")
+"""Where they are fetched to, and where `--here` runs live."""
+
+STATUS = "status.json"
+METRICS = "metrics.jsonl"
+LAUNCH = "launch.json"
+STOP = "stop"
+RESULT = "result.json"
+LAUNCHER_LOG = "logs/launcher.log"
+
+State = Literal["starting", "running", "finished", "failed", "stopped"]
+ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped"})
+_RUN_ID = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>\d{8}-\d{6})$")
+
+
+def new_run_id(name: str, now: datetime) -> str:
+    """`<recipe>-<yyyymmdd-hhmmss>`: the same string in the unit, the folder and the fetched copy."""
+    return f"{name}-{now:%Y%m%d-%H%M%S}"
+
+
+def is_run_id(text: str) -> bool:
+    """Whether a text can be a run id; nothing else is ever joined to a path or a command."""
+    return _RUN_ID.match(text) is not None
+
+
+def recipe_of(run_id: str) -> str:
+    """The recipe (or `check`) a run id begins with."""
+    match = _RUN_ID.match(run_id)
+    if match is None:
+        raise ValueError(f"{run_id!r} is not a run id like tiny-20260131-154500")
+    return match["name"]
+
+
+def unit_of(run_id: str) -> str:
+    """The systemd unit of a run."""
+    return f"spotune-{run_id}"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the supervisor last said about a run. Times are seconds since the epoch, on the head's clock."""
+
+    run_id: str
+    state: State
+    reason: str = ""
+    exit_code: int | None = None
+    started: float = 0.0
+    updated: float = 0.0
+    ended: float | None = None
+    failed_rank: int | None = None
+    failed_node: str | None = None
+    last_lines: tuple[str, ...] = field(default=())
+    """The failing rank's own last words."""
+    supervisor_pid: int = 0
+    mistake: bool = False
+    """Failed because of what it was given: recipe, data, base model or checkpoint."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in ENDED
+
+    def changed(self, **values: Any) -> Status:
+        """A copy with other values."""
+        return replace(self, **values)
+
+
+def status_text(status: Status) -> str:
+    """A status as the JSON of status.json."""
+    return json.dumps(asdict(status), indent=1) + "\n"
+
+
+def parse_status(text: str) -> Status:
+    """The status in a JSON text; keys of a newer version are ignored. Raises ValueError where it is none."""
+    known = set(Status.__dataclass_fields__)
+    content = {key: value for key, value in json.loads(text).items() if key in known}
+    content["last_lines"] = tuple(content.get("last_lines", ()))
+    return Status(**content)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file so that a reader sees the old text or the new one, nothing between."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def parse_metrics(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The complete lines at the start of some bytes of metrics.jsonl, and how many bytes they took.
+
+    A last line still being written is left for the next look.
+    """
+    end = data.rfind(b"\n") + 1
+    lines = data[:end].decode("utf-8", errors="replace").splitlines()
+    return [json.loads(line) for line in lines if line.strip()], end

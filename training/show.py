@@ -1,0 +1,119 @@
+"""What a run looks like in a terminal: a progress bar, tables. rich is imported where it is used."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from training import comm_report
+from training.comm_report import Result
+from training.follow import Look, describe, eta_s
+
+PLAIN_EVERY_S = 5.0
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[Look], None]]:
+    """A function to give each look to: a bar in a terminal, a line now and then elsewhere."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        yield _plain(console.print)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(label, total=None, words="starting")
+
+        def show(seen: Look) -> None:
+            if seen.metrics:
+                last = seen.metrics[-1]
+                words = describe(last, eta_s(seen.metrics))
+                bar.update(task, total=last["total_steps"], completed=last["step"], words=words)
+            elif seen.status:
+                bar.update(task, words=seen.status.state)
+
+        yield show
+
+
+def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
+    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0}
+
+    def show(seen: Look) -> None:
+        if seen.state != said["state"]:
+            write(seen.state)
+            said["state"] = seen.state
+        row = seen.metrics[-1] if seen.metrics else None
+        last = row is not None and row["step"] == row["total_steps"]
+        due = time.monotonic() - said["at"] > PLAIN_EVERY_S
+        if row is not None and row["step"] != said["step"] and (due or last):
+            write(describe(row, eta_s(seen.metrics)))
+            said.update(step=row["step"], at=time.monotonic())
+
+    return show
+
+
+def runs_table(looks: Sequence[Look]) -> None:
+    """All runs of a head with state, step, loss and age."""
+    rows = []
+    for seen in looks:
+        assert seen.status is not None
+        row = seen.metrics[-1] if seen.metrics else None
+        step = f"{row['step']}/{row['total_steps']}" if row else "-"
+        loss = f"{row['loss']:.4f}" if row else "-"
+        rows.append([seen.status.run_id, seen.state, step, loss, age(seen.age_s), seen.status.reason])
+    table(["run", "state", "step", "loss", "updated", "reason"], rows)
+
+
+def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
+    """A communication check in tables, then what is wrong and what changed."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"{result['backend']}, {result['world_size']} ranks, {result['seconds']:.0f} s")
+    for line in comm_report.check_lines(result):
+        console.print(f"  {line}")
+    table(*comm_report.interface_table(result))
+    if result["pairs"]:
+        table(*comm_report.pair_table(result))
+    table(*comm_report.sweep_table(result))
+    if slowest := comm_report.slowest_pair(result):
+        console.print(f"slowest pair: {slowest['from']} -> {slowest['to']}, {slowest['gbit_s']:.2f} Gbit/s")
+    for line in comm_report.comparison(result, previous):
+        console.print(line)
+    for line in comm_report.problems(result, line_rate_gbps):
+        console.print(f"[yellow]{line}")
+
+
+def print_json(result: Result) -> None:
+    """A result for other programs."""
+    print(json.dumps(result, indent=1))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows of text under a header."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(*header, box=None, pad_edge=False)
+    for row in rows:
+        grid.add_row(*row)
+    Console(highlight=False).print(grid)
+
+
+def age(seconds: float) -> str:
+    """A length of time in its largest unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0, seconds):.0f} s ago"

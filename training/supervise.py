@@ -1,0 +1,271 @@
+"""Start a run's ranks, watch them, end them all when one is lost, and keep status.json true.
+
+`python -m training.supervise --run DIR`, on the head in the run's systemd unit, or anywhere for `--here`.
+SIGTERM asks the ranks to save and leave. Standard library only: it must work when everything else is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from training.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
+from training.launch import NO_DATA_DISK, Host, Launch, parse_launch, runner_argv, sweep_command
+from training.reach import NodeError, answers, master_port, on_hosts, output_of, ssh, ssh_port
+from training.run_folder import LAUNCH, LAUNCHER_LOG, STATUS, STOP, Status, status_text, write_atomically
+from training.sweep import sweep
+
+PING_EVERY_S, PING_MISSES = 5.0, 3
+STATUS_EVERY_S = 5.0
+SETTLE_S = 3.0
+"""How long to listen on after a failure: the others' last words, and the cause behind it."""
+SETTLE_SECONDARY_S = 25.0
+"""The same after what is usually a consequence; ssh notices a lost node after 15 to 20 seconds."""
+COLLECT_S = 10.0
+RESERVE = ".reserve"
+RESERVE_BYTES = 256 * 1024
+NOT_SHIPPED = ("/logs", "/checkpoints", f"/{STATUS}", "/metrics.jsonl", f"/{STOP}", f"/{RESERVE}")
+
+
+class Supervisor:
+    """One run from its start to its end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
+        self.seen = Observation(self.launch)
+        self.events: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.stop_requested_at: float | None = None
+        now = time.time()
+        self.status = Status(self.launch.run_id, "starting", started=now, updated=now, supervisor_pid=os.getpid())
+
+    def request_stop(self, *_: object) -> None:
+        """SIGTERM: the ranks see the `stop` file, save and leave; the grace period starts."""
+        if self.stop_requested_at is None:
+            self.stop_requested_at = time.monotonic()
+            self.events.put(("stop", ""))
+
+    def main(self) -> int:
+        """Returns 0 for a run that finished or was stopped, 1 for a failed one."""
+        (self.run_dir / "logs").mkdir(exist_ok=True)
+        (self.run_dir / STOP).unlink(missing_ok=True)
+        (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
+        self._write_status()
+        try:
+            self._prepare_nodes()
+            end, code = self._supervise()
+        except NodeError as error:
+            end, code = Verdict("failed", f"node {error.node} is not ready: {error}", node=error.node), 1
+        self._write_end(end, code)
+        return 0 if end.state in {"finished", "stopped"} else 1
+
+    def _prepare_nodes(self) -> None:
+        """Every node answers, has the run's code and data, and no process of an earlier try."""
+        if self.launch.here:
+            sweep(str(self.run_dir))
+            return
+        for step in (
+            self._make_folder,
+            self._ship,
+            lambda host: ssh(host.name, sweep_command(self.launch), 30),
+        ):
+            errors = on_hosts(self.launch.hosts, step)
+            if errors:
+                raise errors[0]
+
+    def _make_folder(self, host: Host) -> None:
+        make = f"mkdir -p {shlex.quote(str(self.run_dir))}/logs"
+        if disk := self.launch.data_disk:
+            missing = shlex.quote(NO_DATA_DISK.format(disk=disk))
+            make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
+        ssh(host.name, make, 8)
+
+    def _ship(self, host: Host) -> None:
+        if host == self.launch.hosts[0]:
+            return
+        excluded = [f"--exclude={name}" for name in NOT_SHIPPED]
+        source, target = f"{self.run_dir}/", f"{host.name}:{self.run_dir}/"
+        output_of(["rsync", "-a", "--timeout=20", *excluded, source, target], host.name, 600)
+
+    def _supervise(self) -> tuple[Verdict, int | None]:
+        # on a machine of many uses two runs may start at once; a head has its ports to itself
+        skip = os.getpid() if self.launch.here else 0
+        argv = runner_argv(self.launch, master_port(self.launch.hosts[0].name, skip))
+        print(shlex.join(argv), flush=True)
+        launcher = subprocess.Popen(
+            argv,
+            cwd=self.run_dir,
+            env={**os.environ, **self.launch.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert launcher.stdout is not None
+        threading.Thread(target=self._read, args=(launcher.stdout,), daemon=True).start()
+        for host in () if self.launch.here else self.launch.hosts[1:]:
+            threading.Thread(target=self._ping, args=(host,), daemon=True).start()
+        self._watch(launcher)
+        code = launcher.poll()
+        end = verdict(self.seen, self.stop_requested_at is not None, code)
+        self._end_all(launcher)
+        return end, code
+
+    def _read(self, stream: IO[bytes]) -> None:
+        """Thread: the launcher's output, into its log and to the main thread."""
+        with (self.run_dir / LAUNCHER_LOG).open("ab", buffering=0) as log:
+            writable = True
+            for line in stream:
+                try:
+                    if writable:
+                        log.write(line)
+                except OSError as error:
+                    writable = False
+                    print(f"{LAUNCHER_LOG}: {error}", file=sys.stderr, flush=True)
+                self.events.put(("line", line.decode("utf-8", errors="replace").rstrip("\r\n")))
+
+    def _ping(self, host: Host) -> None:
+        """Thread: notice a node that vanished. ssh's keepalive does too, but only for idle connections."""
+        misses = 0
+        while misses < PING_MISSES:
+            time.sleep(PING_EVERY_S)
+            try:
+                there = answers(host.private_address, ssh_port(host.name))
+            except NodeError as error:  # ssh's own configuration could not be read
+                print(f"{host.name}: {error}", file=sys.stderr, flush=True)
+                there = False
+            misses = 0 if there else misses + 1
+        self.events.put(("lost", host.name))
+
+    def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
+        """Until the run has ended, one way or another."""
+        failed_at: float | None = None
+        ended_at: float | None = None
+        while True:
+            self._take_event()
+            now = time.monotonic()
+            if time.time() - self.status.updated > STATUS_EVERY_S:
+                self._refresh()
+            if self.stop_requested_at and now - self.stop_requested_at > self.launch.stop_grace_s:
+                return
+            if causes := self.seen.causes():
+                failed_at = failed_at or now
+                settle = SETTLE_S if causes[0].weight < SECONDARY else SETTLE_SECONDARY_S
+                if now - failed_at > settle or self.seen.all_ended:
+                    return
+            if self.seen.all_ended or launcher.poll() is not None:
+                ended_at = ended_at or now
+                if self.events.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
+                    return
+
+    def _take_event(self) -> None:
+        try:
+            kind, text = self.events.get(timeout=0.5)
+        except queue.Empty:
+            return
+        if kind == "line":
+            self.seen.take(text)
+        elif kind == "lost":
+            self.seen.lose(text)
+        else:
+            (self.run_dir / STOP).touch()
+        if self.status.state == "starting" and len(self.seen.started) == self.launch.world_size:
+            self.status = self.status.changed(state="running")
+            self._refresh()
+
+    def _end_all(self, launcher: subprocess.Popen[bytes]) -> None:
+        """No rank is left on any node that answers.
+
+        The launcher goes first and without a word: asked kindly, DeepSpeed's runner would `pkill` by pattern.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        if self.launch.here:
+            sweep(str(self.run_dir))
+            return
+        lost = set(self.seen.lost_nodes)
+        reachable = tuple(host for host in self.launch.hosts if host.name not in lost)
+        for error in on_hosts(reachable, lambda host: ssh(host.name, sweep_command(self.launch), 20)):
+            print(f"could not end the ranks on {error.node}: {error}", file=sys.stderr, flush=True)
+            lost.add(error.node)
+        self._collect_logs(tuple(host for host in self.launch.hosts[1:] if host.name not in lost))
+
+    def _collect_logs(self, hosts: tuple[Host, ...]) -> None:
+        """Every rank's log to the head, as far as the nodes answer: that is where results are fetched from."""
+        for error in on_hosts(hosts, self._collect):
+            print(f"no logs from {error.node}: {error}", file=sys.stderr, flush=True)
+
+    def _collect(self, host: Host) -> None:
+        ranks = [rank for rank in range(self.launch.world_size) if self.launch.host_of(rank) == host]
+        wanted = [f"--include={name}-{rank}.*" for rank in ranks for name in ("rank", "failure-rank")]
+        limits = [f"--timeout={COLLECT_S:.0f}", "--max-size=64m"]
+        source, target = f"{host.name}:{self.run_dir}/logs/", f"{self.run_dir}/logs/"
+        output_of(["rsync", "-a", *limits, *wanted, "--exclude=*", source, target], host.name, COLLECT_S)
+
+    def _last_lines(self, end: Verdict) -> tuple[str, ...]:
+        """The failing rank's last words: from its own log, which also has what it did not say aloud."""
+        if end.rank is None or end.node is None or end.node in self.seen.lost_nodes:
+            return end.last_lines
+        command = f"tail -n {LAST_LINES} {shlex.quote(str(self.run_dir))}/logs/rank-{end.rank}.log"
+        try:
+            if self.launch.here:
+                text = output_of(["sh", "-c", command], end.node, 10)
+            else:
+                text = ssh(end.node, command, 10)
+        except NodeError as error:
+            print(f"no log of rank {end.rank}: {error}", file=sys.stderr, flush=True)
+            return end.last_lines
+        return tuple(text.splitlines()) or end.last_lines
+
+    def _refresh(self) -> None:
+        self.status = self.status.changed(updated=time.time())
+        self._write_status()
+
+    def _write_status(self) -> None:
+        try:
+            write_atomically(self.run_dir / STATUS, status_text(self.status))
+        except OSError as error:
+            print(f"{STATUS}: {error}", file=sys.stderr, flush=True)
+
+    def _write_end(self, end: Verdict, code: int | None) -> None:
+        """The last status, written even when the disk is full: that is what the reserve is for."""
+        (self.run_dir / RESERVE).unlink(missing_ok=True)
+        now = time.time()
+        self.status = self.status.changed(
+            state=end.state,
+            reason=end.reason,
+            exit_code=code,
+            updated=now,
+            ended=now,
+            failed_rank=end.rank,
+            failed_node=end.node,
+            last_lines=self._last_lines(end),
+            mistake=end.mistake,
+        )
+        self._write_status()
+        print(json.dumps({"state": end.state, "reason": end.reason}), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, required=True)
+    supervisor = Supervisor(parser.parse_args().run.resolve())
+    signal.signal(signal.SIGTERM, supervisor.request_stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return supervisor.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

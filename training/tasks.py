@@ -1,0 +1,287 @@
+"""fab check / train / logs / status / stop / fetch / generate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from invoke import Collection, Context, Exit, task
+
+from inventory.command_line import one_sentence
+
+if TYPE_CHECKING:
+    from inventory.nodes import Node
+    from training.head import Head
+    from training.runs import Place
+
+HERE_HELP = "two ranks on this machine; nothing is provisioned"
+HERE_RUNS_HELP = "the runs of this machine, made with --here"
+NODE_ANSWER_S = 45.0
+RUN_HELP = "run id; without it the newest run"
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Mistakes end with one sentence and code 2, failed runs and broken connections with one and code 1."""
+    from training.attend import RunFailed
+    from training.data import DataError
+    from training.fetch import FetchError, FetchInterrupted
+    from training.head import HeadError
+    from training.launch import LaunchError
+    from training.recipe import RecipeError
+
+    mistakes = (RecipeError, DataError, LaunchError, FetchError)
+    with one_sentence(mistakes, failures=(HeadError, RunFailed, FetchInterrupted)):
+        yield
+
+
+@contextmanager
+def _place(here: bool) -> Iterator[tuple[Place, tuple[Node, ...]]]:
+    """The head with its nodes, or this machine, which has none; the connection is closed in the end."""
+    place, nodes = _find_place(here)
+    try:
+        yield place, nodes
+    finally:
+        place.head.close()
+
+
+def _find_place(here: bool) -> tuple[Place, tuple[Node, ...]]:
+    from pathlib import Path
+
+    from training.head import HereHead, RemoteHead
+    from training.launch import Host
+    from training.run_folder import LOCAL_RUNS
+    from training.runs import Place
+
+    if here:
+        return Place(HereHead(Path(LOCAL_RUNS))), ()
+    from inventory import ssh
+    from inventory.cluster import load_cluster
+
+    cluster = load_cluster()
+    head = cluster.head
+    hosts = tuple(Host(node.name, node.private_address, node.slots) for node in cluster.nodes)
+    cuda = cluster.settings.torch_flavour == "cuda" and any(node.gpus for node in cluster.nodes)
+    rate = cluster.settings.network.line_rate_gbps or None
+    remote = RemoteHead(head.name, lambda: ssh.connect(head), ssh.run)
+    return Place(remote, hosts, cuda, cluster.settings.name, rate), cluster.nodes
+
+
+def _on(node: Node, command: str) -> str:
+    """What a command prints on a node; an answer is waited for as long as a sweep may take."""
+    from inventory import ssh
+
+    return ssh.ask(node, command, timeout_s=NODE_ANSWER_S).strip()
+
+
+def _on_all(nodes: Sequence[Node], command: str) -> dict[str, str | Exception]:
+    from inventory import ssh
+
+    return ssh.on_all(nodes, lambda node: _on(node, command))
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["set"],
+    optional=["resume"],
+    help={
+        "model": "recipe name; an unknown one lists them all",
+        "data": "JSONL file: messages, or prompt and completion, on each line",
+        "steps": "optimizer steps instead of the recipe's",
+        "set": "key=value for any recipe key; may be repeated",
+        "resume": "go on with the newest run of the model, or with the run id given",
+        "here": HERE_HELP,
+        "detach": "start it and come back at once",
+        "no_fetch": "leave the results on the head",
+    },
+)
+def train(
+    c: Context,
+    model: str = "",
+    data: str = "",
+    steps: str = "",  # as text, so that 0 is refused and not taken for nothing
+    set: Sequence[str] | None = None,  # invoke wants None here to make a list of it
+    resume: str | None = None,
+    here: bool = False,
+    detach: bool = False,
+    no_fetch: bool = False,
+) -> None:
+    """Fine-tune a model: check, ship, start, follow, fetch."""
+    from datetime import datetime
+    from functools import cache
+
+    with _sentences(), ExitStack() as stack:
+        from training import attend, begin
+        from training.launch import LaunchError
+
+        place = cache(lambda: stack.enter_context(_place(here))[0])
+        if resume is None:
+            recipe = begin.chosen_recipe(model, set or (), steps)
+            run_id: str | None = begin.begin(place, recipe, data, datetime.now())
+        elif data or steps != "" or set:
+            raise LaunchError("a resumed run keeps its recipe and its data; leave --data, --steps and --set out")
+        else:
+            run_id = begin.resume(place(), resume if isinstance(resume, str) else None, model or None)
+        if run_id and detach:
+            attend.say_detached(run_id, here)
+        elif run_id and (seen := attend.attend(place().head, run_id)):
+            attend.conclude(place().head, run_id, seen)
+            if not no_fetch:
+                attend.bring_home(place().head, run_id)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "run": RUN_HELP,
+        "follow": "go on until the run is over",
+        "rank": "a rank's own log",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def logs(c: Context, run: str = "", follow: bool = False, rank: int = -1, here: bool = False) -> None:
+    """Show a run's log or one rank's; --follow shows its progress."""
+    import shlex
+
+    with _sentences(), _place(here) as (place, nodes):
+        from training import attend, runs
+
+        head = place.head
+        run_id = runs.find(head, run or None)
+        if rank >= 0:
+            launch = runs.read_launch(head, run_id)
+            command = runs.rank_log_command(launch, rank)
+            print(_on_node(head, nodes, launch.host_of(rank).name, command))
+        elif not follow:
+            print(head.shell(f"tail -n 100 {shlex.quote(str(head.runs / run_id))}/logs/launcher.log"))
+        elif seen := attend.attend(head, run_id):
+            attend.conclude(head, run_id, seen)
+
+
+def _on_node(head: Head, nodes: Sequence[Node], name: str, command: str) -> str:
+    """What a command prints on the node of that name."""
+    if head.here:
+        return head.shell(command)
+    from training.launch import LaunchError
+
+    for node in nodes:
+        if node.name == name:
+            return _on(node, command)
+    raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
+
+
+@task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
+def status(c: Context, here: bool = False) -> None:
+    """All runs with their state; whether every node answers."""
+    with _sentences(), _place(here) as (place, nodes):
+        from training import runs
+        from training.show import runs_table, table
+
+        if nodes:
+            answers = _on_all(nodes, "uptime -p")
+            table(["node", "address", "state"], [[n.name, n.address, str(answers[n.name])] for n in nodes])
+        runs_table(runs.all_runs(place.head))
+
+
+@task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
+def stop(c: Context, run: str = "", here: bool = False) -> None:
+    """End a run: it saves, leaves, and no rank is left anywhere."""
+    with _sentences(), _place(here) as (place, nodes):
+        from training import attend, runs
+        from training.launch import sweep_command
+
+        head = place.head
+        run_id = runs.find(head, run or None)
+        seen = runs.look(head, run_id)
+        if not seen.over:
+            runs.ask_to_stop(head, run_id)
+            seen = attend.attend(head, run_id) or seen
+        # a run whose supervisor is gone has nobody else to end its ranks
+        command = sweep_command(runs.read_launch(head, run_id), only_list=seen.state != "lost")
+        left = runs.left_on(_on_all(nodes, command) if nodes else {head.name: head.shell(command)})
+        if left:
+            raise Exit(f"{run_id}: {'; '.join(left)}", code=1)
+        print(f"{run_id} {seen.state}; no process of it is left on any node")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "run": RUN_HELP,
+        "watch": "fetch every new checkpoint until the run is over",
+        "full": "the optimizer's state too: as large as several adapters, and only a resume needs it",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
+    """Bring a run's newest adapter, metrics and logs home, verified."""
+    with _sentences(), _place(here) as (place, _):
+        from training import attend, runs
+
+        run_id = runs.find(place.head, run or None)
+        step = attend.bring_home(place.head, run_id, full)
+        if watch:
+            attend.watch_home(place.head, run_id, step, full)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
+        "here": HERE_HELP,
+        "json": "print result.json",
+    },
+)
+def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: bool = False) -> None:
+    """Check that the nodes talk correctly, and how fast."""
+    if line_rate_gbps < 0:
+        raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0", code=2)
+    import sys
+    from datetime import datetime
+
+    with _sentences(), _place(here) as (place, _):
+        from training import attend, comm_report, runs
+        from training.run_folder import LOCAL_RUNS
+        from training.show import check_report, print_json
+
+        run_id = runs.start_check(place, datetime.now())
+        seen = attend.attend(place.head, run_id)
+        if seen is None:
+            return
+        attend.conclude(place.head, run_id, seen)
+        attend.bring_home(place.head, run_id)
+        results, unreadable = runs.check_results(LOCAL_RUNS)
+        for phrase in unreadable:
+            print(phrase, file=sys.stderr)
+        if run_id not in {result["run_id"] for result in results}:
+            raise Exit(f"{run_id} left no result that can be read", code=1)
+        result, previous = comm_report.this_and_previous(results, run_id)
+        if json:
+            print_json(result)
+        else:
+            check_report(result, previous, line_rate_gbps or place.line_rate_gbps)
+        if comm_report.wrong_results(result):
+            raise Exit("the collectives compute wrong results; do not train on these nodes", code=1)
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["prompt"],
+    help={"run": RUN_HELP, "prompt": "what to ask; may be repeated", "here": HERE_RUNS_HELP},
+)
+def generate(c: Context, prompt: Sequence[str], run: str = "", here: bool = False) -> None:
+    """Ask base and tuned model the same, side by side."""
+    with _sentences(), _place(here) as (place, _):
+        from training import runs
+        from training.launch import LaunchError
+
+        head = place.head
+        run_id = runs.find(head, run or None)
+        step = runs.checkpoint_step(head, run_id)
+        if step is None or not prompt:
+            raise LaunchError(f"{run_id} has no checkpoint yet" if prompt else "say what to ask: --prompt TEXT")
+        print(head.shell(runs.generate_command(head, run_id, step, prompt), 600))
+
+
+namespace = Collection(check, train, logs, status, stop, fetch, generate)
