@@ -1,0 +1,174 @@
+"""A model hub on loopback that speaks the Hub's HTTP API to the real `hf` client.
+
+It serves what it is given, refuses like the Hub does (unknown, gated), and fails on demand: a transfer cut
+half-way, a file sent with wrong bytes. Large-file storage (LFS) holds every `.safetensors`, as on the Hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+COMMIT = "c0ffee" * 6 + "cafe"
+
+
+@dataclass
+class Hub:
+    """`with Hub({"acme/model": {"config.json": b"{}"}}) as hub:` serves at hub.url."""
+
+    models: dict[str, dict[str, bytes]]
+    gated: set[str] = field(default_factory=set)
+    token: str = "hf_right"
+    """What opens a gated model."""
+    unavailable: set[str] = field(default_factory=set)
+    """Files the server fails to send."""
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    """(method, path, Range header) of each request answered."""
+    _cuts: dict[str, list[int]] = field(default_factory=dict)
+    _wrong: dict[str, int] = field(default_factory=dict)
+
+    def __enter__(self) -> Hub:
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def cut(self, path: str, *after_bytes: int) -> None:
+        """Break the next transfers of a file, each after so many bytes."""
+        self._cuts[path] = list(after_bytes)
+
+    def send_wrong_bytes(self, path: str, times: int = 1) -> None:
+        """Send the file with one byte changed, the right size and the right announcement."""
+        self._wrong[path] = times
+
+    def downloads(self, path: str) -> list[str]:
+        """The Range headers of the downloads of a file ("" where the whole was asked for)."""
+        return [r for method, p, r in self.requests if method == "GET" and p.endswith(f"/{path}")]
+
+    def body(self, model: str, path: str) -> bytes:
+        """What is sent this time."""
+        content = self.models[model][path]
+        if self._wrong.get(path, 0) > 0:
+            self._wrong[path] -= 1
+            middle = len(content) // 2
+            return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        return content
+
+    def cut_now(self, path: str) -> int | None:
+        """After how many bytes this transfer breaks, if it does."""
+        return self._cuts[path].pop(0) if self._cuts.get(path) else None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
+        for model in self.hub.models:
+            for prefix, answer in (
+                (f"/api/models/{model}/revision/", self._revision),
+                (f"/api/models/{model}/tree/", self._tree),
+                (f"/{model}/resolve/", self._file),
+            ):
+                if path.startswith(prefix):
+                    return self._allowed(model, path.removeprefix(prefix), answer)
+        self._refuse(404, "RepoNotFound", "Repository not found")
+
+    def _allowed(self, model: str, rest: str, answer: Any) -> None:
+        if model in self.hub.gated and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            return self._refuse(403, "GatedRepo", "Access to this model is restricted")
+        if rest.partition("/")[0] not in ("main", COMMIT):
+            return self._refuse(404, "RevisionNotFound", "Invalid rev id")
+        answer(model, rest)
+
+    def _revision(self, model: str, _: str) -> None:
+        siblings = [
+            {"rfilename": path, "size": len(data), "blobId": _git_id(data), "lfs": _lfs(path, data, "sha256")}
+            for path, data in self.hub.models[model].items()
+        ]
+        self._json({"id": model, "modelId": model, "sha": COMMIT, "siblings": siblings})
+
+    def _tree(self, model: str, _: str) -> None:
+        self._json(
+            [
+                {"type": "file", "path": path, "size": len(data), "oid": _git_id(data)}
+                | ({"lfs": lfs} if (lfs := _lfs(path, data, "oid")) else {})
+                for path, data in self.hub.models[model].items()
+            ]
+        )
+
+    def _file(self, model: str, rest: str) -> None:
+        path = rest.partition("/")[2]
+        if path not in self.hub.models[model]:
+            return self._refuse(404, "EntryNotFound", "Entry not found")
+        if path in self.hub.unavailable and self.command == "GET":
+            return self._refuse(503, "", "Service unavailable")
+        right = self.hub.models[model][path]
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        getting = self.command == "GET"
+        body = (self.hub.body(model, path) if getting else right)[start:]
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(body)))
+        if "Range" in self.headers:
+            self.send_header("Content-Range", f"bytes {start}-{len(right) - 1}/{len(right)}")
+        lfs = _lfs(path, right, "sha256")
+        self.send_header("ETag", f'"{lfs["sha256"] if lfs else _git_id(right)}"')
+        if lfs:
+            self.send_header("X-Linked-Etag", f'"{lfs["sha256"]}"')
+            self.send_header("X-Linked-Size", str(len(right)))
+        self.end_headers()
+        if not getting:
+            return
+        stop = self.hub.cut_now(path)
+        self.wfile.write(body[:stop])
+        if stop is not None:
+            self.close_connection = True
+
+    def _json(self, content: Any) -> None:
+        self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def _git_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _lfs(path: str, data: bytes, key: str) -> dict[str, Any] | None:
+    if not path.endswith(".safetensors"):
+        return None
+    return {key: hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}

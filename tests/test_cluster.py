@@ -1,0 +1,354 @@
+"""From bare hosts to a verified adapter, and through everything that can go wrong on the way, on real hosts.
+
+One cluster of four serves the whole file, one test after the other; each says one thing a user relies on.
+"""
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from inventory.localcloud import cloud
+from inventory.settings import load_settings
+from tests.local_cluster import ROOT, LocalCluster, wait_for
+
+pytestmark = [pytest.mark.localcloud, pytest.mark.torch]
+
+STEPS, SAVE_EVERY = 40, 4
+NAMES = ["te1", "te2", "te3", "te4"]
+
+
+def silent(line):
+    """Progress nobody reads."""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Four hosts that only answer ssh."""
+    local = LocalCluster(tmp_path_factory.mktemp("cluster"))
+    local.fab("local.down")
+    booted = local.fab("local.up")
+    assert booted.returncode == 0, booted.stdout
+    yield local
+    local.fab("local.down")
+
+
+@pytest.fixture(scope="module")
+def cluster(bare):
+    """The same hosts after one base deploy."""
+    code, _, log = bare.deploy()
+    assert code == 0, log[-4000:]
+    return bare
+
+
+def run_id_in(output):
+    return re.search(r"tiny-\d{8}-\d{6}", output)[0]
+
+
+def losses(lines):
+    return {entry["step"]: entry["loss"] for entry in map(json.loads, lines) if "step" in entry}
+
+
+@pytest.fixture(scope="module")
+def trained(cluster):
+    """A run nobody disturbed, fetched."""
+    done = cluster.fab("train", "--model", "tiny", "--steps", STEPS, "--set", f"save_every={SAVE_EVERY}")
+    assert done.returncode == 0, done.stdout
+    return done, ROOT / "runs" / run_id_in(done.stdout)
+
+
+class Disturbed:
+    """One run that is broken again and again, and resumed each time."""
+
+    def __init__(self, local):
+        self.local = local
+        started = local.fab(
+            "train", "--model", "tiny", "--steps", STEPS, "--set", f"save_every={SAVE_EVERY}", "--detach"
+        )
+        assert started.returncode == 0, started.stdout
+        self.run_id = run_id_in(started.stdout)
+        self.folder = f"/data/runs/{self.run_id}"
+
+    def steps(self):
+        told = self.local.on("te1", f"tail -n 1 {self.folder}/metrics.jsonl 2>/dev/null; true")
+        return json.loads(told)["step"] if told.strip() else 0
+
+    def wait_beyond(self, step):
+        wait_for(f"step {step} of {self.run_id}", lambda: self.steps() > step, 120)
+
+    def checkpoints(self):
+        names = self.local.on("te1", f"ls {self.folder}/checkpoints 2>/dev/null; true").split()
+        return sorted(int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d+", name))
+
+    def status(self):
+        return json.loads(self.local.on("te1", f"cat {self.folder}/status.json"))
+
+    def wait_until_failed(self, within_s):
+        def failed():
+            status = self.status()
+            return status if status["state"] == "failed" else None
+
+        return wait_for(f"{self.run_id} has failed", failed, within_s)
+
+    def ranks_on(self, name):
+        return self.local.on(name, f"pgrep -af '[t]raining.*{self.run_id}'; true").splitlines()
+
+    def resume(self):
+        done = self.local.fab("train", "--resume", self.run_id, "--detach")
+        assert done.returncode == 0, done.stdout
+        assert f"goes on from step {self.checkpoints()[-1]}" in done.stdout
+        return done
+
+
+@pytest.fixture(scope="module")
+def disturbed(cluster, trained):
+    return Disturbed(cluster)
+
+
+def test_a_second_base_deploy_changes_nothing(cluster):
+    code, results, log = cluster.deploy()
+    assert code == 0, log[-3000:]
+    operations = results["results"]["operations"]
+    assert len(operations) > 15
+    assert [op for op in operations if op["success"] or op["error"]] == []
+    assert sum(len(op["no_change"]) for op in operations) >= 4 * 15
+
+
+def test_the_hosts_are_what_the_acceptance_tests_say(cluster):
+    done = cluster.call(sys.executable, "-m", "pytest", "-q", "tests/acceptance")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+def test_the_doctor_finds_nothing_broken(cluster):
+    done = cluster.fab("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    findings = json.loads(done.stdout)
+    assert {"reached", "ssh", "environment", "models", "data disk"} <= {f["check"] for f in findings}
+
+
+def test_the_communication_check_measures_every_pair(cluster):
+    done = cluster.fab("check", "--json")
+    assert done.returncode == 0, done.stdout
+    run_id = re.search(r"check-\d{8}-\d{6}", done.stdout)[0]
+    result = json.loads((ROOT / "runs" / run_id / "result.json").read_text())
+    assert result["backend"] == "gloo"
+    assert {(pair["from"], pair["to"]) for pair in result["pairs"]} == {(a, b) for a in NAMES for b in NAMES if a != b}
+    assert all(pair["gbit_s"] > 0 for pair in result["pairs"])
+
+
+def test_training_teaches_and_the_fetched_metrics_say_so(trained):
+    done, folder = trained
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert {"loss", "lr", "grad_norm", "tokens", "tokens_per_s"} <= lines[0].keys()
+    first, last = (sum(line["loss"] for line in part) / 5 for part in (lines[:5], lines[-5:]))
+    assert last < first - 0.3
+    assert "verified" in done.stdout
+
+
+def test_the_adapter_opens_with_plain_peft_in_a_fresh_process_and_changes_the_answer(cluster, trained, tmp_path):
+    head = cluster.node("te1")
+    from inventory.ssh import ssh_options
+
+    base = tmp_path / "tiny"
+    subprocess.run(
+        ["rsync", "-a", "-e", " ".join(["ssh", *ssh_options(head)]), f"root@{head.address}:/data/models/tiny/", base],
+        check=True,
+    )
+    code = (
+        "import sys, torch\n"
+        "from peft import PeftModel\n"
+        "from transformers import AutoModelForCausalLM\n"
+        "base = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()\n"
+        "ids = torch.arange(20, 52).unsqueeze(0)\n"
+        "before = base(ids).logits.detach().clone()\n"
+        "tuned = PeftModel.from_pretrained(base, sys.argv[2]).eval()\n"
+        "print(float((tuned(ids).logits - before).abs().max()))\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, base, trained[1] / "adapter"], capture_output=True, text=True, check=True
+    )
+    assert float(told.stdout.split()[-1]) > 0.1
+
+
+def test_base_and_tuned_answer_differently(cluster, trained):
+    done = cluster.fab("generate", "--run", trained[1].name, "--prompt", "What does textwrap.dedent do?")
+    assert done.returncode == 0, done.stdout
+    base, tuned = (re.search(rf"^  {who} +(.+)$", done.stdout, re.MULTILINE)[1] for who in ("base", "tuned"))
+    assert base != tuned
+
+
+def test_a_finished_run_is_not_run_again(cluster, trained):
+    done = cluster.fab("train", "--resume", trained[1].name)
+    assert done.returncode == 0
+    assert "is finished" in done.stdout
+
+
+def test_fetching_again_moves_nothing(cluster, trained):
+    done = cluster.fab("fetch", "--run", trained[1].name)
+    assert done.returncode == 0, done.stdout
+    assert "(0.0 MiB moved)" in done.stdout
+
+
+def test_a_rank_killed_ends_the_run_with_its_name_and_leaves_no_orphan(disturbed):
+    disturbed.wait_beyond(SAVE_EVERY)
+    disturbed.local.on("te3", "pkill -KILL -f '[p]ython -u -m training.finetune'")
+    status = disturbed.wait_until_failed(within_s=60)
+    assert (status["failed_node"], status["failed_rank"]) == ("te3", 2)
+    assert "rank 2 on te3 was killed by signal 9" in status["reason"]
+    assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}
+
+
+def test_a_host_powered_off_is_named_within_a_minute(disturbed):
+    disturbed.resume()
+    disturbed.wait_beyond(disturbed.checkpoints()[-1] + SAVE_EVERY)
+    cloud.power_off(load_settings(disturbed.local.toml), "te4")
+    status = disturbed.wait_until_failed(within_s=60)
+    assert "te4" in status["reason"]
+    assert [name for name in NAMES[:3] if disturbed.ranks_on(name)] == []
+
+
+def test_the_doctor_and_the_check_name_the_host_that_is_off(disturbed):
+    began = time.monotonic()
+    check = disturbed.local.fab("check")
+    assert check.returncode == 1
+    assert "te4" in check.stdout
+    assert time.monotonic() - began < 45
+    doctor = disturbed.local.fab("doctor")
+    assert doctor.returncode == 2
+    assert "te4" in doctor.stdout
+
+
+def test_a_base_deploy_with_a_host_off_finishes_the_others_and_fails(disturbed):
+    code, _, log = disturbed.local.deploy()
+    assert code == 1
+    assert re.search(r"\[te4\].*Could not connect", log)
+    settings = load_settings(disturbed.local.toml)
+    cloud.power_on(settings, "te4", silent)
+    code, _, log = disturbed.local.deploy()
+    assert code == 0, log[-3000:]
+
+
+def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(disturbed):
+    local = disturbed.local
+    before = disturbed.checkpoints()[-1]
+    settings = load_settings(local.toml)
+    following = subprocess.Popen(
+        ["fab", "train", "--resume", disturbed.run_id],
+        cwd=ROOT, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        disturbed.wait_beyond(before + SAVE_EVERY)
+        cloud.cut(settings, "te1")
+        said, _ = following.communicate(timeout=60)
+    finally:
+        cloud.heal(settings, "te1")
+        following.kill()
+    assert following.returncode == 1
+    assert "te1 has not answered" in said
+    assert f"fab logs --follow --run {disturbed.run_id}" in said
+    for name in NAMES[1:]:
+        wait_for(f"no rank on {name}", lambda name=name: not disturbed.ranks_on(name), 60)
+    assert "head" in disturbed.wait_until_failed(within_s=60)["reason"]
+
+
+def test_a_full_disk_is_named(disturbed):
+    disturbed.local.on(
+        "te1", "fallocate -l $(($(df --output=avail -B1 /data | tail -n 1) - 2000000)) /data/ballast", timeout=120
+    )
+    try:
+        disturbed.resume()
+        status = disturbed.wait_until_failed(within_s=120)
+    finally:
+        disturbed.local.on("te1", "rm -f /data/ballast")
+    assert re.search(r"disk is full|MiB are available|No space left", status["reason"])
+    last = json.loads(disturbed.local.on("te1", f"tail -n 1 {disturbed.folder}/metrics.jsonl"))
+    assert status["ended"] - datetime.fromisoformat(last["time"]).timestamp() < 60
+
+
+def test_after_all_that_the_losses_are_those_of_the_undisturbed_run(disturbed, trained, cluster):
+    disturbed.resume()
+    done = cluster.fab("logs", "--follow", "--run", disturbed.run_id)
+    assert done.returncode == 0, done.stdout
+    told = losses(cluster.on("te1", f"cat {disturbed.folder}/metrics.jsonl").splitlines())
+    undisturbed = losses((trained[1] / "metrics.jsonl").read_text().splitlines())
+    assert told.keys() == undisturbed.keys()
+    assert all(math.isclose(told[step], undisturbed[step], rel_tol=1e-6) for step in told)
+
+
+def test_a_run_that_is_stopped_saves_and_leaves_nothing(cluster, trained):
+    started = cluster.fab("train", "--model", "tiny", "--steps", "500", "--set", "save_every=100", "--detach")
+    run_id = run_id_in(started.stdout)
+    metrics = f"/data/runs/{run_id}/metrics.jsonl"
+    wait_for("its first steps", lambda: cluster.on("te1", f"cat {metrics} 2>/dev/null; true").count("\n") > 2, 120)
+    second = cluster.fab("train", "--model", "tiny")
+    assert second.returncode == 2
+    assert f"{run_id} is running" in second.stdout
+    stopped = cluster.fab("stop", "--run", run_id)
+    assert stopped.returncode == 0, stopped.stdout
+    assert "no process of it is left on any node" in stopped.stdout
+    assert "step-" in cluster.on("te1", f"ls /data/runs/{run_id}/checkpoints")
+
+
+def test_ctrl_c_leaves_the_terminal_and_not_the_run(cluster, trained):
+    following = subprocess.Popen(
+        ["fab", "train", "--model", "tiny", "--steps", "500"],
+        cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        said = ""
+        while "step " not in said:
+            said += following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        rest, _ = following.communicate(timeout=30)
+    finally:
+        following.kill()
+    run_id = run_id_in(said)
+    assert f"{run_id} goes on by itself" in rest
+    assert cluster.on("te1", f"systemctl is-active spotune-{run_id}").strip() == "active"
+    assert cluster.fab("stop", "--run", run_id).returncode == 0
+
+
+def test_a_host_made_anew_takes_the_old_ones_place_everywhere(cluster):
+    old = cluster.node("te2").private_address
+    old_key = cluster.on("te2", "cut -d' ' -f2 /root/.ssh/id_cluster.pub").strip()
+    cloud.recreate(load_settings(cluster.toml), "te2", silent)
+    new = cluster.node("te2").private_address
+    assert new != old
+    code, _, log = cluster.deploy()
+    assert code == 0, log[-3000:]
+    for name in NAMES:
+        hosts = cluster.on(name, "cat /etc/hosts")
+        assert [line for line in hosts.splitlines() if "te2" in line.split()[1:]] == [f"{new} te2"]
+        known = cluster.on(name, "cat /etc/ssh/ssh_known_hosts")
+        assert len([line for line in known.splitlines() if line.startswith("te2,")]) == 1
+        everything = hosts + known + cluster.on(name, "cat /root/.ssh/authorized_keys")
+        assert not re.search(rf"{re.escape(old)}(?!\d)", everything)
+        assert old_key not in everything
+    done = cluster.call(sys.executable, "-m", "pytest", "-q", "tests/acceptance")
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_an_unknown_model_is_refused_with_the_list(cluster):
+    done = cluster.fab("train", "--model", "qwen9")
+    assert done.returncode == 2
+    assert "qwen2.5-14b" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_an_unreadable_data_line_is_refused_with_its_number(cluster, tmp_path):
+    data = tmp_path / "data.jsonl"
+    good = json.dumps({"prompt": "a", "completion": "b"})
+    data.write_text(f"{good}\n{good}\n{{not json\n")
+    done = cluster.fab("train", "--model", "tiny", "--data", data)
+    assert done.returncode == 2
+    assert re.search(r"line 3", done.stdout)
+    assert Path(data).name in done.stdout

@@ -1,0 +1,218 @@
+"""The doctor: what can be wrong with a cluster becomes a finding with the command that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Survey, examine, worst
+from deploy.doctor_table import print_findings
+from inventory.nodes import Node
+
+DEPLOY = "pyinfra -y inventory/static.py deploy/base.py"
+
+
+def node(rank: int, gpus: int = 1) -> Node:
+    return Node(
+        name=f"te{rank + 1}",
+        rank=rank,
+        address=f"203.0.113.{rank + 1}",
+        private_address=f"10.0.0.{rank + 1}",
+        user="root",
+        port=22,
+        key=Path("key"),
+        known_hosts=Path("known_hosts"),
+        gpus=gpus,
+    )
+
+
+NODES = (node(0), node(1))
+
+
+def answer(of: Node, **changes: Any) -> Answer:
+    return Answer(
+        hostname=of.name,
+        data_mounted=True,
+        data_free_gib=100,
+        root_free_gib=20,
+        environment="e" * 64,
+        torch="2.13.0",
+        torch_cuda="13.0",
+        models={"tiny": "m" * 64},
+        resolved={n.name: (n.private_address,) for n in NODES},
+        logins={n.name: n.name for n in NODES} if of.rank == 0 else {},
+        free_ports=29500,
+        clock_synchronised=True,
+        pci_gpus=of.gpus,
+        smi_gpus=of.gpus,
+        smi_error="",
+        gpu_processes=(),
+        driver_loaded="580.178.04",
+        driver_installed="580.178.04",
+        active_runs=(),
+    ).model_copy(update=changes)
+
+
+def survey(**changes_of_te2: Any) -> Survey:
+    return Survey(
+        nodes=NODES,
+        answers={"te1": answer(NODES[0]), "te2": answer(NODES[1], **changes_of_te2)},
+        unreachable={},
+        offsets_s={"te1": 3600.0, "te2": 3600.2},
+        models=("tiny",),
+        deploy_command=DEPLOY,
+    )
+
+
+def wrong(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level != "fine"]
+
+
+def test_a_healthy_cluster_is_fine_and_every_check_says_so() -> None:
+    findings = examine(survey())
+    assert wrong(findings) == []
+    assert {finding.check for finding in findings} == {"reached", *CHECKS}
+    assert worst(findings) == "fine"
+
+
+def process(run: str = "") -> GpuProcess:
+    return GpuProcess(pid=7, memory_mib=900, user="ann", age="02:11", command="python", start="1", run=run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "words", "mend"),
+    [
+        ({"hostname": "iZ0abc"}, "names", "broken", "iZ0abc", DEPLOY),
+        ({"resolved": {"te1": ("10.0.0.1",)}}, "names", "broken", "te2 is unknown, not 10.0.0.2", DEPLOY),
+        (
+            {"resolved": {"te1": ("10.0.0.1",), "te2": ("127.0.1.1",)}},
+            "names",
+            "broken",
+            "te2 is 127.0.1.1, not 10.0.0.2",
+            DEPLOY,
+        ),
+        ({"clock_synchronised": False}, "clock", "warning", "no time service", "timedatectl"),
+        ({"data_mounted": False}, "data disk", "broken", "not a mount point", DEPLOY),
+        ({"data_free_gib": 3.0}, "space", "warning", "3.0 GiB free on /data", "du"),
+        ({"root_free_gib": 0.1}, "space", "broken", "0.1 GiB free on /", "du"),
+        ({"pci_gpus": 2}, "GPUs", "broken", "2 GPUs on the PCI bus, 1 in cluster.toml", "set gpus = 2"),
+        ({"smi_gpus": 0}, "GPUs", "broken", "sees 0 of 1", "reboot"),
+        ({"smi_error": "Driver/library version mismatch"}, "GPUs", "broken", "mismatch", DEPLOY),
+        ({"driver_loaded": "535.183.01"}, "driver", "broken", "535.183.01 is loaded", "reboot"),
+        (
+            {"driver_loaded": "535.183.01", "driver_installed": "535.183.01"},
+            "torch",
+            "broken",
+            "needs driver 580 or newer; loaded: 535.183.01",
+            DEPLOY,
+        ),
+        ({"torch_cuda": ""}, "torch", "broken", "built for the CPU", "python.torch"),
+        ({"environment": ""}, "environment", "broken", "no Python environment", DEPLOY),
+        ({"environment": "f" * 64}, "environment", "broken", "not the head's", DEPLOY),
+        ({"models": {}}, "models", "broken", "no tiny under /data/models", DEPLOY),
+        ({"models": {"tiny": "other"}}, "models", "broken", "not the files the head has", DEPLOY),
+        (
+            {"gpu_processes": (process("tiny-1"),)},
+            "GPU processes",
+            "warning",
+            "7 (ann, 02:11)",
+            "fab gpu.kill",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_cure(
+    changes: dict[str, Any], check: str, level: str, words: str, mend: str
+) -> None:
+    found = [finding for finding in wrong(examine(survey(**changes))) if finding.check == check]
+    assert len(found) == 1, examine(survey(**changes))
+    assert (found[0].node, found[0].level) == ("te2", level)
+    assert words in found[0].message
+    assert mend in found[0].mend
+
+
+def test_an_unreachable_node_is_broken_with_its_reason_and_the_others_are_still_checked() -> None:
+    whole = survey()
+    lost = replace(whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": "te2: refuses the key"})
+    found = wrong(examine(lost))
+    assert [(f.node, f.check, f.message) for f in found] == [("te2", "reached", "te2: refuses the key")]
+    assert found[0].mend == "ssh -i key -p 22 -o UserKnownHostsFile=known_hosts root@203.0.113.2 true"
+    assert worst(found) == "broken"
+
+
+def test_clocks_are_compared_with_the_heads_not_with_this_machines() -> None:
+    whole = survey()
+    assert wrong(examine(whole)) == [], "both an hour off this machine, but together"
+    off = wrong(examine(replace(whole, offsets_s={"te1": 0.0, "te2": -2.0})))
+    assert [(f.node, f.level) for f in off] == [("te2", "warning")]
+    assert "2.0 s" in off[0].message
+    far = wrong(examine(replace(whole, offsets_s={"te1": 0.0, "te2": 31.0})))
+    assert [f.level for f in far] == ["broken"]
+
+
+def with_head(**changes: Any) -> Survey:
+    whole = survey()
+    return replace(whole, answers={**whole.answers, "te1": answer(NODES[0], **changes)})
+
+
+def test_ssh_from_the_head_that_fails_or_leads_elsewhere_is_broken() -> None:
+    failing = {"te1": "te1", "te2": "error: Host key verification failed."}
+    found = wrong(examine(with_head(logins=failing)))
+    assert [(f.check, f.message) for f in found] == [("ssh", "ssh from here fails: te2: Host key verification failed.")]
+    assert "te2 leads to te1" in wrong(examine(with_head(logins={"te1": "te1", "te2": "te1"})))[0].message
+
+
+def test_a_run_needs_two_free_ports_in_a_row_on_the_head_only() -> None:
+    found = wrong(examine(with_head(free_ports=None)))
+    assert [(f.node, f.check, f.level) for f in found] == [("te1", "port", "broken")]
+    assert "from 29500 to 29599" in found[0].message
+    assert found[0].mend.endswith("ss -ltnp")
+    assert wrong(examine(with_head(free_ports=29502))) == []
+    assert wrong(examine(survey(free_ports=None))) == []
+
+
+def test_a_host_key_that_is_not_known_is_mended_by_the_task_that_shows_it() -> None:
+    whole = survey()
+    reason = "its host key is not in known_hosts; `fab trust` shows the fingerprint and adds it"
+    lost = replace(whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": reason})
+    assert [f.mend for f in wrong(examine(lost))] == ["fab trust"]
+
+
+def test_a_user_who_is_not_root_gets_commands_that_work_for_him() -> None:
+    nodes = (replace(NODES[0], user="ubuntu", key=Path("my key")), NODES[1])
+    found = wrong(examine(replace(with_head(clock_synchronised=False), nodes=nodes)))
+    assert [f.mend for f in found] == [
+        "ssh -i 'my key' -p 22 -o UserKnownHostsFile=known_hosts ubuntu@203.0.113.1 sudo -n timedatectl set-ntp true"
+    ]
+
+
+def test_processes_of_an_active_run_are_no_strangers_on_any_node() -> None:
+    whole = survey(gpu_processes=(process("tiny-1"),))
+    active = replace(whole, answers={**whole.answers, "te1": answer(NODES[0], active_runs=("tiny-1",))})
+    assert wrong(examine(active)) == []
+
+
+def test_nodes_without_gpus_need_neither_driver_nor_cuda() -> None:
+    nodes = (node(0, gpus=0), node(1, gpus=0))
+    answers = {
+        n.name: answer(n, torch="2.13.0+cpu", torch_cuda="", driver_loaded="", driver_installed="") for n in nodes
+    }
+    findings = examine(replace(survey(), nodes=nodes, answers=answers))
+    assert wrong(findings) == []
+    assert "driver" not in {finding.check for finding in findings}
+
+
+def test_the_table_fits_80_columns_and_lists_every_cure_once() -> None:
+    whole = survey(data_mounted=False, environment="")
+    out = StringIO()
+    print_findings(examine(whole), Console(file=out, width=80))
+    text = out.getvalue()
+    table = text.split("To mend it:")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert text.count(DEPLOY) == 1
+    assert "/data is not a mount point" in text
+    assert "all 2" in text

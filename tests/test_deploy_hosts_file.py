@@ -1,0 +1,60 @@
+from deploy.hosts_file import rewrite, written_by_cloud_init
+
+FRESH = "127.0.0.1 localhost\n127.0.1.1 iZbp1abc iZbp1abc.local\n::1 ip6-localhost ip6-loopback\n"
+NODES = {"te1": "10.0.0.1", "te2": "10.0.0.2"}
+
+
+def lines_for(text, name):
+    return [line for line in text.splitlines() if name in line.split("#")[0].split()[1:]]
+
+
+def test_every_node_has_exactly_one_line_with_its_private_address():
+    text = rewrite(FRESH, "te1", NODES)
+    assert lines_for(text, "te1") == ["10.0.0.1 te1"]
+    assert lines_for(text, "te2") == ["10.0.0.2 te2"]
+
+
+def test_a_second_rewrite_changes_nothing():
+    once = rewrite(FRESH, "te1", NODES)
+    assert rewrite(once, "te1", NODES) == once
+
+
+def test_an_address_that_changed_leaves_no_stale_line():
+    text = rewrite(rewrite(FRESH, "te1", NODES), "te1", {"te1": "10.0.0.1", "te2": "10.0.9.9"})
+    assert lines_for(text, "te2") == ["10.0.9.9 te2"]
+    assert "10.0.0.2" not in text
+
+
+def test_a_node_that_left_has_no_line():
+    assert lines_for(rewrite(rewrite(FRESH, "te1", NODES), "te1", {"te1": "10.0.0.1"}), "te2") == []
+
+
+def test_a_line_typed_by_hand_that_would_shadow_the_block_is_gone():
+    text = rewrite("192.168.1.5 te2\n192.168.1.6 te2 files # the old one\n" + FRESH, "te1", NODES)
+    assert lines_for(text, "te2") == ["10.0.0.2 te2"]
+    assert "192.168.1.6 files # the old one" in text
+
+
+def test_the_own_name_is_never_loopback():
+    text = rewrite("127.0.0.1 localhost te1\n127.0.1.1 te1\n", "te1", NODES)
+    assert text.splitlines()[0] == "127.0.0.1 localhost"
+    assert "127.0.1.1" not in text
+
+
+def test_what_is_not_ours_stays_as_it_was():
+    text = rewrite("# by hand\n\n10.1.1.1\tnas  storage\n", "te1", NODES)
+    assert text.startswith("# by hand\n\n10.1.1.1\tnas  storage\n")
+
+
+def test_cloud_inits_own_header_is_recognised():
+    assert written_by_cloud_init("# Your system has configured 'manage_etc_hosts' as True.\n")
+    assert not written_by_cloud_init(FRESH)
+
+
+def test_the_own_name_is_never_loopback_whatever_else_its_line_names():
+    assert "127.0.1.1" not in rewrite("127.0.1.1 te1 te1.local\n", "te1", NODES)
+    assert "127.0.1.1" not in rewrite("127.0.1.1 iZbp1abc\n", "te1", NODES)
+
+
+def test_a_name_of_its_own_that_is_not_in_the_cluster_is_not_left_on_loopback_either():
+    assert lines_for(rewrite("127.0.0.1 localhost te9\n", "te9", NODES), "te9") == []

@@ -1,0 +1,265 @@
+"""Base models: the real `hf` client against a hub on loopback, and what a seal finds afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy import fan_out, fetch_model, models
+from tests.hub import COMMIT, Hub
+from training.recipe import RecipeError
+
+WEIGHTS = random.Random(0).randbytes(3_000_000)
+FILES = {"config.json": b'{"model_type": "qwen2"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+REPO = "acme/model"
+
+pytestmark = pytest.mark.skipif(
+    not Path(sys.executable).with_name("hf").exists(),
+    reason="huggingface-hub's `hf` is not beside this python",
+)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub({REPO: dict(FILES)}) as hub:
+        yield hub
+
+
+def fetched(
+    hub: Hub, folder: Path, repo: str = REPO, revision: str = "main", token: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """The very shell line the deploy runs, with `folder` in the place of /data/models/NAME."""
+    command = models.fetch_command(_At(repo, revision, str(folder)), sys.executable, hub.url)
+    home = {"HOME": str(folder.parent), "SPOTUNE_RETRY_DELAY_S": "0"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
+    return subprocess.run(
+        ["sh", "-c", command],
+        input=f"{token}\n",
+        env={**environment, **home},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+class _At(models.BaseModel):
+    """A base model that lies where the test wants it."""
+
+    @property
+    def path(self) -> str:
+        return self.folder
+
+
+def state(folder: Path, check: str = "check") -> dict:
+    command = fan_out.state_command(str(folder), models.STAMP, check)
+    out = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    return fan_out.parse_state(out.splitlines())
+
+
+def test_a_model_is_fetched_verified_and_sealed_with_its_commit(hub: Hub, tmp_path: Path) -> None:
+    done = fetched(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    stamp = json.loads((tmp_path / "m" / models.STAMP).read_text())
+    assert (stamp["repo"], stamp["revision"], stamp["commit"]) == (REPO, "main", COMMIT)
+    assert (tmp_path / "m/model.safetensors").read_bytes() == WEIGHTS
+    assert not (tmp_path / "m/.cache").exists()
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path / "m", check=True)
+    assert models.BaseModel(REPO, "main", "m").lies_there(state(tmp_path / "m"))
+
+
+def test_a_cut_transfer_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    # `hf` counts what it has in chunks of 10 MiB
+    weights = random.Random(1).randbytes(25_000_000)
+    hub.models[REPO]["model.safetensors"] = weights
+    hub.cut("model.safetensors", 12_000_000)
+    done = fetched(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    assert hub.downloads("model.safetensors") == ["", f"bytes={10 * 2**20}-"]
+    assert (tmp_path / "m/model.safetensors").read_bytes() == weights
+
+
+def test_a_fetch_that_was_stopped_leaves_its_whole_files_to_the_next_one(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    half = folder / ".cache/huggingface/download/x.1.incomplete"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"left behind")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    assert fetched(hub, folder).returncode == 0
+    assert hub.downloads("model.safetensors") == []
+    assert not half.exists()
+
+
+def test_the_last_message_of_hf_says_why_a_fetch_failed(hub: Hub, tmp_path: Path) -> None:
+    hub.unavailable.add("model.safetensors")
+    done = fetched(hub, tmp_path / "m")
+    assert done.returncode != 0
+    assert "acme/model could not be fetched in 3 attempts: " in done.stderr
+    assert "503" in done.stderr
+
+
+def test_wrong_bytes_of_the_right_size_are_found_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    hub.send_wrong_bytes("model.safetensors")
+    done = fetched(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    assert "not what the hub announced, fetched again: model.safetensors" in done.stderr
+    assert (tmp_path / "m/model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_small_files_are_checked_by_their_git_id(hub: Hub, tmp_path: Path) -> None:
+    hub.send_wrong_bytes("config.json")
+    assert fetched(hub, tmp_path / "m").returncode == 0
+    assert (tmp_path / "m/config.json").read_bytes() == FILES["config.json"]
+
+
+def test_a_hub_that_keeps_sending_wrong_bytes_is_refused_and_nothing_is_sealed(hub: Hub, tmp_path: Path) -> None:
+    hub.send_wrong_bytes("model.safetensors", times=9)
+    done = fetched(hub, tmp_path / "m")
+    assert done.returncode != 0
+    assert "the hub sends other content than it announces: model.safetensors of acme/model" in done.stderr
+    assert not (tmp_path / "m" / models.STAMP).exists()
+
+
+@pytest.mark.parametrize("damage", ["half", "same size", "gone"])
+def test_a_damaged_file_is_found_and_only_that_one_fetched_again(hub: Hub, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "m"
+    assert fetched(hub, folder).returncode == 0
+    weights = folder / "model.safetensors"
+    if damage == "half":
+        weights.write_bytes(WEIGHTS[:1_000_000])
+    elif damage == "same size":
+        weights.write_bytes(WEIGHTS[:-1] + b"x")
+    else:
+        weights.unlink()
+    found = state(folder, "verify" if damage == "same size" else "check")
+    assert any("model.safetensors" in problem for problem in found["problems"])
+    assert not models.BaseModel(REPO, "main", "m").lies_there(found)
+    hub.requests.clear()
+    assert fetched(hub, folder).returncode == 0
+    assert weights.read_bytes() == WEIGHTS
+    assert hub.downloads("model.safetensors")
+    assert not hub.downloads("tokenizer.json")
+
+
+def test_the_quick_check_of_an_untouched_model_finds_nothing(hub: Hub, tmp_path: Path) -> None:
+    assert fetched(hub, tmp_path / "m").returncode == 0
+    assert state(tmp_path / "m")["problems"] == []
+    assert state(tmp_path / "m", "verify")["problems"] == []
+
+
+def test_a_later_revision_takes_the_files_it_no_longer_has_away(hub: Hub, tmp_path: Path) -> None:
+    hub.models[REPO]["old-shard.safetensors"] = b"1" * 5000
+    assert fetched(hub, tmp_path / "m").returncode == 0
+    del hub.models[REPO]["old-shard.safetensors"]
+    assert fetched(hub, tmp_path / "m", revision=COMMIT).returncode == 0
+    assert not (tmp_path / "m/old-shard.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("repo", "revision", "sentence"),
+    [
+        ("acme/unknown", "main", "knows no model acme/unknown"),
+        (REPO, "v9", "acme/model has no revision v9"),
+        ("acme/gated", "main", "acme/gated is gated: accept its licence on its page and set HF_TOKEN"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_one_sentence(
+    hub: Hub, tmp_path: Path, repo: str, revision: str, sentence: str
+) -> None:
+    hub.models["acme/gated"] = dict(FILES)
+    hub.gated.add("acme/gated")
+    done = fetched(hub, tmp_path / "m", repo, revision)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_token_opens_a_gated_model_and_is_in_no_argument(hub: Hub, tmp_path: Path) -> None:
+    hub.models["acme/gated"] = dict(FILES)
+    hub.gated.add("acme/gated")
+    done = fetched(hub, tmp_path / "m", "acme/gated", token=hub.token)
+    assert done.returncode == 0, done.stderr
+    assert hub.token not in done.stdout + done.stderr
+    left = [p for p in tmp_path.rglob("*") if p.is_file() and hub.token.encode() in p.read_bytes()]
+    assert left == []
+
+
+def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil._ntuple_diskusage(100, 50, 2**30 + len(WEIGHTS) // 2)
+    monkeypatch.setattr(fetch_model.shutil, "disk_usage", lambda _: usage)
+    files = [fetch_model.Announced("model.safetensors", len(WEIGHTS), None, None)]
+    with pytest.raises(fetch_model.FetchError, match="1 GiB to spare"):
+        fetch_model.refuse_if_short_of_space(tmp_path, files)
+
+
+def test_weights_in_other_formats_are_left_out_only_where_safetensors_are_there() -> None:
+    def names(*paths: str) -> list[str]:
+        return [f.path for f in fetch_model.wanted([fetch_model.Announced(p, 1, None, None) for p in paths])]
+
+    assert names("model.safetensors", "pytorch_model.bin", "original/a.pth", "config.json") == [
+        "model.safetensors",
+        "config.json",
+    ]
+    assert names("pytorch_model.bin", "config.json") == ["pytorch_model.bin", "config.json"]
+
+
+def test_an_unreachable_hub_is_one_sentence(tmp_path: Path) -> None:
+    with Hub({}) as gone:
+        pass
+    gone.__class__.url  # noqa: B018
+    done = fetched(gone, tmp_path / "m")
+    assert done.returncode != 0
+    assert "cannot be reached" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_models_of_the_settings_come_from_their_recipes() -> None:
+    tiny, qwen = models.base_models(["tiny", "qwen2.5-14b", "tiny"])
+    assert (tiny.is_built_in, tiny.folder, len(tiny.commit)) == (True, "tiny", 64)
+    assert (qwen.is_built_in, qwen.commit) == (False, "")
+    assert qwen.path == f"/data/models/{qwen.folder}"
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(RecipeError, match=r"'tinny'; known: .*tiny"):
+        models.base_models(["tiny", "tinny"])
+
+
+def test_the_stamp_of_another_revision_is_not_this_model() -> None:
+    model = models.BaseModel(REPO, "main", "m")
+    found = {"stamp": {"repo": REPO, "revision": "main", "commit": "1"}, "problems": [], "source": {}}
+    assert model.lies_there(found)
+    assert not model.lies_there({**found, "stamp": {**found["stamp"], "revision": "v2"}})
+    assert not model.lies_there({**found, "problems": ["config.json is missing"]})
+    assert not replace(model, commit="2").lies_there(found)
+
+
+def test_a_built_in_model_is_made_by_the_code_that_was_sent(tmp_path: Path) -> None:
+    training = tmp_path / "src/training"
+    training.mkdir(parents=True)
+    (training / "__init__.py").write_text("")
+    (training / "tiny.py").write_text(
+        "import pathlib, sys\nfolder = pathlib.Path(sys.argv[1])\nfolder.mkdir(parents=True)\n"
+        "(folder / 'config.json').write_text('{}')\n"
+    )
+    code = tmp_path / "code"
+    code.mkdir()
+    (tmp_path / "code.tar").write_bytes(models.packed(training))
+    subprocess.run(["tar", "-xf", tmp_path / "code.tar", "-C", code], check=True)
+    model = _At("built-in:tiny", "main", str(tmp_path / "m"), models.code_hash(training))
+    for command in models.make_commands(model, sys.executable, str(code)):
+        subprocess.run(["sh", "-c", command], check=True)
+    assert model.lies_there(state(tmp_path / "m"))
+    (training / "tiny.py").write_text("another")
+    assert not replace(model, commit=models.code_hash(training)).lies_there(state(tmp_path / "m"))

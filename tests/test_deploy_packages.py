@@ -1,0 +1,90 @@
+"""Packages: first-boot work is waited for, and a mirror that is taken away leaves the sources as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nodes import NODE, deploy
+
+REPOSITORY = Path(__file__).parent.parent
+ORIGINALS = {
+    "etc/apt/sources.list": "# the distribution\ndeb http://a.example/ubuntu jammy main\n\ndeb http://x.example/y /\n",
+    "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://deb.example/debian\nSuites: bookworm\n",
+}
+# A root of links and read-only binds of this machine's programs, with an /etc of its own.
+ROOT = """
+set -e
+root=$1; shift
+for d in bin sbin lib lib64 usr dev; do
+  if [ -L /$d ]; then cp -P /$d $root/$d; elif [ -d /$d ]; then mkdir -p $root/$d; mount --rbind /$d $root/$d; fi
+done
+exec "$@"
+"""
+
+
+def waits(status: str) -> list[str]:
+    found = deploy("deploy.packages.install_packages", {"te1": {**NODE, "cloud-init status 2>": status}})
+    return [command for command in found["told"]["te1"] if "--wait" in command]
+
+
+@pytest.mark.parametrize("status", ["running", "not started"])
+def test_first_boot_work_is_waited_for(status: str) -> None:
+    assert len(waits(status)) == 1
+
+
+@pytest.mark.parametrize("status", ["done", "disabled", ""])
+def test_nothing_is_waited_for_where_it_is_over_or_there_is_none(status: str) -> None:
+    assert waits(status) == []
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 0)])
+def test_first_boot_work_with_recoverable_errors_is_no_reason_to_stop(tmp_path: Path, code: int, ends: int) -> None:
+    (wait,) = waits("running")
+    (tmp_path / "cloud-init").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "cloud-init").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["sh", "-c", wait], env=environment, check=False).returncode == ends
+
+
+def set_mirror(tmp_path: Path, mirror: str) -> int:
+    """Deploy apt's sources into the root below tmp_path; how many operations changed something."""
+    root = tmp_path / "root"
+    (tmp_path / "hosts.py").write_text(f"nodes = ['@chroot/{str(root).lstrip('/')}']\n")
+    (tmp_path / "do.py").write_text(
+        f"from deploy.packages import set_apt_mirror\n\nset_apt_mirror(mirror={mirror!r})\n"
+    )
+    command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(tmp_path / "hosts.py"), str(tmp_path / "do.py")]
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", ROOT, "sh", str(root), *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    (operation,) = json.loads(done.stdout)["results"]["operations"]
+    return len(operation["success"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root (chroot and mounts)")
+def test_a_mirror_is_set_once_and_taken_away_again(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("tmp", "var/lib", "etc/apt/sources.list.d"):
+        (root / name).mkdir(parents=True)
+    for path, text in ORIGINALS.items():
+        (root / path).write_text(text)
+    assert set_mirror(tmp_path, "") == 0
+    assert set_mirror(tmp_path, "https://mirror.example") == 1
+    assert "https://mirror.example/ubuntu jammy" in (root / "etc/apt/sources.list").read_text()
+    assert "https://mirror.example/debian\n" in (root / "etc/apt/sources.list.d/debian.sources").read_text()
+    assert set_mirror(tmp_path, "https://mirror.example") == 0
+    assert set_mirror(tmp_path, "") == 1
+    assert {path: (root / path).read_text() for path in ORIGINALS} == ORIGINALS
+    assert set_mirror(tmp_path, "") == 0

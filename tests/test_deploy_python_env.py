@@ -1,0 +1,288 @@
+"""The Python environment: the deploy's own shell run in a temporary folder, with the real uv.
+
+Wheels of torch and its company are stand-ins of a few hundred bytes, and so is the Miniforge installer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from deploy import fan_out, python_env, requirements_lock
+from deploy.python_env import Environment, Installer, Places
+from deploy.refusal import REFUSED
+from inventory.settings import Mirrors, Python, Settings
+
+LOCK = python_env.LOCK.read_text()
+STAND_IN = Path(__file__).with_name("conda_stand_in")
+MODULES = {
+    "torch": {"torch/__init__.py": "__version__ = '2.13.0+cpu'"},
+    "deepspeed": {"deepspeed/__init__.py": ""},
+    "peft": {"peft/__init__.py": ""},
+    "transformers": {"transformers/__init__.py": ""},
+}
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A folder to build in, and a lock over the stand-in wheels in its wheelhouse."""
+
+    at: Places
+    lock: str
+
+    def wanted(self, **changes: str) -> Environment:
+        return replace(python_env.environment_from(Settings(), self.lock), **changes)
+
+    def fill(self, wanted: Environment) -> None:
+        lists = Path(self.at.lists)
+        lists.mkdir(exist_ok=True)
+        for name, text in python_env.package_lists(wanted).items():
+            (lists / name).write_text(text)
+
+    def run(self, commands: Iterator[str]) -> None:
+        """Every command in turn, as pyinfra would, up to the first that fails."""
+        for command in commands:
+            done = subprocess.run(
+                ["sh", "-c", command],
+                env={
+                    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                    "HOME": self.at.lists,
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise AssertionError(done.stderr)
+
+    @property
+    def python(self) -> Path:
+        return Path(self.at.env, "bin/python")
+
+    def stamp(self) -> dict[str, str]:
+        return json.loads(Path(self.at.env, python_env.STAMP).read_text())
+
+
+def wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> str:
+    """A wheel in folder; returns its sha256."""
+    info = f"{name}-{version}.dist-info"
+    everything = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*everything, f"{info}/RECORD"])
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, text in {**everything, f"{info}/RECORD": record}.items():
+            archive.writestr(member, text)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="session")
+def uv_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real uv of our lock, from whatever index this machine has."""
+    folder = tmp_path_factory.mktemp("uv")
+    wanted = folder / "uv.txt"
+    wanted.write_text(requirements_lock.one_requirement(LOCK, "uv"))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    done = subprocess.run([*command, "--dest", folder, "-r", wanted], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"uv cannot be downloaded here: {done.stderr.strip().splitlines()[-1]}")
+    return next(folder.glob("uv-*.whl"))
+
+
+@pytest.fixture
+def ground(tmp_path: Path, uv_wheel: Path) -> Ground:
+    at = Places(
+        env=str(tmp_path / "env"),
+        conda=str(tmp_path / "conda"),
+        cache=str(tmp_path / "env.cache"),
+        lists=str(tmp_path / "lists"),
+        wheelhouse=str(tmp_path / "wheelhouse"),
+    )
+    wheels = Path(at.wheelhouse)
+    wheels.mkdir()
+    (wheels / uv_wheel.name).symlink_to(uv_wheel)
+    lock = requirements_lock.one_requirement(LOCK, "uv")
+    for name, files in MODULES.items():
+        version = "2.13.0+cpu" if name == "torch" else "1.0"
+        digest = wheel(wheels, name, version, files)
+        # as in our lock, torch's hash is that of another file: the CUDA wheel
+        digest = "0" * 64 if name == "torch" else digest
+        lock += f"{name}=={version.partition('+')[0]} \\\n    --hash=sha256:{digest}\n"
+    return Ground(at, lock)
+
+
+def test_an_environment_is_built_from_hashed_wheels_and_stamped_last(ground: Ground) -> None:
+    wanted = ground.wanted()
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    ground.fill(wanted)
+    ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
+    assert not Path(ground.at.env, python_env.STAMP).exists()
+    ground.run(python_env.finishing_commands(wanted, ground.at))
+    stamp = ground.stamp()
+    assert (stamp["hash"], stamp["torch"]) == (wanted.hash, "2.13.0+cpu")
+    assert not Path(ground.at.cache).exists()
+    ground.run(iter([fan_out.manifest_command("verify", ground.at.env)]))
+
+
+def test_a_wheel_with_another_hash_is_refused(ground: Ground) -> None:
+    wheel(Path(ground.at.wheelhouse), "peft", "1.0", {"peft/__init__.py": "evil = True"})
+    wanted = ground.wanted()
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    ground.fill(wanted)
+    with pytest.raises(AssertionError, match=r"(?i)hash"):
+        ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
+
+
+def test_an_environment_that_cannot_be_imported_gets_no_stamp(ground: Ground) -> None:
+    wanted = ground.wanted()
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    ground.fill(wanted)
+    ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
+    next(Path(ground.at.env).glob("lib/python3*/site-packages/peft/__init__.py")).write_text("import nothing_here")
+    with pytest.raises(AssertionError, match="nothing_here"):
+        ground.run(python_env.finishing_commands(wanted, ground.at))
+    assert not Path(ground.at.env, python_env.STAMP).exists()
+
+
+def test_an_old_system_python_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    at = Places(env=str(tmp_path / "env"))
+    wanted = python_env.environment_from(Settings(), LOCK)
+    refusal, remove, _ = python_env.interpreter_commands(wanted, at)
+    done = subprocess.run(
+        ["sh", "-c", refusal], env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == REFUSED
+    assert "rm -rf" in remove, "and only then the old environment goes"
+    assert done.stderr == ('the system\'s Python is older than 3.11: set [python] provider = "conda" in cluster.toml\n')
+
+
+def stand_in_installer(sha256: str = "") -> Installer:
+    digest = sha256 or hashlib.sha256(STAND_IN.read_bytes()).hexdigest()
+    return Installer(STAND_IN.name, digest, STAND_IN.parent.as_uri())
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Installer:
+    monkeypatch.setitem(python_env.INSTALLERS, "miniforge", stand_in_installer())
+    return python_env.INSTALLERS["miniforge"]
+
+
+def test_stand_in_conda_is_installed_once_and_makes_the_environment(ground: Ground, stand_in: Installer) -> None:
+    wanted = ground.wanted(provider="conda")
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    assert ground.python.exists()
+    assert Path(ground.at.env, "conda-meta/history").read_text() == "python=3.12\n"
+    assert not Path(f"{ground.at.conda}.sh").exists()
+    installed = Path(ground.at.conda, "conda-meta/history").stat().st_mtime_ns
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    assert Path(ground.at.conda, "conda-meta/history").stat().st_mtime_ns == installed
+
+
+def test_a_conda_of_another_distribution_is_not_taken_for_the_wanted_one(
+    ground: Ground, stand_in: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other_stand_in"
+    other.write_text(STAND_IN.read_text().replace("installed by a stand-in", "installed by another"))
+    installer = Installer(other.name, hashlib.sha256(other.read_bytes()).hexdigest(), other.parent.as_uri())
+    monkeypatch.setitem(python_env.INSTALLERS, "miniconda", installer)
+    ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
+    wanted = ground.wanted(provider="conda", distribution="miniconda")
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    assert Path(ground.at.conda, "conda-meta/history").read_text() == "installed by another\n"
+
+
+def test_an_environment_stays_while_its_conda_cannot_be_had(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(python_env.INSTALLERS, "miniforge", stand_in_installer("0" * 64))
+    ground.python.parent.mkdir(parents=True)
+    ground.python.write_text("the old one")
+    with pytest.raises(AssertionError, match="pinned sha256"):
+        ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
+    assert ground.python.read_text() == "the old one"
+
+
+def test_a_half_installed_stand_in_conda_is_installed_again(ground: Ground, stand_in: Installer) -> None:
+    Path(ground.at.conda, "bin").mkdir(parents=True)
+    Path(ground.at.conda, "bin/conda").write_text("half")
+    ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
+    assert ground.python.exists()
+
+
+def test_an_installer_with_another_sha256_is_refused_and_not_run(tmp_path: Path) -> None:
+    installer = stand_in_installer("0" * 64)
+    at = Places(conda=str(tmp_path / "conda"))
+    url = f"{installer.url}/{installer.file}"
+    with pytest.raises(AssertionError, match=f"no {installer.file} with the pinned sha256 at {url}"):
+        Ground(at, "").run(python_env.conda_commands(installer, [url], at))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mirror_without_the_installer_gives_way_to_its_own_release(tmp_path: Path) -> None:
+    installer = stand_in_installer()
+    at = Places(conda=str(tmp_path / "conda"))
+    urls = [f"{tmp_path.as_uri()}/mirror/{installer.file}", f"{installer.url}/{installer.file}"]
+    Ground(at, "").run(python_env.conda_commands(installer, urls, at))
+    assert (tmp_path / "conda/bin/conda").exists()
+
+
+def test_mirrors_are_asked_first() -> None:
+    settings = Settings(mirrors=Mirrors(preset="china"), python=Python(provider="conda", torch="cuda"))
+    wanted = python_env.environment_from(settings, LOCK)
+    urls = python_env.installer_urls(wanted)
+    assert urls[0].startswith("https://mirrors.tuna.tsinghua.edu.cn/github-release/conda-forge/miniforge/Release%20")
+    assert urls[1].startswith("https://github.com/conda-forge/miniforge/releases/download/")
+    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in python_env.condarc(wanted.conda)
+    lines = list(python_env.package_commands(wanted, Places(), complete_wheelhouse=False))
+    assert all("--index-url https://mirrors.aliyun.com/pypi/simple/" in line for line in lines[:2])
+    assert python_env.MIRRORED_RELEASE.endswith(python_env.INSTALLERS["miniforge"].url.rpartition("/")[2])
+
+
+def test_a_cpu_node_without_a_wheelhouse_takes_torch_from_the_cpu_index() -> None:
+    wanted = python_env.environment_from(Settings(), LOCK)
+    lines = list(python_env.package_commands(wanted, Places(), complete_wheelhouse=False))
+    assert lines[2].endswith("--torch-backend cpu torch==2.13.0")
+    assert not any("--no-index" in line for line in lines)
+    offline = list(python_env.package_commands(wanted, Places(), complete_wheelhouse=True))
+    assert all("--no-index --find-links /opt/spotune/wheelhouse" in line for line in offline[:3])
+
+
+def test_a_cuda_node_installs_torch_by_hash_and_compiles_nothing() -> None:
+    wanted = replace(python_env.environment_from(Settings(), LOCK), flavour="cuda")
+    assert len(list(python_env.package_commands(wanted, Places(), complete_wheelhouse=False))) == 3
+    assert "torch==2.13.0 \\\n    --hash" in python_env.package_lists(wanted)["packages.txt"]
+    assert not any("ShareMemCommBuilder" in line for line in python_env.finishing_commands(wanted, Places()))
+
+
+@pytest.mark.parametrize(
+    ("change", "rebuilt"),
+    [
+        ({"flavour": "cuda"}, True),
+        ({"provider": "conda"}, True),
+        ({"lock": LOCK.replace("peft==0.21.2", "peft==0.21.3")}, True),
+        ({"pypi": "https://mirror.example/simple"}, False),
+        ({"python": "3.11"}, False),
+        ({"distribution": "miniconda"}, False),
+    ],
+)
+def test_the_environment_is_built_again_only_for_what_changes_it(change: dict[str, str], rebuilt: bool) -> None:
+    wanted = python_env.environment_from(Settings(), LOCK)
+    assert (replace(wanted, **change).hash != wanted.hash) is rebuilt
+
+
+def test_conda_builds_again_for_another_python_or_another_distribution() -> None:
+    wanted = replace(python_env.environment_from(Settings(), LOCK), provider="conda")
+    assert replace(wanted, python="3.11").hash != wanted.hash
+    assert replace(wanted, distribution="miniconda").hash != wanted.hash

@@ -1,0 +1,193 @@
+"""cluster.toml: every mistake is said at once, with its key."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inventory.settings import Python, Settings, SettingsError, load_settings
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(tmp_path, text):
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def problems(tmp_path, text):
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text)
+    return str(caught.value).splitlines()
+
+
+def key_file(tmp_path):
+    key = tmp_path / "id"
+    key.write_text("a private key")
+    return key
+
+
+def static(tmp_path, *nodes):
+    tables = "".join(f"[[nodes]]\n{node}\n" for node in nodes)
+    return f'provider = "static"\n[ssh]\nkey = "{key_file(tmp_path)}"\n{tables}'
+
+
+def test_an_empty_file_gives_the_local_cloud(tmp_path):
+    assert load(tmp_path, "") == Settings()
+    assert Settings().provider == "local"
+
+
+def test_all_mistakes_are_reported_at_once_each_with_its_key(tmp_path):
+    local = '[local]\nnodes = "many"\nsubnet = "10.0.0.300/24"'
+    told = problems(tmp_path, f'name = "Too_Long_Name"\ncolour = 1\n{local}')
+    assert len(told) == 4
+    for key in ("name", "colour: unknown key", "local.nodes", "local.subnet"):
+        assert any(key in line for line in told), key
+
+
+def test_contradictions_are_told_beside_keys_that_cannot_be_read(tmp_path):
+    node = 'name = "te1"\naddress = "192.0.2.1"'
+    text = static(tmp_path, node, f'{node}\ngpus = "two"').replace("[ssh]", 'colour = 1\n[ssh]\nport = "22"')
+    (tmp_path / "id").unlink()
+    told = [line.split(": ", 1)[1] for line in problems(tmp_path, text)]
+    starts = ("ssh.port:", "nodes.1.gpus:", "colour: unknown key", "nodes.name: 'te1' is listed 2 times")
+    starts += ("nodes.address:", "nodes.private_address:", "ssh.key: there is no private key")
+    assert [line for line in told if not line.startswith(starts)] == []
+    assert len(told) == len(starts)
+
+
+@pytest.mark.parametrize(
+    ("text", "contradiction"),
+    [
+        ('colour = 1\n[[nodes]]\nname = "te1"', 'read only with provider = "static"'),
+        ('colour = 1\nprovider = "static"', "at least one [[nodes]]"),
+    ],
+)
+def test_an_unknown_key_hides_no_contradiction(tmp_path, text, contradiction):
+    told = problems(tmp_path, text)
+    assert any("colour: unknown key" in line for line in told)
+    assert any(contradiction in line for line in told)
+
+
+def test_a_key_that_cannot_be_read_is_not_taken_for_its_default(tmp_path):
+    text = static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"')
+    told = problems(tmp_path, text.replace(f'"{tmp_path / "id"}"', "7"))
+    assert len(told) == 1 and "ssh.key" in told[0] and "not 7" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[local]\nnodes = "3"', "local.nodes"),
+        ("[local]\nnodes = 3.0", "local.nodes"),
+        ('[ssh]\nport = "22"', "ssh.port"),
+        ('[driver]\nreboot = "no"', "driver.reboot"),
+        ("[driver]\nreboot = 1", "driver.reboot"),
+        ("[driver]\nbranch = true", "driver.branch"),
+        ('[network]\nline_rate_gbps = "10"', "network.line_rate_gbps"),
+        ("[network]\nline_rate_gbps = inf", "network.line_rate_gbps"),
+        ("[models]\nnames = [1]", "models.names.0"),
+        ('[models]\nnames = "tiny"', "models.names"),
+        ("ssh = 3", "ssh"),
+        ('[ssh]\nkey = "~nobody-of-that-name/id"', "ssh.key"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(tmp_path, text, key):
+    (line,) = problems(tmp_path, text)
+    assert f": {key}: " in line
+
+
+def test_a_boolean_is_no_number_of_gpus(tmp_path):
+    (line,) = problems(tmp_path, static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"\ngpus = true'))
+    assert "nodes.0.gpus" in line
+
+
+@pytest.mark.parametrize("address", ["-oProxyCommand=touch x", "-v", "gpu example", "gpu\\u0007", ""])
+def test_an_address_cannot_become_an_option_of_ssh(tmp_path, address):
+    node = f'name = "te1"\naddress = "{address}"\nprivate_address = "10.0.0.1"'
+    (line,) = problems(tmp_path, static(tmp_path, node))
+    assert "nodes.0.address" in line
+
+
+@pytest.mark.parametrize("user", ["-oProxyCommand=x", "ro ot", "root\\n", ""])
+def test_a_user_cannot_become_an_option_of_ssh(tmp_path, user):
+    (line,) = problems(tmp_path, f'[ssh]\nuser = "{user}"')
+    assert "ssh.user" in line
+    node = f'name = "te1"\naddress = "192.0.2.1"\nuser = "{user}"'
+    (line,) = problems(tmp_path, static(tmp_path, node))
+    assert "nodes.0.user" in line
+
+
+def test_the_file_of_the_checkout_says_every_default_of_its_tables():
+    text = (ROOT / "cluster.toml").read_text(encoding="utf-8")
+    assert load_settings(ROOT / "cluster.toml") == Settings()
+    for key in Python.model_fields:
+        assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), key
+
+
+def test_the_line_rate_is_a_number_of_gbit(tmp_path):
+    assert load(tmp_path, "").network.line_rate_gbps == 0
+    assert load(tmp_path, "[network]\nline_rate_gbps = 25").network.line_rate_gbps == 25.0
+
+
+def test_a_wrong_value_is_shown(tmp_path):
+    assert "not 99" in problems(tmp_path, "[local]\nnodes = 99")[0]
+
+
+def test_broken_toml_is_one_sentence(tmp_path):
+    (line,) = problems(tmp_path, "name = ")
+    assert "not valid TOML" in line
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(SettingsError, match="no such file"):
+        load_settings(tmp_path / "cluster.toml")
+
+
+def test_static_without_nodes_says_what_is_missing(tmp_path):
+    (line,) = problems(tmp_path, static(tmp_path))
+    assert "at least one [[nodes]]" in line
+
+
+def test_nodes_beside_the_local_cloud_are_a_contradiction(tmp_path):
+    (line,) = problems(tmp_path, '[[nodes]]\nname = "te1"\naddress = "192.0.2.1"')
+    assert "nodes" in line and 'provider = "static"' in line
+
+
+def test_every_duplicate_is_named(tmp_path):
+    node = 'name = "te1"\naddress = "192.0.2.1"'
+    told = problems(tmp_path, static(tmp_path, node, node))
+    assert [line.split(": ")[1] for line in told] == ["nodes.name", "nodes.address", "nodes.private_address"]
+    assert all("2 times" in line for line in told)
+
+
+def test_one_address_with_two_ports_is_two_machines(tmp_path):
+    first = 'name = "te1"\naddress = "192.0.2.1"\nport = 2201\nprivate_address = "10.0.0.1"'
+    second = 'name = "te2"\naddress = "192.0.2.1"\nport = 2202\nprivate_address = "10.0.0.2"'
+    assert [n.port for n in load(tmp_path, static(tmp_path, first, second)).nodes] == [2201, 2202]
+
+
+def test_a_missing_key_file_comes_with_the_command_that_makes_it(tmp_path):
+    text = static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"')
+    (tmp_path / "id").unlink()
+    (line,) = problems(tmp_path, text)
+    assert f"ssh-keygen -t ed25519 -f {tmp_path / 'id'}" in line
+
+
+def test_a_name_as_address_needs_a_private_address(tmp_path):
+    (line,) = problems(tmp_path, static(tmp_path, 'name = "te1"\naddress = "gpu.example"'))
+    assert "nodes.private_address" in line and "te1" in line
+
+
+def test_the_china_preset_can_be_overridden_key_by_key(tmp_path):
+    mirrors = load(tmp_path, '[mirrors]\npreset = "china"\napt = "https://apt.example"').mirrors.resolved()
+    assert mirrors.apt == "https://apt.example"
+    assert mirrors.hub == "https://hf-mirror.com"
+
+
+def test_auto_is_venv_and_cpu_on_local_hosts_conda_and_cuda_elsewhere(tmp_path):
+    local = load(tmp_path, "")
+    rented = load(tmp_path, static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"'))
+    assert (local.python_provider, local.torch_flavour) == ("venv", "cpu")
+    assert (rented.python_provider, rented.torch_flavour) == ("conda", "cuda")

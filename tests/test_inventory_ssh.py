@@ -1,0 +1,127 @@
+"""The one ssh door, against a real ssh server: whom it trusts, what it says, and that it always comes back."""
+
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from inventory.nodes import Node
+from inventory.ssh import LINK_TIMEOUT_S, SshError, ask, connect, run
+from tests.local_cluster import wait_for
+from tests.ssh_server import SshServer
+
+
+def key_pair(path, passphrase=""):
+    """A private key file made by ssh-keygen; the public part's base64."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path], check=True)
+    return path.with_suffix(".pub").read_text().split()[1]
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = SshServer(key_pair(tmp_path / "id"))
+    (tmp_path / "known_hosts").write_text(server.known_hosts_line)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def node(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", server.port, tmp_path / "id", tmp_path / "known_hosts", 0)
+
+
+@pytest.fixture
+def locked(node, server, tmp_path):
+    """The node, let in with a key that has a passphrase."""
+    server.allowed = key_pair(tmp_path / "locked", "open sesame")
+    return replace(node, key=tmp_path / "locked")
+
+
+def test_asking_brings_the_answer_and_closes_the_connection(node, server):
+    assert ask(node, "echo te1; echo not this >&2") == "te1\n"
+    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+
+
+def test_a_failing_command_is_said_in_its_own_last_words_and_closed_too(node, server):
+    with pytest.raises(SshError, match=r"127.0.0.1: echo ended with 3: the reason"):
+        ask(node, "echo the reason >&2; exit 3")
+    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    assert ask(node, "echo so what; exit 3", warn=True) == "so what\n"
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["the command hangs", "the node never takes it"])
+def test_a_node_that_does_not_answer_is_given_up(node, server, silent):
+    with connect(node) as connection:
+        server.silent = silent
+        began = time.monotonic()
+        with pytest.raises(SshError, match=re.escape("127.0.0.1: `sleep 20`: not done after 1 s")):
+            run(connection, "sleep 20", timeout_s=1)
+        assert time.monotonic() - began < 5
+
+
+def test_a_connection_that_breaks_in_the_middle_is_a_sentence(node, server):
+    with connect(node) as connection:
+        threading.Timer(0.5, server.transports[0].close).start()
+        with pytest.raises(SshError, match=r"127.0.0.1: `sleep 20`: the connection broke"):
+            run(connection, "sleep 20", timeout_s=10)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives unacknowledged data up so")
+def test_the_kernel_gives_up_a_node_that_vanished(node):
+    with connect(node) as connection:
+        option = connection.transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert option == LINK_TIMEOUT_S * 1000
+
+
+def test_a_key_with_a_passphrase_comes_with_the_command_that_opens_it(locked):
+    with pytest.raises(SshError, match=f"the key {locked.key} has a passphrase; .*: ssh-add {locked.key}"):
+        connect(locked)
+
+
+def test_the_agent_opens_a_key_with_a_passphrase(locked, tmp_path, monkeypatch):
+    told = subprocess.run(["ssh-agent", "-c", "-a", tmp_path / "agent"], capture_output=True, text=True, check=True)
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+    try:
+        says = tmp_path / "says"
+        says.write_text("#!/bin/sh\necho open sesame\n")
+        says.chmod(0o700)
+        asking = {**os.environ, "SSH_ASKPASS": str(says), "SSH_ASKPASS_REQUIRE": "force"}
+        subprocess.run(["ssh-add", "-q", locked.key], env=asking, check=True, stdin=subprocess.DEVNULL)
+        assert ask(locked, "echo in") == "in\n"
+    finally:
+        os.kill(int(re.search(r"SSH_AGENT_PID (\d+)", told.stdout)[1]), 15)
+
+
+def test_a_refused_key_is_named(node, tmp_path):
+    key_pair(tmp_path / "other")
+    with pytest.raises(SshError, match=rf"te1 .*: it refuses the key {tmp_path / 'other'} for user root"):
+        connect(replace(node, key=tmp_path / "other"))
+
+
+def test_unknown_and_missing_known_hosts_lead_to_fab_trust(node, tmp_path):
+    for content in (None, "other.example ssh-ed25519 AAAA\n"):
+        unknown = tmp_path / f"known_{content is None}"
+        if content is not None:
+            unknown.write_text(content)
+        with pytest.raises(SshError, match=r"te1 .*fab trust"):
+            connect(replace(node, known_hosts=unknown))
+
+
+def test_another_host_key_is_not_accepted(node, server):
+    other = SshServer("")
+    other.close()
+    node.known_hosts.write_text(other.known_hosts_line.replace(str(other.port), str(server.port)))
+    with pytest.raises(SshError, match="its host key is not the one"):
+        connect(node)
+
+
+def test_a_closed_port_is_a_sentence(node, server):
+    server.close()
+    with pytest.raises(SshError, match=rf"te1 \(127.0.0.1:{node.port}\): cannot be reached"):
+        connect(node)

@@ -1,0 +1,123 @@
+"""fab trust, as typed, against a real ssh server."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inventory import hostkeys
+from inventory.ssh import SshError
+from tests.ssh_server import SshServer
+
+ROOT = Path(__file__).parent.parent
+TOML = """\
+provider = "static"
+[ssh]
+key = "{folder}/id"
+known_hosts = "{folder}/known_hosts"
+[[nodes]]
+name = "te1"
+address = "127.0.0.1"
+port = {port}
+"""
+
+
+@pytest.fixture
+def server():
+    server = SshServer("")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def known_hosts(tmp_path):
+    return tmp_path / "known_hosts"
+
+
+def trust(tmp_path, port, *argv, **env):
+    (tmp_path / "id").write_text("a private key")
+    (tmp_path / "cluster.toml").write_text(TOML.format(folder=tmp_path, port=port))
+    return subprocess.run(
+        [Path(sys.executable).with_name("fab"), "trust", *argv],
+        cwd=ROOT,
+        env={**os.environ, "SPOTUNE_CLUSTER": str(tmp_path / "cluster.toml"), **env},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_key_a_machine_shows_is_shown_and_remembered(tmp_path, server, known_hosts):
+    done = trust(tmp_path, server.port, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert server.known_hosts_line in known_hosts.read_text()
+    assert "te1: shows  ecdsa-sha2-nistp256 SHA256:" in done.stdout
+    assert trust(tmp_path, server.port).stdout == "te1: known\n"
+
+
+def test_without_a_terminal_and_yes_nothing_is_written(tmp_path, server, known_hosts):
+    done = trust(tmp_path, server.port)
+    assert done.returncode == 2
+    assert "fab trust --yes" in done.stderr
+    assert not known_hosts.exists()
+
+
+def test_a_machine_that_does_not_answer_is_named_with_its_port(tmp_path, server):
+    server.close()
+    done = trust(tmp_path, server.port, "--yes")
+    assert (done.returncode, done.stderr) == (1, "not trusted: te1\n")
+    assert f"its port {server.port} open?" in done.stdout and "22" not in done.stdout.replace(str(server.port), "")
+
+
+def test_without_ssh_keyscan_it_is_one_sentence(tmp_path, server):
+    (tmp_path / "bin").mkdir()
+    done = trust(tmp_path, server.port, "--yes", PATH=str(tmp_path / "bin"))
+    assert done.returncode == 1
+    assert done.stderr == "there is no ssh-keyscan here; it comes with the OpenSSH client\n"
+
+
+def test_a_known_hosts_that_is_no_text_is_one_sentence(tmp_path, server, known_hosts):
+    known_hosts.write_bytes(b"\xff\xfe")
+    done = trust(tmp_path, server.port, "--yes")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{known_hosts} cannot be read") and "Traceback" not in done.stderr
+
+
+def test_known_hosts_is_replaced_in_one_step_and_keeps_its_mode(known_hosts):
+    known_hosts.write_text("before\n")
+    known_hosts.chmod(0o640)
+    with known_hosts.open() as reader:
+        hostkeys.write(known_hosts, "after\n")
+        assert reader.read() == "before\n"
+    assert known_hosts.read_text() == "after\n"
+    assert stat.S_IMODE(known_hosts.stat().st_mode) == 0o640
+    assert list(known_hosts.parent.iterdir()) == [known_hosts]
+
+
+def test_a_new_known_hosts_is_the_users_alone_and_its_folder_too(tmp_path):
+    hostkeys.write(tmp_path / "ssh" / "known_hosts", "new\n")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("ssh", "ssh/known_hosts")]
+    assert modes == [0o700, 0o600]
+
+
+def test_a_link_to_known_hosts_stays_a_link(tmp_path, known_hosts):
+    (tmp_path / "real").write_text("before\n")
+    known_hosts.symlink_to(tmp_path / "real")
+    hostkeys.write(known_hosts, "after\n")
+    assert known_hosts.is_symlink() and (tmp_path / "real").read_text() == "after\n"
+
+
+def test_a_write_that_fails_leaves_no_draft_and_the_old_text(known_hosts, monkeypatch):
+    known_hosts.write_text("before\n")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SshError, match="No space left"):
+        hostkeys.write(known_hosts, "after\n")
+    assert known_hosts.read_text() == "before\n"
+    assert list(known_hosts.parent.iterdir()) == [known_hosts]

@@ -1,0 +1,69 @@
+"""Who may import whom: the house stays as the README draws it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("inventory", "deploy", "training", "snapshots")
+ALLOWED = {
+    "inventory": {"inventory"},
+    "training": {"training"},
+    "deploy": {"deploy", "inventory", "training.launch", "training.recipe"},
+    "snapshots": {"snapshots", "inventory"},
+}
+TASKS = {"inventory", "deploy", "training", "snapshots"}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+def modules():
+    return [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_imports_only_what_its_layer_may(path):
+    folder = path.relative_to(ROOT).parts[0]
+    allowed = TASKS if path.name == "tasks.py" else ALLOWED[folder]
+    ours = [name for name in imports(path) if name.split(".")[0] in FOLDERS]
+    wrong = [name for name in ours if not any(name == a or name.startswith(a + ".") for a in allowed)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_libraries_stay_where_they_belong(path):
+    at = str(path.relative_to(ROOT))
+    roots = {name.split(".")[0] for name in imports(path)}
+    if not at.startswith("deploy/"):
+        assert "pyinfra" not in roots
+    if path.name != "tasks.py" and at not in ("inventory/ssh.py", "inventory/command_line.py"):
+        assert not roots & {"fabric", "invoke"}
+    if not at.startswith("training/"):
+        assert not roots & {"torch", "deepspeed", "transformers", "peft"}
+
+
+def test_the_map_of_tasks_is_drawn_without_heavy_imports():
+    code = (
+        "import sys, fabfile\n"
+        "heavy = {'torch', 'pyinfra', 'deepspeed', 'alibabacloud_ecs20140526', 'pydantic', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_only_the_ssh_module_opens_connections():
+    for path in modules():
+        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
+        names = {getattr(call.func, "id", getattr(call.func, "attr", "")) for call in calls}
+        if str(path.relative_to(ROOT)) != "inventory/ssh.py":
+            assert "Connection" not in names, path

@@ -1,0 +1,102 @@
+"""What the READMEs tell a user to type is there, in both languages."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import fabfile
+from training.recipe import recipe_names
+
+ROOT = Path(__file__).parent.parent
+READMES = ("README.md", "README.zh.md")
+PROGRAMS = ("fab", "make", "pyinfra", "pytest")
+
+
+def text_of(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def snippets(text):
+    """Everything set as code: the lines of blocks without their comments, and what stands between backticks."""
+    for block in re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from (re.split(r"\s#\s", line)[0].strip() for line in block.splitlines())
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def commands(name):
+    """Every command of ours in a README, as its words."""
+    lines = {line for line in snippets(text_of(name)) if line.split(maxsplit=1)[:1] and line.split()[0] in PROGRAMS}
+    return sorted(shlex.split(line.replace("[", "").replace("]", "")) for line in lines)
+
+
+def of_program(program):
+    return [pytest.param(words, id=f"{n}: {' '.join(words)}") for n in READMES for words in commands(n)
+            if words[0] == program and len(words) > 1]  # fmt: skip
+
+
+def flags_of(task):
+    arguments = fabfile.namespace[task].get_arguments()
+    return {f"--{name}" for argument in arguments for name in argument.names}
+
+
+@pytest.mark.parametrize("words", of_program("fab"))
+def test_a_fab_command_is_a_task_with_these_flags(words):
+    if words[1] == "--list":
+        return
+    assert words[1] in fabfile.namespace.task_names
+    given = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
+    assert given - flags_of(words[1]) == set()
+
+
+@pytest.mark.parametrize("words", of_program("fab"))
+def test_a_model_that_is_named_has_a_recipe(words):
+    if "--model" in words and (model := words[words.index("--model") + 1]) != "NAME":
+        assert model in recipe_names()
+
+
+@pytest.mark.parametrize("words", of_program("make"))
+def test_a_make_command_is_a_target(words):
+    targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
+    assert set(words[1:]) <= set(targets)
+
+
+@pytest.mark.parametrize("words", [*of_program("pyinfra"), *of_program("pytest")])
+def test_files_that_commands_name_are_there(words):
+    files = [word for word in words[1:] if not word.startswith("-") and word != "INVENTORY"]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize("name", [*READMES, "CHANGELOG.md", "docs/decisions.md"])
+def test_relative_links_lead_somewhere(name):
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text_of(name))
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not ((ROOT / name).parent / link).exists()] == []
+
+
+def table_commands(name):
+    """The first column of the table of commands; a task named without `fab` follows one with it."""
+    return [re.findall(r"`([^`]+)`", row) for row in re.findall(r"^\| (`[^|]+) \|", text_of(name), re.MULTILINE)]
+
+
+def test_both_languages_have_the_same_table_of_commands():
+    english, chinese = (table_commands(name) for name in READMES)
+    assert english == chinese
+    assert len(english) > 5
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_tasks_named_short_in_the_table_exist(name):
+    named = [word.split()[0] for row in table_commands(name) if row[0].startswith("fab ") for word in row[1:]]
+    assert [task for task in named if task not in fabfile.namespace.task_names] == []
+
+
+def test_both_languages_say_the_same_commands():
+    english, chinese = ({tuple(words) for words in commands(name)} for name in READMES)
+    assert chinese - english == set()
+
+
+def test_the_commands_are_found_at_all():
+    assert ["fab", "train", "--model", "qwen2.5-14b", "--data", "conversations.jsonl"] in commands("README.md")
+    assert ["pyinfra", "inventory/static.py", "deploy/base.py"] in commands("README.zh.md")

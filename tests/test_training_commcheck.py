@@ -1,0 +1,123 @@
+"""The communication check with two real gloo ranks, and with sums broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training import comm_report
+from training.interfaces import parse_connections
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_ranks(code: list[str], folder: Path, world: int = 2) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program as `world` ranks on the loopback interface."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *code, "--run", str(folder)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [subprocess.CompletedProcess(r.args, r.returncode, out) for r, out in zip(ranks, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory):
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    folder = tmp_path_factory.mktemp("check-20260101-000000")
+    (folder / "plan.json").write_text('{"cluster": "mine"}')
+    for done in run_ranks(["-m", "training.commcheck"], folder):
+        assert done.returncode == 0, done.stdout
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.torch
+def test_two_gloo_ranks_pass_every_operation_in_every_dtype(result):
+    assert (result["backend"], result["cluster"]) == ("gloo", "mine")
+    assert not comm_report.wrong_results(result)
+    operations = {line.split(":")[0] for line in comm_report.check_lines(result)}
+    assert operations == {"broadcast", "all-reduce", "all-gather", "reduce-scatter", "send/recv ring"}
+    assert {check["dtype"] for check in result["checks"]} == {"float32", "bfloat16", "int64"}
+
+
+@pytest.mark.torch
+def test_the_interface_in_use_is_seen_and_not_just_believed(result):
+    assert [list(node["interfaces_used"]) for node in result["nodes"]] == [["lo"], ["lo"]]
+
+
+@pytest.mark.torch
+def test_the_sweep_has_plausible_numbers(result):
+    for operation in ("all_reduce", "all_gather"):
+        rows = [row for row in result["sweep"] if row["operation"] == operation]
+        assert len(rows) >= 4
+        assert [row["bytes"] for row in rows] == sorted(row["bytes"] for row in rows)
+        assert 0.01 < comm_report.best_busbw(result, operation) < 200
+    factor = {row["operation"]: row["busbw_gbyte_s"] / row["algbw_gbyte_s"] for row in result["sweep"]}
+    assert factor == {"all_reduce": pytest.approx(1.0), "all_gather": pytest.approx(0.5)}
+
+
+BROKEN_SUM = """
+import sys, torch.distributed as dist
+from training import commcheck
+real = dist.all_reduce
+def broken(tensor, *args, **kwargs):
+    if kwargs.get("op") is None:
+        {fault}
+    else:
+        real(tensor, *args, **kwargs)
+dist.all_reduce = broken
+commcheck.PAIRS_BUDGET_S = commcheck.SWEEP_BUDGET_S = 0.1
+sys.exit(commcheck.main())
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "tensor.mul_(2)",  # every rank counts itself twice and nobody else
+        "real(tensor, *args, **kwargs); tensor.copy_(tensor.roll(1))",
+        "real(tensor, *args, **kwargs); tensor[-1] += 1",
+    ],
+)
+def test_a_broken_sum_is_found(fault: str, tmp_path: Path):
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    program = tmp_path / "broken.py"
+    program.write_text(BROKEN_SUM.format(fault=fault))
+    run_ranks([str(program)], tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    wrong = {check["operation"] for check in result["checks"] if not check["ok"]}
+    assert wrong == {"all-reduce"}
+
+
+def test_local_addresses_of_our_established_connections_are_read_from_the_kernels_table():
+    table = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1\n"
+        "   1: 0B00000A:D431 0C00000A:A2B1 01 00000000:00000000 00:00000000 00000000     0        0 222 1\n"
+        "   2: 0B00000A:D432 0C00000A:A2B1 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
+    )
+    assert parse_connections(table, {"111", "222"}) == ["10.0.0.11"]

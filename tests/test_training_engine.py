@@ -1,0 +1,252 @@
+"""Real runs of training.finetune: DeepSpeed ZeRO-3 on gloo ranks of this machine, held against plain torch.
+
+Each run is made once and looked at by several tests. Every rank is started by its own copy of DeepSpeed's
+launcher, as on machines of their own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from training import tiny  # noqa: E402
+from training.checkpoint import read_state, read_tensors  # noqa: E402
+from training.data import Order, collate, tokenize  # noqa: E402
+from training.exit_codes import PEER_LOST, STOPPED, WRONG_CHECKPOINT  # noqa: E402
+from training.recipe import load_recipe  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[1]
+EXACT = {
+    "dtype": "float32",
+    "steps": "4",
+    "global_batch": "5",
+    "micro_batch": "2",
+    "max_length": "96",
+    "save_every": "2",
+    "lora.dropout": "0.0",
+    "optimizer.warmup_steps": "2",
+    "optimizer.grad_clip": "0.3",
+}
+"""fp32 without dropout, so that every cut into ranks must agree; 5 samples leave empty places on some."""
+
+DROPOUT = EXACT | {"dtype": "bfloat16", "lora.dropout": "0.2", "optimizer.grad_clip": "1.0"}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """A folder with models/tiny (barely trained) and runs/."""
+    folder = tmp_path_factory.mktemp("house")
+    (folder / "models").mkdir()
+    tiny.write_model(folder / "models" / "tiny", steps=2)
+    return folder
+
+
+def _new_run(house, name, overrides):
+    run = house / "runs" / name
+    (run / "data").mkdir(parents=True)
+    records = tiny.questions()[:40]
+    records[3]["messages"][1]["content"] *= 5  # lengths far from equal, so that a mean of means would show
+    (run / "data" / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (run / "recipe.toml").write_text(load_recipe("tiny", overrides).to_toml())
+    return run
+
+
+def _free_port():
+    """Free with the one behind it, and outside the range from which the system picks for outgoing calls:
+    seconds pass before the ranks take it."""
+    while True:
+        port = random.randrange(20000, 32000, 2)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
+
+
+def _start(run, ranks, *extra):
+    """One launcher a rank, each believing it is on a node of its own."""
+    port = _free_port()
+    nodes = base64.urlsafe_b64encode(json.dumps({f"te{n + 1}": [0] for n in range(ranks)}).encode()).decode()
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    started = []
+    for rank in range(ranks):
+        command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={nodes}"]
+        command += [f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}"]
+        command += ["--module", "--no_local_rank", "training.finetune", "--run", str(run), *extra]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=run, env=environment, start_new_session=True, **pipes))
+    return started
+
+
+def _finish(started, timeout_s=180):
+    """Exit codes and everything printed, by rank; leaves no process behind."""
+    try:
+        outputs = [process.communicate(timeout=timeout_s)[0] for process in started]
+        return [process.returncode for process in started], outputs
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+
+
+def _train(run, ranks, *extra):
+    codes, outputs = _finish(_start(run, ranks, *extra))
+    assert codes == [0] * ranks, "\n".join(outputs)
+    return outputs
+
+
+def _metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _of(key, run):
+    return [line[key] for line in _metrics(run)]
+
+
+@pytest.fixture(scope="module")
+def on_two(house):
+    run = _new_run(house, "two", EXACT)
+    _train(run, 2)
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(house):
+    run = _new_run(house, "undisturbed", DROPOUT)
+    _train(run, 2)
+    return run
+
+
+def _plain_torch(run, model_dir):
+    """The same training in one process, a batch at a time: losses, gradient norms, the last LoRA weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    recipe = load_recipe("tiny", EXACT)
+    samples, _ = tokenize(run / "data" / "train.jsonl", AutoTokenizer.from_pretrained(model_dir), recipe.max_length)
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    torch.manual_seed(recipe.seed)
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules=list(recipe.lora.targets), task_type="CAUSAL_LM")
+    model = get_peft_model(base, lora)
+    weights = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(weights.values(), weight_decay=0.0)
+    order = Order(len(samples), recipe.seed, recipe.global_batch)
+    losses, norms = [], []
+    for step in range(4):
+        batch = collate([samples[number] for number in order.step(step)], pad_id=0)
+        # transformers' own loss: the mean over all labels that are not -100, shifted by one
+        loss = model(**batch).loss
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(weights.values(), recipe.optimizer.grad_clip).item())
+        optimizer.param_groups[0]["lr"] = recipe.optimizer.lr_at(step, 4)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms, weights
+
+
+def test_two_ranks_train_exactly_as_plain_torch_does(house, on_two):
+    losses, norms, weights = _plain_torch(on_two, house / "models" / "tiny")
+    assert min(norms) > 0.3, "clipping must take part"
+    assert _of("loss", on_two)[0] == pytest.approx(losses[0], rel=1e-6)
+    assert _of("loss", on_two) == pytest.approx(losses, rel=1e-5)
+    assert _of("grad_norm", on_two) == pytest.approx(norms, rel=1e-4)
+    saved = read_tensors(on_two / "checkpoints" / "step-4")
+    assert {f"master/{name}" for name in weights} == {key for key in saved if key.startswith("master/")}
+    for name, weight in weights.items():  # by norm: Adam makes steps of the noise in gradients near 0
+        gap = (saved[f"master/{name}"] - weight.detach()).norm() / weight.detach().norm()
+        assert gap < 1e-3, name
+
+
+def test_three_ranks_agree_with_two_to_a_millionth(house, on_two):
+    run = _new_run(house, "three", EXACT)
+    _train(run, 3)
+    assert _of("loss", run)[0] == pytest.approx(_of("loss", on_two)[0], rel=1e-6)
+    assert _of("loss", run) == pytest.approx(_of("loss", on_two), rel=1e-5)
+    assert _of("grad_norm", run)[0] == pytest.approx(_of("grad_norm", on_two)[0], rel=1e-5)
+    assert _of("tokens", run) == _of("tokens", on_two)
+
+
+def test_a_run_of_two_ranks_goes_on_alone(house, on_two):
+    run = house / "runs" / "alone"
+    shutil.copytree(on_two, run)
+    expected = _of("loss", on_two)
+    shutil.rmtree(run / "checkpoints" / "step-4")
+    output = _train(run, 1, "--resume")[0]
+    assert "resumed from step-2, saved by 2 ranks" in output
+    assert _of("step", run) == [1, 2, 3, 4]
+    assert _of("loss", run) == pytest.approx(expected, rel=1e-5)
+    assert read_state(run / "checkpoints" / "step-4").world_size == 1
+
+
+def test_a_stopped_and_resumed_run_repeats_the_undisturbed_one_bit_for_bit(house, undisturbed):
+    run = _new_run(house, "stopped", DROPOUT)
+    (run / "stop").touch()
+    codes, outputs = _finish(_start(run, 2))
+    assert codes == [STOPPED, STOPPED], outputs
+    assert "stopped after step 1" in outputs[0]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-1"]
+
+    (run / "stop").unlink()
+    assert "resumed from step-1" in _train(run, 2, "--resume")[0]
+    for key in ("step", "loss", "grad_norm", "lr", "tokens", "samples"):
+        assert _of(key, run) == _of(key, undisturbed), key
+    ours, theirs = (read_tensors(folder / "checkpoints" / "step-4") for folder in (run, undisturbed))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_the_final_adapter_loads_with_plain_peft_and_changes_the_output(house, undisturbed):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(house / "models" / "tiny", dtype=torch.bfloat16)
+    ids = torch.tensor([[1, 300, 400, 500, 2]])
+    before = base(input_ids=ids).logits
+    model = PeftModel.from_pretrained(base, undisturbed / "checkpoints" / "step-4" / "adapter")
+    assert not torch.equal(model(input_ids=ids).logits, before)
+    master = read_tensors(undisturbed / "checkpoints" / "step-4")
+    for name, value in model.state_dict().items():
+        if "lora_" in name:
+            assert torch.equal(value, master[f"master/{name.replace('.default', '')}"].bfloat16()), name
+
+
+def test_resuming_with_another_rank_of_lora_is_refused_with_exit_code_4(house, undisturbed):
+    run = house / "runs" / "other-recipe"
+    shutil.copytree(undisturbed, run)
+    (run / "recipe.toml").write_text(load_recipe("tiny", DROPOUT | {"lora.rank": "8"}).to_toml())
+    codes, outputs = _finish(_start(run, 1, "--resume"))
+    assert codes == [WRONG_CHECKPOINT]
+    assert "cannot resume from" in outputs[0] and "lora.rank was 16 and is 8" in outputs[0]
+    assert "Traceback" not in outputs[0]
+
+
+def test_a_killed_rank_ends_the_run_on_the_other_machine_within_seconds(house):
+    run = _new_run(house, "killed", DROPOUT | {"steps": "500"})
+    started = _start(run, 2)
+    until = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() and time.monotonic() < until:
+        time.sleep(0.5)
+    victim = int(subprocess.check_output(["pgrep", "-P", str(started[1].pid), "-f", "training.finetune"]).split()[0])
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    codes, outputs = _finish(started, timeout_s=60)
+    assert time.monotonic() - killed < 45
+    assert codes[0] == PEER_LOST, outputs
+    assert "lost contact with another rank" in (run / "logs" / "failure-rank-0.txt").read_text()

@@ -1,0 +1,116 @@
+"""Looking at runs from outside, with the real shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.follow import Look, eta_s, follow, list_command, look_command, parse_list, parse_look
+from training.run_folder import Status, parse_metrics, parse_status, status_text, write_atomically
+
+RUN = "tiny-20260131-154500"
+
+
+def sh(command: str) -> str:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
+def make_run(runs: Path, run_id: str = RUN, state: str = "running", started: float = 1.0) -> Path:
+    folder = runs / run_id
+    folder.mkdir(parents=True)
+    (folder / "launch.json").write_text("{}")
+    status = Status(run_id, state, started=started, updated=time.time() - 90)  # type: ignore[arg-type]
+    write_atomically(folder / "status.json", status_text(status))
+    rows = [{"step": n, "total_steps": 10, "loss": 1.0, "step_s": 2.0} for n in (1, 2, 3)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 4, "tot')
+    return folder
+
+
+def test_a_look_reads_status_and_whole_metrics_lines(tmp_path: Path):
+    folder = make_run(tmp_path)
+    seen = parse_look(sh(look_command(str(folder), here=True)))
+    assert seen.status is not None and seen.status.run_id == RUN
+    assert [row["step"] for row in seen.metrics] == [1, 2, 3]
+    assert 85 < seen.age_s < 120
+
+
+def test_a_run_without_a_supervisor_is_lost_and_not_running(tmp_path: Path):
+    seen = parse_look(sh(look_command(str(make_run(tmp_path)), here=True)))
+    assert (seen.state, seen.over, seen.alive) == ("lost", True, False)
+
+
+def test_a_supervisor_that_runs_is_seen_by_its_pid_and_command_line(tmp_path: Path):
+    folder = make_run(tmp_path / "it's a (strange) name")
+    waits = "import sys; sys.stdin.read()"
+    argv = [sys.executable, "-c", waits, "-m", "training.supervise", "--run", str(folder)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+        assert supervisor.stdin is not None
+        status = parse_status((folder / "status.json").read_text())
+        states = []
+        for pid in (supervisor.pid, os.getpid(), 0):  # itself, another program that has the pid by now, nobody
+            write_atomically(folder / "status.json", status_text(status.changed(supervisor_pid=pid)))
+            states.append(parse_look(sh(look_command(str(folder), here=True))).state)
+            states.append(parse_list(sh(list_command(str(folder.parent), here=True)))[0].state)
+        supervisor.stdin.close()
+    assert states == ["running"] * 2 + ["lost"] * 4
+
+
+def test_all_runs_are_listed_in_the_order_they_started(tmp_path: Path):
+    make_run(tmp_path, "tiny-20260131-160000", "finished", started=2.0)
+    make_run(tmp_path, RUN, "failed", started=1.0)
+    (tmp_path / "something else").mkdir()
+    looks = parse_list(sh(list_command(str(tmp_path), here=True)))
+    assert [(seen.status.run_id, seen.state) for seen in looks if seen.status] == [
+        (RUN, "failed"),
+        ("tiny-20260131-160000", "finished"),
+    ]
+
+
+def test_no_runs_at_all_are_an_empty_list(tmp_path: Path):
+    assert parse_list(sh(list_command(str(tmp_path / "none"), here=True))) == []
+
+
+def test_a_broken_connection_is_survived_until_patience_ends():
+    ended = Look(Status(RUN, "finished"), False, ())
+    answers = [ConnectionError("cut"), ConnectionError("cut"), ended]
+
+    def look() -> Look:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert follow(look, lambda seen: None, ConnectionError, every_s=0.01) is ended
+    answers[:] = [ConnectionError("cut")] * 1000
+    with pytest.raises(ConnectionError):
+        follow(look, lambda seen: None, ConnectionError, every_s=0.01, patience_s=0.05)
+
+
+def test_a_run_that_looks_dead_for_a_moment_is_looked_at_again():
+    answers = [Look(Status(RUN, "running"), False, ()), Look(Status(RUN, "failed"), False, ())]
+    assert follow(lambda: answers.pop(0), lambda seen: None, OSError, every_s=0.01).state == "failed"
+
+
+def test_eta_is_the_mean_pace_times_the_steps_left():
+    rows = [{"step": n, "total_steps": 10, "step_s": s} for n, s in ((3, 1.0), (4, 3.0))]
+    assert eta_s(rows) == pytest.approx(12.0)
+    assert eta_s([]) is None
+
+
+def test_a_metrics_line_still_being_written_is_left_for_later():
+    rows, taken = parse_metrics(b'{"step": 1}\n{"step": 2}\n{"st')
+    assert ([row["step"] for row in rows], taken) == ([1, 2], 24)
+
+
+def test_a_status_of_a_newer_version_can_be_read(tmp_path: Path):
+    folder = make_run(tmp_path)
+    content = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**content, "added_later": 1}))
+    assert parse_look(sh(look_command(str(folder), here=True))).status is not None

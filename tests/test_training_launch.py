@@ -1,0 +1,116 @@
+"""What is handed to DeepSpeed's launcher and to systemd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from training.launch import (
+    Host,
+    Launch,
+    LaunchError,
+    deepspeed_env,
+    hostfile,
+    launch_text,
+    parse_launch,
+    rank_env,
+    runner_argv,
+    unit_argv,
+)
+
+HOSTS = (Host("te1", "10.0.0.11", 1), Host("te2", "10.0.0.12", 2), Host("te3", "10.0.0.13", 1))
+RUN = "/data/runs/tiny-20260131-154500"
+LAUNCH = Launch(
+    run_id="tiny-20260131-154500",
+    run_dir=RUN,
+    hosts=HOSTS,
+    module="training.finetune",
+    arguments=(),
+    python="/data/env/bin/python",
+    env=rank_env(RUN, "cpu"),
+)
+
+
+def test_hostfile_lists_names_and_slots_in_rank_order():
+    assert hostfile(HOSTS) == "te1 slots=1\nte2 slots=2\nte3 slots=1\n"
+
+
+def test_deepspeed_reads_the_hostfile_as_meant(tmp_path: Path):
+    runner = pytest.importorskip("deepspeed.launcher.runner", reason="needs the [train] extra")
+    path = tmp_path / "hostfile"
+    path.write_text(hostfile(HOSTS))
+    assert list(runner.fetch_hostfile(str(path)).items()) == [("te1", 1), ("te2", 2), ("te3", 1)]
+
+
+def test_deepspeed_env_has_one_assignment_a_line_and_nothing_else():
+    assert deepspeed_env(rank_env(RUN, "cpu")) == (
+        "PATH=/data/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
+        "TORCH_EXTENSIONS_DIR=/data/env/torch_extensions\n"
+        "OMP_NUM_THREADS=1\n"
+        "HF_HUB_OFFLINE=1\n"
+        "TOKENIZERS_PARALLELISM=false\n"
+        "PYTHONUNBUFFERED=1\n"
+        "PYTHONDONTWRITEBYTECODE=1\n"
+        f"SPOTUNE_RUN={RUN}\n"
+        "DS_ACCELERATOR=cpu\n"
+    )
+
+
+def test_gpus_are_left_for_deepspeed_to_find():
+    assert "DS_ACCELERATOR" not in rank_env(RUN, "cuda")
+
+
+@pytest.mark.parametrize("value", ["", "two\nlines", 'a "quote"', "$HOME/x"])
+def test_values_that_the_export_line_would_change_are_refused(value: str):
+    with pytest.raises(LaunchError, match="NAME="):
+        deepspeed_env({"NAME": value})
+
+
+def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_address():
+    assert runner_argv(LAUNCH, 29500) == [
+        "/data/env/bin/python",
+        "-u",
+        "-m",
+        "deepspeed.launcher.runner",
+        f"--hostfile={RUN}/hostfile",
+        "--master_addr=10.0.0.11",
+        "--master_port=29500",
+        "--module",
+        "--no_local_rank",
+        "training.rank_start",
+        "training.finetune",
+        "--run",
+        RUN,
+    ]
+
+
+def test_deepspeeds_own_parser_takes_the_command_line():
+    runner = pytest.importorskip("deepspeed.launcher.runner", reason="needs the [train] extra")
+    arguments = runner.parse_args(runner_argv(LAUNCH, 29500)[4:])
+    assert arguments.user_script == "training.rank_start"
+    assert arguments.user_args == ["training.finetune", "--run", RUN]
+    assert (arguments.module, arguments.no_local_rank, arguments.master_port) == (True, True, 29500)
+
+
+def test_one_node_is_started_without_pdsh():
+    argv = runner_argv(replace(LAUNCH, hosts=HOSTS[1:2]), 29500)
+    assert argv[3] == "deepspeed.launcher.launch"
+    assert "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19" in argv  # {"localhost": [0, 1]}
+
+
+def test_ranks_are_numbered_node_by_node():
+    assert [LAUNCH.host_of(rank).name for rank in range(LAUNCH.world_size)] == ["te1", "te2", "te2", "te3"]
+
+
+def test_launch_json_comes_back_as_it_was_written():
+    assert parse_launch(launch_text(LAUNCH)) == LAUNCH
+
+
+def test_a_stop_of_the_unit_reaches_only_the_supervisor_and_waits_for_the_grace():
+    argv = unit_argv(replace(LAUNCH, stop_grace_s=90))
+    assert argv[:4] == ["systemd-run", "--unit=spotune-tiny-20260131-154500", "--collect", "--quiet"]
+    assert "--property=KillMode=mixed" in argv
+    assert "--property=TimeoutStopSec=150" in argv
+    assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.supervise", "--run", RUN]

@@ -1,0 +1,117 @@
+"""Recipes: every one loads, mistakes are all named at once, resolved recipes read back equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.recipe import RECIPES, Optimizer, RecipeError, load_recipe, read_recipe, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_reads_back_equal(name, tmp_path):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    written = tmp_path / "recipe.toml"
+    written.write_text(recipe.to_toml(), encoding="utf-8")
+    assert read_recipe(written) == recipe
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_opens_with_its_memory_need_launch_line_and_an_override(name):
+    comment = (RECIPES / f"{name}.toml").read_text(encoding="utf-8").split("\nname = ")[0]
+    assert "memory" in comment.splitlines()[0]
+    assert f"fab train --model {name}" in comment
+    override = comment.rsplit("--set ", 1)[1].split()[0]
+    key, value = override.split("=")
+    assert load_recipe(name, {key: value}) != load_recipe(name)
+
+
+def test_the_promised_models_are_there_in_order_of_size():
+    names = recipe_names()
+    qwen = [name for name in names if name.startswith("qwen2.5-")]
+    assert qwen == [f"qwen2.5-{size}" for size in ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")]
+    assert {
+        "tiny",
+        "deepseek-r1-distill-qwen-7b",
+        "deepseek-r1-distill-qwen-14b",
+        "deepseek-llm-7b-chat",
+    } < set(names)
+    assert all(load_recipe(name).base_model.endswith("-Instruct") for name in qwen)
+
+
+def test_unknown_recipe_lists_the_known_ones():
+    with pytest.raises(RecipeError, match=r"unknown model 'qwen'; known: .*qwen2\.5-7b, qwen2\.5-14b.*tiny"):
+        load_recipe("qwen")
+
+
+def test_overrides_are_read_as_toml_values_and_fall_back_to_text():
+    overrides = {"lora.rank": "32", "optimizer.lr": "5e-5", "dtype": "float32", "lora.targets": '["q_proj"]'}
+    recipe = load_recipe("tiny", overrides)
+    assert (recipe.lora.rank, recipe.optimizer.lr, recipe.dtype, recipe.lora.targets) == (
+        32,
+        5e-5,
+        "float32",
+        ("q_proj",),
+    )
+
+
+def test_every_mistake_is_named_at_once_with_its_key_and_a_typo_with_its_neighbour():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("tiny", {"lora.rnk": "8", "optimizer.lr": "-1", "dtype": "float16", "sped": "1"})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert any("lora.rnk: no such key; did you mean lora.rank?" in line for line in lines)
+    assert any("sped: no such key; did you mean seed?" in line for line in lines)
+    assert any("optimizer.lr: " in line for line in lines)
+    assert any("dtype: " in line and "float32" in line for line in lines)
+
+
+def test_an_override_through_a_value_that_is_no_table_is_refused():
+    with pytest.raises(RecipeError, match=r"seed\.x: seed is a value, not a table"):
+        load_recipe("tiny", {"seed.x": "1"})
+
+
+def test_an_override_cannot_smuggle_in_a_second_key():
+    assert load_recipe("tiny", {"about": '"a"\nseed = 7'}).seed == 0
+
+
+def test_steps_and_epochs_replace_each_other_and_both_are_refused():
+    assert load_recipe("tiny", {"epochs": "2"}).steps is None
+    assert load_recipe("qwen2.5-7b", {"steps": "5"}).epochs is None
+    with pytest.raises(RecipeError, match="either steps or epochs"):
+        load_recipe("tiny", {"epochs": "2", "steps": "5"})
+
+
+def test_a_micro_batch_beyond_the_global_batch_is_refused():
+    with pytest.raises(RecipeError, match="micro_batch 32 is larger than global_batch 16"):
+        load_recipe("tiny", {"micro_batch": "32"})
+
+
+def test_epochs_become_steps_rounded_up():
+    assert load_recipe("tiny", {"epochs": "1.5", "global_batch": "16"}).total_steps(100) == 10
+    assert load_recipe("tiny", {"steps": "7"}).total_steps(100) == 7
+
+
+def test_what_only_concerns_memory_and_files_does_not_change_the_maths():
+    plain = load_recipe("tiny")
+    assert load_recipe("tiny", {"micro_batch": "1", "save_every": "3"}).maths_hash() == plain.maths_hash()
+    assert load_recipe("tiny", {"lora.rank": "8"}).maths_hash() != plain.maths_hash()
+    assert plain.maths()["lora.rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447]),
+    ],
+)
+def test_the_learning_rate_warms_up_and_then_follows_its_schedule(schedule, expected):
+    optimizer = Optimizer(lr=1.0, warmup_steps=2, schedule=schedule)
+    assert [optimizer.lr_at(step, 6) for step in range(6)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_without_warm_up_the_first_step_has_the_full_rate_and_a_short_run_does_not_divide_by_zero():
+    assert Optimizer(lr=1.0, warmup_steps=0).lr_at(0, 1) == 1.0
+    assert Optimizer(lr=1.0, warmup_steps=4).lr_at(1, 2) == 0.5

@@ -1,0 +1,378 @@
+"""The supervisor with real ranks on this machine: DeepSpeed's launcher, our rank start, small programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from training.launch import MASTER_PORTS, Host, Launch, here_env, launch_text
+from training.reach import NodeError, master_port
+from training.run_folder import Status, parse_status
+from training.ship import launch_files
+from training.supervise import Supervisor
+from training.sweep import processes_of
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("deepspeed", reason="needs the [train] extra: DeepSpeed's launcher starts the ranks")
+
+SOURCE = Path(__file__).parent.parent / "training"
+
+LOCALHOST = (Host("localhost", "127.0.0.1", 2),)
+
+PROGRAMS = {
+    "finishes": "print('done', rank)",
+    "shows_its_environment": "print('omp', os.environ['OMP_NUM_THREADS'], 'run', os.environ['SPOTUNE_RUN'])",
+    "waits": """
+        print('waiting', rank, flush=True)
+        while not (run / 'stop').exists(): time.sleep(0.1)
+        time.sleep(0.5 * rank)
+        (run / f'saved-{rank}').touch()
+        sys.exit(3)
+    """,
+    "is_deaf": "print('deaf', flush=True); time.sleep(600)",
+    "raises": """
+        if rank == 1: raise ValueError('the seventh sample is odd')
+        time.sleep(600)
+    """,
+    "fills_the_disk": """
+        if rank == 1: raise OSError(28, 'No space left on device')
+        time.sleep(0.2); raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
+    """,
+    "loses_a_peer": """
+        if rank == 0: raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
+        time.sleep(1.5); os.kill(os.getpid(), 9)
+    """,
+    "cannot_be_used": """
+        if rank == 1: time.sleep(600)
+        print('rank 0 (te1): recipe x: steps: no such key'); sys.exit(2)
+    """,
+    "leaves_children": """
+        import subprocess
+        subprocess.Popen(['sleep', '600'], start_new_session=True)
+        sys.exit(7 if rank == 1 else 0)
+    """,
+}
+"""What a rank does; `rank` and `run` are given."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[bytes]]]]:
+    """Start a supervisor of two ranks that run one of PROGRAMS."""
+    started: list[subprocess.Popen[bytes]] = []
+    run_dir = tmp_path / "tiny-20260101-000000"
+
+    def _start(
+        program: str,
+        stop_grace_s: int = 20,
+        hosts: tuple[Host, ...] = LOCALHOST,
+        here: bool = True,
+        data_disk: str = "",
+    ) -> tuple[Path, subprocess.Popen[bytes]]:
+        shutil.copytree(SOURCE, run_dir / "training", ignore=shutil.ignore_patterns("__pycache__"))
+        body = "\n".join(line.removeprefix("        ") for line in PROGRAMS[program].splitlines())
+        (run_dir / "training" / "program.py").write_text(
+            "import os, sys, time\nfrom pathlib import Path\n"
+            f"rank = int(os.environ['RANK'])\nrun = Path({str(run_dir)!r})\n{body}\n"
+        )
+        env = here_env(str(run_dir), str(Path(sys.executable).parent), os.environ["PATH"], False, str(tmp_path))
+        launch = Launch(
+            run_id=run_dir.name,
+            run_dir=str(run_dir),
+            hosts=hosts,
+            module="training.program",
+            arguments=(),
+            python=sys.executable,
+            env=env,
+            here=here,
+            stop_grace_s=stop_grace_s,
+            data_disk=data_disk,
+        )
+        for name, text in launch_files(launch).items():
+            (run_dir / name).write_text(text)
+        supervisor = subprocess.Popen([sys.executable, "-m", "training.supervise", "--run", str(run_dir)], cwd=run_dir)
+        started.append(supervisor)
+        return run_dir, supervisor
+
+    yield _start
+    for supervisor in started:
+        supervisor.kill()
+        supervisor.wait()
+    for pid in processes_of(str(run_dir)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def status_of(run_dir: Path) -> Status:
+    return parse_status((run_dir / "status.json").read_text())
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 40) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def pid_of_rank(run_dir: Path, rank: int, node: str = "") -> int:
+    """The program's own pid, as the rank start announced it."""
+    mark = f"{node}[{rank}] @started "
+    lines = (run_dir / "logs" / "launcher.log").read_text().splitlines()
+    return int(json.loads(next(li for li in lines if li.startswith(mark)).removeprefix(mark))["pid"])
+
+
+def wait_for_output(run_dir: Path, rank: int, text: str) -> None:
+    log = run_dir / "logs" / f"rank-{rank}.log"
+    wait_for(lambda: log.exists() and text in log.read_text())
+
+
+def test_ranks_that_all_end_well_make_a_finished_run(start):
+    run_dir, supervisor = start("finishes")
+    assert supervisor.wait(60) == 0
+    assert status_of(run_dir).state == "finished"
+    assert "done 1" in (run_dir / "logs" / "rank-1.log").read_text()
+    assert "[0] done 0" in (run_dir / "logs" / "launcher.log").read_text()
+
+
+def test_a_killed_rank_is_named_within_seconds_and_nothing_is_left(start):
+    run_dir, supervisor = start("waits")
+    wait_for_output(run_dir, 1, "waiting 1")
+    wait_for_output(run_dir, 0, "waiting 0")
+    killed_at = time.monotonic()
+    os.kill(pid_of_rank(run_dir, 1), signal.SIGKILL)
+    assert supervisor.wait(30) == 1
+    assert time.monotonic() - killed_at < 15
+    status = status_of(run_dir)
+    assert (status.state, status.failed_rank, status.failed_node) == ("failed", 1, "localhost")
+    assert status.reason == "rank 1 on localhost was killed by signal 9 (SIGKILL)"
+    assert status.last_lines[-1] == "waiting 1"
+    assert processes_of(str(run_dir)) == []
+
+
+def test_a_stop_lets_the_ranks_save_and_leave_at_their_own_pace(start):
+    run_dir, supervisor = start("waits")
+    wait_for_output(run_dir, 1, "waiting 1")
+    supervisor.terminate()
+    assert supervisor.wait(30) == 0
+    assert status_of(run_dir).state == "stopped"
+    assert "after saving" in status_of(run_dir).reason
+    assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
+
+
+def test_ranks_that_ignore_a_stop_are_ended_after_the_grace(start):
+    run_dir, supervisor = start("is_deaf", stop_grace_s=1)
+    wait_for_output(run_dir, 1, "deaf")
+    supervisor.terminate()
+    assert supervisor.wait(30) == 0
+    assert status_of(run_dir).state == "stopped"
+    assert "did not save in time" in status_of(run_dir).reason
+    assert processes_of(str(run_dir)) == []
+
+
+def test_a_failing_rank_speaks_for_itself(start):
+    run_dir, supervisor = start("raises")
+    assert supervisor.wait(60) == 1
+    status = status_of(run_dir)
+    assert status.reason == "rank 1 on localhost ended with code 1: ValueError: the seventh sample is odd"
+    assert any("Traceback" in line for line in status.last_lines)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [("fills_the_disk", "the disk is full"), ("loses_a_peer", "rank 1 on localhost was killed by signal 9")],
+)
+def test_the_cause_is_named_and_not_its_consequence(start, program, reason):
+    run_dir, supervisor = start(program)
+    assert supervisor.wait(60) == 1
+    assert reason in status_of(run_dir).reason
+    assert status_of(run_dir).failed_rank == 1
+
+
+def test_what_cannot_be_used_is_the_users_mistake_and_a_broken_rank_is_not(start):
+    run_dir, supervisor = start("cannot_be_used")
+    assert supervisor.wait(60) == 1
+    status = status_of(run_dir)
+    assert status.reason == "rank 0 on localhost could not go on: recipe x: steps: no such key"
+    assert status.mistake
+
+
+def test_the_ranks_meet_at_the_first_free_pair_of_the_documented_ports():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        pair = MASTER_PORTS[0], MASTER_PORTS[1]
+        first = master_port("te1")
+        assert first in MASTER_PORTS and (first - pair[0]) % 2 == 0
+        with socket.socket() as second:
+            second.bind(("", first + 1))
+            assert first < master_port("te1") < MASTER_PORTS[-1]
+    ephemeral = [int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()]
+    assert MASTER_PORTS[-1] < ephemeral[0]
+
+
+def test_no_free_pair_of_ports_is_said_with_the_range(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("training.reach.MASTER_PORTS", range(port, port + 2))
+        with pytest.raises(NodeError, match=f"free from {port} to {port + 1}"):
+            master_port("te1")
+
+
+def test_children_of_a_rank_do_not_outlive_the_run(start):
+    run_dir, supervisor = start("leaves_children")
+    assert supervisor.wait(60) == 1
+    assert "rank 1 on localhost ended with code 7" in status_of(run_dir).reason
+    assert processes_of(str(run_dir)) == []
+
+
+FAKE_SSH = """#!/bin/sh
+# stands in for ssh: runs the command here, on whatever node it was meant for
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -G) echo "port 1"; exit 0 ;;
+    -o|-l|-p|-i) shift 2 ;;
+    -*) shift ;;
+    *) break ;;
+  esac
+done
+host=$1; shift
+down=$SPOTUNE_TEST_DOWN/$host
+[ -e "$down" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
+exec 3<&0
+setsid sh -c "$*" <&3 &
+while kill -0 $! 2>/dev/null; do
+  [ -e "$down" ] && { kill -9 -$!; echo "Timeout, server $host not responding." >&2; exit 255; }
+  sleep 0.2
+done
+wait $!
+"""
+
+
+@pytest.fixture
+def start_over_pdsh(start, tmp_path: Path, monkeypatch) -> Callable[..., tuple[Path, subprocess.Popen[bytes]]]:
+    """One rank on each of two nodes: real pdsh, DeepSpeed's real runner, a stand-in for ssh."""
+    if shutil.which("pdsh") is None or shutil.which("rsync") is None:
+        pytest.skip("needs pdsh and rsync")
+    tools, down = tmp_path / "tools", tmp_path / "down"
+    tools.mkdir()
+    down.mkdir()
+    (tools / "ssh").write_text(FAKE_SSH)
+    (tools / "ssh").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("SPOTUNE_TEST_DOWN", str(down))
+    hosts = (Host("te1", "127.0.0.1", 1), Host("te2", "127.0.0.1", 1))
+    return lambda program, **more: start(program, hosts=hosts, here=False, **{"data_disk": "/", **more})
+
+
+def test_over_pdsh_ranks_get_the_environment_and_a_run_finishes(start_over_pdsh):
+    run_dir, supervisor = start_over_pdsh("shows_its_environment")
+    assert supervisor.wait(60) == 0
+    assert status_of(run_dir).state == "finished"
+    for rank in (0, 1):
+        assert f"omp 1 run {run_dir}" in (run_dir / "logs" / f"rank-{rank}.log").read_text()
+    assert "te2: [1] omp 1" in (run_dir / "logs" / "launcher.log").read_text()
+
+
+def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_over_pdsh, tmp_path: Path):
+    disk = tmp_path / "not a mount point"
+    disk.mkdir()
+    run_dir, supervisor = start_over_pdsh("finishes", data_disk=str(disk))
+    assert supervisor.wait(30) == 1
+    status = status_of(run_dir)
+    assert status.reason == (
+        f"node te1 is not ready: no disk is mounted at {disk}, so nothing is written there; "
+        "bring it back with the base deploy: pyinfra INVENTORY deploy/base.py"
+    )
+    assert not (run_dir / "logs" / "launcher.log").exists()
+
+
+def test_a_lost_ping_for_a_broken_ssh_configuration_counts_as_a_miss(tmp_path: Path, monkeypatch):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("training.supervise.PING_EVERY_S", 0.01)
+    supervisor = make_supervisor(tmp_path / "run")
+    supervisor._ping(supervisor.launch.hosts[1])
+    assert supervisor.events.get(timeout=1) == ("lost", "te2")
+
+
+def test_every_nodes_logs_come_to_the_head_and_only_those_of_its_own_ranks(tmp_path: Path, monkeypatch):
+    run = tmp_path / "run"
+    supervisor = make_supervisor(run)
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nhost=$1; shift\nexec sh -c "$(echo "$*" | sed s#{run}#{run}.$host#)"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (run / "logs").mkdir()
+    (run / "logs" / "rank-0.log").write_text("of today")
+    there = tmp_path / "run.te2" / "logs"
+    there.mkdir(parents=True)
+    for name in ("rank-0.log", "rank-1.log", "failure-rank-1.txt", "launcher.log"):
+        (there / name).write_text("of te2")
+    supervisor._collect_logs(supervisor.launch.hosts[1:])
+    found = {path.name: path.read_text() for path in (run / "logs").iterdir()}
+    assert found == {"rank-0.log": "of today", "rank-1.log": "of te2", "failure-rank-1.txt": "of te2"}
+
+
+def make_supervisor(run: Path) -> Supervisor:
+    """One of two nodes, not started."""
+    hosts = (Host("te1", "127.0.0.1", 1), Host("te2", "127.0.0.1", 1))
+    launch = Launch(run.name, str(run), hosts, "training.program", (), sys.executable, {})
+    run.mkdir()
+    (run / "launch.json").write_text(launch_text(launch))
+    return Supervisor(run)
+
+
+def test_over_pdsh_a_killed_rank_is_named_with_its_node(start_over_pdsh):
+    run_dir, supervisor = start_over_pdsh("waits")
+    wait_for_output(run_dir, 0, "waiting 0")
+    wait_for_output(run_dir, 1, "waiting 1")
+    os.kill(pid_of_rank(run_dir, 1, "te2: "), signal.SIGKILL)
+    assert supervisor.wait(30) == 1
+    assert status_of(run_dir).reason == "rank 1 on te2 was killed by signal 9 (SIGKILL)"
+    assert processes_of(str(run_dir)) == []
+
+
+def test_over_pdsh_a_node_whose_connection_ends_is_named(start_over_pdsh):
+    run_dir, supervisor = start_over_pdsh("waits")
+    wait_for_output(run_dir, 1, "waiting 1")
+    wait_for_output(run_dir, 0, "waiting 0")
+    (run_dir.parent / "down" / "te2").touch()
+    assert supervisor.wait(40) == 1
+    status = status_of(run_dir)
+    assert (status.state, status.failed_node) == ("failed", "te2")
+    assert "was lost" in status.reason
+
+
+def test_a_killed_pdsh_is_no_success_although_the_launcher_ends_with_0(start_over_pdsh):
+    run_dir, supervisor = start_over_pdsh("waits")
+    wait_for_output(run_dir, 1, "waiting 1")
+    wait_for_output(run_dir, 0, "waiting 0")
+    pdsh = next(pid for pid in processes_of(str(run_dir)) if Path(f"/proc/{pid}/comm").read_text().startswith("pdsh"))
+    os.kill(pdsh, signal.SIGKILL)
+    assert supervisor.wait(40) == 1
+    status = status_of(run_dir)
+    assert status.state == "failed"
+    assert status.exit_code == 0
+    assert processes_of(str(run_dir)) == []
+
+
+def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_over_pdsh):
+    down = Path(os.environ["SPOTUNE_TEST_DOWN"])
+    (down / "te2").touch()
+    began = time.monotonic()
+    run_dir, supervisor = start_over_pdsh("finishes")
+    assert supervisor.wait(30) == 1
+    assert time.monotonic() - began < 10
+    status = status_of(run_dir)
+    assert status.failed_node == "te2"
+    assert "No route to host" in status.reason
+    assert not (run_dir / "logs" / "launcher.log").exists()

@@ -1,0 +1,196 @@
+"""The training tasks as a user types them: mistakes are one sentence and code 2, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from training import tasks
+
+ROOT = Path(__file__).parent.parent
+FABFILE = "from training.tasks import namespace\n"
+
+
+def fab(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run fab with the training tasks alone, in a folder of its own."""
+    (folder / "fabfile.py").write_text(FABFILE)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
+    return subprocess.run(
+        [sys.executable, "-m", "fabric", *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence of a refusal."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_unknown_model_lists_the_known_ones(tmp_path: Path):
+    said = refused(fab(tmp_path, "train", "--model", "gpt-5"))
+    assert "unknown model 'gpt-5'" in said and "qwen2.5-14b" in said and "tiny" in said
+
+
+def test_no_model_lists_the_known_ones(tmp_path: Path):
+    assert "tiny" in refused(fab(tmp_path, "train"))
+
+
+def test_a_bad_data_line_is_named_with_its_number(tmp_path: Path):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
+    assert "data.jsonl line 2: " in refused(fab(tmp_path, "train", "--model", "tiny", "--data", str(data)))
+
+
+def test_models_other_than_tiny_need_data(tmp_path: Path):
+    assert "--data FILE" in refused(fab(tmp_path, "train", "--model", "qwen2.5-7b"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("steps", "key=value"), ("lora.rnk=3", "did you mean"), ("lora.rank=x", "lora.rank")],
+)
+def test_bad_settings_are_named(tmp_path: Path, setting: str, words: str):
+    assert words in refused(fab(tmp_path, "train", "--model", "tiny", "--set", setting))
+
+
+def test_a_resumed_run_keeps_its_recipe(tmp_path: Path):
+    assert "keeps its recipe" in refused(fab(tmp_path, "train", "--resume", "--steps", "5", "--here"))
+
+
+@pytest.mark.parametrize("steps", ["0", "-3", "many"])
+def test_steps_that_are_none_are_refused(tmp_path: Path, steps: str):
+    said = refused(fab(tmp_path, "train", "--model", "tiny", f"--steps={steps}", "--here"))
+    assert "steps: " in said
+    assert not (tmp_path / "runs").exists()
+
+
+RUN = "tiny-20260131-154500"
+
+
+def make_run(folder: Path, **status: object) -> Path:
+    """A run of this machine that is over."""
+    run = folder / "runs" / RUN
+    (run / "logs").mkdir(parents=True)
+    (run / "launch.json").write_text("{}")
+    (run / "status.json").write_text(json.dumps({"run_id": RUN, "reason": "rank 0 said so", **status}))
+    return run
+
+
+@pytest.mark.parametrize(("mistake", "code"), [(True, 2), (False, 1)])
+def test_what_cannot_be_used_ends_with_code_2_and_what_broke_with_1(tmp_path: Path, mistake: bool, code: int):
+    make_run(tmp_path, state="failed", mistake=mistake)
+    done = fab(tmp_path, "logs", "--follow", "--here")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert done.stderr.strip().endswith("rank 0 said so") and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_with_damaged_checkpoints_only_is_not_resumed(tmp_path: Path):
+    run = make_run(tmp_path, state="failed")
+    for step in (2, 4):
+        (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    assert "only damaged checkpoints (step-4, step-2)" in refused(fab(tmp_path, "train", "--resume", "--here"))
+
+
+def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):
+    make_run(tmp_path, state="finished")
+    done = fab(tmp_path, "fetch", "--watch", "--here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("there is no checkpoint") == 2
+
+
+@pytest.mark.parametrize("task", ["logs", "stop", "fetch", "generate"])
+def test_an_unknown_run_is_refused(tmp_path: Path, task: str):
+    more = ["--prompt", "x"] if task == "generate" else []
+    said = refused(fab(tmp_path, task, "--here", "--run", "tiny-20260101-000000", *more))
+    assert said.startswith("no run 'tiny-20260101-000000'")
+
+
+def test_a_missing_cluster_file_is_one_sentence(tmp_path: Path):
+    assert "there is no such file" in refused(fab(tmp_path, "status"))
+
+
+def test_h_does_not_start_a_training(tmp_path: Path):
+    done = fab(tmp_path, "train", "-h")
+    assert not (tmp_path / "runs").exists()
+    assert "records" not in done.stdout
+
+
+def test_listing_the_tasks_imports_nothing_heavy(tmp_path: Path):
+    code = (
+        "import sys; import training.tasks; "
+        "heavy = {'torch', 'pyinfra', 'pydantic', 'rich', 'paramiko'} & set(sys.modules); "
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Door:
+    """A connection that remembers whether it was closed."""
+
+    def __init__(self, node: SimpleNamespace) -> None:
+        self.node, self.closed = node, False
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def cluster(monkeypatch, line_rate_gbps: float = 0) -> list[Door]:
+    """Two nodes whose connections are kept in the list given back; te2's commands fail."""
+    nodes = tuple(SimpleNamespace(name=n, private_address="10.0.0.1", slots=1, gpus=0) for n in ("te1", "te2"))
+    network = SimpleNamespace(line_rate_gbps=line_rate_gbps)
+    settings = SimpleNamespace(name="mine", torch_flavour="cpu", network=network)
+    found = SimpleNamespace(head=nodes[0], nodes=nodes, settings=settings)
+    doors: list[Door] = []
+
+    def connect(node: SimpleNamespace) -> Door:
+        doors.append(Door(node))
+        return doors[-1]
+
+    def run(connection: Door, command: str, **_: object) -> str:
+        if connection.node.name == "te2":
+            raise RuntimeError("te2 is out of order")
+        return f"{command} on {connection.node.name}"
+
+    monkeypatch.setattr("inventory.cluster.load_cluster", lambda: found)
+    monkeypatch.setattr("inventory.ssh.connect", connect)
+    monkeypatch.setattr("inventory.ssh.run", run)
+    return doors
+
+
+def test_every_connection_is_closed_in_the_end_also_after_a_failure(monkeypatch):
+    doors = cluster(monkeypatch)
+    with tasks._place(here=False) as (place, nodes):
+        answers = tasks._on_all(nodes, "uptime")
+        assert place.head.shell("date") == "date on te1"
+    assert answers["te1"] == "uptime on te1" and str(answers["te2"]) == "te2 is out of order"
+    assert [door.closed for door in doors] == [True] * 3
+
+
+@pytest.mark.parametrize(("said", "rate"), [(0.0, None), (25.0, 25.0)], ids=["unknown", "25 Gbit/s"])
+def test_the_line_rate_comes_from_the_settings_and_the_check_bears_the_clusters_name(monkeypatch, said, rate):
+    cluster(monkeypatch, said)
+    with tasks._place(here=False) as (place, _):
+        assert (place.line_rate_gbps, place.cluster) == (rate, "mine")
+        assert place.target("check-20260101-000000").data_disk == "/data"
