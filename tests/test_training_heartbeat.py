@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_a_single_rank_opens_no_store():
     heartbeat = Heartbeat(Place(0, 0, 1, "te1", "127.0.0.1", 1), lambda reason: None)
     heartbeat.start()
     heartbeat.fail("nobody hears this")
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("heartbeat")] == []
 
 
 SCRIPT = """

@@ -18,6 +18,6 @@ cat <<END
 Done in $(( ($(date +%s) - started) / 60 )) min: four bare hosts became a DeepSpeed cluster, a ZeRO-3 + LoRA run went over it,
 and the adapter lies verified under runs/ (load it with peft: PeftModel.from_pretrained(base, "runs/.../adapter")).
 
-The hosts go on running; \`make demo-down\` removes them. On machines of your own: list them in cluster.toml
-(provider = "static"), then   pyinfra inventory/static.py deploy/base.py   and   fab train --model qwen2.5-14b --data FILE
+The hosts go on running; \`make demo-down\` removes them. On machines of your own: list them, and the model, in
+cluster.toml (provider = "static"), then:   fab trust   pyinfra inventory/static.py deploy/base.py   fab train --model ... --data FILE
 END
