@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.comm_report import (
+from training.control.comm_report import (
     busbw_gbyte_s,
     comparison,
     pair_table,
@@ -17,7 +17,7 @@ from training.comm_report import (
     this_and_previous,
     wrong_results,
 )
-from training.runs import check_results
+from training.control.runs import check_results
 
 NAMES = ("te1", "te2", "te3")
 RESULT = {

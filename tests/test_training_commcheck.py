@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from training import comm_report
+from training.control import comm_report
 from training.interfaces import parse_connections
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.exit_codes import FAILED, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
-from training.failure import Observation, RankEnd, rank_cause, verdict
 from training.launch import Host, Launch
+from training.supervision.failure import Observation, RankEnd, rank_cause, verdict
 
 LAUNCH = Launch(
     run_id="tiny-20260131-154500",

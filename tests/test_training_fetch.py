@@ -16,8 +16,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from training import attend
-from training.fetch import (
+from training.control import attend
+from training.control.fetch import (
     FetchError,
     FetchInterrupted,
     fetch_patiently,
@@ -25,7 +25,7 @@ from training.fetch import (
     newest_step,
     verify_adapter,
 )
-from training.head import RemoteHead
+from training.control.head_node import RemoteHead
 from training.run_folder import Status, status_text, write_atomically
 from training.sums import parse_sums
 
@@ -212,7 +212,7 @@ def test_a_cut_connection_is_gone_on_with_where_it_broke(connect, run: Path, tmp
 
 
 def test_a_broken_connection_is_made_anew_by_itself(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.fetch.RETRY_AFTER_S", 0)
+    monkeypatch.setattr("training.control.fetch.RETRY_AFTER_S", 0)
     broken, whole = connect(), connect()
     broken().get_channel().get_transport().close()
     doors = [broken]
@@ -282,7 +282,7 @@ def test_a_file_the_login_user_may_not_read_is_named_and_no_broken_connection(co
 
 
 def test_a_file_that_is_gone_for_good_is_named(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.fetch.RETRY_AFTER_S", 0)
+    monkeypatch.setattr("training.control.fetch.RETRY_AFTER_S", 0)
     path = run / "checkpoints" / "step-2" / "adapter" / "adapter_model.safetensors"
     path.unlink()
     with pytest.raises(FetchError, match=f"{path} is not there any more"):
@@ -296,8 +296,8 @@ def test_a_folder_at_home_that_cannot_be_made_is_no_broken_connection(connect, r
 
 
 def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.fetch.SILENCE_S", 0.5)
-    monkeypatch.setattr("training.fetch.TRIES", 1)
+    monkeypatch.setattr("training.control.fetch.SILENCE_S", 0.5)
+    monkeypatch.setattr("training.control.fetch.TRIES", 1)
     make_checkpoint(run, 10, big=8 << 20)
     Files.silent_after = 2 << 20
     began = time.monotonic()
@@ -324,7 +324,7 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(connect, run
     (tools / "systemctl").write_text("#!/bin/sh\nexit 0\n")  # the supervisor's unit is active
     (tools / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setattr("training.attend.WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr("training.control.attend.WATCH_EVERY_S", 0.05)
     monkeypatch.chdir(tmp_path)
     door = Door(connect())
     head = RemoteHead("te1", lambda: door, lambda _, command: sh(command))

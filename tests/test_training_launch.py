@@ -79,7 +79,7 @@ def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_addr
         "--master_port=29500",
         "--module",
         "--no_local_rank",
-        "training.rank_start",
+        "training.supervision.rank_start",
         "training.finetune",
         "--run",
         RUN,
@@ -89,7 +89,7 @@ def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_addr
 def test_deepspeeds_own_parser_takes_the_command_line():
     runner = pytest.importorskip("deepspeed.launcher.runner", reason="needs the [train] extra")
     arguments = runner.parse_args(runner_argv(LAUNCH, 29500)[4:])
-    assert arguments.user_script == "training.rank_start"
+    assert arguments.user_script == "training.supervision.rank_start"
     assert arguments.user_args == ["training.finetune", "--run", RUN]
     assert (arguments.module, arguments.no_local_rank, arguments.master_port) == (True, True, 29500)
 
@@ -113,4 +113,4 @@ def test_a_stop_of_the_unit_reaches_only_the_supervisor_and_waits_for_the_grace(
     assert argv[:4] == ["systemd-run", "--unit=spotune-tiny-20260131-154500", "--collect", "--quiet"]
     assert "--property=KillMode=mixed" in argv
     assert "--property=TimeoutStopSec=150" in argv
-    assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.supervise", "--run", RUN]
+    assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.supervision.supervise", "--run", RUN]

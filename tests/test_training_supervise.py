@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from training.control.ship import launch_files
 from training.launch import MASTER_PORTS, Host, Launch, here_env, launch_text
-from training.reach import NodeError, master_port
 from training.run_folder import Status, parse_status
-from training.ship import launch_files
-from training.supervise import Supervisor
-from training.sweep import processes_of
+from training.supervision.end_processes import processes_of
+from training.supervision.node_ssh import NodeError, master_port
+from training.supervision.supervise import Supervisor
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("deepspeed", reason="needs the [train] extra: DeepSpeed's launcher starts the ranks")
@@ -99,7 +99,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen
         )
         for name, text in launch_files(launch).items():
             (run_dir / name).write_text(text)
-        supervisor = subprocess.Popen([sys.executable, "-m", "training.supervise", "--run", str(run_dir)], cwd=run_dir)
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "training.supervision.supervise", "--run", str(run_dir)], cwd=run_dir
+        )
         started.append(supervisor)
         return run_dir, supervisor
 
@@ -221,7 +223,7 @@ def test_no_free_pair_of_ports_is_said_with_the_range(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr("training.reach.MASTER_PORTS", range(port, port + 2))
+        monkeypatch.setattr("training.supervision.node_ssh.MASTER_PORTS", range(port, port + 2))
         with pytest.raises(NodeError, match=f"free from {port} to {port + 1}"):
             master_port("te1")
 
@@ -299,7 +301,7 @@ def test_a_lost_ping_for_a_broken_ssh_configuration_counts_as_a_miss(tmp_path: P
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("training.supervise.PING_EVERY_S", 0.01)
+    monkeypatch.setattr("training.supervision.supervise.PING_EVERY_S", 0.01)
     supervisor = make_supervisor(tmp_path / "run")
     supervisor._ping(supervisor.launch.hosts[1])
     assert supervisor.events.get(timeout=1) == ("lost", "te2")

@@ -1,7 +1,8 @@
 """Do the nodes' collectives give right results, and how fast? Runs on the nodes.
 
-`python -m training.rank_start training.commcheck --run DIR`, started by DeepSpeed's launcher as training is.
-NCCL on GPUs, gloo without. Rank 0 writes result.json into the run folder.
+    python -m training.supervision.rank_start training.commcheck --run DIR
+
+started by DeepSpeed's launcher as training is. NCCL on GPUs, gloo without. Rank 0 writes result.json into the run folder.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.comm_report import algbw_gbyte_s, busbw_gbyte_s
+from training.control.comm_report import algbw_gbyte_s, busbw_gbyte_s
 from training.interfaces import interfaces_in_use
-from training.rank_start import NODE_FILE
 from training.run_folder import RESULT, write_atomically
+from training.supervision.rank_start import NODE_FILE
 
 TIMEOUT = timedelta(seconds=60)
 ELEMENTS = 4099

@@ -136,9 +136,9 @@ def deepspeed_env(env: Mapping[str, str]) -> str:
 def runner_argv(launch: Launch, master_port: int) -> list[str]:
     """The launcher's command line; run it in the run folder, with `launch.env` in the environment.
 
-    Every rank is `python -m training.rank_start MODULE --run RUN_DIR ...`.
+    Every rank is `python -m training.supervision.rank_start MODULE --run RUN_DIR ...`.
     """
-    rank = ["training.rank_start", launch.module, "--run", launch.run_dir, *launch.arguments]
+    rank = ["training.supervision.rank_start", launch.module, "--run", launch.run_dir, *launch.arguments]
     common = [f"--master_port={master_port}", "--module", "--no_local_rank"]
     if launch.here or len(launch.hosts) == 1:
         # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
@@ -169,7 +169,14 @@ def runner_argv(launch: Launch, master_port: int) -> list[str]:
 
 def sweep_command(launch: Launch, only_list: bool = False) -> str:
     """A shell command that ends (or only lists) a run's processes on the node it is given to."""
-    argv = [launch.python, "-m", "training.sweep", "--run", launch.run_dir, *(["--list"] if only_list else [])]
+    argv = [
+        launch.python,
+        "-m",
+        "training.supervision.end_processes",
+        "--run",
+        launch.run_dir,
+        *(["--list"] if only_list else []),
+    ]
     folder = shlex.quote(launch.run_dir)
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')
@@ -178,7 +185,7 @@ def sweep_command(launch: Launch, only_list: bool = False) -> str:
 
 def supervisor_argv(launch: Launch) -> list[str]:
     """The supervisor's command line; run it in the run folder, where the shipped `training` is."""
-    return [launch.python, "-u", "-m", "training.supervise", "--run", launch.run_dir]
+    return [launch.python, "-u", "-m", "training.supervision.supervise", "--run", launch.run_dir]
 
 
 def unit_argv(launch: Launch) -> list[str]:

@@ -12,8 +12,8 @@ from inventory.command_line import one_sentence
 
 if TYPE_CHECKING:
     from inventory.nodes import Node
-    from training.head import Head
-    from training.runs import Place
+    from training.control.head_node import Head
+    from training.control.runs import Place
 
 HERE_HELP = "two ranks on this machine; nothing is provisioned"
 HERE_RUNS_HELP = "the runs of this machine, made with --here"
@@ -24,10 +24,10 @@ RUN_HELP = "run id; without it the newest run"
 @contextmanager
 def _sentences() -> Iterator[None]:
     """Mistakes end with one sentence and code 2, failed runs and broken connections with one and code 1."""
-    from training.attend import RunFailed
+    from training.control.attend import RunFailed
+    from training.control.fetch import FetchError, FetchInterrupted
+    from training.control.head_node import HeadError
     from training.data import DataError
-    from training.fetch import FetchError, FetchInterrupted
-    from training.head import HeadError
     from training.launch import LaunchError
     from training.recipe import RecipeError
 
@@ -49,10 +49,10 @@ def _place(here: bool) -> Iterator[tuple[Place, tuple[Node, ...]]]:
 def _find_place(here: bool) -> tuple[Place, tuple[Node, ...]]:
     from pathlib import Path
 
-    from training.head import HereHead, RemoteHead
+    from training.control.head_node import HereHead, RemoteHead
+    from training.control.runs import Place
     from training.launch import Host
     from training.run_folder import LOCAL_RUNS
-    from training.runs import Place
 
     if here:
         return Place(HereHead(Path(LOCAL_RUNS))), ()
@@ -112,17 +112,17 @@ def train(
     from functools import cache
 
     with _sentences(), ExitStack() as stack:
-        from training import attend, begin
+        from training.control import attend, start_run
         from training.launch import LaunchError
 
         place = cache(lambda: stack.enter_context(_place(here))[0])
         if resume is None:
-            recipe = begin.chosen_recipe(model, set or (), steps)
-            run_id: str | None = begin.begin(place, recipe, data, datetime.now())
+            recipe = start_run.chosen_recipe(model, set or (), steps)
+            run_id: str | None = start_run.start(place, recipe, data, datetime.now())
         elif data or steps != "" or set:
             raise LaunchError("a resumed run keeps its recipe and its data; leave --data, --steps and --set out")
         else:
-            run_id = begin.resume(place(), resume if isinstance(resume, str) else None, model or None)
+            run_id = start_run.resume(place(), resume if isinstance(resume, str) else None, model or None)
         if run_id and detach:
             attend.say_detached(run_id, here)
         elif run_id and (seen := attend.attend(place().head, run_id)):
@@ -145,7 +145,7 @@ def logs(c: Context, run: str = "", follow: bool = False, rank: int = -1, here: 
     import shlex
 
     with _sentences(), _place(here) as (place, nodes):
-        from training import attend, runs
+        from training.control import attend, runs
 
         head = place.head
         run_id = runs.find(head, run or None)
@@ -175,8 +175,8 @@ def _on_node(head: Head, nodes: Sequence[Node], name: str, command: str) -> str:
 def status(c: Context, here: bool = False) -> None:
     """All runs with their state; whether every node answers."""
     with _sentences(), _place(here) as (place, nodes):
-        from training import runs
-        from training.show import runs_table, table
+        from training.control import runs
+        from training.control.terminal import runs_table, table
 
         if nodes:
             answers = _on_all(nodes, "uptime -p")
@@ -188,7 +188,7 @@ def status(c: Context, here: bool = False) -> None:
 def stop(c: Context, run: str = "", here: bool = False) -> None:
     """End a run: it saves, leaves, and no rank is left anywhere."""
     with _sentences(), _place(here) as (place, nodes):
-        from training import attend, runs
+        from training.control import attend, runs
         from training.launch import sweep_command
 
         head = place.head
@@ -217,7 +217,7 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
 def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
     """Bring a run's newest adapter, metrics and logs home, verified."""
     with _sentences(), _place(here) as (place, _):
-        from training import attend, runs
+        from training.control import attend, runs
 
         run_id = runs.find(place.head, run or None)
         step = attend.bring_home(place.head, run_id, full)
@@ -241,9 +241,9 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
     from datetime import datetime
 
     with _sentences(), _place(here) as (place, _):
-        from training import attend, comm_report, runs
+        from training.control import attend, comm_report, runs
+        from training.control.terminal import check_report, print_json
         from training.run_folder import LOCAL_RUNS
-        from training.show import check_report, print_json
 
         run_id = runs.start_check(place, datetime.now())
         seen = attend.attend(place.head, run_id)
@@ -273,7 +273,7 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
 def generate(c: Context, prompt: Sequence[str], run: str = "", here: bool = False) -> None:
     """Ask base and tuned model the same, side by side."""
     with _sentences(), _place(here) as (place, _):
-        from training import runs
+        from training.control import runs
         from training.launch import LaunchError
 
         head = place.head

@@ -206,7 +206,7 @@ def _by_hand(local: LocalCluster, folder: str) -> float:
     command = (
         f"cd {copy} && set -a && . ./.deepspeed_env && set +a && /data/env/bin/python -m deepspeed.launcher.runner "
         f"--hostfile={copy}/hostfile --master_addr={head} --module --no_local_rank "
-        f"training.rank_start training.finetune --run {copy} >/dev/null 2>&1"
+        f"training.supervision.rank_start training.finetune --run {copy} >/dev/null 2>&1"
     )
     began = time.time()
     local.on("te1", command, timeout=240)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from training import runs
-from training.fetch import FetchInterrupted, fetch_here, fetch_patiently
-from training.follow import Look, follow
-from training.head import Head, HeadError, RemoteHead
+from training.control import runs
+from training.control.fetch import FetchInterrupted, fetch_here, fetch_patiently
+from training.control.follow import Look, follow
+from training.control.head_node import Head, HeadError, RemoteHead
+from training.control.terminal import progress
 from training.launch import LaunchError
 from training.run_folder import LOCAL_RUNS
-from training.show import progress
 
 WATCH_EVERY_S = 5.0
 

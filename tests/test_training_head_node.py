@@ -18,11 +18,11 @@ from typing import ClassVar
 import paramiko
 import pytest
 
-from training import begin, runs
-from training.head import HeadError, HereHead, RemoteHead
+from training.control import runs, start_run
+from training.control.head_node import HeadError, HereHead, RemoteHead
+from training.control.runs import Target
 from training.launch import Launch, LaunchError
 from training.recipe import load_recipe
-from training.runs import Target
 from training.sums import PARTS, sums_of, sums_text
 
 
@@ -154,7 +154,7 @@ def test_files_that_cannot_be_sent_are_the_heads_trouble_in_words(door: Door, tm
 
 
 def test_a_head_that_opens_no_channel_is_given_up(door: Door, monkeypatch):
-    monkeypatch.setattr("training.head.ANSWER_S", 0.1)
+    monkeypatch.setattr("training.control.head_node.ANSWER_S", 0.1)
     head = remote(Path("/runs"), door)
     monkeypatch.setattr(door, "open_sftp", lambda: time.sleep(2))
     with pytest.raises(TimeoutError, match="no answer within"):
@@ -235,13 +235,13 @@ def target(tmp_path: Path, monkeypatch) -> Target:
 
 def test_tiny_is_made_once_and_again_when_its_code_changed(target: Target, tmp_path: Path, monkeypatch):
     recipe = load_recipe("tiny")
-    made = begin.here_base_model(recipe, target)
-    assert begin.here_base_model(recipe, target) == made
+    made = start_run.here_base_model(recipe, target)
+    assert start_run.here_base_model(recipe, target) == made
     assert (tmp_path / "calls").read_text().count("made") == 1
     other = tmp_path / "tiny.py"
     other.write_text("another one")
-    monkeypatch.setattr(begin, "TINY", other)
-    assert begin.here_base_model(recipe, target) == made
+    monkeypatch.setattr(start_run, "TINY", other)
+    assert start_run.here_base_model(recipe, target) == made
     assert (tmp_path / "calls").read_text().count("made") == 2
 
 
@@ -252,16 +252,16 @@ def test_a_half_made_model_is_made_anew(target: Target, tmp_path: Path, record: 
     (half / "config.json").write_text("half")
     if record:
         (half / "spotune-model.json").write_text(record)
-    begin.here_base_model(load_recipe("tiny"), target)
+    start_run.here_base_model(load_recipe("tiny"), target)
     assert (half / "config.json").read_text() == "weights\n"
 
 
 def test_a_model_that_cannot_be_made_is_one_sentence(target: Target, tmp_path: Path, monkeypatch):
     (tmp_path / "broken").touch()
     with pytest.raises(LaunchError, match=r"could not be made: training\.tiny ended with 7"):
-        begin.here_base_model(load_recipe("tiny"), target)
+        start_run.here_base_model(load_recipe("tiny"), target)
     (tmp_path / "broken").unlink()
     (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 5\n")
-    monkeypatch.setattr(begin, "MAKING_S", 0.1)
+    monkeypatch.setattr(start_run, "MAKING_S", 0.1)
     with pytest.raises(LaunchError, match="was not made within"):
-        begin.here_base_model(load_recipe("tiny"), target)
+        start_run.here_base_model(load_recipe("tiny"), target)

@@ -62,9 +62,8 @@ def _look(folder: str, run_id: str, here: bool) -> str:
     by_unit = f"systemctl -q is-active {unit_of('')}{run_id}"
     # the supervisor's pid may be another program's by now
     pid = f"$(sed -n 's/.*\"supervisor_pid\": *\\([0-9]*\\).*/\\1/p' {folder}/{STATUS})"
-    by_pid = (
-        f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF -- '-m training.supervise --run '{folder}; }} 2>/dev/null"
-    )
+    supervisor = "-m training.supervision.supervise --run "
+    by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF -- '{supervisor}'{folder}; }} 2>/dev/null"
     return (
         f"cat {folder}/{STATUS} 2>/dev/null; printf '\\036'; {by_pid if here else by_unit} && echo alive; "
         f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; true"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from training.exit_codes import FINISHED, MISTAKES, PEER_LOST, SPOKEN, STOPPED
 from training.launch import Launch
-from training.rank_start import ENDED, STARTED
 from training.run_folder import State
+from training.supervision.rank_start import ENDED, STARTED
 
 LAST_LINES = 30
 SECONDARY = 6

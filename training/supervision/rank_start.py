@@ -1,6 +1,6 @@
 """What the launcher starts once per rank: it runs the real program, keeps its output, and says how it ended.
 
-`python -m training.rank_start training.finetune --run DIR ...`
+`python -m training.supervision.rank_start training.finetune --run DIR ...`
 
 Output goes to logs/rank-N.log as it is, and line by line, marked `[N]`, to stdout. Over pdsh that is the
 launcher's log on the head: a rank's last words are at hand even when its node is gone or its disk is full.

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from training.comm_report import Result, parse_result
-from training.fetch import newest_step
-from training.follow import Look, list_command, look_command, parse_list, parse_look
-from training.head import Head
+from training.control.comm_report import Result, parse_result
+from training.control.fetch import newest_step
+from training.control.follow import Look, list_command, look_command, parse_list, parse_look
+from training.control.head_node import Head
+from training.control.ship import code_files, launch_files, pack
 from training.launch import (
     ENV_FOLDER,
     RUN_VARIABLE,
@@ -27,7 +28,6 @@ from training.launch import (
     rank_env,
 )
 from training.run_folder import DATA_DISK, LAUNCH, is_run_id, new_run_id, recipe_of, unit_of
-from training.ship import code_files, launch_files, pack
 from training.sums import PARTS, SUMS
 
 HERE_RANKS = 2

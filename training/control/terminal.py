@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from training import comm_report
-from training.comm_report import Result
-from training.follow import Look, describe, eta_s
+from training.control import comm_report
+from training.control.comm_report import Result
+from training.control.follow import Look, describe, eta_s
 
 PLAIN_EVERY_S = 5.0
 

@@ -1,6 +1,6 @@
 """Start a run's ranks, watch them, end them all when one is lost, and keep status.json true.
 
-`python -m training.supervise --run DIR`, on the head in the run's systemd unit, or anywhere for `--here`.
+`python -m training.supervision.supervise --run DIR`, on the head in the run's systemd unit, or anywhere for `--here`.
 SIGTERM asks the ranks to save and leave. Standard library only: it must work when everything else is broken.
 """
 
@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import IO
 
-from training.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
 from training.launch import NO_DATA_DISK, Host, Launch, parse_launch, runner_argv, sweep_command
-from training.reach import NodeError, answers, master_port, on_hosts, output_of, ssh, ssh_port
 from training.run_folder import LAUNCH, LAUNCHER_LOG, STATUS, STOP, Status, status_text, write_atomically
-from training.sweep import sweep
+from training.supervision.end_processes import sweep
+from training.supervision.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
+from training.supervision.node_ssh import NodeError, answers, master_port, on_hosts, output_of, ssh, ssh_port
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
 STATUS_EVERY_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from training.launch import Launch, deepspeed_env, hostfile, launch_text
 
-SOURCE = Path(__file__).parent
+SOURCE = Path(__file__).parents[1]
 SHIPPED_SUFFIXES = {".py", ".toml"}
 
 

@@ -13,13 +13,14 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from training import runs, tiny
+from training import tiny
+from training.control import runs
+from training.control.runs import Place, Target
+from training.control.ship import plan_text
 from training.data import DataError, DataSummary, check_file
 from training.launch import Launch, LaunchError
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
 from training.run_folder import new_run_id
-from training.runs import Place, Target
-from training.ship import plan_text
 from training.sums import SUMS, sha256_of, sums_of, sums_text
 
 BUILT_IN = "built-in:tiny"
@@ -107,7 +108,7 @@ def _make_tiny(folder: Path, target: Target) -> None:
     fresh.rename(folder)
 
 
-def begin(find_place: Callable[[], Place], recipe: Recipe, data: str, now: datetime) -> str:
+def start(find_place: Callable[[], Place], recipe: Recipe, data: str, now: datetime) -> str:
     """Check, ship and start a new run; gives its id. The data are checked before anything is touched."""
     with tempfile.TemporaryDirectory() as folder:
         path, summary = training_data(recipe, data, Path(folder))

@@ -1,8 +1,8 @@
 """End every process of a run on this node, and nothing else.
 
-`python -m training.sweep --run DIR` (`--list` only counts). Processes are known by SPOTUNE_RUN in the
-environment they were started with: an editor or a `tail` that merely names the run folder is left alone.
-Prints how many were found and how many are left, as JSON. Standard library only.
+`python -m training.supervision.end_processes --run DIR` (`--list` only counts). Processes are known by
+SPOTUNE_RUN in the environment they were started with: an editor or a `tail` that merely names the run folder is
+left alone. Prints how many were found and how many are left, as JSON. Standard library only.
 """
 
 from __future__ import annotations

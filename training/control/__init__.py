@@ -1,0 +1,1 @@
+"""On your machine: make, start, resume, follow and fetch runs; what the tasks are made of."""
