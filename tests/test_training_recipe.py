@@ -57,7 +57,7 @@ def test_overrides_are_read_as_toml_values_and_fall_back_to_text():
 
 def test_every_mistake_is_named_at_once_with_its_key_and_a_typo_with_its_neighbour():
     with pytest.raises(RecipeError) as caught:
-        load_recipe("tiny", {"lora.rnk": "8", "optimizer.lr": "-1", "dtype": "float16", "sped": "1"})
+        load_recipe("tiny", {"lora.rnk": "8", "optimizer.lr": "-1", "dtype": "float8", "sped": "1"})
     lines = str(caught.value).splitlines()
     assert len(lines) == 4
     assert any("lora.rnk: no such key; did you mean lora.rank?" in line for line in lines)

@@ -2,7 +2,8 @@
 
     python -m training.supervision.rank_start training.commcheck --run DIR
 
-started by DeepSpeed's launcher as training is. NCCL on GPUs, gloo without. Rank 0 writes result.json into the run folder.
+started by DeepSpeed's launcher as training is. NCCL on GPUs, gloo without. Rank 0 writes result.json into the run
+folder.
 """
 
 from __future__ import annotations

@@ -20,7 +20,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 RECIPES = Path(__file__).parent / "recipes"
 
 NOT_PART_OF_THE_MATHS = frozenset(
-    {"about", "name", "model_dir", "save_every", "keep_checkpoints", "micro_batch", "gradient_checkpointing"}
+    {
+        "about",
+        "name",
+        "model_dir",
+        "save_every",
+        "keep_checkpoints",
+        "keep_best",
+        "micro_batch",
+        "gradient_checkpointing",
+        "strategy",
+        "loss_chunk",
+        "validation.every",
+        *(f"offload.{key}" for key in ("optimizer", "parameters")),
+        *(f"logging.{key}" for key in ("tensorboard", "wandb", "wandb_project")),
+    }
 )
 """Keys a resumed run may change: where things lie, what is kept and what fits, not what is computed."""
 
@@ -42,16 +56,16 @@ class Lora(Table):
     alpha: Annotated[float, Field(gt=0)] = 32
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """0 saves two thirds of the activation memory of a layer that is not checkpointed."""
-    targets: Annotated[tuple[str, ...], Field(min_length=1)] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
-    """Names of the linear layers that get an adapter."""
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Names of the linear layers that get an adapter; all-linear takes every one but the head."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank: larger ranks keep learning (arXiv 2312.03732)."""
+    dora: bool = False
+    """Learn each column's length apart from its direction (arXiv 2402.09353): slower, more memory."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules trained whole and kept with the adapter, such as lm_head."""
+    trainable_tokens: tuple[str, ...] = ()
+    """Tokens whose embedding rows are trained: how a base model learns an end of turn."""
 
 
 class Optimizer(Table):
@@ -59,7 +73,8 @@ class Optimizer(Table):
 
     lr: Annotated[float, Field(gt=0)] = 1e-4
     warmup_steps: Annotated[int, Field(ge=0)] = 10
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "constant", "onecycle"] = "cosine"
+    """After `warmup_steps`; onecycle is torch's OneCycleLR, with its warm-up as long as these steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -78,8 +93,34 @@ class Optimizer(Table):
         return self.lr * (1 + math.cos(math.pi * done)) / 2
 
 
+class Offload(Table):
+    """What lies in the nodes' RAM instead of on the GPU (ZeRO-Offload): slower, for cards too small otherwise."""
+
+    optimizer: bool = False
+    parameters: bool = False
+    """Only under zero3."""
+
+
+class Validation(Table):
+    """A part of the data kept out of training and looked at now and then."""
+
+    fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Of the records, chosen by the seed; 0 keeps none."""
+    every: Annotated[int, Field(ge=1)] = 50
+    """Optimizer steps between looks; the last step always has one."""
+
+
+class Logging(Table):
+    """Where metrics go besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb: Literal["off", "offline", "online"] = "off"
+    wandb_project: Annotated[str, Field(min_length=1)] = "spotune"
+
+
 class Recipe(Table):
-    """One training run: base model, data shape, length, LoRA and optimizer. Batches count samples."""
+    """One training run: base model, data shape, length, LoRA and optimizer. Batches count rows: packed sequences
+    where `batching` is packed, records elsewhere."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     about: str
@@ -90,23 +131,39 @@ class Recipe(Table):
     model_dir: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """The base model's folder name under /data/models."""
     max_length: Annotated[int, Field(ge=8)]
-    """Tokens kept of a record; the rest is cut off at the end."""
+    """Tokens kept of a record, the rest is cut off at the end; and the length of a packed row."""
+    batching: Literal["packed", "padding-free", "padded"] = "packed"
+    """packed: records share rows of max_length, best fit first. padding-free: the records of a micro-batch lie in
+    one row, each isolated. padded: one record a row, filled up on the right."""
+    train_on: Literal["assistant", "all"] = "assistant"
+    """Which tokens count in the loss: the assistant's with their end of turn, or all."""
+    pad_token: str | None = None
+    """Instead of the tokenizer's own."""
     global_batch: Annotated[int, Field(ge=1)]
-    """Samples per optimizer step, over all ranks: the same on one GPU and on sixteen."""
+    """Rows per optimizer step, over all ranks: the same on one GPU and on sixteen."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
-    """Samples a GPU holds at once: as many as fit."""
+    """Rows a GPU holds at once: as many as fit."""
     steps: Annotated[int, Field(ge=1)] | None = None
     epochs: Annotated[float, Field(gt=0)] | None = None
     seed: int = 0
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """fp16 is left out on purpose: Qwen2.5 is trained in bf16, and fp16 overflows."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """float16 only where the card has no bf16: Qwen2.5 is trained in bf16, and fp16 overflows."""
     save_every: Annotated[int, Field(ge=1)] = 50
     """Optimizer steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    keep_best: bool = True
+    """Keep the checkpoint of the lowest validation loss beside the newest ones."""
     gradient_checkpointing: bool = True
-    strategy: Literal["zero3"] = "zero3"
+    loss_chunk: Annotated[int, Field(ge=16)] = 1024
+    """Tokens whose logits exist at once, where the loss is computed."""
+    strategy: Literal["zero0", "zero1", "zero2", "zero3"] = "zero3"
+    tuning: Literal["lora", "full"] = "lora"
+    """full trains every weight: 16 bytes a parameter instead of 2."""
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
+    offload: Offload = Offload()
+    validation: Validation = Validation()
+    logging: Logging = Logging()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -114,10 +171,12 @@ class Recipe(Table):
             raise ValueError("say either steps or epochs")
         if self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch {self.micro_batch} is larger than global_batch {self.global_batch}")
+        if self.offload.parameters and self.strategy != "zero3":
+            raise ValueError(f"offload.parameters needs strategy zero3, not {self.strategy}")
         return self
 
     def total_steps(self, samples: int) -> int:
-        """Optimizer steps of the whole run over a data set of `samples` records."""
+        """Optimizer steps of the whole run over a data set of `samples` rows."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
@@ -182,7 +241,13 @@ def _sentence(key: str, message: str) -> str:
 
 
 def _known_keys() -> list[str]:
-    tables: dict[str, type[Table]] = {"lora": Lora, "optimizer": Optimizer}
+    tables: dict[str, type[Table]] = {
+        "lora": Lora,
+        "optimizer": Optimizer,
+        "offload": Offload,
+        "validation": Validation,
+        "logging": Logging,
+    }
     inner = [f"{name}.{key}" for name, table in tables.items() for key in table.model_fields]
     return [*(key for key in Recipe.model_fields if key not in tables), *inner]
 

@@ -90,7 +90,7 @@ class Zero3:
             r=recipe.lora.rank,
             lora_alpha=recipe.lora.alpha,
             lora_dropout=recipe.lora.dropout,
-            target_modules=list(recipe.lora.targets),
+            target_modules=recipe.lora.targets if isinstance(recipe.lora.targets, str) else list(recipe.lora.targets),
         )
         # fp32 adapters would cost two thirds more activation memory; DeepSpeed's master copy is fp32 anyway.
         torch.manual_seed(recipe.seed)  # the adapter's first values, the same on every rank
