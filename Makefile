@@ -8,6 +8,9 @@ DEMO := SPOTUNE_CLUSTER=inventory/localcloud/demo.toml
 SYSTEM_PACKAGES := systemd-container mmdebstrap nftables iproute2 mount rsync openssh-client e2fsprogs \
   debian-archive-keyring python3-venv
 
+# What only the tests stand on: a browser to look at the report of a run (some 300 MB).
+TEST_PACKAGES := chromium
+
 .PHONY: demo demo-down test lint bench system
 
 demo: system $(VENV)/control
@@ -16,8 +19,9 @@ demo: system $(VENV)/control
 demo-down: $(VENV)/control
 	$(DEMO) $(BIN)/fab local.down
 
+test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/train
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 lint: $(VENV)/control
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-CUDA_ONLY = re.compile(r"^(nvidia|cuda)-|^triton$")
+CUDA_ONLY = re.compile(r"^(nvidia|cuda)-|^triton$|^liger-kernel$")
 _NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^ ;\\]+)")
 
 
