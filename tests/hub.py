@@ -1,4 +1,4 @@
-"""A model hub on loopback that speaks the Hub's HTTP API to the real `hf` client.
+"""A model hub on loopback that speaks the Hub's HTTP API to the real `hf` client, for reading and for publishing.
 
 It serves what it is given, refuses like the Hub does (unknown, gated), and fails on demand: a transfer cut
 half-way, a file sent with wrong bytes. Large-file storage (LFS) holds every `.safetensors`, as on the Hub.
@@ -6,6 +6,7 @@ half-way, a file sent with wrong bytes. Large-file storage (LFS) holds every `.s
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -19,7 +20,8 @@ COMMIT = "c0ffee" * 6 + "cafe"
 
 @dataclass
 class Hub:
-    """`with Hub({"acme/model": {"config.json": b"{}"}}) as hub:` serves at hub.url."""
+    """`with Hub({"acme/model": {"config.json": b"{}"}}) as hub:` serves at hub.url; data sets are
+    named datasets/acme/name."""
 
     models: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
@@ -27,6 +29,15 @@ class Hub:
     """What opens a gated model."""
     unavailable: set[str] = field(default_factory=set)
     """Files the server fails to send."""
+    private: set[str] = field(default_factory=set)
+    """Models that only the token opens."""
+    stored_wrong: set[str] = field(default_factory=set)
+    """Files of which another content is kept than the one sent."""
+    authorised: list[str] = field(default_factory=list)
+    """(method, path) of each request that brought the token in its Authorization header."""
+    leaked: list[str] = field(default_factory=list)
+    """Where the token came along anywhere else: address, body, other header."""
+    _large: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """(method, path, Range header) of each request answered."""
     _cuts: dict[str, list[int]] = field(default_factory=dict)
@@ -87,10 +98,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
+        self._note_token(b"")
         for model in self.hub.models:
+            name = model if model.startswith("datasets/") else f"models/{model}"
+            if model in self.hub.private and not self._has_token():
+                continue
+            if path == f"/api/{name}":
+                return self._allowed(model, "main", self._revision)
             for prefix, answer in (
-                (f"/api/models/{model}/revision/", self._revision),
-                (f"/api/models/{model}/tree/", self._tree),
+                (f"/api/{name}/revision/", self._revision),
+                (f"/api/{name}/tree/", self._tree),
                 (f"/{model}/resolve/", self._file),
             ):
                 if path.startswith(prefix):
@@ -109,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
             {"rfilename": path, "size": len(data), "blobId": _git_id(data), "lfs": _lfs(path, data, "sha256")}
             for path, data in self.hub.models[model].items()
         ]
-        self._json({"id": model, "modelId": model, "sha": COMMIT, "siblings": siblings})
+        facts = {"id": model, "modelId": model, "sha": COMMIT, "private": model in self.hub.private}
+        self._json({**facts, "siblings": siblings})
 
     def _tree(self, model: str, _: str) -> None:
         self._json(
@@ -160,8 +178,88 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        path, body = urlsplit(self.path).path, self._body()
+        if path == "/api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if not self._has_token():
+            return self._refuse(401, "", "Invalid credentials in Authorization header")
+        content = body.decode()
+        if path == "/api/repos/create":
+            return self._create(json.loads(content))
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return self._batch(json.loads(content))
+        for model in self.hub.models:
+            if path == f"/api/models/{model}/preupload/main":
+                return self._preupload(model, json.loads(content))
+            if path == f"/api/models/{model}/commit/main":
+                return self._commit(model, [json.loads(line) for line in content.splitlines()])
+        self._refuse(404, "RepoNotFound", "Repository not found")
+
+    def do_PUT(self) -> None:
+        body, oid = self._body(), self.path.rpartition("/")[2]
+        if hashlib.sha256(body).hexdigest() != oid:
+            return self._refuse(400, "", "another content than announced")
+        self.hub._large[oid] = body
+        self._answer(200, b"", {})
+
+    def _create(self, asked: dict[str, Any]) -> None:
+        name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+        if name in self.hub.models:
+            return self._answer(409, json.dumps({"url": f"{self.hub.url}/{name}"}).encode(), {})
+        self.hub.models[name] = {".gitattributes": b""}
+        if asked.get("private") or asked.get("visibility") == "private":
+            self.hub.private.add(name)
+        self._json({"url": f"{self.hub.url}/{name}"})
+
+    def _preupload(self, model: str, asked: dict[str, Any]) -> None:
+        self._json(
+            {
+                "files": [
+                    {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}
+                    for file in asked["files"]
+                    for mode in ["lfs" if file["path"].endswith(".safetensors") else "regular"]
+                ]
+            }
+        )
+
+    def _batch(self, asked: dict[str, Any]) -> None:
+        objects = [
+            {**item, "actions": {"upload": {"href": f"{self.hub.url}/large/{item['oid']}"}}}
+            for item in asked["objects"]
+        ]
+        self._json({"transfer": "basic", "objects": objects})
+
+    def _commit(self, model: str, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                content = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                content = self.hub._large[value["oid"]]
+            else:
+                continue
+            self.hub.models[model][value["path"]] = content + b"!" * (value["path"] in self.hub.stored_wrong)
+        self._json({"success": True, "commitOid": COMMIT, "commitUrl": f"{self.hub.url}/{model}/commit/{COMMIT}"})
+
+    def _body(self) -> bytes:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.hub.requests.append((self.command, urlsplit(self.path).path, ""))
+        self._note_token(body)
+        return body
+
+    def _has_token(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {self.hub.token}"
+
+    def _note_token(self, body: bytes) -> None:
+        if self._has_token():
+            self.hub.authorised.append(f"{self.command} {self.path}")
+        others = [value for name, value in self.headers.items() if name.lower() != "authorization"]
+        if self.hub.token in " ".join([self.path, *others]) or self.hub.token.encode() in body:
+            self.hub.leaked.append(f"{self.command} {self.path}")
 
 
 def _git_id(data: bytes) -> str:

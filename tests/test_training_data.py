@@ -1,72 +1,291 @@
-"""Records: what is refused and where, the order of samples, and what of a conversation is learned."""
+"""Data from files to records: which shapes are known, what is refused and where, and reading without holding."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from array import array
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from training.data import IGNORED, DataError, Order, Sample, check_file, encode, micro_batches, micro_steps, tokenize
+from training.data import DataError, Order, check, micro_batches, micro_steps
+from training.data.hub import chosen_files, is_dataset_name
+from training.data.readers import Bad, records
+from training.data.shapes import recognised
 
+ROOT = Path(__file__).parents[1]
 PAIR = {"prompt": "two plus two?", "completion": "four"}
-CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+CHAT = {"messages": [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "您好！有什么可以帮您？"}]}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "上海"}'}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
-def _file(tmp_path, *lines):
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b"".join((x if isinstance(x, bytes) else json.dumps(x).encode()) + b"\n" for x in lines))
+def _turn(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+ASKING = [
+    _turn("user", "上海天气?"),
+    _turn("assistant", None, tool_calls=[CALL]),
+    _turn("tool", "雨", tool_call_id="c1"),
+]
+
+
+def _file(tmp_path, *lines, name="data.jsonl"):
+    path = tmp_path / name
+    encoded = (x if isinstance(x, bytes) else json.dumps(x, ensure_ascii=False).encode() for x in lines)
+    path.write_bytes(b"".join(line + b"\n" for line in encoded))
     return path
 
 
-def test_both_shapes_are_counted_and_hashed(tmp_path):
-    path = _file(tmp_path, CHAT, b"", CHAT)
-    summary = check_file(path)
-    assert (summary.records, summary.shape) == (2, "messages")
-    assert summary.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert check_file(_file(tmp_path, PAIR)).shape == "prompt/completion"
+def _said(record):
+    return [(turn["role"], turn["content"]) for turn in recognised(record).turns]
 
 
-def _turn(role, content):
-    return {"role": role, "content": content}
+def test_messages_keep_every_turn_with_its_tool_calls_and_tools():
+    found = recognised({"messages": [*ASKING, _turn("assistant", "下雨。")], "tools": TOOLS, "id": 7})
+    assert found.shape == "messages"
+    assert [turn["role"] for turn in found.turns] == ["user", "assistant", "tool", "assistant"]
+    assert found.turns[1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "上海"}}
+    assert found.turns[2]["tool_call_id"] == "c1"
+    assert found.tools == tuple(TOOLS)
+    assert recognised({**CHAT, "tools": json.dumps(TOOLS)}).tools == tuple(TOOLS)
+
+
+def test_a_message_of_weight_0_is_context_only():
+    turns = [
+        _turn("user", "a"),
+        _turn("assistant", "b", weight=0),
+        _turn("user", "c"),
+        _turn("assistant", "d", weight=1),
+    ]
+    assert recognised({"messages": turns}).not_learned == {1}
+
+
+def test_alpaca_joins_instruction_and_input_and_knows_system_and_history():
+    assert _said({"instruction": "翻译", "input": "hello", "output": "你好"}) == [
+        ("user", "翻译\nhello"),
+        ("assistant", "你好"),
+    ]
+    record = {"instruction": "q2", "input": "", "output": "a2", "system": "s", "history": [["q1", "a1"]]}
+    assert [text for _, text in _said(record)] == ["s", "q1", "a1", "q2", "a2"]
+
+
+def test_sharegpt_knows_its_speakers_tool_calls_included():
+    speakers = ["system", "human", "function_call", "observation", "gpt"]
+    values = ["s", "q", '{"name": "weather", "arguments": {"city": "x"}}', "rain", "it rains"]
+    record = {"conversations": [{"from": f, "value": v} for f, v in zip(speakers, values, strict=True)]}
+    found = recognised(record)
+    assert found.shape == "sharegpt"
+    assert [turn["role"] for turn in found.turns] == ["system", "user", "assistant", "tool", "assistant"]
+    assert found.turns[2]["tool_calls"][0]["function"]["arguments"] == {"city": "x"}
+
+
+def test_prompt_and_completion_are_texts_or_lists_of_turns_of_which_only_the_completion_is_learned():
+    assert (recognised(PAIR).prompt, recognised(PAIR).completion) == ("two plus two?", "four")
+    before = [_turn("user", "a"), _turn("assistant", "b"), _turn("user", "c")]
+    found = recognised({"prompt": before, "completion": [_turn("assistant", "d")]})
+    assert (found.shape, found.not_learned) == ("prompt/completion", {1})
+
+
+def test_plain_text_is_all_completion():
+    found = recognised({"text": "从前有座山"})
+    assert (found.shape, found.turns, found.completion) == ("text", (), "从前有座山")
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (b'{"messages": [', "not JSON"),
+        (b'{"messages": [', "not JSON: Expecting value at character 16"),
         (b'{"prompt": "\xff"}', "not UTF-8 at byte 13"),
+        (b'{"text": "a\x00b"}', "not JSON: Invalid control character"),
+        (b'{"text": "a\\u0000b"}', "text holds a NUL character"),
+        (b'{"text": "a\\ud83db"}', "half of a surrogate pair"),
+        (b'{"text": NaN}', "NaN is no JSON value"),
+        (b'{"text": "a", "text": "b"}', "the key 'text' stands twice"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"text": 1' + b"0" * 5000 + b"}", "not JSON"),
         ([1], "an object is expected, found list"),
-        ({"text": "x"}, "neither messages nor prompt and completion; keys: text"),
+        ({"txt": "x"}, "none of messages, conversations, prompt and completion, instruction and output, or text"),
+        ({"text": " "}, "text is empty"),
+        ({"text": 4}, "text must be text, found number"),
         ({"messages": []}, "at least one turn"),
         ({"messages": [_turn("user", "x")]}, "no assistant turn"),
         ({"messages": [_turn("assistant", "x")]}, "before any user turn"),
         ({"messages": [_turn("user", "x"), _turn("bot", "y")]}, "role 'bot'"),
+        ({"messages": [_turn("user", "x"), _turn(["user"], "y")]}, "role ['user']"),
         ({"messages": [_turn("user", "x"), _turn("system", "y")]}, "only the first may be"),
-        ({"messages": [_turn("user", "x"), {"role": "assistant"}]}, "turn 2 needs"),
-        ({"prompt": "x", "completion": " "}, "every assistant turn is empty"),
-        ({"prompt": "x", "completion": 4}, "turn 2 needs"),
-        (PAIR, "prompt/completion, but the lines before are messages"),
+        ({"messages": [_turn("user", "x"), {"role": "assistant"}]}, "turn 2 needs a role and a content of text"),
+        ({"messages": [_turn("user", [{"type": "text", "text": "x"}])]}, "turn 1 needs a role and a content of text"),
+        ({"messages": [_turn("user", "x"), _turn("tool", "y"), _turn("assistant", "z")]}, "none was made before it"),
+        ({"messages": [ASKING[0], _turn("assistant", None, tool_calls=[{"id": 1}])]}, "needs a function with a name"),
+        ({"messages": [_turn("user", "x"), _turn("assistant", "y", weight=0.5)]}, "weight 0.5"),
+        ({"messages": [_turn("user", "x"), _turn("assistant", "", function_call={})]}, "write it as tool_calls"),
+        ({"messages": CHAT["messages"], "tools": True}, "tools must be a list of objects"),
+        ({"conversations": [{"from": "human", "value": 1}]}, "a from and a value of text"),
+        ({"conversations": [{"from": "bot", "value": "x"}]}, "from 'bot'"),
+        ({"conversations": CHAT["messages"]}, "a from and a value of text"),
+        ({"instruction": "", "input": "", "output": "x"}, "instruction is empty"),
+        ({"instruction": "x", "input": 3, "output": "x"}, "input must be text"),
+        ({"instruction": "x", "output": "x", "history": [["a"]]}, "pairs of question and answer"),
+        ({"prompt": "x", "completion": " "}, "completion is empty"),
+        ({"prompt": "x", "completion": 4}, "both be text or both be lists of turns, found text and number"),
+        (PAIR, "prompt/completion, but the records before are messages"),
     ],
 )
 def test_a_bad_line_is_named_with_its_number_and_reason(tmp_path, bad, reason):
     path = _file(tmp_path, CHAT, CHAT, bad)
     with pytest.raises(DataError) as caught:
-        check_file(path)
+        check(path)
     assert str(caught.value).startswith(f"{path} line 3: ")
     assert reason in str(caught.value)
 
 
-def test_an_empty_and_a_missing_file_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"\.jsonl: the file is empty"):
-        check_file(_file(tmp_path, b" "))
-    with pytest.raises(DataError, match="nowhere"):
-        check_file(tmp_path / "nowhere")
+def test_bad_records_are_counted_and_left_out_where_that_is_asked_for(tmp_path):
+    path = _file(tmp_path, CHAT, b"{", {"messages": 1}, CHAT, b"x", b"y", b"z")
+    with pytest.raises(DataError, match=r"line 2: not JSON(.|\n)*line 3(.|\n)*line 5(.|\n)*and 2 more bad records"):
+        check(path)
+    summary = check(path, skip_bad=True)
+    assert (summary.records, summary.bad) == (2, 5)
+    with pytest.raises(DataError, match="no record in it but 1 bad ones"):
+        check(_file(tmp_path, b"{"), skip_bad=True)
 
 
-def test_every_epoch_sees_every_sample_once_in_another_order():
-    order = Order(samples=10, seed=3, global_batch=5)
+def test_a_byte_order_mark_carriage_returns_and_blank_lines_are_no_part_of_a_record(tmp_path):
+    plain = _file(tmp_path, CHAT, CHAT)
+    line = plain.read_bytes().splitlines()[0]
+    path = _file(tmp_path, b"\xef\xbb\xbf" + line + b"\r", b"", b"\r", line, name="windows.jsonl")
+    assert [r for _, r in records(path, Bad(False))] == [r for _, r in records(plain, Bad(False))]
+    assert check(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_json_file_is_an_array_or_lines(tmp_path):
+    array = tmp_path / "a.json"
+    array.write_text(json.dumps([CHAT, CHAT, CHAT], indent=1))
+    assert check(array).records == 3
+    array.write_text(json.dumps([CHAT, {"messages": 3}]))
+    with pytest.raises(DataError, match="record 2: messages must be a list"):
+        check(array)
+    assert check(_file(tmp_path, CHAT, CHAT, name="lines.json")).records == 2
+    array.write_text("[1, 2")
+    with pytest.raises(DataError, match=r"a\.json: not JSON"):
+        check(array)
+
+
+def test_parquet_is_read_row_by_row_and_a_bad_row_is_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "data.parquet"
+    parquet.write_table(
+        pyarrow.Table.from_pylist([CHAT, {"messages": [*ASKING, _turn("assistant", "雨")]}] * 300), path
+    )
+    found = [record for _, record in records(path, Bad(False))]
+    assert len(found) == 600
+    assert found[0] == recognised(CHAT)  # the null fields a Parquet struct is filled up with do not show
+    assert found[1].turns[1]["tool_calls"][0]["function"]["arguments"] == {"city": "上海"}
+    calls = [{"function": {"name": "look", "arguments": arguments}} for arguments in ({"at": "x"}, {"on": "y"})]
+    asked = [[_turn("user", "q"), {"role": "assistant", "tool_calls": [call]}] for call in calls]
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": turns} for turns in asked]), path)
+    given = [record.turns[1]["tool_calls"][0]["function"] for _, record in records(path, Bad(False))]
+    assert given == [call["function"] for call in calls]
+    parquet.write_table(pyarrow.Table.from_pylist([{"text": "a"}, {"text": None}]), path)
+    with pytest.raises(DataError, match=r"data\.parquet row 2: none of messages"):
+        check(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="not readable as Parquet"):
+        check(path)
+
+
+def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    _file(folder, {"text": "two"}, name="b.jsonl")
+    _file(folder, {"text": "one"}, name="a.json")
+    _file(folder, b"rubbish", name=".hidden.jsonl")
+    _file(folder, b"rubbish", name="README.md")
+    assert [record.completion for _, record in records(folder, Bad(False))] == ["one", "two"]
+    before = check(folder).sha256
+    (folder / "b.jsonl").rename(folder / "c.jsonl")
+    assert check(folder).sha256 != before
+
+
+def test_what_is_no_data_is_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match=r"the file is empty"):
+        check(_file(tmp_path))
+    with pytest.raises(DataError, match="no record in it"):
+        check(_file(tmp_path, b" "))
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+        check(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"\.csv is no known kind of data"):
+        check(_file(tmp_path, b"a,b", name="data.csv"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no .* file in this folder"):
+        check(tmp_path / "empty")
+
+
+STREAMING = """
+import resource, sys
+from pathlib import Path
+from training.data.readers import LINE_LIMIT, Bad, records
+limit = 200 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+bad = Bad(True)
+count = sum(1 for _ in records(Path(sys.argv[1]), bad))
+print(count, bad.shown)
+"""
+
+
+def test_a_file_larger_than_memory_is_read_and_a_huge_line_is_named(tmp_path):
+    """300 MB under an address-space limit of 200 MiB, of which one line alone takes 100 MB."""
+    path = tmp_path / "large.jsonl"
+    line = json.dumps({"text": "long " * 20_000}).encode() + b"\n"
+    with path.open("wb") as file:
+        for _ in range(1000):
+            file.write(line)
+        file.write(b'{"text": "' + b"x" * 100_000_000 + b'"}\n')
+        for _ in range(1000):
+            file.write(line)
+    began = time.monotonic()
+    argv = [sys.executable, "-c", STREAMING, str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout == f"2000 ['{path} line 1001: longer than 64 MiB']\n", done.stderr
+    assert time.monotonic() - began < 15
+
+
+def test_the_control_side_checks_data_without_torch_numpy_or_transformers():
+    heavy = "{'torch', 'numpy', 'transformers', 'pyarrow', 'huggingface_hub'}"
+    code = f"import sys, training.data, training.data.hub, training.prepare; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
+
+
+def test_a_data_set_of_the_hub_is_told_from_a_file_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_dataset_name("tatsu-lab/alpaca")
+    assert is_dataset_name("tatsu-lab/alpaca@v1.0")
+    assert not is_dataset_name("data/train.jsonl")
+    assert not is_dataset_name("train")
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    assert not is_dataset_name("data/mine")
+
+
+def test_of_a_data_set_the_training_split_is_taken_and_one_kind_of_file():
+    names = [
+        "README.md",
+        "dataset_infos.json",
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+    ]
+    assert chosen_files([*names, "data/test-00000-of-00001.parquet", "train.jsonl"]) == names[2:]
+    assert chosen_files(["qa.jsonl", "qa_test.jsonl", ".x/train.jsonl"]) == ["qa.jsonl"]
+    assert chosen_files(["only_test.json", "a.txt"]) == []
+
+
+def test_every_epoch_sees_every_row_once_in_another_order():
+    order = Order(rows=10, seed=3, global_batch=5)
     first, second = order.step(0) + order.step(1), order.step(2) + order.step(3)
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
@@ -74,7 +293,7 @@ def test_every_epoch_sees_every_sample_once_in_another_order():
 
 
 def test_a_step_crosses_the_end_of_an_epoch_and_needs_no_history():
-    order = Order(samples=7, seed=0, global_batch=5)
+    order = Order(rows=7, seed=0, global_batch=5)
     batches = [order.step(step) for step in range(7)]
     assert all(len(batch) == 5 for batch in batches)
     flat = [number for batch in batches for number in batch]
@@ -92,72 +311,5 @@ def test_ranks_share_a_batch_out_whole_in_equally_many_micro_batches(world_size,
     assert all(len(micro) <= micro_batch for part in parts for micro in part)
 
 
-def test_fewer_samples_than_ranks_leave_ranks_with_an_empty_micro_batch():
+def test_fewer_rows_than_ranks_leave_ranks_with_an_empty_micro_batch():
     assert [micro_batches([5, 6], rank, 3, 2) for rank in range(3)] == [[[5]], [[6]], [[]]]
-
-
-MARKS = {"<": 1, ">": 2, "|": 3}
-
-
-class Characters:
-    """A chat tokenizer of one token a character, with ids easy to read back."""
-
-    all_special_ids = (1, 2, 3)
-    chat_template = "yes"
-
-    def __init__(self, forgets=False, thinks=False):
-        self.forgets, self.thinks = forgets, thinks
-
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, return_dict):
-        assert tokenize and not return_dict
-        text = ""
-        for place, turn in enumerate(messages):
-            dropped = self.forgets and turn["role"] == "assistant" and place < len(messages) - 1
-            text += f"<{turn['role'][0]}:" + ("" if dropped else turn["content"]) + ">\n"
-        if add_generation_prompt:
-            text += "<a:" + ("hm" if self.thinks else "")
-        return [MARKS.get(char) or ord(char) for char in text]
-
-
-def _learned(sample):
-    return "".join(chr(label) if label > 3 else ".<>|"[label] for label in sample.labels if label != IGNORED)
-
-
-TURNS = [_turn("user", "q"), _turn("assistant", "one"), _turn("user", "r"), _turn("assistant", "two")]
-
-
-def test_only_what_the_assistant_says_and_its_end_of_turn_are_learned():
-    sample = encode(TURNS, Characters(), 100)
-    assert _learned(sample) == "one>two>"
-    assert sample.learned == 8
-    assert len(sample.ids) == len(sample.labels)
-
-
-def test_the_first_token_is_never_learned_for_nothing_comes_before_it():
-    assert Sample(array("l", [7, 8, 9]), array("l", [7, IGNORED, 9])).learned == 1
-
-
-def test_a_generation_prompt_that_says_more_than_the_turn_is_not_taken_off_it():
-    assert _learned(encode(TURNS[:2], Characters(thinks=True), 100)) == "one>"
-
-
-def test_truncation_cuts_the_end_and_leaves_out_what_has_nothing_to_learn(tmp_path):
-    path = _file(tmp_path, CHAT, {"prompt": "a very long question" * 3, "completion": "x"})
-    samples, left_out = tokenize(path, Characters(), 12)
-    assert (len(samples), left_out) == (1, 1)
-    assert len(samples[0].ids) == 12
-    with pytest.raises(DataError, match="anything to learn within 4 tokens"):
-        tokenize(path, Characters(), 4)
-
-
-def test_a_template_that_renders_earlier_turns_differently_is_refused_with_the_line(tmp_path):
-    path = _file(tmp_path, CHAT, {"messages": TURNS})
-    with pytest.raises(DataError, match=r"line 2: turn 2 cannot be told apart"):
-        tokenize(path, Characters(forgets=True), 100)
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path):
-    tokenizer = Characters()
-    tokenizer.chat_template = None
-    with pytest.raises(DataError, match="no chat template"):
-        tokenize(_file(tmp_path, CHAT), tokenizer, 100)

@@ -4,7 +4,7 @@
     python -m training.tiny --data FILE        question/answer records in messages form; needs no torch
 
 The model starts from random values and really reads the docstrings for a fixed number of steps (not
-seconds, so that the same machine makes the same model: about 30 s on two cores), enough for words and
+seconds, so that the same machine makes the same model: about a minute on one core), enough for words and
 phrases, not for sense.
 """
 
@@ -166,6 +166,9 @@ def main() -> None:
     if args.data is not None:
         print(f"{args.data}: {write_data(args.data)} records")
     if args.folder is not None:
+        import torch
+
+        torch.set_num_threads(1)  # on a busy machine two wait for each other ten times as long as one works
         print(f"{args.folder}: made, loss {write_model(args.folder, args.steps):.3f} after {args.steps} steps")
 
 

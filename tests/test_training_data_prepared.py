@@ -1,0 +1,375 @@
+"""Prepared data: made once, kept by what they were made from, read back to the token; and batches of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+transformers = pytest.importorskip("transformers", reason="needs the [train] extra")
+
+
+from tests.hub import COMMIT, Hub  # noqa: E402
+from training import tiny  # noqa: E402
+from training.data import IGNORED, DataError, Sample  # noqa: E402
+from training.data.build import Build, cached, content_hash, is_validation, link, pad_id  # noqa: E402
+from training.data.collate import collate  # noqa: E402
+from training.data.encode import Encoder  # noqa: E402
+from training.data.prepared import Writer, open_prepared  # noqa: E402
+from training.data.readers import Bad  # noqa: E402
+from training.data.shapes import recognised  # noqa: E402
+from training.prepare import prepare  # noqa: E402
+from training.recipe import load_recipe  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[1]
+RECORDS = [
+    {"messages": [{"role": "user", "content": f"问题 {n}?"}, {"role": "assistant", "content": "answer " * (n % 9 + 1)}]}
+    for n in range(60)
+]
+TOO_LONG = {"messages": [{"role": "user", "content": "q" * 500}, {"role": "assistant", "content": "never reached"}]}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """A folder with models/tiny: tokenizer and config, no weights."""
+    folder = tmp_path_factory.mktemp("house")
+    tokenizer = tiny._tokenizer(["the quick brown fox has an answer to the world?", "问题"])
+    tokenizer.save_pretrained(folder / "models" / "tiny")
+    (folder / "models" / "tiny" / "config.json").write_text('{"hidden_size": 128, "num_hidden_layers": 4}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(house):
+    return transformers.AutoTokenizer.from_pretrained(house / "models" / "tiny")
+
+
+def _recipe(**overrides):
+    changed = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_recipe("tiny", {"max_length": "160", **changed})
+
+
+def _written(path, records):
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    return path
+
+
+def _made(house, tokenizer, source, cache, bad=None, **overrides):
+    recipe = _recipe(**overrides)
+    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
+    return cached(source, encoder, house / "models" / "tiny", recipe, cache=cache, bad=bad or Bad(False))
+
+
+def _flat(prepared):
+    rows = [prepared.row(number) for number in range(prepared.rows)]
+    return sorted((list(map(int, s.ids)), list(map(int, s.labels))) for row in rows for s in row)
+
+
+@pytest.mark.parametrize("batching", ["packed", "padding-free", "padded"])
+def test_what_is_read_back_is_what_the_encoder_made(house, tokenizer, tmp_path, batching):
+    source = _written(tmp_path / "train.jsonl", [*RECORDS, TOO_LONG])
+    prepared = open_prepared(_made(house, tokenizer, source, tmp_path / "cache", batching=batching) / "train")
+    encoder = Encoder(tokenizer, 160, "assistant")
+    whole = [encoder.samples(encoder.rendered(recognised(record)))[0] for record in RECORDS]
+    assert _flat(prepared) == sorted((list(s.ids), list(s.labels)) for s, _ in whole)
+    rows = [prepared.row(number) for number in range(prepared.rows)]
+    assert prepared.tokens.tolist() == [sum(len(s.ids) for s in row) for row in rows]
+    assert prepared.learned.tolist() == [sum(s.learned for s in row) for row in rows]
+    report = prepared.report
+    assert (report.records, report.samples, report.empty, report.truncated) == (61, 60, 1, 1)
+    assert report.tokens == sum(len(s.ids) for s, _ in whole) == prepared.tokens.sum()
+    assert report.learned_tokens == sum(s.learned for s, _ in whole) == prepared.learned.sum()
+    assert report.longest == max(len(s.ids) for s, _ in whole)
+    assert sum(report.length_histogram.values()) == 60
+    assert report.rows == prepared.rows == (len(rows) if batching == "packed" else 60)
+    assert report.efficiency == pytest.approx(report.tokens / (report.rows * 160), abs=1e-4)
+    if batching == "packed":
+        assert report.rows < 60 and max(prepared.tokens) <= 160
+    assert (report.end_of_turn, report.end_of_turn_id, report.end_of_turn_learned) == ("<|im_end|>", 2, True)
+
+
+def test_what_attention_spans_is_counted_over_all_samples_not_the_first_rows_which_are_the_longest(
+    house, tokenizer, tmp_path
+):
+    pytest.importorskip("deepspeed", reason="needs the [train] extra")
+    from training.measuring import attention_span
+
+    source = _written(tmp_path / "train.jsonl", RECORDS)
+    made = open_prepared(_made(house, tokenizer, source, tmp_path / "cache") / "train")
+    writer = Writer(tmp_path / "skewed", 160, "packed")
+    lengths = [150] * 300 + [10] * 30_000
+    for length in lengths:
+        writer.add(Sample([7] * length, [7] * length))
+    computed = vars(writer).keys() | {"samples", "tokens", "learned_tokens", "rows", "efficiency", "longest"}
+    writer.finish({k: v for k, v in vars(made.report).items() if k not in computed | {"length_histogram"}})
+    prepared = open_prepared(tmp_path / "skewed")
+    assert len(prepared.row(0)[0].ids) == 150, "best fit first"
+    assert attention_span(prepared) == pytest.approx(sum(n * n for n in lengths) / sum(lengths))
+
+
+def test_the_same_data_are_prepared_once_and_what_differs_is_made_anew(house, tokenizer, tmp_path):
+    source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
+    first = _made(house, tokenizer, source, cache)
+    stamp = (first / "train" / "ids.i32").stat().st_mtime_ns
+    assert _made(house, tokenizer, source, cache, steps="7", seed="9") == first
+    assert (first / "train" / "ids.i32").stat().st_mtime_ns == stamp
+    changes = [{"max_length": "161"}, {"train_on": "all"}, {"batching": "padded"}, {"pad_token": "<|im_start|>"}]
+    others = {_made(house, tokenizer, source, cache, **change) for change in changes}
+    others |= {_made(house, tokenizer, source, cache, validation__fraction="0.2", seed=seed) for seed in "12"}
+    others.add(_made(house, tokenizer, _written(source, RECORDS[1:]), cache))
+    assert len(others - {first}) == 7
+    assert len(list(cache.iterdir())) == 8  # and nothing half made
+
+
+def test_another_chat_template_makes_other_data(house, tmp_path):
+    source, model = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "tiny"
+    shutil.copytree(house / "models" / "tiny", model)
+    before = content_hash(source, model, _recipe())
+    assert before == content_hash(source, house / "models" / "tiny", _recipe())
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    assert content_hash(source, model, _recipe()) != before
+
+
+@pytest.mark.parametrize("name", ["ids.i32", "learned.u8", "rows.npy", "report.json", "SHA256SUMS"])
+def test_a_damaged_entry_is_recognised_and_made_anew(house, tokenizer, tmp_path, name):
+    source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
+    entry = _made(house, tokenizer, source, cache)
+    whole = {file.name: file.read_bytes() for file in (entry / "train").iterdir()}
+    for damage in ("flipped", "cut", "missing"):
+        file = entry / "train" / name
+        content = whole[name]
+        file.write_bytes(bytes([content[0] ^ 1]) + content[1:] if damage == "flipped" else content[: len(content) // 2])
+        if damage == "missing":
+            file.unlink()
+        with pytest.raises(DataError, match=r"damaged|half made|cannot be read"):
+            open_prepared(entry / "train")
+        assert _made(house, tokenizer, source, cache) == entry
+        assert {file.name: file.read_bytes() for file in (entry / "train").iterdir()} == whole
+
+
+def test_bad_records_stop_the_preparation_and_leave_nothing_behind(house, tokenizer, tmp_path):
+    source, cache = _written(tmp_path / "train.jsonl", [*RECORDS, {"messages": []}]), tmp_path / "cache"
+    with pytest.raises(DataError, match="line 61"):
+        _made(house, tokenizer, source, cache)
+    assert list(cache.iterdir()) == []
+    entry = _made(house, tokenizer, source, cache, Bad(True))
+    assert open_prepared(entry / "train").report.bad == 1
+    with pytest.raises(DataError, match="line 61"):  # the entry that skipped it does not speak for a run that does not
+        _made(house, tokenizer, source, cache)
+
+
+def test_data_without_anything_to_learn_are_refused(house, tokenizer, tmp_path):
+    with pytest.raises(DataError, match="no record for train has anything to learn within 160 tokens"):
+        _made(house, tokenizer, _written(tmp_path / "train.jsonl", [TOO_LONG]), tmp_path / "cache")
+    source = _written(tmp_path / "a.jsonl", RECORDS)
+    with pytest.raises(DataError, match=r"validation\.fraction 0\.001 leaves no record"):
+        _made(house, tokenizer, source, tmp_path / "cache", validation__fraction="0.001")
+
+
+def test_validation_takes_records_by_seed_and_number_alone(house, tokenizer, tmp_path):
+    source = _written(tmp_path / "train.jsonl", RECORDS)
+    entry = _made(house, tokenizer, source, tmp_path / "cache", validation__fraction="0.2", seed="3")
+    training, validation = open_prepared(entry / "train"), open_prepared(entry / "validation")
+    chosen = [number for number in range(60) if is_validation(number, 3, 0.2)]
+    encoder = Encoder(tokenizer, 160, "assistant")
+    samples = [encoder.samples(encoder.rendered(recognised(record)))[0][0] for record in RECORDS]
+    assert _flat(validation) == sorted((list(samples[n].ids), list(samples[n].labels)) for n in chosen)
+    assert training.report.records + validation.report.records == 60
+    assert 2000 < sum(is_validation(number, 3, 0.2) for number in range(12_500)) < 3000
+    assert chosen != [number for number in range(60) if is_validation(number, 4, 0.2)]
+
+
+def test_the_pad_token_is_the_recipes_or_the_tokenizers(tokenizer):
+    assert pad_id(tokenizer, _recipe()) == 0
+    assert pad_id(tokenizer, _recipe(pad_token="<|im_start|>")) == 1
+    with pytest.raises(DataError, match="'<pad>' is no token of tiny"):
+        pad_id(tokenizer, _recipe(pad_token="<pad>"))
+
+
+A, B, C = (
+    Sample([1, 2, 3], [IGNORED, 2, 3]),
+    Sample([4, 5], [4, 5]),
+    Sample([6, 7, 8, 9], [IGNORED, IGNORED, IGNORED, 9]),
+)
+
+
+@pytest.mark.parametrize("batching", ["packed", "padding-free"])
+def test_joined_samples_are_isolated_by_positions_and_their_targets_never_cross(batching):
+    batch = collate([[A, B], [C]], 0, batching)
+    assert batch.attention_mask is None
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
+    nothing = IGNORED
+    assert batch.targets.tolist() == [[2, 3, nothing, 5, nothing, nothing, nothing, 9, nothing]]
+    assert (batch.targets != IGNORED).sum() == A.learned + B.learned + C.learned
+
+
+def test_padded_samples_are_masked_by_length_so_that_a_pad_token_can_be_learned():
+    batch = collate([[A], [C]], 9, "padded")
+    assert batch.input_ids.tolist() == [[1, 2, 3, 9], [6, 7, 8, 9]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert batch.targets.tolist() == [[2, 3, IGNORED, IGNORED], [IGNORED, IGNORED, 9, IGNORED]]
+
+
+@pytest.mark.parametrize("batching", ["packed", "padding-free", "padded"])
+def test_no_samples_make_a_batch_of_weight_zero(batching):
+    batch = collate([], 3, batching)
+    assert batch.input_ids.shape == batch.position_ids.shape == batch.targets.shape == (1, 2)
+    assert (batch.targets == IGNORED).all()
+    assert batch.attention_mask is None or batch.attention_mask.all()
+
+
+def test_packed_samples_give_the_logits_each_gives_alone_and_a_mask_would_spoil_that():
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, use_cache=False, attn_implementation="sdpa", initializer_range=0.5,
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    samples = [Sample(ids := torch.randint(64, (length,)).tolist(), ids) for length in (7, 12, 5, 1, 9)]
+    batch = collate([samples[:2], samples[2:]], 0, "packed")
+    with torch.no_grad():
+        alone = torch.cat([model(input_ids=torch.tensor([sample.ids])).logits[0] for sample in samples])
+        packed = model(input_ids=batch.input_ids, position_ids=batch.position_ids).logits[0]
+        ones = torch.ones_like(batch.input_ids)
+        masked = model(input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=ones).logits[0]
+        padded_batch = collate([[sample] for sample in samples], 0, "padded")
+        padded = model(input_ids=padded_batch.input_ids, attention_mask=padded_batch.attention_mask).logits
+    assert (packed - alone).abs().max() < 1e-5 * alone.abs().max()
+    assert (padded[padded_batch.attention_mask.bool()] - alone).abs().max() < 1e-5 * alone.abs().max()
+    assert (masked - alone).abs().max() > 1e-3
+
+
+def _run_folder(house, name, recipe, *files):
+    run = house / "runs" / name
+    (run / "data").mkdir(parents=True)
+    (run / "recipe.toml").write_text(recipe.to_toml())
+    for file, content in files:
+        (run / "data" / file).write_text(content, "utf-8")
+    return run
+
+
+def _prepare(run):
+    argv = [sys.executable, "-m", "training.prepare", "--run", str(run)]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
+
+
+def test_prepare_fills_the_run_folder_and_tells_what_there_is(house):
+    run = _run_folder(house, "r1", _recipe(validation__fraction="0.2"), ("train.jsonl", LINES))
+    done = _prepare(run)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer == json.loads((run / "data" / "report.json").read_text("utf-8"))
+    assert answer["report"]["records"] + answer["validation"]["records"] == 60
+    assert answer["report"]["shape"] == "messages"
+    assert answer["model"] == {"hidden_size": 128, "num_hidden_layers": 4}
+    assert answer["machine"]["ram_gib"] > 0 and answer["machine"]["disk_free_gib"] > 0
+    prepared = run / "data" / "prepared"
+    assert open_prepared(prepared / "train").content_hash == answer["report"]["content_hash"]
+    cache = house / "cache" / "prepared" / answer["report"]["content_hash"]
+    assert (prepared / "train" / "ids.i32").samefile(cache / "train" / "ids.i32")
+
+
+def test_prepare_of_bad_data_ends_with_exit_code_2_and_the_reason(house):
+    run = _run_folder(house, "r2", _recipe(), ("train.jsonl", LINES + '{"messages": 1}\n'))
+    done = _prepare(run)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "train.jsonl line 61: messages must be a list" in done.stderr and "Traceback" not in done.stderr
+    assert not (run / "data" / "prepared").exists()
+    answer = prepare(run, skip_bad=True)
+    assert answer["report"]["bad"] == 1 and "line 61" in answer["skipped"][0]
+
+
+HUB = """
+import sys
+from pathlib import Path
+from training.data import DataError, check
+from training.prepare import raw_data
+for run in sys.argv[2:]:
+    try:
+        print(check(raw_data(Path(run) / "data", Path(sys.argv[1]))).records)
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(house, tmp_path):
+    files = {"README.md": b"#", "qa/train-0.jsonl": LINES.encode(), "qa/test.jsonl": b"not looked at"}
+    names = ["acme/qa@main\n", "acme/qa", "acme/nowhere", "acme/qa@v9", "no name", "acme/empty"]
+    runs = [_run_folder(tmp_path, str(n), _recipe(), ("train.hub", name)) for n, name in enumerate(names)]
+    with Hub({"datasets/acme/qa": files, "datasets/acme/empty": {"README.md": b"#"}}) as hub:
+        argv = [sys.executable, "-c", HUB, str(tmp_path / "cache"), *map(str, runs)]
+        env = os.environ | {"HF_ENDPOINT": hub.url}
+        done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[:2] == ["60", "60"]
+    assert said[2].startswith(f"data set acme/nowhere at main cannot be downloaded from {hub.url}: ")
+    assert said[3].startswith("data set acme/qa at v9 cannot be downloaded from ")
+    assert said[4].startswith("'no name' is no data set of the Hub")
+    assert said[5] == "data set acme/empty: no JSONL, JSON or Parquet file to train on in it"
+    assert len(said) == 6
+    assert len(hub.downloads("qa/train-0.jsonl")) == 1 and not hub.downloads("qa/test.jsonl")
+    assert (tmp_path / "cache" / "acme--qa" / COMMIT / "qa" / "train-0.jsonl").is_file()
+
+
+def test_prepared_data_are_copied_where_links_are_impossible(house, tokenizer, tmp_path, monkeypatch):
+    entry = _made(house, tokenizer, _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache")
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+    link(entry, tmp_path / "run")
+    assert _flat(open_prepared(tmp_path / "run" / "train")) == _flat(open_prepared(entry / "train"))
+
+
+def test_a_run_folder_that_was_removed_meanwhile_is_not_made_again(house, tokenizer, tmp_path):
+    entry = _made(house, tokenizer, _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache")
+    with pytest.raises(FileNotFoundError):
+        link(entry, tmp_path / "runs" / "given-up" / "data" / "prepared")
+    assert not (tmp_path / "runs").exists()
+
+
+def _aged(entry, days):
+    entry.mkdir(parents=True, exist_ok=True)
+    os.utime(entry, (time.time() - days * 86400,) * 2)
+    return entry
+
+
+def test_what_nobody_used_for_a_month_goes_and_what_is_used_stays(house, tokenizer, tmp_path):
+    source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
+    entry = _made(house, tokenizer, source, cache)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    kept = [_aged(cache / ("a" * 64), 29), _aged(cache / f".{'b' * 64}.{os.getppid()}", 1)]
+    _aged(cache / ("c" * 64), 31), _aged(cache / f".{'d' * 64}.{gone.pid}", 1)
+    _aged(entry, 40)
+    assert _made(house, tokenizer, source, cache) == entry
+    assert sorted(cache.iterdir()) == sorted([entry, *kept])
+    assert time.time() - entry.stat().st_mtime < 60
+    assert open_prepared(entry / "train").rows
+
+
+def test_two_that_prepare_the_same_data_at_once_both_get_them(house, tokenizer, tmp_path, monkeypatch):
+    source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
+    run, others = Build.run, []
+
+    def run_and_be_overtaken(build, source, content):
+        run(build, source, content)
+        if not others:
+            others.append(cache / content)
+            shutil.copytree(build.folder, cache / content)
+
+    monkeypatch.setattr(Build, "run", run_and_be_overtaken)
+    assert _made(house, tokenizer, source, cache) == others[0]
+    assert list(cache.iterdir()) == others and open_prepared(others[0] / "train").rows

@@ -1,0 +1,202 @@
+"""Prepared data from records: encoded in passing, never all in memory, and kept by what they were made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.cache import drop_unused, half_made, mark_used
+from training.data.encode import Encoder, Rendered
+from training.data.prepared import SUMS, Prepared, Writer, open_prepared
+from training.data.readers import Bad, data_sha256, records
+from training.data.sample import IGNORED, BadRecord, DataError
+from training.recipe import Recipe
+from training.sums import sha256_of
+
+VERSION = 2
+"""Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
+TOGETHER = 256
+"""Texts tokenised in one call, which spreads them over the machine's cores."""
+TRAIN, VALIDATION = "train", "validation"
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+
+
+def is_validation(number: int, seed: int, fraction: float) -> bool:
+    """Whether the record `number` is kept out of training: of seed and number alone."""
+    return random.Random(f"{seed}/validation/{number}").random() < fraction
+
+
+def content_hash(source: Path, model_dir: Path, recipe: Recipe) -> str:
+    """What the prepared data are made from: the same hash, the same arrays."""
+    files = {file for pattern in TOKENIZER_FILES for file in model_dir.glob(pattern) if file.is_file()}
+    made_from = {
+        "version": VERSION,
+        "data": data_sha256(source),
+        "tokenizer": {str(file.relative_to(model_dir)): sha256_of(file) for file in sorted(files)},
+        "recipe": recipe.data_settings(),
+    }
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def pad_id(tokenizer: Any, recipe: Recipe) -> int:
+    """The token that fills up, by the recipe or the tokenizer; its own end of text where it has none."""
+    if recipe.pad_token is not None:
+        found = tokenizer.get_vocab().get(recipe.pad_token)
+        if found is None:
+            raise DataError(f"pad_token {recipe.pad_token!r} is no token of {recipe.model_dir}")
+        return int(found)
+    found = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if found is None:
+        raise DataError(f"the tokenizer of {recipe.model_dir} has no pad and no end-of-text token; set pad_token")
+    return int(found)
+
+
+@dataclass
+class Build:
+    """One pass over the records, into a folder for training and, if asked for, one for validation."""
+
+    encoder: Encoder
+    recipe: Recipe
+    folder: Path
+    bad: Bad
+    shape: str = ""
+    teaches_end: bool = False
+
+    def run(self, source: Path, content: str) -> None:
+        """DataError where there are bad records, unless they are skipped, or nothing to learn from."""
+        parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
+        self._writers = {
+            part: Writer(self.folder / part, self.recipe.max_length, self.recipe.batching) for part in parts
+        }
+        waiting: list[tuple[str, list[Rendered]]] = []
+        for waiting_record in self._rendered(source):
+            waiting.append(waiting_record)
+            if len(waiting) >= TOGETHER:
+                self._write(waiting)
+                waiting.clear()
+        self._write(waiting)
+        self.bad.refuse()
+        for part, writer in self._writers.items():
+            if not writer.samples:
+                raise DataError(self._nothing(source, part, writer))
+        for writer in self._writers.values():
+            writer.finish(self._facts(content))
+
+    def _rendered(self, source: Path) -> Iterator[tuple[str, list[Rendered]]]:
+        split = self.recipe.validation.fraction, self.recipe.seed
+        for number, (where, record) in enumerate(records(source, self.bad)):
+            self.shape = record.shape
+            try:
+                rendered = self.encoder.rendered(record)
+            except BadRecord as error:
+                self.bad.add(f"{where}: {error}")
+                continue
+            part = VALIDATION if split[0] and is_validation(number, split[1], split[0]) else TRAIN
+            yield part, rendered
+
+    def _write(self, waiting: list[tuple[str, list[Rendered]]]) -> None:
+        made = iter(self.encoder.samples([text for _, texts in waiting for text in texts]))
+        end = self.encoder.end_id
+        for part, texts in waiting:
+            writer = self._writers[part]
+            writer.records += 1
+            learnable = 0
+            for sample, truncated in [next(made) for _ in texts]:
+                writer.truncated += truncated
+                if any(label != IGNORED for label in sample.labels[1:]):
+                    learnable += 1
+                    writer.add(sample)
+                    self.teaches_end = self.teaches_end or end in sample.labels[1:]
+            writer.empty += not learnable
+
+    def _nothing(self, source: Path, part: str, writer: Writer) -> str:
+        if part == VALIDATION and not writer.records:
+            fraction = self.recipe.validation.fraction
+            return f"{source}: validation.fraction {fraction:g} leaves no record for validation; use a larger one"
+        if not writer.records:
+            return f"{source}: no record to train on"
+        return f"{source}: no record for {part} has anything to learn within {self.recipe.max_length} tokens"
+
+    def _facts(self, content: str) -> dict[str, Any]:
+        template, tokenizer, end = self.encoder.template, self.encoder.tokenizer, self.encoder.end_id
+        return {
+            "content_hash": content,
+            "shape": self.shape,
+            "bad": self.bad.count,
+            "template": template is not None,
+            "template_has_generation": template is not None and template.has_generation,
+            "prompt_says_more": template is not None and template.prompt_says_more,
+            "end_of_turn": None if end is None else tokenizer.convert_ids_to_tokens(end),
+            "end_of_turn_id": end,
+            "end_of_turn_learned": self.teaches_end,
+            "pad_id": pad_id(tokenizer, self.recipe),
+            "eos_id": tokenizer.eos_token_id,
+            "settings": self.recipe.data_settings(),
+        }
+
+
+def cached(source: Path, encoder: Encoder, model_dir: Path, recipe: Recipe, *, cache: Path, bad: Bad) -> Path:
+    """The folder in `cache` that holds the prepared data, made where it is missing or damaged."""
+    content = content_hash(source, model_dir, recipe)
+    entry = cache / content
+    drop_unused(other for other in cache.glob("*") if other != entry)
+    if entry.exists():
+        if _whole(entry, recipe, bad):
+            mark_used(entry)
+            return entry
+        shutil.rmtree(entry, ignore_errors=True)
+    fresh = half_made(entry)
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        Build(encoder, recipe, fresh, bad).run(source, content)
+        try:
+            fresh.rename(entry)
+        except OSError:  # another process has made the same meanwhile
+            if not _whole(entry, recipe, bad):
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return entry
+
+
+def _whole(entry: Path, recipe: Recipe, bad: Bad) -> bool:
+    """Whether a cached entry can be used as it is; one that was made by skipping bad records only for the same."""
+    try:
+        parts: list[Prepared] = [open_prepared(entry / TRAIN)]
+        if recipe.validation.fraction:
+            parts.append(open_prepared(entry / VALIDATION))
+    except DataError:
+        return False
+    return bad.skip or not parts[0].report.bad
+
+
+def link(entry: Path, folder: Path) -> None:
+    """Put a cached entry into a run's folder, which must be there still: a start that was given up has removed it.
+
+    Hard links, or copies where the disk is another.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for file in sorted(entry.rglob("*"), key=lambda file: file.name == SUMS):
+        if file.is_file():
+            target = folder / file.relative_to(entry)
+            target.parent.mkdir(exist_ok=True)
+            try:
+                os.link(file, target)
+            except OSError:
+                shutil.copyfile(file, target)

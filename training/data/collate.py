@@ -1,0 +1,58 @@
+"""Samples as tensors for the model: isolated from one another, targets already shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from training.data.sample import IGNORED, Sample
+
+
+@dataclass(frozen=True)
+class Batch:
+    """LongTensors of one shape, (rows, length); one row where samples lie behind one another."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    """From 0 in each sample. Without a mask (and without a key-value cache) this is what keeps attention within
+    a sample: transformers takes a position that restarts for the beginning of another sequence."""
+    targets: torch.Tensor
+    """What each position predicts; IGNORED at a sample's last and wherever nothing is learned."""
+    attention_mask: torch.Tensor | None = None
+    """Only where samples are padded: 1 on tokens, 0 on padding."""
+
+
+def collate(rows: Sequence[Sequence[Sample]], pad_id: int, batching: str) -> Batch:
+    """All samples of `rows` as one batch. No samples at all give a batch of weight zero."""
+    samples = list(chain.from_iterable(rows)) or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
+    return _padded(samples, pad_id) if batching == "padded" else _joined(samples)
+
+
+def _targets(sample: Sample) -> torch.Tensor:
+    return torch.as_tensor([*sample.labels[1:], IGNORED], dtype=torch.long)
+
+
+def _joined(samples: Sequence[Sample]) -> Batch:
+    """Behind one another in a single row, positions restarting; no mask, as one would undo the isolation."""
+    ids = torch.cat([torch.as_tensor(sample.ids, dtype=torch.long) for sample in samples])
+    positions = torch.cat([torch.arange(len(sample.ids)) for sample in samples])
+    targets = torch.cat([_targets(sample) for sample in samples])
+    return Batch(ids[None], positions[None], targets[None])
+
+
+def _padded(samples: Sequence[Sample], pad_id: int) -> Batch:
+    """One sample a row. Padding is masked by length, never by its id: a pad token that is also the end of turn
+    would otherwise never be learned."""
+    longest = max(len(sample.ids) for sample in samples)
+    ids = torch.full((len(samples), longest), pad_id, dtype=torch.long)
+    targets = torch.full((len(samples), longest), IGNORED, dtype=torch.long)
+    mask = torch.zeros((len(samples), longest), dtype=torch.long)
+    for row, sample in enumerate(samples):
+        length = len(sample.ids)
+        ids[row, :length] = torch.as_tensor(sample.ids, dtype=torch.long)
+        targets[row, :length] = _targets(sample)
+        mask[row, :length] = 1
+    return Batch(ids, torch.arange(longest).expand(len(samples), -1).contiguous(), targets, mask)

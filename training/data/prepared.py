@@ -1,0 +1,177 @@
+"""Prepared data: tokenised samples and packed rows as memory-mapped arrays in a sealed folder.
+
+ids.i32        the tokens of all samples, one behind another     learned.u8   1 where a token is learned
+starts.npy     where each sample begins in these, and the end    counts.npy   how many tokens of each are learned
+members.npy    sample numbers, row after row                     rows.npy     where each row begins in members
+report.json    what there is to say about all this               SHA256SUMS   the seal, written last
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from training.data.packing import pack
+from training.data.sample import IGNORED, DataError, Sample
+from training.sums import SUMS, parse_sums, sums_of, sums_text
+
+REPORT = "report.json"
+IDS, LEARNED = "ids.i32", "learned.u8"
+ARRAYS = ("starts", "counts", "members", "rows")
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the data: for the table before launch, the log and the model card."""
+
+    content_hash: str
+    shape: str
+    records: int
+    """Good ones, in this part (training or validation)."""
+    bad: int
+    """Left out of the whole data, where that was asked for."""
+    empty: int
+    """Records with nothing left to learn within max_length, left out."""
+    truncated: int
+    """Samples cut to max_length."""
+    samples: int
+    tokens: int
+    learned_tokens: int
+    rows: int
+    max_length: int
+    batching: str
+    efficiency: float
+    """Tokens over rows times max_length; without packing, what padding every row to max_length would give."""
+    longest: int
+    length_histogram: dict[str, int]
+    """Samples, after truncation, by the power of two they stay below: {"64": 3, "128": 10}."""
+    template: bool
+    template_has_generation: bool
+    prompt_says_more: bool
+    end_of_turn: str | None
+    end_of_turn_id: int | None
+    end_of_turn_learned: bool
+    """Whether any sample teaches the model to stop: its end-of-turn token, or the end of text of plain words."""
+    pad_id: int
+    eos_id: int | None
+    settings: dict[str, Any]
+    """The recipe's keys that they were made with."""
+
+
+class Prepared:
+    """An opened folder: views on its arrays and the counts of each row, nothing more in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.report = DataReport(**json.loads((folder / REPORT).read_text(encoding="utf-8")))
+        self.content_hash = self.report.content_hash
+        arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS]
+        self._starts, counts, self._members, self._rows = arrays
+        self._ids: Any = np.memmap(folder / IDS, dtype="<i4", mode="r")
+        self._learned: Any = np.memmap(folder / LEARNED, dtype="u1", mode="r")
+        self.rows = len(self._rows) - 1
+        first = self._rows[:-1]
+        self.lengths = np.diff(self._starts)
+        """Of each sample."""
+        self.tokens = np.add.reduceat(self.lengths[self._members], first)
+        """Of each row."""
+        self.learned = np.add.reduceat(counts[self._members], first)
+        """Of each row, so that every rank knows a whole batch's count without exchange."""
+
+    def row(self, number: int) -> list[Sample]:
+        """The samples that share a row."""
+        return [self._sample(member) for member in self._members[self._rows[number] : self._rows[number + 1]]]
+
+    def _sample(self, number: int) -> Sample:
+        place = slice(self._starts[number], self._starts[number + 1])
+        ids = np.asarray(self._ids[place], dtype=np.int64)
+        return Sample(ids, np.where(self._learned[place], ids, IGNORED))
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """What `Writer` made. DataError where it is half made or damaged."""
+    try:
+        promised = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
+        wrong = sorted(name for name, _ in promised.items() ^ sums_of(folder).items())
+        if wrong:
+            raise DataError(f"{folder}: {wrong[0]} is not what {SUMS} says; the prepared data are damaged")
+        return Prepared(folder)
+    except FileNotFoundError as error:
+        raise DataError(f"{folder}: no prepared data here, or half made ({error.filename} is missing)") from error
+    except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder}: the prepared data cannot be read: {error}") from error
+
+
+@dataclass
+class Writer:
+    """Writes samples to a folder as they come; `finish` packs and seals."""
+
+    folder: Path
+    max_length: int
+    batching: str
+    truncated: int = 0
+    empty: int = 0
+    records: int = 0
+    _lengths: array[int] = field(default_factory=lambda: array("i"))
+    _learned: array[int] = field(default_factory=lambda: array("i"))
+    _streams: list[IO[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True)
+        self._streams = [(self.folder / name).open("wb") for name in (IDS, LEARNED)]
+
+    def add(self, sample: Sample) -> None:
+        ids = np.asarray(sample.ids, dtype="<i4")
+        mask = np.asarray(sample.labels) != IGNORED
+        self._streams[0].write(ids.tobytes())
+        self._streams[1].write(mask.astype("u1").tobytes())
+        self._lengths.append(len(ids))
+        self._learned.append(int(mask[1:].sum()))  # the first token is never predicted
+
+    @property
+    def samples(self) -> int:
+        return len(self._lengths)
+
+    def finish(self, facts: dict[str, Any]) -> DataReport:
+        """Pack, write the rest, seal. `facts` are the report's fields that only the caller knows."""
+        for stream in self._streams:
+            stream.close()
+        lengths = np.asarray(self._lengths, dtype=np.int64)
+        rows = pack(self._lengths, self.max_length) if self.batching == "packed" else [[n] for n in range(len(lengths))]
+        self._save("starts", np.concatenate([[0], np.cumsum(lengths)]))
+        self._save("counts", self._learned)
+        self._save("members", [number for row in rows for number in row])
+        self._save("rows", np.concatenate([[0], np.cumsum([len(row) for row in rows])]))
+        report = DataReport(
+            records=self.records,
+            empty=self.empty,
+            truncated=self.truncated,
+            samples=len(lengths),
+            tokens=int(lengths.sum()),
+            learned_tokens=sum(self._learned),
+            rows=len(rows),
+            max_length=self.max_length,
+            batching=self.batching,
+            efficiency=round(int(lengths.sum()) / max(1, len(rows) * self.max_length), 4),
+            longest=int(lengths.max(initial=0)),
+            length_histogram=_histogram(lengths),
+            **facts,
+        )
+        (self.folder / REPORT).write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        (self.folder / SUMS).write_text(sums_text(sums_of(self.folder)), encoding="utf-8")
+        return report
+
+    def _save(self, name: str, values: Any) -> None:
+        np.save(self.folder / f"{name}.npy", np.asarray(values, dtype=np.int64))
+
+
+def _histogram(lengths: Sequence[int] | Any) -> dict[str, int]:
+    limits = [1 << int(length).bit_length() for length in lengths]
+    return {str(limit): limits.count(limit) for limit in sorted(set(limits))}

@@ -1,0 +1,231 @@
+"""Records from files: JSONL, JSON, Parquet, or a folder of these. No file but a JSON array is held whole."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.data.sample import BadRecord, DataError
+from training.data.shapes import Record, Shape, recognised
+from training.sums import sha256_of
+
+JSON_LINES = frozenset({".jsonl", ".ndjson"})
+PARQUET = ".parquet"
+SUFFIXES = JSON_LINES | {".json", PARQUET}
+LINE_LIMIT = 64 * 2**20
+"""Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
+SHOWN = 3
+"""Bad records told in full; of the others the number."""
+
+Raw = tuple[str, Any]
+"""Where ("line 3") and what: the parsed value, or the BadRecord it gave."""
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What checked data hold."""
+
+    records: int
+    shape: Shape
+    sha256: str
+    bad: int = 0
+    """Left out, where that was asked for."""
+
+
+@dataclass
+class Bad:
+    """The records that cannot be used, and why the first of them cannot."""
+
+    skip: bool
+    count: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, sentence: str) -> None:
+        self.count += 1
+        if len(self.shown) < SHOWN:
+            self.shown.append(sentence)
+
+    def refuse(self) -> None:
+        """DataError with the first of them, unless they were to be skipped."""
+        if self.count and not self.skip:
+            more = self.count - len(self.shown)
+            raise DataError("\n".join([*self.shown, *([f"and {more} more bad records"] if more else [])]))
+
+
+def check(path: Path, skip_bad: bool = False) -> DataSummary:
+    """Read every record of `path`. DataError names the first bad ones; with `skip_bad` they are counted instead.
+    Nothing is tokenised."""
+    bad = Bad(skip_bad)
+    count = 0
+    shape: Shape | None = None
+    for _, record in records(path, bad):
+        shape = record.shape
+        count += 1
+    bad.refuse()
+    if shape is None:
+        raise DataError(f"{path}: no record in it{f' but {bad.count} bad ones: {bad.shown[0]}' if bad.count else ''}")
+    return DataSummary(count, shape, data_sha256(path), bad.count)
+
+
+def can_check_here(path: Path) -> bool:
+    """Whether this machine has what reading `path` takes: Parquet needs pyarrow."""
+    return importlib.util.find_spec("pyarrow") is not None or all(file.suffix != PARQUET for file in data_files(path))
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files to read, in order. DataError where there is none, or of no known kind."""
+    if path.is_dir():
+        inner = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
+        found = [file for file in inner if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+        if not found:
+            raise DataError(f"{path}: no {_kinds()} file in this folder")
+        return found
+    if not path.is_file():
+        raise DataError(f"{path}: no such file or folder")
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {_kinds()} are")
+    return [path]
+
+
+def _kinds() -> str:
+    return ", ".join(sorted(SUFFIXES))
+
+
+def data_sha256(path: Path) -> str:
+    """Digest of a file's bytes; of a folder, that of its files' names and digests."""
+    if path.is_file():
+        return sha256_of(path)
+    lines = (f"{sha256_of(file)}  {file.relative_to(path)}\n" for file in data_files(path))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def records(path: Path, bad: Bad) -> Iterator[tuple[str, Record]]:
+    """Each good record of `path` with its place, all of one shape; the others go to `bad`."""
+    shape: Shape | None = None
+    for file in data_files(path):
+        for place, value in _raw(file):
+            where = f"{file} {place}"
+            try:
+                if isinstance(value, BadRecord):
+                    raise value
+                record = recognised(value)
+            except RecursionError:
+                bad.add(f"{where}: nested too deeply")
+                continue
+            except BadRecord as error:
+                bad.add(f"{where}: {error}")
+                continue
+            if shape not in {None, record.shape}:
+                bad.refuse()
+                raise DataError(f"{where}: {record.shape}, but the records before are {shape}")
+            shape = record.shape
+            yield where, record
+
+
+def _raw(file: Path) -> Iterator[Raw]:
+    try:
+        if file.stat().st_size == 0:
+            raise DataError(f"{file}: the file is empty")
+        if file.suffix.lower() == PARQUET:
+            yield from _parquet(file)
+        elif file.suffix.lower() == ".json" and not _begins_with_object(file):
+            yield from _json_array(file)
+        else:
+            yield from _json_lines(file)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror or error}") from error
+
+
+def _begins_with_object(file: Path) -> bool:
+    """Whether a .json file is lines of JSON after all, as many on the Hub are."""
+    with file.open("rb") as stream:
+        return stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
+
+
+def _json_lines(file: Path) -> Iterator[Raw]:
+    with file.open("rb") as stream:
+        number = 0
+        while line := stream.readline(LINE_LIMIT + 1):
+            number += 1
+            if len(line) > LINE_LIMIT and not line.endswith(b"\n"):
+                while (rest := stream.readline(LINE_LIMIT)) and not rest.endswith(b"\n"):
+                    pass
+                yield f"line {number}", BadRecord(f"longer than {LINE_LIMIT // 2**20} MiB")
+            elif (content := line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
+                yield f"line {number}", _parsed(content)
+
+
+def _json_array(file: Path) -> Iterator[Raw]:
+    values = _parsed(file.read_bytes().removeprefix(codecs.BOM_UTF8))
+    if isinstance(values, BadRecord):
+        raise DataError(f"{file}: {values}")
+    if not isinstance(values, list):
+        raise DataError(f"{file}: an array of records is expected, found {type(values).__name__}")
+    yield from ((f"record {number}", value) for number, value in enumerate(values, start=1))
+
+
+def _parsed(content: bytes) -> Any:
+    """The value of a JSON text, or the BadRecord that says why it has none."""
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        return BadRecord(f"not UTF-8 at byte {error.start + 1}")
+    except json.JSONDecodeError as error:
+        return BadRecord(f"not JSON: {error.msg} at character {error.pos + 1}")
+    except (RecursionError, MemoryError):
+        return BadRecord("nested too deeply")
+    except ValueError as error:  # a number of more digits than Python turns into one, and our own
+        return BadRecord(f"not JSON: {error}")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of two equal keys JSON would silently keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
+
+
+def _parquet(file: Path) -> Iterator[Raw]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DataError(f"{file}: reading Parquet needs pyarrow, which this Python lacks") from error
+    row = 0
+    try:
+        with parquet.ParquetFile(file, page_checksum_verification=True) as table:
+            for batch in table.iter_batches(batch_size=256):
+                for place in range(batch.num_rows):
+                    row += 1
+                    yield f"row {row}", _row(batch, place)
+    except (pyarrow.ArrowException, ValueError, KeyError, OSError) as error:
+        raise DataError(f"{file}: not readable as Parquet after row {row}: {str(error).splitlines()[0]}") from error
+
+
+def _row(batch: Any, place: int) -> Any:
+    try:
+        row = {name: column[place].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    except UnicodeDecodeError as error:
+        return BadRecord(f"not UTF-8 at byte {error.start + 1} of a text")
+    return _without_nulls(row)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet fills up every object of a column with the keys of all others, as nulls: a tool call would show
+    arguments that were never given."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,30 @@
+"""A sample: the tokens of one record, and which of them the model learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+IGNORED = -100
+"""Label of a token that is read but not learned; torch's cross-entropy skips it."""
+
+
+class DataError(ValueError):
+    """The data cannot be trained on; the message says the file, the line and what is wrong there."""
+
+
+class BadRecord(ValueError):
+    """What is wrong with one record, before the file and the line are known."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One tokenised record; `labels` are the ids where the model learns, IGNORED elsewhere, unshifted."""
+
+    ids: Sequence[int]
+    labels: Sequence[int]
+
+    @property
+    def learned(self) -> int:
+        """Tokens that count in the loss: each is predicted from the one before, so the first never does."""
+        return sum(label != IGNORED for label in self.labels[1:])
