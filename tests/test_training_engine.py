@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -26,8 +27,11 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
 from training.checkpoint import read_state, read_tensors  # noqa: E402
-from training.data import Order, collate, tokenize  # noqa: E402
+from training.data import Order  # noqa: E402
+from training.data.collate import collate  # noqa: E402
+from training.data.prepared import open_prepared  # noqa: E402
 from training.exit_codes import PEER_LOST, STOPPED, WRONG_CHECKPOINT  # noqa: E402
+from training.prepare import prepare  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -40,9 +44,12 @@ EXACT = {
     "micro_batch": "2",
     "max_length": "96",
     "save_every": "2",
+    "logging.tensorboard": "false",
+    "validation.fraction": "0.3",
+    "validation.every": "3",
     "lora.dropout": "0.0",
     "optimizer.warmup_steps": "2",
-    "optimizer.grad_clip": "0.3",
+    "optimizer.grad_clip": "0.25",
 }
 """fp32 without dropout, so that every cut into ranks must agree; 5 samples leave empty places on some."""
 
@@ -65,6 +72,7 @@ def _new_run(house, name, overrides):
     records[3]["messages"][1]["content"] *= 5  # lengths far from equal, so that a mean of means would show
     (run / "data" / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (run / "recipe.toml").write_text(load_recipe("tiny", overrides).to_toml())
+    prepare(run, skip_bad=False)
     return run
 
 
@@ -117,7 +125,7 @@ def _metrics(run):
 
 
 def _of(key, run):
-    return [line[key] for line in _metrics(run)]
+    return [line[key] for line in _metrics(run) if "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -137,22 +145,25 @@ def undisturbed(house):
 def _plain_torch(run, model_dir):
     """The same training in one process, a batch at a time: losses, gradient norms, the last LoRA weights."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     recipe = load_recipe("tiny", EXACT)
-    samples, _ = tokenize(run / "data" / "train.jsonl", AutoTokenizer.from_pretrained(model_dir), recipe.max_length)
+    data = open_prepared(run / "data" / "prepared" / "train")
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     torch.manual_seed(recipe.seed)
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules=list(recipe.lora.targets), task_type="CAUSAL_LM")
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, lora)
     weights = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(weights.values(), weight_decay=0.0)
-    order = Order(len(samples), recipe.seed, recipe.global_batch)
+    order = Order(data.rows, recipe.seed, recipe.global_batch)
     losses, norms = [], []
     for step in range(4):
-        batch = collate([samples[number] for number in order.step(step)], pad_id=0)
-        # transformers' own loss: the mean over all labels that are not -100, shifted by one
-        loss = model(**batch).loss
+        samples = [sample for row in order.step(step) for sample in data.row(row)]
+        batch = collate([samples], pad_id=0, batching="padded")  # each sample in a row of its own
+        # transformers' own loss: the mean over all labels that are not -100
+        loss = model(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, shift_labels=batch.targets, labels=0
+        ).loss
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(weights.values(), recipe.optimizer.grad_clip).item())
         optimizer.param_groups[0]["lr"] = recipe.optimizer.lr_at(step, 4)
@@ -164,7 +175,7 @@ def _plain_torch(run, model_dir):
 
 def test_two_ranks_train_exactly_as_plain_torch_does(house, on_two):
     losses, norms, weights = _plain_torch(on_two, house / "models" / "tiny")
-    assert min(norms) > 0.3, "clipping must take part"
+    assert min(norms) > 0.25, "clipping must take part"
     assert _of("loss", on_two)[0] == pytest.approx(losses[0], rel=1e-6)
     assert _of("loss", on_two) == pytest.approx(losses, rel=1e-5)
     assert _of("grad_norm", on_two) == pytest.approx(norms, rel=1e-4)
@@ -188,7 +199,8 @@ def test_a_run_of_two_ranks_goes_on_alone(house, on_two):
     run = house / "runs" / "alone"
     shutil.copytree(on_two, run)
     expected = _of("loss", on_two)
-    shutil.rmtree(run / "checkpoints" / "step-4")
+    for step in (3, 4):
+        shutil.rmtree(run / "checkpoints" / f"step-{step}")
     output = _train(run, 1, "--resume")[0]
     assert "resumed from step-2, saved by 2 ranks" in output
     assert _of("step", run) == [1, 2, 3, 4]
@@ -202,7 +214,7 @@ def test_a_stopped_and_resumed_run_repeats_the_undisturbed_one_bit_for_bit(house
     codes, outputs = _finish(_start(run, 2))
     assert codes == [STOPPED, STOPPED], outputs
     assert "stopped after step 1" in outputs[0]
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-1"]
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-1"]
 
     (run / "stop").unlink()
     assert "resumed from step-1" in _train(run, 2, "--resume")[0]
@@ -235,6 +247,50 @@ def test_resuming_with_another_rank_of_lora_is_refused_with_exit_code_4(house, u
     assert codes == [WRONG_CHECKPOINT]
     assert "cannot resume from" in outputs[0] and "lora.rank was 16 and is 8" in outputs[0]
     assert "Traceback" not in outputs[0]
+
+
+def test_force_goes_on_with_another_recipe_but_not_with_other_tensors(house, undisturbed):
+    run = house / "runs" / "forced"
+    shutil.copytree(undisturbed, run)
+    (run / "recipe.toml").write_text(load_recipe("tiny", DROPOUT | {"optimizer.lr": "1e-4", "steps": "5"}).to_toml())
+    output = _train(run, 1, "--resume", "--force")[0]
+    assert "going on all the same, as --force says" in output and "optimizer.lr was 0.005 and is 0.0001" in output
+    assert _of("step", run) == [1, 2, 3, 4, 5]
+
+    (run / "recipe.toml").write_text(load_recipe("tiny", DROPOUT | {"lora.rank": "8"}).to_toml())
+    codes, outputs = _finish(_start(run, 1, "--resume", "--force"))
+    assert codes == [WRONG_CHECKPOINT]
+    assert "it trains other tensors, such as base_model.model" in outputs[0] and "Traceback" not in outputs[0]
+
+
+def test_validation_looks_at_every_held_out_token_once_and_the_best_checkpoint_is_kept(house, on_two):
+    """Held against plain PEFT with the saved adapter, over samples that two ranks shared unevenly."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    held_out = open_prepared(on_two / "data" / "prepared" / "validation")
+    base = AutoModelForCausalLM.from_pretrained(house / "models" / "tiny", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, on_two / "checkpoints" / "step-4" / "adapter").eval()
+    loss, correct, learned = 0.0, 0, 0
+    for row in range(held_out.rows):
+        for sample in held_out.row(row):
+            wanted = torch.as_tensor(sample.labels)[1:]
+            with torch.no_grad():
+                logits = model(input_ids=torch.as_tensor(sample.ids)[None]).logits[0, :-1]
+            loss += torch.nn.functional.cross_entropy(logits, wanted, reduction="sum").item()
+            correct += (logits.argmax(1) == wanted).sum().item()
+            learned += (wanted != -100).sum().item()
+    seen = [line for line in _metrics(on_two) if "validation_loss" in line]
+    assert [line["step"] for line in seen] == [3, 4], "every third step and the last"
+    assert held_out.rows % 4, "micro-batches of 2 on 2 ranks: one of them has less to look at"
+    assert seen[-1]["validation_loss"] == pytest.approx(loss / learned, rel=1e-5)
+    assert seen[-1]["perplexity"] == pytest.approx(math.exp(loss / learned), rel=1e-4)
+    assert seen[-1]["token_accuracy"] == pytest.approx(correct / learned)
+    best = min(seen, key=lambda line: line["validation_loss"])["step"]
+    assert (on_two / "checkpoints" / "best").read_text().strip() == f"step-{best}"
+    assert read_state(on_two / "checkpoints" / f"step-{best}").validation_loss == pytest.approx(
+        next(line["validation_loss"] for line in seen if line["step"] == best)
+    )
 
 
 def test_a_killed_rank_ends_the_run_on_the_other_machine_within_seconds(house):

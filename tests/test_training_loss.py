@@ -1,71 +1,193 @@
-"""The loss is the mean over tokens of the whole batch, however the batch is cut up."""
+"""The head fused with its cross-entropy gives what plain fp32 cross-entropy gives, without the logits."""
 
 from __future__ import annotations
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("peft", reason="needs the [train] extra")
 
-from training.data import IGNORED, Sample, collate  # noqa: E402
-from training.loss import scaled_for_mean, token_loss_sum  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from training.data.sample import IGNORED, Sample  # noqa: E402
+from training.loss import fuse  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+TOKENS, WIDTH, VOCABULARY = 120, 32, 500
 
-def _samples():
+
+def _case(dtype, trainable_head=False, bias=False):
     torch.manual_seed(0)
-    made = []
-    for length, asked in ((5, 2), (17, 4), (3, 1), (9, 8)):
-        ids = torch.randint(10, (length,)).tolist()
-        made.append(Sample(ids, [IGNORED] * asked + ids[asked:]))
-    return made
+    head = nn.Linear(WIDTH, VOCABULARY, bias=bias).to(dtype).requires_grad_(trainable_head)
+    hidden = torch.randn(2, TOKENS // 2, WIDTH, dtype=dtype, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (2, TOKENS // 2))
+    targets[0, :40] = IGNORED
+    targets[1, 5::7] = IGNORED
+    return head, hidden, targets
 
 
-def _gradient(weights, cut, world_size):
-    """What an engine that sums over micro-batches and averages over ranks would see."""
-    weights = weights.clone().requires_grad_()
-    learned = sum(sample.learned for part in cut for sample in part)
-    for part in cut:
-        batch = collate(part, pad_id=0)
-        logits = torch.nn.functional.one_hot(batch["input_ids"], 10).float() @ weights
-        loss = scaled_for_mean(token_loss_sum(logits, batch["labels"]), learned, world_size) / world_size
-        loss.backward()
-    return weights.grad
+def _plain(head, hidden, targets, scale):
+    """Loss sum, correct predictions and the gradients of `scale` times the loss, all in fp32."""
+    leaves = [hidden, *(p for p in head.parameters() if p.requires_grad)]
+    wide = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    weight = wide[1] if len(wide) > 1 else head.weight.float()
+    bias = wide[2] if len(wide) > 2 else None if head.bias is None else head.bias.float()
+    logits = nn.functional.linear(wide[0].flatten(0, 1), weight, bias)
+    loss = nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    (loss * scale).backward()
+    return loss.item(), (logits.argmax(1) == targets.flatten()).sum().item(), [leaf.grad for leaf in wide]
 
 
-def test_any_cut_into_ranks_and_micro_batches_gives_the_gradient_of_the_plain_mean():
-    a, b, c, d = _samples()
-    weights = torch.randn(10, 10, requires_grad=True)
-    by_hand = -torch.cat([_log_probabilities(weights, sample) for sample in (a, b, c, d)]).mean()
-    by_hand.backward()
-    for cut, world_size in (
-        ([[a, b, c, d]], 1),
-        ([[a], [b], [c], [d]], 1),
-        ([[a, c], [b], [d], []], 2),
-        ([[a, b], [c, d], []], 3),
-    ):
-        gradient = _gradient(weights.detach(), cut, world_size)
-        assert torch.allclose(gradient, weights.grad, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trainable_head", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk", [16, 1024])
+def test_values_and_gradients_are_those_of_plain_fp32_cross_entropy(dtype, trainable_head, bias, chunk):
+    head, hidden, targets = _case(dtype, trainable_head, bias)
+    loss, correct, grads = _plain(head, hidden, targets, 0.01)
+    sums = fuse(head, chunk)(hidden, targets)
+    (sums[0] * 0.01).backward()
+    exact = dtype == torch.float32
+    assert sums[0].item() == pytest.approx(loss, rel=1e-6 if exact else 2e-4)
+    assert sums[1].item() == correct
+    ours = [hidden.grad, *(p.grad for p in head.parameters() if p.requires_grad)]
+    assert len(ours) == len(grads)
+    for mine, theirs in zip(ours, grads, strict=True):
+        assert mine.dtype == dtype
+        assert (mine.float() - theirs).norm() < (1e-6 if exact else 1e-2) * theirs.norm()
 
 
-def _log_probabilities(weights, sample):
-    """Of each learned token, predicted from the one before it."""
-    places = [i for i in range(1, len(sample.ids)) if sample.labels[i] != IGNORED]
-    table = torch.log_softmax(weights, dim=-1)
-    return torch.stack([table[sample.ids[i - 1], sample.ids[i]] for i in places])
+class _Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.seen = max(self.seen, tensor.numel())
+        return out
 
 
-def test_padding_is_masked_by_length_even_where_the_text_holds_the_pad_token():
-    batch = collate([Sample([4, 0], [IGNORED, 0]), Sample([4, 5, 0], [IGNORED, 5, 0])], pad_id=0)
-    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
-    assert batch["labels"].tolist() == [[IGNORED, 0, IGNORED], [IGNORED, 5, 0]]
-    assert batch["input_ids"].tolist() == [[4, 0, 0], [4, 5, 0]]
+@pytest.mark.parametrize("kind", ["frozen", "trainable", "with a LoRA of its own"])
+def test_full_logits_never_exist(kind):
+    head, hidden, targets = _case(torch.float32, trainable_head=kind == "trainable")
+    targets = targets.clamp(min=0)
+    model = _with_lora(head) if kind.startswith("with") else head
+    loss = fuse(model, 16)
+    with _Largest() as largest:
+        loss(hidden, targets)[0].backward()
+    assert largest.seen == VOCABULARY * max(16, WIDTH)
+    with _Largest() as largest:
+        nn.functional.linear(hidden, head.weight)
+    assert largest.seen == TOKENS * VOCABULARY, "the measure itself sees logits where there are some"
 
 
-def test_an_empty_micro_batch_weighs_nothing_and_still_has_a_gradient():
-    batch = collate([], pad_id=7)
-    logits = torch.randn(*batch["input_ids"].shape, 10, requires_grad=True)
-    loss = token_loss_sum(logits, batch["labels"])
-    loss.backward()
-    assert loss.item() == 0
-    assert logits.grad is not None and not logits.grad.any()
+def test_positions_that_learn_nothing_never_reach_the_head():
+    head, hidden, targets = _case(torch.float32)
+    targets[0] = IGNORED
+    learned = int((targets != IGNORED).sum())
+    with _Largest() as largest:
+        fuse(head, 1024)(hidden, targets)[0].backward()
+    assert largest.seen == learned * VOCABULARY < TOKENS * VOCABULARY
+    assert not hidden.grad[0].any() and hidden.grad[1].any()
+
+
+def _with_lora(head):
+    from peft import LoraConfig, get_peft_model
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lm_head = head
+
+    lora = LoraConfig(r=4, target_modules=["lm_head"], init_lora_weights=False)
+    return get_peft_model(Model(), lora).base_model.model.lm_head
+
+
+def test_a_head_with_a_lora_of_its_own_gives_the_gradient_of_its_matrices():
+    head, hidden, targets = _case(torch.float32)
+    adapted = _with_lora(head)
+    logits = adapted(hidden).flatten(0, 1)
+    nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum").backward()
+    wanted = {name: p.grad.clone() for name, p in adapted.named_parameters() if p.requires_grad}
+    expected, hidden.grad = hidden.grad.clone(), None
+    adapted.zero_grad()
+    sums = fuse(adapted, 16)(hidden, targets)
+    sums[0].backward()
+    assert torch.allclose(hidden.grad, expected, rtol=1e-5, atol=1e-6)
+    assert wanted and all(
+        torch.allclose(dict(adapted.named_parameters())[name].grad, grad, rtol=1e-4, atol=1e-5)
+        for name, grad in wanted.items()
+    )
+    assert sums[1].item() == (logits.argmax(1) == targets.flatten()).sum().item()
+
+
+@pytest.mark.parametrize("chunk", [16, 1024])
+def test_a_weight_tied_to_the_embedding_gets_both_gradients(chunk):
+    torch.manual_seed(0)
+    table = nn.Embedding(VOCABULARY, WIDTH)
+    head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    head.weight = table.weight
+    ids, targets = torch.randint(VOCABULARY, (2, 1, 30))
+    logits = head(table(ids)).flatten(0, 1)
+    nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum").backward()
+    expected, table.weight.grad = table.weight.grad.clone(), None
+    fuse(head, chunk)(table(ids), targets)[0].backward()
+    assert torch.allclose(table.weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_without_anything_to_learn_weighs_nothing_and_still_has_a_gradient():
+    head, hidden, targets = _case(torch.float32, trainable_head=True)
+    sums = fuse(head, 16)(hidden, torch.full_like(targets, IGNORED))
+    sums[0].backward()
+    assert sums.tolist() == [0, 0]
+    assert not hidden.grad.any() and not head.weight.grad.any()
+
+
+def test_without_gradient_nothing_is_kept_for_one():
+    head, hidden, targets = _case(torch.float32, trainable_head=True)
+    with torch.no_grad():
+        sums = fuse(head, 16)(hidden.detach(), targets)
+    assert not sums.requires_grad and sums[0].item() == pytest.approx(_plain(head, hidden, targets, 1)[0], rel=1e-6)
+
+
+def test_any_cut_into_micro_batches_and_ranks_gives_the_gradient_of_the_plain_mean():
+    from training.data.collate import collate
+
+    torch.manual_seed(0)
+    samples = [
+        Sample(ids := torch.randint(10, (length,)).tolist(), [IGNORED] * asked + ids[asked:])
+        for length, asked in ((5, 2), (17, 4), (3, 1), (9, 8))
+    ]
+    a, b, c, d = samples
+    learned = sum(sample.learned for sample in samples)
+    table, head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+    loss = fuse(head, 16)
+
+    def gradient(cuts, batching):
+        table.weight.grad = None
+        for cut in cuts:
+            batch = collate([cut], 0, batching)
+            (loss(table(batch.input_ids), batch.targets)[0] / learned).backward()
+        return table.weight.grad
+
+    table.weight.grad = None
+    losses = [
+        nn.functional.cross_entropy(
+            nn.functional.linear(table(torch.tensor(s.ids[:-1])), head.weight),
+            torch.tensor(s.labels[1:]),
+            reduction="none",
+        )
+        for s in samples
+    ]
+    kept = torch.cat([part[torch.tensor(s.labels[1:]) != IGNORED] for part, s in zip(losses, samples, strict=True)])
+    assert len(kept) == learned
+    kept.mean().backward()
+    by_hand = table.weight.grad.clone()
+    for cuts in ([[a, b, c, d]], [[a], [b], [c], [d]], [[a, c], [b], [d], []], [[a, b], [c, d], []]):
+        for batching in ("packed", "padded"):
+            assert torch.allclose(gradient(cuts, batching), by_hand, rtol=1e-5, atol=1e-7)

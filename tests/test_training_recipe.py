@@ -83,7 +83,7 @@ def test_steps_and_epochs_replace_each_other_and_both_are_refused():
 
 
 def test_a_micro_batch_beyond_the_global_batch_is_refused():
-    with pytest.raises(RecipeError, match="micro_batch 32 is larger than global_batch 16"):
+    with pytest.raises(RecipeError, match="micro_batch 32 is larger than global_batch 4"):
         load_recipe("tiny", {"micro_batch": "32"})
 
 
@@ -115,3 +115,27 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule(schedule, expe
 def test_without_warm_up_the_first_step_has_the_full_rate_and_a_short_run_does_not_divide_by_zero():
     assert Optimizer(lr=1.0, warmup_steps=0).lr_at(0, 1) == 1.0
     assert Optimizer(lr=1.0, warmup_steps=4).lr_at(1, 2) == 0.5
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("warmup", "total"), [(2, 6), (10, 60), (30, 100), (7, 7), (0, 5), (2, 3)])
+def test_onecycle_is_torchs_own_value_by_value(warmup, total):
+    torch = pytest.importorskip("torch", reason="needs the [train] extra")
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        adam, max_lr=3e-4, total_steps=total, pct_start=warmup / total, cycle_momentum=False
+    )
+    ours = Optimizer(lr=3e-4, warmup_steps=warmup, schedule="onecycle")
+    for step in range(total):
+        assert ours.lr_at(step, total) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
+        adam.step()
+        if step + 1 < total:
+            theirs.step()
+
+
+def test_onecycle_survives_what_divides_by_zero_in_torch():
+    short = Optimizer(lr=1.0, warmup_steps=1, schedule="onecycle")
+    assert short.lr_at(0, 1) == 1.0 and short.lr_at(0, 3) == 1.0
+    assert short.lr_at(2, 3) == pytest.approx(1 / 25 / 1e4)
+    assert Optimizer(lr=1.0, warmup_steps=9, schedule="onecycle").lr_at(2, 3) == 1.0
+    assert Optimizer(lr=1.0, warmup_steps=0, schedule="onecycle").lr_at(0, 1) == pytest.approx(1 / 25 / 1e4)

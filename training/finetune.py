@@ -1,6 +1,6 @@
-"""Fine-tune a base model with LoRA: one rank of the run that a run folder describes. Read from `main` down.
+"""Fine-tune a base model: one rank of the run that a run folder describes. Read from `main` down.
 
-    python -m training.finetune --run /data/runs/RUN_ID [--resume]
+    python -m training.finetune --run /data/runs/RUN_ID [--resume [--force]]
 
 started once per GPU by DeepSpeed's launcher, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
 set. Its exit code is one of training/exit_codes.py.
@@ -9,27 +9,40 @@ set. Its exit code is one of training/exit_codes.py.
 from __future__ import annotations
 
 import argparse
-import resource
+import math
 import time
 import traceback
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from transformers import AutoTokenizer
 
-from training import checkpoint, metrics, rng, strategies
+from training import checkpoint, rng, strategies
 from training.checkpoint import CheckpointError, TrainerState
-from training.data import DataError, Order, Sample, check_file, collate, micro_batches, tokenize
+from training.data import DataError, Order, micro_batches
+from training.data.build import TRAIN, VALIDATION
+from training.data.collate import collate
+from training.data.prepared import Prepared, open_prepared
+from training.diagnosis import debug
+from training.diagnosis.profiling import Profile
+from training.diagnosis.progress import STEP
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED, UNUSABLE
-from training.loss import scaled_for_mean, token_loss_sum
+from training.isolation import CURE, too_long
+from training.measuring import Meter, StepTotals
+from training.metrics import Recorder
+from training.metrics.communication import CommunicationClock
+from training.metrics.devices import DeviceWatch
+from training.prepare import model_shape, models_folder
 from training.rank import Rank, lost_peer
 from training.recipe import Recipe, RecipeError, read_recipe
+from training.resuming import SameRun, Start, behind_of, refuse_other_shapes, starting_point
+from training.saving import Saver
 from training.strategies import Strategy
-from training.strategies.zero3 import init_process_group
+from training.strategies.zero import init_process_group
+from training.validation import evaluate
 
 COLLECTIVE_TIMEOUT_S = 1800
 """Generous: a rank that is gone is noticed by the heartbeat, long before."""
@@ -39,11 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run folder")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that is whole")
+    parser.add_argument("--force", action="store_true", help="even if recipe, base model or data are others")
     args = parser.parse_args()
     rank = Rank(args.run.resolve())
     rank.heartbeat.start()
+    debug.wait(rank)
     try:
-        code = train(rank, args.resume)
+        code = train(rank, args.resume, args.force)
     except (RecipeError, DataError) as error:
         rank.note_failure(str(error))
         rank.heartbeat.fail(str(error))
@@ -51,6 +66,9 @@ def main() -> None:
     except CheckpointError as error:  # the head's, and raised on every rank: Rank.on_head
         rank.note_failure(str(error) if rank.is_head else f"leaving, because of the head: {error}")
         code = error.exit_code if rank.is_head else PEER_LOST
+    except FloatingPointError as error:  # on every rank in the same step
+        rank.note_failure(str(error))
+        code = FAILED
     except Exception as error:
         reason = "lost contact with another rank" if lost_peer(error) else f"{type(error).__name__}: {error}"
         rank.note_failure(f"{traceback.format_exc()}{reason}")
@@ -65,17 +83,14 @@ class Work:
 
     recipe: Recipe
     model_dir: Path
-    samples: list[Sample]
-    left_out: int
-    pad_id: int
+    train: Prepared
+    held_out: Prepared | None
     base_model: str
     """Hash of the base model's files."""
-    data: str
-    """sha256 of the data file."""
 
     @property
     def total_steps(self) -> int:
-        return self.recipe.total_steps(len(self.samples))
+        return self.recipe.total_steps(self.train.rows)
 
 
 @dataclass
@@ -84,144 +99,218 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
+    best_loss: float = float("inf")
+    """Lowest validation loss of a checkpoint so far."""
 
 
-def train(rank: Rank, resume: bool) -> int:
+@dataclass(frozen=True)
+class Run:
+    """Everything a step needs."""
+
+    work: Work
+    rank: Rank
+    strategy: Strategy
+    order: Order
+    saver: Saver
+    meter: Meter
+    recorder: Recorder | None
+    """On rank 0."""
+    clock: CommunicationClock
+
+
+def train(rank: Rank, resume: bool, force: bool) -> int:
     """The whole run on this rank; gives the exit code."""
-    work = prepare(rank)
+    work = open_work(rank)
     recipe = work.recipe
     rank.listen_for_sigterm()
-    init_process_group(rank.place.local_rank, COLLECTIVE_TIMEOUT_S)
-    rank.same_everywhere({"recipe": recipe.maths_hash(), "base model": work.base_model, "data file": work.data})
+    rank.progress.note(0, "load")
+    init_process_group(rank.place.local_rank, debug.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
+    same = {"recipe": recipe.maths_hash(), "base model": work.base_model, "data": work.train.content_hash}
+    rank.same_everywhere(same | {"strategy": recipe.strategy})
     rank.say(
-        f"{recipe.name}: {len(work.samples)} records ({work.left_out} without anything to learn left out), "
+        f"{recipe.name}: {work.train.report.samples} samples in {work.train.rows} rows, "
         f"{work.total_steps} steps of {recipe.global_batch}, {rank.place.world_size} ranks, {recipe.strategy}"
     )
-    start = rank.on_head(lambda: starting_point(rank, work, resume))
+    start = rank.on_head(lambda: starting_point(rank, resume, force, same_run(work)))
     strategy = strategies.build(recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, strategy, rank)
+    with ExitStack() as at_the_end:
+        run = ready(work, rank, strategy, progress.step if start else None, at_the_end)
+        return steps(run, progress)
 
-    order = Order(len(work.samples), recipe.seed, recipe.global_batch)
+
+def steps(run: Run, progress: Progress) -> int:
+    """Step after step, with a look at the held-out rows and a checkpoint now and then."""
+    work, recipe, rank = run.work, run.work.recipe, run.rank
+    profile = Profile(rank, progress.step)
     stopping = False
     while progress.step < work.total_steps and not stopping:
-        stopping = optimizer_step(progress, order, work, strategy, rank)
-        last = stopping or progress.step == work.total_steps
-        if last or progress.step % recipe.save_every == 0:
-            save(progress, work, strategy, rank)
+        rank.progress.note(progress.step, STEP)
+        stopping = optimizer_step(run, progress)
+        profile.step()
+        last = progress.step == work.total_steps
+        # Who asks a run to stop may take the machine away in a minute: first the checkpoint.
+        due = last or (not stopping and progress.step % recipe.validation.every == 0)
+        loss, asked = validate(run, progress.step) if due else (None, False)
+        stopping = stopping or asked
+        best = recipe.keep_best and loss is not None and loss < progress.best_loss
+        if best and loss is not None:
+            progress.best_loss = loss
+        if last or stopping or best or progress.step % recipe.save_every == 0:
+            save(run, progress, loss)
+    rank.progress.note(progress.step, "save")
+    profile.close()
+    rank.on_head(run.saver.finish)
     finished = progress.step == work.total_steps
     rank.say(f"{'finished' if finished else 'stopped'} after step {progress.step}")
     return FINISHED if finished else STOPPED
 
 
-def prepare(rank: Rank) -> Work:
-    """Read, check and tokenise: what may take minutes stays outside any collective's time-out."""
+def open_work(rank: Rank) -> Work:
+    """What was prepared before the launch, opened; its sums are checked, which reads all of it."""
     recipe = read_recipe(rank.run / "recipe.toml")
-    models = Path(rank.launch.get("models") or rank.run.parent.parent / "models")
-    model_dir = models / recipe.model_dir
+    model_dir = models_folder(rank.run) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    data = rank.run / "data" / "train.jsonl"
-    summary = check_file(data)
-    samples, left_out = tokenize(data, tokenizer, recipe.max_length)
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    base_model = checkpoint.base_model_hash(model_dir)
-    return Work(recipe, model_dir, samples, left_out, pad_id, base_model, summary.sha256)
+    prepared = rank.run / "data" / "prepared"
+    train = open_prepared(prepared / TRAIN)
+    refuse_other_data(recipe, train)
+    held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
+    for part in filter(None, (train, held_out)):
+        if reason := too_long(model_shape(model_dir), recipe, part.report.longest):
+            raise RecipeError(f"{reason}; {CURE}")
+    return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir))
 
 
-def optimizer_step(progress: Progress, order: Order, work: Work, strategy: Strategy, rank: Rank) -> bool:
-    """One step over the global batch; gives whether the ranks agreed to stop after it."""
+def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
+    """RecipeError where the data were prepared by another recipe: `training.prepare` was not run since it changed."""
+    made, wanted = train.report.settings, recipe.data_settings()
+    if changed := [f"{key} {made.get(key)!r}, not {wanted[key]!r}" for key in wanted if made.get(key) != wanted[key]]:
+        raise RecipeError(f"the data were prepared with {', '.join(changed)}; run `python -m training.prepare` again")
+
+
+def same_run(work: Work) -> SameRun:
+    """What a checkpoint must agree with."""
+    return SameRun(work.recipe.maths(), work.base_model, work.train.content_hash)
+
+
+def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, at_the_end: ExitStack) -> Run:
+    """What watches and writes down, on the rank that does; room for the checkpoints is checked before any step."""
     recipe, place = work.recipe, rank.place
-    began = time.monotonic()
-    device = get_accelerator().current_device_name()
-    batch = order.step(progress.step)
-    # Every rank knows every record's length, so the whole batch's token count needs no exchange.
-    learned = sum(work.samples[number].learned for number in batch)
-    loss_sum = torch.zeros((), device=device)
-    for numbers in micro_batches(batch, place.rank, place.world_size, recipe.micro_batch):
-        inputs = collate([work.samples[number] for number in numbers], work.pad_id)
-        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-        part = token_loss_sum(strategy.forward(inputs["input_ids"], inputs["attention_mask"]), inputs["labels"])
-        strategy.backward(scaled_for_mean(part, learned, place.world_size))
-        loss_sum += part.detach()
-    lr = recipe.optimizer.lr_at(progress.step, work.total_steps)
-    grad_norm = strategy.step(lr)
-
-    shared = torch.tensor([loss_sum.item(), float(rank.stop_asked())], dtype=torch.float64, device=device)
-    dist.all_reduce(shared)
-    loss, stop_votes = shared[0].item() / learned, shared[1].item()
-    progress.step += 1
-    if not (torch.isfinite(shared[0]) and grad_norm < float("inf")):
-        raise FloatingPointError(
-            f"step {progress.step}: loss {loss}, gradient norm {grad_norm}; try a lower optimizer.lr"
-        )
-    tokens = sum(len(work.samples[number].ids) for number in batch)
-    progress.tokens += tokens
+    saver = Saver(
+        rank.run / "checkpoints",
+        dtype=getattr(torch, recipe.dtype),
+        write_config=strategy.write_config,
+        keep=recipe.keep_checkpoints,
+        keep_best=recipe.keep_best,
+        full=recipe.tuning == "full",
+        on_saved=lambda path: rank.say(f"saved checkpoints/{path.name}"),
+    )
+    nbytes = checkpoint.size_of(strategy.facts.trainable, saver.dtype)
+    rank.on_head(lambda: saver.check_room(nbytes))
+    recorder = None
     if rank.is_head:
-        step_s = time.monotonic() - began
-        line = metrics.StepMetrics(
+        recorder = Recorder(rank.run, recipe, resume_step, rank.say)
+        at_the_end.callback(recorder.close)
+    watch = at_the_end.enter_context(DeviceWatch(place.local_rank))
+    clock = CommunicationClock(get_accelerator().device_name(), place.world_size)
+    order = Order(work.train.rows, recipe.seed, recipe.global_batch)
+    meter = Meter(strategy.facts, recipe, work.train, watch, clock)
+    return Run(work, rank, strategy, order, saver, meter, recorder, clock)
+
+
+def optimizer_step(run: Run, progress: Progress) -> bool:
+    """One step over the global batch; gives whether the ranks agreed to stop after it."""
+    work, recipe, place = run.work, run.work.recipe, run.rank.place
+    began = time.monotonic()
+    numbers = run.order.step(progress.step)
+    # Every rank knows every row's count, so the whole batch's needs no exchange.
+    learned, tokens = int(work.train.learned[numbers].sum()), int(work.train.tokens[numbers].sum())
+    with run.clock:
+        batches = [
+            collate([work.train.row(number) for number in mine], work.train.report.pad_id, recipe.batching)
+            for mine in micro_batches(numbers, place.rank, place.world_size, recipe.micro_batch)
+        ]
+        sums = run.strategy.learn(batches, 1 / learned)
+        lr = recipe.optimizer.lr_at(progress.step, work.total_steps)
+        stepped = run.strategy.step(lr)
+        positions = sum(batch.input_ids.numel() for batch in batches)
+        own = [positions, run.rank.stop_asked(), run.saver.failure() is not None]
+        measured = torch.stack((sums.loss, sums.correct)).double()
+        shared = torch.cat((measured, torch.tensor(own, dtype=torch.float64, device=measured.device)))
+        dist.all_reduce(shared)
+    loss_sum, correct, positions, stop_votes, failures = shared.tolist()
+    loss = loss_sum / learned
+    progress.step += 1
+    progress.tokens += tokens
+    if failures:
+        run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
+    if not (math.isfinite(loss) and (stepped.skipped or math.isfinite(stepped.grad_norm))):
+        raise FloatingPointError(
+            f"the run diverged in step {progress.step}: loss {loss:g}, gradient norm {stepped.grad_norm:g}; "
+            f"try a lower optimizer.lr than {recipe.optimizer.lr:g}"
+        )
+    if run.recorder:
+        totals = StepTotals(
             step=progress.step,
             total_steps=work.total_steps,
             loss=loss,
+            correct=correct,
+            learned=learned,
+            tokens=tokens,
+            tokens_so_far=progress.tokens,
+            positions=positions,
             lr=lr,
-            grad_norm=grad_norm,
-            tokens=progress.tokens,
-            tokens_per_s=round(tokens / step_s, 1),
-            samples=progress.step * recipe.global_batch,
-            epoch=round(progress.step * recipe.global_batch / len(work.samples), 4),
-            memory_gib=round(memory_gib(), 3),
-            step_s=round(step_s, 4),
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            grad_norm=stepped.grad_norm,
+            skipped=stepped.skipped,
+            step_s=time.monotonic() - began,
         )
-        metrics.append(rank.run / "metrics.jsonl", line)
-        rank.say(line.line())
+        line = run.meter.metrics(totals, place.world_size)
+        run.recorder.step(line)
+        run.rank.say(line.line())
     return stop_votes > 0
 
 
-def memory_gib() -> float:
-    """Most this process has held: on the GPU, or resident where there is none."""
-    if get_accelerator().device_name() == "cuda":
-        return get_accelerator().max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+def validate(run: Run, step: int) -> tuple[float | None, bool]:
+    """The loss on the held-out rows, None where none are held out, and whether a wish to stop cut the look short; the
+    same on every rank."""
+    if run.work.held_out is None:
+        return None, False
+    seen = evaluate(run.strategy, run.work.held_out, run.work.recipe, run.rank, step)
+    if seen is None:
+        return None, True
+    if not math.isfinite(seen.validation_loss):
+        raise FloatingPointError(
+            f"the run diverged: validation loss {seen.validation_loss:g} after step {step}; "
+            f"try a lower optimizer.lr than {run.work.recipe.optimizer.lr:g}"
+        )
+    if run.recorder:
+        run.recorder.evaluation(seen)
+        run.rank.say(seen.line())
+    return seen.validation_loss, False
 
 
-def starting_point(rank: Rank, work: Work, resume: bool) -> tuple[Path, TrainerState] | None:
-    """On rank 0: the checkpoint to go on from, checked to belong to this run; None to begin anew."""
-    folder = rank.run / "checkpoints"
-    if not resume:
-        if checkpoint.steps(folder):
-            raise CheckpointError(f"{folder} holds checkpoints of an earlier start; resume it, or start a new run")
-        metrics.keep_until(rank.run / "metrics.jsonl", 0)
-        return None
-    path, damaged = checkpoint.newest_valid(folder)
-    for bad in damaged:
-        rank.say(f"{bad.name} is not used: {'; '.join(checkpoint.faults(bad))}")
-    if path is None:
-        raise CheckpointError(f"no whole checkpoint in {folder}")
-    state = checkpoint.read_state(path)
-    checkpoint.refuse_other(path, state, work.recipe.maths(), work.base_model, work.data)
-    checkpoint.set_aside_after(folder, state.step)
-    metrics.keep_until(rank.run / "metrics.jsonl", state.step)
-    return path, state
-
-
-def restore(start: tuple[Path, TrainerState] | None, strategy: Strategy, rank: Rank) -> Progress:
+def restore(start: Start | None, strategy: Strategy, rank: Rank) -> Progress:
     """Put the run back where the checkpoint left it; only the head needs to have the files."""
     if start is None:
         return Progress()
-    path, state = start
-    strategy.restore(checkpoint.read_tensors(path) if rank.is_head else None, state.step)
+    path, state = start.path, start.state
+    tensors = checkpoint.read_tensors(path) if rank.is_head else None
+    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, strategy.shapes))
+    strategy.restore(tensors, behind_of(state))
     if state.world_size == rank.place.world_size:
         rng.restore(state.rng[rank.place.rank])
     rank.say(f"resumed from {path.name}, saved by {state.world_size} ranks")
-    return Progress(state.step, state.tokens)
+    return Progress(state.step, state.tokens, start.best_loss)
 
 
-def save(progress: Progress, work: Work, strategy: Strategy, rank: Rank) -> None:
-    """Write a checkpoint of this step on the head."""
-    recipe, place = work.recipe, rank.place
-    tensors = strategy.gather()
+def save(run: Run, progress: Progress, validation_loss: float | None) -> None:
+    """Hand a checkpoint of this step to the head's background thread."""
+    recipe, place = run.work.recipe, run.rank.place
+    run.rank.progress.note(progress.step, "save")
+    run.rank.on_head(run.saver.finish)  # first, so that two trainable states never lie in the head's RAM
+    tensors, behind = run.strategy.gather(), run.strategy.behind()
     states: list[dict] = [{} for _ in range(place.world_size)]
     dist.all_gather_object(states, rng.capture())
     state = TrainerState(
@@ -231,21 +320,15 @@ def save(progress: Progress, work: Work, strategy: Strategy, rank: Rank) -> None
         world_size=place.world_size,
         recipe=recipe.maths(),
         recipe_hash=recipe.maths_hash(),
-        base_model=work.base_model,
-        data=work.data,
+        base_model=run.work.base_model,
+        data=run.work.train.content_hash,
         rng=states,
+        validation_loss=validation_loss,
+        updates=behind.updates,
+        loss_scale=behind.loss_scale,
+        calm=behind.calm,
     )
-    folder = rank.run / "checkpoints"
-    dtype = getattr(torch, recipe.dtype)
-
-    def write() -> str:
-        assert tensors is not None
-        config = strategy.adapter_config.save_pretrained
-        return checkpoint.save(
-            folder, tensors, state, dtype=dtype, write_adapter_config=config, keep=recipe.keep_checkpoints
-        ).name
-
-    rank.say(f"saved checkpoints/{rank.on_head(write)}")
+    run.rank.on_head(lambda: run.saver.save(tensors, state))
 
 
 if __name__ == "__main__":

@@ -44,11 +44,12 @@ class Place:
 def late_ranks(
     last_beat: Mapping[int, float], world_size: int, started: float, now: float, limit_s: float = LIMIT_S
 ) -> list[int]:
-    """Ranks whose last beat is older than `limit_s`, or which have not appeared START_S after `started`."""
+    """Ranks whose last beat is older than `limit_s`, or which have not appeared START_S (or that, if longer)
+    after `started`."""
     return [
         rank
         for rank in range(world_size)
-        if (now - last_beat[rank] > limit_s if rank in last_beat else now - started > START_S)
+        if (now - last_beat[rank] > limit_s if rank in last_beat else now - started > max(START_S, limit_s))
     ]
 
 
@@ -148,7 +149,7 @@ class Heartbeat:
     def _watch(self) -> None:
         while not self._finished.wait(1.0):
             silence = time.monotonic() - self._answered
-            if silence > (self._limit_s if self._connected else START_S):
+            if silence > (self._limit_s if self._connected else max(START_S, self._limit_s)):
                 self._end(f"{self.place}: the head has not answered for {silence:.0f} s; leaving")
 
     def _end(self, sentence: str) -> None:

@@ -16,7 +16,9 @@ from typing import Any, NoReturn, TypeVar
 import torch.distributed as dist
 
 from training.checkpoint import CheckpointError
-from training.heartbeat import Heartbeat, Place
+from training.diagnosis import debug
+from training.diagnosis.progress import ProgressFile
+from training.heartbeat import LIMIT_S, Heartbeat, Place
 from training.launch import MASTER_PORTS
 
 T = TypeVar("T")
@@ -48,7 +50,9 @@ class Rank:
         launch = run / "launch.json"
         self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
         self.place = place_of(os.environ)
-        self.heartbeat = Heartbeat(self.place, self.note_failure)
+        limit_s = debug.PATIENCE_S if debug.debugged(self.launch) else LIMIT_S
+        self.heartbeat = Heartbeat(self.place, self.note_failure, limit_s)
+        self.progress = ProgressFile(run, self.place.rank)
         self._sigterm = False
 
     @property

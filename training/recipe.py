@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 RECIPES = Path(__file__).parent / "recipes"
 
+ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
+
 NOT_PART_OF_THE_MATHS = frozenset(
     {
         "about",
@@ -82,7 +84,13 @@ class Optimizer(Table):
     """Largest norm of the whole gradient; 0 leaves it unclipped."""
 
     def lr_at(self, step: int, total_steps: int) -> float:
-        """Learning rate of the optimizer step `step` (from 0): up to `lr`, then towards 0 at the end."""
+        """Learning rate of the optimizer step `step` (from 0): up to `lr`, then towards 0 at the end.
+
+        A function of the step alone: a resumed run cannot disagree with an undisturbed one, and a step that fp16
+        skips moves nothing.
+        """
+        if self.schedule == "onecycle":
+            return self._onecycle(step, total_steps)
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -91,6 +99,17 @@ class Optimizer(Table):
         if self.schedule == "linear":
             return self.lr * (1 - done)
         return self.lr * (1 + math.cos(math.pi * done)) / 2
+
+    def _onecycle(self, step: int, total_steps: int) -> float:
+        """torch's OneCycleLR with its own defaults and `pct_start = warmup_steps / total_steps`: a cosine up from a
+        twenty-fifth, a cosine down to a ten-thousandth of that. Its cycling of the momentum is left out."""
+        lowest = self.lr / ONECYCLE_DIV
+        top = min(self.warmup_steps, total_steps) - 1
+        if step <= top:
+            start, end, done = lowest, self.lr, step / top if top else 1.0
+        else:
+            start, end, done = self.lr, lowest / ONECYCLE_FINAL_DIV, (step - top) / (total_steps - 1 - top)
+        return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
 
 
 class Offload(Table):
@@ -155,10 +174,10 @@ class Recipe(Table):
     """Keep the checkpoint of the lowest validation loss beside the newest ones."""
     gradient_checkpointing: bool = True
     loss_chunk: Annotated[int, Field(ge=16)] = 1024
-    """Tokens whose logits exist at once, where the loss is computed."""
+    """Tokens whose logits exist at once, where the loss is computed; Liger's kernels, on GPUs, choose by themselves."""
     strategy: Literal["zero0", "zero1", "zero2", "zero3"] = "zero3"
     tuning: Literal["lora", "full"] = "lora"
-    """full trains every weight: 16 bytes a parameter instead of 2."""
+    """full trains every weight: 18 bytes a parameter instead of 2."""
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     offload: Offload = Offload()
@@ -187,6 +206,12 @@ class Recipe(Table):
         flat = _flatten(self.model_dump(mode="json"))
         return {key: value for key, value in flat.items() if key not in NOT_PART_OF_THE_MATHS}
 
+    def data_settings(self) -> dict[str, Any]:
+        """The keys that decide what the prepared data are, beside the records themselves."""
+        names = ("max_length", "train_on", "batching", "pad_token")
+        split = {"fraction": self.validation.fraction, "seed": self.seed} if self.validation.fraction else None
+        return {name: getattr(self, name) for name in names} | {"validation": split}
+
     def maths_hash(self) -> str:
         return hashlib.sha256(json.dumps(self.maths(), sort_keys=True).encode()).hexdigest()
 
@@ -212,9 +237,9 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
     return _checked(_overridden(_parsed(RECIPES / f"{name}.toml"), overrides or {}), f"recipe {name}")
 
 
-def read_recipe(path: Path) -> Recipe:
-    """A resolved recipe as `to_toml` wrote it into a run folder."""
-    return _checked(_parsed(path), str(path))
+def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """A resolved recipe as `to_toml` wrote it into a run folder, with `overrides`."""
+    return _checked(_overridden(_parsed(path), overrides or {}), str(path))
 
 
 def _parsed(path: Path) -> dict[str, Any]:

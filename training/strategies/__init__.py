@@ -2,43 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from training.metrics.flops import ModelFacts
+
 if TYPE_CHECKING:
     import torch
-    from peft import PeftConfig
 
+    from training.data.collate import Batch
     from training.recipe import Recipe
 
 TrainableState = dict[str, "torch.Tensor"]
 """Full fp32 tensors on the CPU by `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`; NAME as in PEFT's own
-files. No world size and no strategy shows in it."""
+files, or in transformers' for a model trained whole. No world size and no strategy shows in it."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over the learned tokens of this rank, on its device."""
+
+    loss: torch.Tensor
+    """fp32."""
+    correct: torch.Tensor
+    """Tokens the model would have said itself."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What an optimizer step did, the same on every rank."""
+
+    grad_norm: float
+    """Before clipping; where it is not finite no update was made."""
+    skipped: bool
+    """fp16's gradient overflowed, and its loss scale has been lowered. Never where that could not help."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What an optimizer has behind it, apart from its tensors; the same on every rank."""
+
+    updates: int
+    """Adam's own count: fewer than the steps where fp16 skipped some."""
+    loss_scale: float | None = None
+    """fp16's factor; None in other precisions."""
+    calm: int = 0
+    """Steps since the last that overflowed."""
 
 
 class Strategy(Protocol):
-    """A model with LoRA adapters, spread over the ranks. All ranks call every method together."""
+    """A model spread over the ranks. All ranks call every method together."""
 
-    adapter_config: PeftConfig
+    facts: ModelFacts
+    shapes: Mapping[str, torch.Size]
+    """Of what is trained, by NAME as in TrainableState."""
+    write_config: Callable[[Path], None]
+    """Writes into a folder the configuration that belongs to the weights: the adapter's, or the model's."""
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Logits, (batch, length, vocabulary)."""
+    def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
+        """Forward and backward of one optimizer step's micro-batches on this rank: adds the gradient of `scale`
+        times the loss, summed over micro-batches and ranks."""
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add this micro-batch's gradient. Over ranks gradients are averaged, over micro-batches summed."""
+    def evaluate(self, batch: Batch) -> Sums:
+        """The same without gradient and without dropout."""
 
-    def step(self, lr: float) -> float:
-        """Clip, update with this learning rate, forget the gradient; gives the norm before clipping."""
+    def step(self, lr: float) -> Stepped:
+        """Clip, update with this learning rate, forget the gradient."""
 
     def gather(self) -> TrainableState | None:
-        """The whole trainable state on rank 0, None elsewhere. At least one step must have been taken."""
+        """The whole trainable state on rank 0, None elsewhere."""
 
-    def restore(self, state: TrainableState | None, steps_taken: int) -> None:
-        """Put back what `gather` gave, on any number of ranks; only rank 0 passes it."""
+    def behind(self) -> Behind:
+        """What belongs to the state that `gather` gives."""
+
+    def restore(self, state: TrainableState | None, behind: Behind) -> None:
+        """Put back what `gather` and `behind` gave, on any number of ranks; only rank 0 passes a state."""
 
 
 def build(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:
     """The recipe's strategy with its model loaded; the process group must exist already."""
-    from training.strategies.zero3 import Zero3  # the only one so far; Recipe.strategy admits no other
+    from training.strategies import machine
+    from training.strategies.replicated import Replicated
+    from training.strategies.zero import Zero12
+    from training.strategies.zero3 import Zero3
 
-    return Zero3(recipe, model_dir, world_size)
+    machine.check_dtype(recipe)
+    machine.check_tokens(recipe)
+    machine.check_host_ram(recipe, model_dir, world_size)
+    kinds: dict[str, type] = {"zero0": Replicated, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
+    strategy: Strategy = kinds[recipe.strategy](recipe, model_dir, world_size)
+    return strategy

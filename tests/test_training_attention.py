@@ -1,0 +1,178 @@
+"""Samples that share a row see each other as little as if each had been alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("transformers", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from training.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
+from training.isolation import ISOLATED, mixing, sliding_window, too_long  # noqa: E402
+from training.model import trainable  # noqa: E402
+from training.recipe import RecipeError, load_recipe  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+LENGTHS = (5, 17, 1, 9)
+PADDED = {"batching": "padded"}
+
+
+def _model(kind, **changes):
+    import transformers
+
+    shape = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**shape, **heads, **changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation=SEGMENTS)
+    model.config.use_cache = False
+    return model
+
+
+def _row():
+    torch.manual_seed(1)
+    ids = torch.randint(128, (1, sum(LENGTHS)))
+    return ids, torch.cat([torch.arange(length) for length in LENGTHS])[None]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Llama"])
+def test_packed_and_separate_samples_have_the_same_logits_and_gradients(kind, checkpointing):
+    model = _model(kind).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    ids, positions = _row()
+    pull = torch.randn(1, sum(LENGTHS), 128)
+    packed = model(input_ids=ids, position_ids=positions, segments=Segments.of(positions)).logits
+    (packed * pull).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.set_attn_implementation("sdpa")
+    alone = torch.cat([model(input_ids=part).logits for part in ids.split(LENGTHS, dim=1)], dim=1)
+    (alone * pull).sum().backward()
+    assert (packed - alone).abs().max() < 1e-5
+    for name, p in model.named_parameters():
+        assert (gradients[name] - p.grad).norm() < 1e-5 * p.grad.norm(), name
+
+
+def _tiny(model_type, **changes):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(model_type, **shape, **heads, **changes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=SEGMENTS).eval()
+    for p in model.parameters():  # not as made: ones and zeros would hide a layer that mixes
+        p.data += 0.2 * torch.randn_like(p)
+    return model
+
+
+def _leak(model):
+    """How far the logits of a packed row are from those of its samples alone."""
+    ids, positions = _row()
+    with torch.no_grad():
+        packed = model(input_ids=ids, position_ids=positions, segments=Segments.of(positions), use_cache=False).logits
+        model.set_attn_implementation("sdpa")
+        alone = torch.cat([model(input_ids=part, use_cache=False).logits for part in ids.split(LENGTHS, dim=1)], dim=1)
+    return (packed - alone).abs().max() / alone.abs().max()
+
+
+@pytest.mark.parametrize("model_type", sorted(ISOLATED))
+def test_every_model_that_may_be_packed_gives_the_logits_of_separate_samples(model_type):
+    assert _leak(_tiny(model_type)) < 1e-5
+
+
+def test_a_model_with_convolutions_would_leak_and_is_refused_when_loaded():
+    model = _tiny("lfm2", layer_types=["conv", "full_attention"])
+    assert _leak(model) > 1e-3
+    for batching in ("packed", "padding-free"):
+        with pytest.raises(RecipeError, match="not 'lfm2'; take batching = padded"):
+            trainable(model, load_recipe("tiny", {"batching": batching}), Path("LFM2"))
+    assert mixing("lfm2", load_recipe("tiny", {"batching": "padded"})) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"model_type": "llama"}, None),
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "num_hidden_layers": 48}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "num_hidden_layers": 48}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "num_hidden_layers": 48}, 4096),
+        ({"model_type": "qwen3", "sliding_window": 512, "layer_types": ["full_attention"] * 4}, None),
+        ({"model_type": "qwen3", "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}, 512),
+    ],
+)
+def test_a_window_is_known_from_config_json(config, window):
+    assert sliding_window(config) == window
+    recipe = load_recipe("tiny")
+    assert bool(too_long(config, recipe, 10_000)) == (window is not None)
+    assert not too_long(config, recipe, 512) and not too_long(config, load_recipe("tiny", PADDED), 10_000)
+
+
+def test_what_would_change_attention_is_refused_and_what_would_not_is_let_through():
+    _, positions = _row()
+    segments = Segments.of(positions)
+    q = torch.randn(1, 4, sum(LENGTHS), 8)
+    for name, value in (("softcap", 30.0), ("s_aux", torch.zeros(4))):
+        with pytest.raises(ValueError, match=f"without {name}"):
+            segment_attention(None, q, q, q, None, segments=segments, **{name: value})
+    with pytest.raises(ValueError, match="without a view ahead"):
+        segment_attention(None, q, q, q, None, segments=segments, is_causal=False)
+    segment_attention(None, q, q, q, None, segments=segments, softcap=None, position_ids=positions, is_causal=True)
+
+
+def test_what_one_sample_says_never_reaches_the_next():
+    model = _model("Qwen2")
+    ids, positions = _row()
+    segments = Segments.of(positions)
+    before = model(input_ids=ids, position_ids=positions, segments=segments).logits
+    ids[0, : LENGTHS[0]] = (ids[0, : LENGTHS[0]] + 1) % 128
+    after = model(input_ids=ids, position_ids=positions, segments=segments).logits
+    assert torch.equal(before[:, LENGTHS[0] :], after[:, LENGTHS[0] :])
+    assert not torch.allclose(before[:, : LENGTHS[0]], after[:, : LENGTHS[0]])
+
+
+def test_the_cost_is_the_sum_of_squares_and_no_mask_is_made():
+    """4,096 tokens in samples of 16: a mask or a score matrix of the whole row would have 16.8 million elements."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            sizes = [t.numel() for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, torch.Tensor)]
+            self.seen = max(self.seen, *sizes, 0)
+            return out
+
+    model = _model("Qwen2").model
+    positions = torch.arange(16).repeat(256)[None]
+    with Largest() as largest, torch.no_grad():
+        model(input_ids=positions, position_ids=positions, segments=Segments.of(positions), use_cache=False)
+    assert largest.seen <= 4096 * 96 * 2
+
+
+def test_segments_are_counted_from_positions_that_start_again():
+    _, positions = _row()
+    segments = Segments.of(positions)
+    assert segments.lengths == LENGTHS
+    assert segments.bounds.tolist() == [0, 5, 22, 23, 32] and segments.bounds.dtype == torch.int32
+
+
+def test_a_mask_beside_segments_and_a_sample_beyond_the_window_are_refused():
+    _, positions = _row()
+    segments = Segments.of(positions)
+    q = torch.randn(1, 4, sum(LENGTHS), 8)
+    with pytest.raises(ValueError, match="a mask beside them"):
+        segment_attention(None, q, q, q, torch.ones(1, 1), segments=segments)
+    with pytest.raises(ValueError, match="17 tokens exceeds the model's window of 8"):
+        segment_attention(None, q, q, q, None, segments=segments, sliding_window=8)
+    with pytest.raises(ValueError, match="share one row, found 2"):
+        Segments.of(positions.repeat(2, 1))

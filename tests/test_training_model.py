@@ -1,0 +1,194 @@
+"""The model as it is made ready to train: what is trainable, what is refused, what is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from training import model, tiny  # noqa: E402
+from training.data.collate import collate  # noqa: E402
+from training.data.sample import Sample  # noqa: E402
+from training.metrics import ModelFacts  # noqa: E402
+from training.plan.memory import DROPOUT  # noqa: E402
+from training.recipe import Lora, RecipeError, load_recipe, recipe_names  # noqa: E402
+from training.strategies import machine  # noqa: E402
+from training.strategies.zero import ds_config  # noqa: E402
+from training.strategies.zero3 import persistence_threshold  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny.write_model(path, steps=1)
+    return path
+
+
+def _loaded(folder, **overrides):
+    return model.load(load_recipe("tiny", {key.replace("__", "."): v for key, v in overrides.items()}), folder)
+
+
+def _batch(batching="packed"):
+    samples = [Sample(list(range(5, 5 + n)), list(range(5, 5 + n))) for n in (4, 9)]
+    return collate([samples], 0, batching)
+
+
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_gradients_reach_the_adapter_through_checkpointed_layers_behind_a_frozen_embedding(folder, batching):
+    loaded = _loaded(folder, batching=batching, dtype="float32")
+    recipe = load_recipe("tiny", {"batching": batching})
+    layers = model.causal_model(loaded).get_decoder().layers
+    assert all(layer.gradient_checkpointing for layer in layers)
+    assert layers[0]._gradient_checkpointing_func.keywords == {"use_reentrant": False}
+    assert not model.causal_model(loaded).get_input_embeddings().weight.requires_grad
+    sums = model.LossModel(loaded, recipe)(**model.inputs(_batch(batching), "cpu"))
+    sums[0].backward()
+    got = {name: p.grad for name, p in model.trainable_parameters(loaded).items()}
+    assert got and all(grad is not None and grad.isfinite().all() for grad in got.values())
+    assert all(grad.any() for name, grad in got.items() if "lora_B" in name), "A's gradient is zero while B is"
+
+
+def test_adapters_have_the_recipes_precision_and_the_same_first_values_whatever_came_before(folder):
+    one = model.trainable_parameters(_loaded(folder))
+    torch.rand(1000)
+    two = model.trainable_parameters(_loaded(folder))
+    assert {p.dtype for p in one.values()} == {torch.bfloat16}
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[n], p) for n, p in model.trainable_parameters(_loaded(folder, seed="1")).items())
+
+
+def test_the_key_value_cache_is_off_in_training_and_on_in_what_is_saved(folder, tmp_path):
+    loaded = _loaded(folder, tuning="full")
+    assert loaded.config.use_cache is False
+    model.config_writer(loaded)(tmp_path)
+    from transformers import AutoConfig
+
+    assert AutoConfig.from_pretrained(tmp_path).use_cache is True
+
+
+def test_packed_rows_are_isolated_by_their_positions_and_never_by_a_mask(folder):
+    packed = model.inputs(_batch(), "cpu")
+    assert packed["attention_mask"] is None and packed["segments"].lengths == (4, 9)
+    padded = model.inputs(_batch("padded"), "cpu")
+    assert padded["segments"] is None and padded["attention_mask"].sum() == 13
+    ours = model.LossModel(_loaded(folder, dtype="float32"), load_recipe("tiny"))(**packed)
+    theirs = model.LossModel(
+        _loaded(folder, dtype="float32", batching="padded"), load_recipe("tiny", {"batching": "padded"})
+    )(**padded)
+    assert ours[0].item() == pytest.approx(theirs[0].item(), rel=1e-6)
+
+
+def test_a_target_a_saved_module_or_a_token_the_model_lacks_is_named_with_what_it_has(folder):
+    with pytest.raises(RecipeError, match=r"lora.targets: tiny has no module w1; it has .*down_proj.*q_proj"):
+        _loaded(folder, lora__targets='["q_proj", "w1"]')
+    with pytest.raises(RecipeError, match=r"lora.modules_to_save: tiny has no module head"):
+        _loaded(folder, lora__modules_to_save='["head"]')
+    with pytest.raises(RecipeError, match=r"lora.trainable_tokens: tiny has no token <\|im_stop\|>"):
+        _loaded(folder, lora__trainable_tokens='["<|im_end|>", "<|im_stop|>"]')
+
+
+def test_a_model_whose_logits_are_more_than_a_product_is_refused(folder):
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    base.config.final_logit_softcapping = 30.0
+    with pytest.raises(RecipeError, match="final_logit_softcapping, and its loss would be wrong"):
+        model.trainable(base, load_recipe("tiny"), folder)
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_a_model_is_counted_without_loading_it(folder, tuning):
+    from transformers import AutoConfig
+
+    shape = AutoConfig.from_pretrained(folder)
+    recipe = load_recipe("tiny", {"tuning": tuning})
+    loaded = _loaded(folder, tuning=tuning)
+    facts = model.outline(recipe, folder)
+    assert facts == model.facts(loaded)
+    assert facts.trainable == sum(p.numel() for p in loaded.parameters() if p.requires_grad)
+    layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 384
+    assert facts.matmul_parameters == 4 * layer + shape.vocab_size * 128, "the tied embedding is the head"
+    assert (facts.layers, facts.attention_width, facts.full) == (4, 128, tuning == "full")
+
+
+def test_under_zero3_every_lora_matrix_stays_resident(folder):
+    for rank in (8, 64):
+        recipe = load_recipe("tiny", {"lora.rank": str(rank)})
+        loaded = model.load(recipe, folder)
+        largest = max(p.numel() for p in model.trainable_parameters(loaded).values())
+        assert largest < persistence_threshold(recipe, model.causal_model(loaded).config) < 128 * 384 * 2
+
+
+def test_gradients_cross_in_fp32_and_a_decoder_layer_is_gathered_at_once(folder):
+    config = ds_config(load_recipe("tiny"), 2)
+    assert config["communication_data_type"] == "fp32" and config["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert config["bf16"] == {"enabled": True}
+    leaves = [m for m in _loaded(folder).modules() if getattr(m, "_z3_leaf", False)]
+    assert [type(leaf).__name__ for leaf in leaves] == ["Qwen2DecoderLayer"] * 4
+
+
+def _kept_by_a_layer(folder, **settings):
+    """Bytes that one decoder layer keeps for its backward, weights aside."""
+    recipe = load_recipe("tiny", {"gradient_checkpointing": "false", "lora.rank": "8"} | settings)
+    loaded = model.load(recipe, folder)
+    weights = {p.untyped_storage().data_ptr() for p in loaded.parameters()}
+    layer, kept = model.causal_model(loaded).get_decoder().layers[1], {}
+
+    def keep(tensor):
+        place = tensor.untyped_storage()
+        if place.data_ptr() not in weights:
+            kept[place.data_ptr()] = place.nbytes(), tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    layer.register_forward_pre_hook(lambda *_: hooks.__enter__())
+    layer.register_forward_hook(lambda *_: hooks.__exit__(None, None, None))
+    batch = collate([[Sample(list(range(5, 205)), [7] * 200)]], 0, "packed")
+    model.LossModel(loaded, recipe)(**model.inputs(batch, "cpu"))
+    return sum(size for size, _ in kept.values())
+
+
+def test_dropout_is_off_unless_asked_for_since_it_keeps_two_thirds_more_activations(folder):
+    assert Lora().dropout == 0.0 and {load_recipe(n).lora.dropout for n in recipe_names() if n != "tiny"} == {0.0}
+    kept, with_dropout = (_kept_by_a_layer(folder, **{"lora.dropout": share}) for share in ("0.0", "0.05"))
+    print(f"bytes a token: {kept / 200:.0f} without dropout, {with_dropout / 200:.0f} with it")
+    assert with_dropout == pytest.approx(DROPOUT * kept, rel=0.15), "what the plan reckons with"
+
+
+def test_fp16_is_refused_without_a_card_that_needs_it():
+    if torch.cuda.is_available():
+        pytest.skip("speaks of machines without a GPU")
+    with pytest.raises(RecipeError, match="float16 needs a GPU; without one take bfloat16 or float32"):
+        machine.check_dtype(load_recipe("tiny", {"dtype": "float16"}))
+    machine.check_dtype(load_recipe("tiny"))
+
+
+def test_token_rows_of_a_partitioned_embedding_are_refused_where_peft_cannot_hand_them_around():
+    if torch.cuda.is_available():
+        pytest.skip("speaks of machines without a GPU")
+    tokens = {"lora.trainable_tokens": '["<|im_end|>"]'}
+    with pytest.raises(RecipeError, match="zero3 need a GPU; without one take strategy zero2"):
+        machine.check_tokens(load_recipe("tiny", tokens))
+    machine.check_tokens(load_recipe("tiny", tokens | {"strategy": "zero2"}))
+
+
+def test_offloading_more_than_the_nodes_ram_is_refused_with_both_figures(folder, monkeypatch):
+    recipe = load_recipe("tiny", {"offload.optimizer": "true", "offload.parameters": "true"})
+    machine.check_host_ram(recipe, folder, 2)
+    facts = ModelFacts(parameters=14_000_000_000, trainable=100_000_000, matmul_parameters=13_000_000_000)
+    assert machine.offloaded_bytes(recipe, facts, world_size=4, ranks_here=2) == (28_000_000_000 + 1_600_000_000) // 2
+    monkeypatch.setattr(machine, "available_ram", lambda: 1_000_000)
+    with pytest.raises(
+        RecipeError, match=r"offload.optimizer and offload.parameters need .* GiB .*, 0\.0 GiB are available"
+    ):
+        machine.check_host_ram(recipe, folder, 2)
+    machine.check_host_ram(load_recipe("tiny"), folder, 2)
+    full = load_recipe("tiny", {"tuning": "full"})
+    assert machine.saved_bytes(full, facts) == 12 * facts.trainable and machine.saved_bytes(recipe, facts) == 0
+    with pytest.raises(RecipeError, match="saving with tuning = full needs"):
+        machine.check_host_ram(full, folder, 2)
+    monkeypatch.setenv("RANK", "1")  # of another node than the head's
+    machine.check_host_ram(full, folder, 2)

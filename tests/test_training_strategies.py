@@ -1,0 +1,361 @@
+"""Every way of spreading a model over ranks computes the same training, and hands it over to every other.
+
+Real ranks over gloo; each group of processes is started once and runs many cases (tests/engine_probe.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from training import tiny  # noqa: E402
+from training.data import Order  # noqa: E402
+from training.recipe import load_recipe  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PROBE = Path(__file__).with_name("engine_probe.py")
+STAGES = ("zero0", "zero1", "zero2", "zero3")
+EXACT = {
+    "dtype": "float32",
+    "global_batch": "5",
+    "micro_batch": "2",
+    "lora.dropout": "0.0",
+    "optimizer.warmup_steps": "2",
+    "optimizer.grad_clip": "0.25",
+}
+"""5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others, on 4 one has nothing."""
+PARITY = {"optimizer.schedule": "constant", "optimizer.warmup_steps": "0", "optimizer.lr": "1e-3"}
+TOKENS = ("<|im_end|>", "<|im_start|>")
+KINDS = {
+    "rslora": {"lora.rslora": "true"},
+    "dora": {"lora.dora": "true"},
+    "dora under zero3": {"lora.dora": "true", "strategy": "zero3"},
+    "norm": {"lora.modules_to_save": '["norm"]', "strategy": "zero3"},
+    "head": {"lora.modules_to_save": '["lm_head"]', "lora.targets": '["q_proj"]'},
+    "tokens": {"lora.trainable_tokens": json.dumps(TOKENS)},
+    "full": {"tuning": "full"},
+    "full under zero3": {"tuning": "full", "strategy": "zero3", "batching": "padded"},
+}
+
+
+def _samples():
+    """Lengths far from equal, so that a mean of means would show."""
+    dice = random.Random(0)
+    made = []
+    for _ in range(20):
+        length = dice.choice([5, 9, 17, 40, 80])
+        asked = min(4, length - 2)
+        ids = [dice.randrange(3, 2000) for _ in range(length)]
+        made.append((ids, [-100] * asked + ids[asked:]))
+    return made
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("house")
+    tiny.write_model(folder / "tiny", steps=2)
+    return folder
+
+
+def _group(house, ranks, cases):
+    """What each case gave on a group of so many ranks, by its name."""
+    job = house / f"on-{ranks}.json"
+    job.write_text(json.dumps({"model": str(house / "tiny"), "recipe": EXACT, "samples": _samples(), "cases": cases}))
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 32000))}
+    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[1])} | place
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, str(PROBE), str(job)]
+    started = [
+        subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": "0"}, **pipes) for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=500)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * ranks, "\n".join(text[-3000:] for text in outputs)
+    return torch.load(job.with_suffix(".out.pt"), weights_only=False)
+
+
+def _state(house, world, stage):
+    return str(house / f"{world}-{stage}.pt")
+
+
+def _parity(strategy="zero3"):
+    return {"name": "parity", "steps": 20, "recipe": PARITY | {"strategy": strategy}}
+
+
+@pytest.fixture(scope="module")
+def on_four(house):
+    cases = [_parity()]
+    for stage in STAGES:
+        keep = {"keep": _state(house, 4, stage), "keep_at": 2}
+        cases.append({"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True, **keep})
+    return _group(house, 4, cases)
+
+
+@pytest.fixture(scope="module")
+def on_three(house, on_four):
+    """Every stage goes on from every stage's state on four ranks; three's own states are kept after step 3."""
+    cases = [
+        {
+            "name": f"{before} -> {after}",
+            "steps": 4,
+            "first": 2,
+            "recipe": {"strategy": after},
+            "from": _state(house, 4, before),
+            "state": True,
+            **({"keep": _state(house, 3, after), "keep_at": 3} if before == "zero3" else {}),
+        }
+        for before in STAGES
+        for after in STAGES
+    ]
+    return _group(house, 3, cases)
+
+
+@pytest.fixture(scope="module")
+def on_one(house, on_three):
+    """The reference; what three ranks left off; and every kind of trainable part, saved."""
+    cases = [{**_parity("zero0"), "state": True}]
+    cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} for stage in STAGES]
+    cases += [
+        {
+            "name": f"{before} -> {after}",
+            "steps": 4,
+            "first": 3,
+            "recipe": {"strategy": after},
+            "from": _state(house, 3, before),
+            "state": True,
+        }
+        for before in STAGES
+        for after in STAGES
+    ]
+    for kind, recipe in KINDS.items():
+        saved = str(house / kind.replace(" ", "-"))
+        cases.append(
+            {"name": kind, "steps": 2, "recipe": {"strategy": "zero0"} | recipe, "saved": saved, "state": True}
+        )
+    return _group(house, 1, cases)
+
+
+@pytest.fixture(scope="module")
+def on_two(house):
+    cases = [_parity()]
+    cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} for stage in STAGES]
+    cases.append({"name": "padded", "steps": 4, "recipe": {"strategy": "zero2", "batching": "padded"}, "state": True})
+    offload = {"strategy": "zero3", "offload.parameters": "true", "offload.optimizer": "true"}
+    cases.append({"name": "offloaded", "steps": 4, "recipe": offload, "state": True})
+    two = {"strategy": "zero2", "offload.optimizer": "true"}
+    cases.append({"name": "offloaded optimizer", "steps": 4, "recipe": two, "state": True})
+    for stage in STAGES:
+        full = {"strategy": stage, "tuning": "full"}
+        cases.append({"name": f"full {stage}", "steps": 2, "recipe": full, "state": True})
+    return _group(house, 2, cases)
+
+
+@pytest.fixture(scope="module")
+def from_nothing(house):
+    """In each stage a state gathered before any step, and a run that begins with it."""
+    cases = []
+    for stage in STAGES:
+        state = str(house / f"fresh-{stage}.pt")
+        shared = {"steps": 2, "recipe": {"strategy": stage, "dtype": "bfloat16"}, "state": True}
+        cases.append({"name": f"fresh {stage}", **shared, "keep": state, "keep_at": 0})
+        cases.append({"name": f"begun {stage}", **shared, "from": state, "first": 0})
+    return _group(house, 1, cases)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_state_is_whole_before_the_first_update_too(house, from_nothing, stage):
+    """As when fp16 has skipped every step so far: Adam has no moments yet."""
+    kept = torch.load(house / f"fresh-{stage}.pt", weights_only=True)
+    fresh, begun = from_nothing[f"fresh {stage}"], from_nothing[f"begun {stage}"]
+    assert kept.keys() == fresh["state"].keys()
+    for key, value in kept.items():
+        assert value.shape == fresh["state"][key].shape and value.dtype == torch.float32, key
+        assert key.startswith("master/") or not value.any(), key
+    assert begun["losses"] == fresh["losses"] and begun["norms"] == fresh["norms"]
+    assert all(torch.equal(begun["state"][key], value) for key, value in fresh["state"].items())
+
+
+def _apart(ours, theirs, key="master/"):
+    """Largest relative distance of a tensor from its counterpart."""
+    assert ours.keys() == theirs.keys()
+    names = [name for name in theirs if name.startswith(key)]
+    return max(((ours[n] - theirs[n]).norm() / theirs[n].norm().clamp(min=1e-12)).item() for n in names)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_on_two_and_four_unequal_ranks_computes_what_one_process_does(on_one, on_two, on_four, stage):
+    alone = on_one["zero0"]
+    assert min(alone["norms"]) > 0.25, "clipping must take part"
+    for group in (on_one, on_two, on_four):
+        assert group[stage]["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
+        assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+        assert group[stage]["norms"][0] == pytest.approx(alone["norms"][0], rel=1e-6)
+        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        assert group[stage]["correct"] == alone["correct"]
+        assert group[stage]["held_out"] == pytest.approx(alone["held_out"], rel=1e-6)
+        assert _apart(group[stage]["state"], alone["state"]) < 1e-4
+        assert group[stage]["facts"] == alone["facts"]
+
+
+def test_padded_and_offloaded_runs_are_the_same_training(on_one, on_two):
+    for case in ("padded", "offloaded", "offloaded optimizer"):
+        assert on_two[case]["losses"] == pytest.approx(on_one["zero0"]["losses"], rel=1e-6), case
+        assert _apart(on_two[case]["state"], on_one["zero0"]["state"]) < 1e-3, case
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_trained_whole_is_gathered_whole_from_every_stage(house, on_two, stage):
+    """Slices that no rank keeps whole: a state read without gathering them would be empty."""
+    from safetensors.torch import load_file
+
+    base = load_file(house / "tiny" / "model.safetensors")
+    full = on_two[f"full {stage}"]
+    masters = {name.removeprefix("master/"): t for name, t in full["state"].items() if name.startswith("master/")}
+    assert {name: t.shape for name, t in masters.items()} == {name: t.shape for name, t in base.items()}
+    assert all(not torch.equal(masters[name], base[name].float()) for name in base)
+    assert full["losses"] == pytest.approx(on_two["full zero0"]["losses"], rel=1e-6)
+    assert _apart(full["state"], on_two["full zero0"]["state"]) < 1e-3
+    assert full["facts"]["trainable"] == full["facts"]["parameters"] == sum(t.numel() for t in base.values())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_gathered_is_the_trained_state_and_none_of_the_base(on_two, stage):
+    state, facts = on_two[stage]["state"], on_two[stage]["facts"]
+    assert sum(tensor.numel() for tensor in state.values()) == 3 * facts["trainable"] < facts["parameters"] / 2
+    assert {name.split("/")[0] for name in state} == {"master", "exp_avg", "exp_avg_sq"}
+    assert all(".lora_" in name for name in state)
+
+
+def test_under_zero3_no_rank_ever_holds_the_whole_base(on_two):
+    parameters = on_two["zero3"]["facts"]["parameters"]
+    assert on_two["zero3"]["elements_loaded"] < 0.52 * parameters
+    assert on_two["zero2"]["elements_loaded"] == parameters
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_optimizer_knows_what_is_trained_and_nothing_else(on_two, stage):
+    trainable = on_two[stage]["facts"]["trainable"]
+    share = trainable if stage == "zero0" else trainable / 2
+    assert share <= on_two[stage]["elements_optimized"] < share * 1.01
+
+
+def test_every_stage_and_world_size_goes_on_from_every_other(house, on_one, on_three):
+    """Prints the table of relative loss differences from the undisturbed run on one rank."""
+    undisturbed = on_one["zero0"]["losses"]
+    lines = ["| from | to | " + " | ".join(STAGES) + " |"]
+    worst = 0.0
+    for ranks, group, before_ranks in ((3, on_three, 4), (1, on_one, 3)):
+        for before in STAGES:
+            cells = []
+            for after in STAGES:
+                losses = group[f"{before} -> {after}"]["losses"]
+                assert len(losses) == (2 if ranks == 3 else 1)
+                gaps = [abs(a / b - 1) for a, b in zip(losses, undisturbed[-len(losses) :], strict=True)]
+                cells.append(max(gaps))
+                assert _apart(group[f"{before} -> {after}"]["state"], on_one["zero0"]["state"]) < 1e-4
+            lines.append(f"| {before_ranks} x {before} | {ranks} | " + " | ".join(f"{c:.0e}" for c in cells) + " |")
+            worst = max(worst, *cells)
+    print("\n".join(lines))
+    (house / "resume-table.md").write_text("\n".join(lines) + "\n")
+    assert worst < 1e-5
+
+
+def _saved(house, kind):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder = house / kind.replace(" ", "-")
+    if KINDS[kind].get("tuning") == "full":
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(house / "tiny", dtype=torch.float32)
+    return PeftModel.from_pretrained(base, folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_trained_loads_elsewhere_and_gives_the_trained_loss(house, on_one, kind):
+    """Plain PEFT, or plain transformers, on the same three held-out samples."""
+    model = _saved(house, kind).eval()
+    total = 0.0
+    for ids, labels in _samples()[:3]:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum").item()
+    assert on_one[kind]["held_out"] == pytest.approx(total, rel=1e-5)
+    assert abs(on_one[kind]["held_out"] / on_one["zero0"]["held_out"] - 1) > 1e-6, "another training than plain LoRA's"
+
+
+def test_each_kind_trains_what_it_says(on_one):
+    names = {
+        kind: {n.removeprefix("master/") for n in on_one[kind]["state"] if n.startswith("master/")} for kind in KINDS
+    }
+    assert any(name.endswith("lora_magnitude_vector") for name in names["dora"])
+    assert "base_model.model.lm_head.weight" in names["head"]
+    assert "base_model.model.model.norm.weight" in names["norm"]
+    rows = on_one["tokens"]["state"]["master/base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"]
+    assert rows.shape == (len(TOKENS), 128)
+
+
+def _by_transformers(house):
+    """The first losses of transformers.Trainer with PEFT: same data, order, seed, fp32."""
+    from peft import LoraConfig, get_peft_model
+    from torch.utils.data import SequentialSampler
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    recipe = load_recipe("tiny", EXACT | PARITY)
+    samples = _samples()
+    order = Order(len(samples), recipe.seed, recipe.global_batch)
+    rows = [samples[number] for step in range(20) for number in order.step(step)]
+    seen = []
+
+    class Watched(Trainer):
+        def _get_train_sampler(self, *args, **kwargs):
+            return SequentialSampler(rows)
+
+        def training_step(self, *args, **kwargs):
+            loss = super().training_step(*args, **kwargs)
+            seen.append(loss.item())
+            return loss
+
+    base = AutoModelForCausalLM.from_pretrained(house / "tiny", dtype=torch.float32)
+    torch.manual_seed(recipe.seed)
+    model = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    arguments = TrainingArguments(
+        output_dir=str(house / "trainer"),
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=5,
+        max_steps=20,
+        learning_rate=recipe.optimizer.lr,
+        lr_scheduler_type="constant",
+        max_grad_norm=recipe.optimizer.grad_clip,
+        weight_decay=0.0,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)} for ids, labels in rows]
+    gather = lambda parts: {key: torch.tensor([part[key] for part in parts]) for key in parts[0]}  # noqa: E731
+    Watched(model=model, args=arguments, train_dataset=data, data_collator=gather).train()
+    return [sum(seen[i : i + 5]) for i in range(0, 100, 5)]
+
+
+def test_the_first_twenty_losses_are_those_of_transformers_trainer_with_peft(house, on_one, on_two, on_four):
+    theirs = _by_transformers(house)
+    ours = on_one["parity"]["losses"]
+    assert theirs[19] != pytest.approx(theirs[0], rel=1e-2), "twenty steps change something"
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    for group in (on_two, on_four):
+        assert group["parity"]["losses"] == pytest.approx(ours, rel=1e-5)

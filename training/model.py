@@ -1,0 +1,209 @@
+"""The model a run trains: the base model with what is trainable in it, giving its loss and never its logits.
+
+The quirks worked around here were read in deepspeed 0.19.8, transformers 5.23 and peft 0.21.2.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from deepspeed.utils import set_z3_leaf_modules
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from training.attention import SEGMENTS, Segments
+from training.isolation import CURE, mixing
+from training.loss import fuse
+from training.metrics.flops import ModelFacts
+from training.recipe import Recipe, RecipeError
+
+if TYPE_CHECKING:
+    from training.data.collate import Batch
+
+HEAD_SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+"""Settings of models whose logits are more than one product with the head's weight."""
+
+
+class LossModel(nn.Module):
+    """Micro-batch in, fp32 [loss sum, correct predictions] out."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.model = model
+        causal = causal_model(model)
+        self.decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
+        self.head_loss = fuse_head(causal, recipe.loss_chunk)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        targets: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        segments: Segments | None = None,
+    ) -> torch.Tensor:
+        isolation = {"attention_mask": attention_mask} if segments is None else {"segments": segments}
+        out = self.decoder[0](input_ids=input_ids, position_ids=position_ids, use_cache=False, **isolation)
+        return self.head_loss(out.last_hidden_state, targets)
+
+
+def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
+    """A micro-batch as LossModel takes it, on `device`."""
+    names = ("input_ids", "position_ids", "targets", "attention_mask")
+    tensors = {name: getattr(batch, name) for name in names}
+    moved = {name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
+    segments = Segments.of(batch.position_ids, device) if batch.attention_mask is None else None
+    return {**moved, "segments": segments}
+
+
+def load(recipe: Recipe, model_dir: Path) -> nn.Module:
+    """The base model in the recipe's precision with its adapter around it; with `tuning = "full"` all of it
+    trainable, and no adapter.
+
+    The adapter's first values come from the recipe's seed: the same on every rank and under every strategy.
+    """
+    base = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=getattr(torch, recipe.dtype), attn_implementation=attention_of(recipe), local_files_only=True
+    )
+    return trainable(base, recipe, model_dir)
+
+
+def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Module:
+    """`base` made ready to train."""
+    unknown = [name for name in HEAD_SCALES if getattr(base.config, name, None) not in {None, 1.0}]
+    if unknown:
+        raise RecipeError(
+            f"{model_dir.name} sets {', '.join(unknown)}, and its loss would be wrong; "
+            "models like Qwen2, Qwen3 and Llama can be trained"
+        )
+    if reason := mixing(base.config.model_type, recipe):
+        raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
+    base.config.use_cache = False
+    if recipe.gradient_checkpointing:
+        # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
+    layers = {type(module) for module in base.modules() if type(module).__name__ in base._no_split_modules}
+    set_z3_leaf_modules(base, list(layers))
+    torch.manual_seed(recipe.seed)
+    if recipe.tuning == "full":
+        return base.train()
+    # fp32 adapters would cost two thirds more activation memory; the optimizer's own copy is fp32 anyway.
+    adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
+    return adapted.train()
+
+
+def attention_of(recipe: Recipe) -> str:
+    """What isolates the samples: a mask where each has a row of its own, their positions where they share rows."""
+    return "sdpa" if recipe.batching == "padded" else SEGMENTS
+
+
+def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraConfig:
+    """PEFT's configuration; RecipeError where the recipe names what the model does not have."""
+    lora = recipe.lora
+    names = {name.rsplit(".", 1)[-1] for name, _ in base.named_modules()}
+    wanted = {"lora.modules_to_save": lora.modules_to_save}
+    if not isinstance(lora.targets, str):
+        wanted["lora.targets"] = lora.targets
+    for key, asked in wanted.items():
+        if missing := [name for name in asked if name.rsplit(".", 1)[-1] not in names]:
+            linear = sorted(n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear))
+            known = ", ".join(dict.fromkeys(linear))
+            raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        modules_to_save=list(lora.modules_to_save) or None,
+        trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
+    )
+
+
+def token_rows(tokens: tuple[str, ...], model_dir: Path) -> list[int]:
+    """The embedding rows of `tokens`, each of which must be one token."""
+    if not tokens:
+        return []
+    vocabulary = AutoTokenizer.from_pretrained(model_dir, local_files_only=True).get_vocab()
+    if unknown := [token for token in tokens if token not in vocabulary]:
+        raise RecipeError(f"lora.trainable_tokens: {model_dir.name} has no token {', '.join(unknown)}")
+    return [vocabulary[token] for token in tokens]
+
+
+def config_writer(model: nn.Module) -> Callable[[Path], None]:
+    """What writes into a folder the configuration the weights need to be loaded."""
+    if isinstance(model, PeftModel):
+        return model.peft_config["default"].save_pretrained
+    causal = causal_model(model)
+
+    def write(folder: Path) -> None:
+        config = copy.deepcopy(causal.config)
+        config.use_cache = True  # off in training alone
+        config.save_pretrained(folder)
+        if causal.generation_config is not None:
+            causal.generation_config.save_pretrained(folder)
+
+    return write
+
+
+def causal_model(model: nn.Module) -> PreTrainedModel:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def fuse_head(causal: PreTrainedModel, chunk: int) -> Any:
+    return fuse(causal.get_output_embeddings(), chunk)
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What is trained, by the names that PEFT, or transformers for a whole model, writes into its files."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not isinstance(model, PeftModel):
+        return parameters
+    # PEFT alone knows which name becomes which: it is handed the names in place of the tensors.
+    everything = {name: name for name in model.state_dict()} | {name: name for name in parameters}
+    written = get_peft_model_state_dict(model, state_dict=everything, save_embedding_layers=False)
+    return {file_name: parameters[name] for file_name, name in written.items() if name in parameters}
+
+
+def facts(model: nn.Module) -> ModelFacts:
+    """Counted as if no rank held slices only."""
+    causal = causal_model(model)
+    config = causal.config
+    added = (".lora_", ".trainable_tokens_delta", ".modules_to_save.")
+    base = [(name, p) for name, p in model.named_parameters() if not any(part in name for part in added)]
+    head = causal.get_output_embeddings()
+    head_weight = getattr(getattr(head, "base_layer", head), "weight", None)
+    embedding = {id(p) for p in causal.get_input_embeddings().parameters()} - {id(head_weight)}
+    matrices = sum(size(p) for _, p in base if len(shape(p)) == 2 and id(p) not in embedding)
+    heads = config.num_attention_heads
+    return ModelFacts(
+        parameters=sum(size(p) for _, p in base),
+        trainable=sum(size(p) for p in model.parameters() if p.requires_grad),
+        matmul_parameters=matrices,
+        layers=config.num_hidden_layers,
+        attention_width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+    )
+
+
+def shape(parameter: nn.Parameter) -> torch.Size:
+    """Under ZeRO-3 a parameter's own shape is that of nothing."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def size(parameter: nn.Parameter) -> int:
+    return shape(parameter).numel()
+
+
+def outline(recipe: Recipe, model_dir: Path) -> ModelFacts:
+    """The facts of a model that is not loaded: counted on tensors without memory."""
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        return facts(trainable(AutoModelForCausalLM.from_config(config), recipe, model_dir))

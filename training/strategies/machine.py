@@ -1,0 +1,76 @@
+"""What a strategy asks of the machine, checked before the minutes of loading."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from training.metrics.flops import ModelFacts
+from training.recipe import Recipe, RecipeError
+
+OPTIMIZER_BYTES = 16
+"""A trained parameter's fp32 master, two moments and gradient."""
+SAVED_BYTES = 12
+"""The same without the gradient, as a checkpoint gathers it on the head."""
+
+
+def check_dtype(recipe: Recipe) -> None:
+    """fp16 overflows where bf16 does not, so it is for cards that have nothing else."""
+    if recipe.dtype != "float16":
+        return
+    if get_accelerator().device_name() != "cuda":
+        raise RecipeError("dtype: float16 needs a GPU; without one take bfloat16 or float32")
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        card = torch.cuda.get_device_name()
+        raise RecipeError(f"dtype: {card} has bfloat16, and float16 overflows: take bfloat16")
+
+
+def check_tokens(recipe: Recipe) -> None:
+    """PEFT 0.21.2 hands the rows of a partitioned embedding around on a GPU alone."""
+    if recipe.lora.trainable_tokens and recipe.strategy == "zero3" and get_accelerator().device_name() != "cuda":
+        raise RecipeError("lora.trainable_tokens under zero3 need a GPU; without one take strategy zero2")
+
+
+def offloaded_bytes(recipe: Recipe, facts: ModelFacts, world_size: int, ranks_here: int) -> int:
+    """RAM that the ranks of one node fill with what is kept off their GPUs."""
+    ranks_sharing = 1 if recipe.strategy == "zero0" else world_size
+    needed = 0
+    if recipe.offload.optimizer:
+        needed += OPTIMIZER_BYTES * facts.trainable // ranks_sharing
+    if recipe.offload.parameters:
+        needed += (4 if recipe.dtype == "float32" else 2) * facts.parameters // ranks_sharing
+    return needed * ranks_here
+
+
+def available_ram() -> int:
+    """Bytes this node can still give, caches included."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def saved_bytes(recipe: Recipe, facts: ModelFacts) -> int:
+    """RAM that rank 0 fills with a checkpoint of a model trained whole; an adapter's does not count."""
+    return SAVED_BYTES * facts.trainable if recipe.tuning == "full" else 0
+
+
+def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
+    """RecipeError where what is offloaded, and on the head's node what is saved, does not fit into this node's RAM."""
+    ranks_here = int(os.environ.get("LOCAL_SIZE", "1"))
+    saves = recipe.tuning == "full" and int(os.environ.get("RANK", "0")) < ranks_here
+    if not (recipe.offload.optimizer or recipe.offload.parameters or saves):
+        return
+    from training.model import outline
+
+    facts = outline(recipe, model_dir)
+    needed = offloaded_bytes(recipe, facts, world_size, ranks_here) + (saved_bytes(recipe, facts) if saves else 0)
+    available = available_ram()
+    if needed > available:
+        asked = [f"offload.{key}" for key in ("optimizer", "parameters") if getattr(recipe.offload, key)]
+        asked += ["saving with tuning = full"] if saves else []
+        raise RecipeError(
+            f"{' and '.join(asked)} need{'s' if len(asked) == 1 else ''} {needed / 2**30:.1f} GiB of RAM on this node, "
+            f"{available / 2**30:.1f} GiB are available; offload less, take more RAM, or tune less"
+        )

@@ -1,0 +1,51 @@
+"""A look at the held-out rows between steps: their loss, each token weighing the same, whichever rank reads it."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+
+from training.data.collate import collate
+from training.data.order import micro_batches
+from training.data.prepared import Prepared
+from training.metrics import EvaluationMetrics
+from training.rank import Rank
+from training.recipe import Recipe
+from training.strategies import Strategy
+
+
+def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank, step: int) -> EvaluationMetrics | None:
+    """Every held-out row once, spread over the ranks; the same answer on all of them. Each micro-batch is noted, so
+    that a long look is not taken for a hang. None where the run is asked to stop meanwhile: who asks may take the
+    machine away in a minute."""
+    place = rank.place
+    began = time.monotonic()
+    device = get_accelerator().current_device_name()
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for numbers in micro_batches(range(held_out.rows), place.rank, place.world_size, recipe.micro_batch):
+        rank.progress.note(step, "evaluate")
+        asked = torch.tensor(float(rank.stop_asked()), device=device)
+        dist.all_reduce(asked)  # every rank has as many micro-batches, so all of them agree here
+        if asked.item():
+            return None
+        rows = [held_out.row(number) for number in numbers]
+        sums = strategy.evaluate(collate(rows, held_out.report.pad_id, recipe.batching))
+        total += torch.stack((sums.loss, sums.correct))
+    dist.all_reduce(total)
+    loss_sum, correct = total.tolist()
+    learned = int(held_out.learned.sum())
+    loss = loss_sum / learned
+    return EvaluationMetrics(
+        step=step,
+        validation_loss=loss,
+        perplexity=math.exp(min(loss, 700.0)),
+        token_accuracy=correct / learned,
+        samples=held_out.report.samples,
+        seconds=round(time.monotonic() - began, 3),
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
