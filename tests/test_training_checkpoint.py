@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -42,18 +43,11 @@ def _state(step):
 
 
 def _config(folder):
-    (folder / "adapter_config.json").write_text("{}")
+    (folder / ("adapter_config.json" if folder.name == "adapter" else "config.json")).write_text('{"r": 2}\n')
 
 
-def _save(folder, step, tensors=None, keep=3, config=_config):
-    return checkpoint.save(
-        folder,
-        tensors or _tensors(),
-        _state(step),
-        dtype=torch.bfloat16,
-        write_adapter_config=config,
-        keep=keep,
-    )
+def _save(folder, step, tensors=None, config=_config):
+    return checkpoint.save(folder, tensors or _tensors(), _state(step), dtype=torch.bfloat16, write_config=config)
 
 
 def test_a_checkpoint_reads_back_and_sha256sum_agrees_with_its_sums(tmp_path):
@@ -69,11 +63,11 @@ def test_a_checkpoint_reads_back_and_sha256sum_agrees_with_its_sums(tmp_path):
     subprocess.run(["sha256sum", "--strict", "--check", "SHA256SUMS"], cwd=path, check=True, capture_output=True)
 
 
-def test_only_the_newest_are_kept_and_a_crashed_write_is_swept_away(tmp_path):
-    (tmp_path / ".tmp-step-9").mkdir()
-    for step in (2, 4, 10):
-        _save(tmp_path, step, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-4"]
+def test_what_a_killed_save_left_is_swept_away(tmp_path):
+    for left in (".tmp-step-9", ".old-step-2"):
+        (tmp_path / left / "adapter").mkdir(parents=True)
+    _save(tmp_path, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
 
 
 def test_a_write_that_breaks_leaves_no_checkpoint_and_the_earlier_one_untouched(tmp_path):
@@ -139,6 +133,18 @@ def test_nothing_named_step_n_exists_before_it_is_whole(tmp_path):
     assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-3"]
 
 
+def test_a_checkpoint_loses_its_name_before_its_first_file(tmp_path, monkeypatch):
+    path, really = _save(tmp_path, 3), shutil.rmtree
+
+    def rmtree(at):
+        assert checkpoint.steps(tmp_path) == []
+        really(at)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    checkpoint.remove(path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 5 * 2**20))
@@ -164,6 +170,38 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, 
     assert reason in checkpoint.faults(newer)[0]
 
 
+def _spoiled(content, chance, how):
+    if how == "flip":
+        at = chance.randrange(len(content))
+        return content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :]
+    return content[: chance.randrange(len(content))]
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapter", "model"])
+def test_any_flipped_bit_cut_missing_or_extra_file_is_found_and_the_one_before_used(tmp_path, full, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 30)
+    for step in (9, 10):
+        newer = checkpoint.save(
+            tmp_path, _tensors(), _state(step), dtype=torch.bfloat16, write_config=_config, full=full
+        )
+    chance = random.Random(3)
+    files = [path for path in newer.rglob("*") if path.is_file()]
+    assert len(files) == (7 if full else 5)
+    for path in files:
+        name, whole = str(path.relative_to(newer)), path.read_bytes()
+        for how in ("flip",) * 40 + ("cut",) * 10:
+            path.write_bytes(_spoiled(whole, chance, how))
+            assert checkpoint.newest_valid(tmp_path) == (tmp_path / "step-9", [newer]), (name, how)
+            said = checkpoint.faults(newer)
+            assert name in " ".join(said) or name == "SHA256SUMS", said
+        path.unlink()
+        assert checkpoint.faults(newer) == [f"{name} is missing"]
+        path.write_bytes(whole)
+    assert checkpoint.newest_valid(tmp_path) == (newer, [])
+    (newer / "model.safetensors").touch()
+    assert checkpoint.faults(newer) == ["model.safetensors is not listed in SHA256SUMS"]
+
+
 def test_hollow_untrained_and_broken_adapters_are_not_written(tmp_path):
     hollow, untrained, broken = _tensors(), _tensors(), _tensors()
     hollow[f"master/{A}"] = torch.empty(0)
@@ -187,6 +225,16 @@ def test_another_run_s_checkpoint_is_refused_and_all_that_differs_is_named(tmp_p
     ):
         assert part in str(caught.value)
     assert "seed" not in str(caught.value)
+    named = checkpoint.refuse_other(path, saved, {"lora.rank": 8, "seed": 0}, "base-hash", "data-hash", force=True)
+    assert named == ["lora.rank was 2 and is 8"]
+
+
+def test_a_checkpoint_from_before_validation_was_known_is_read(tmp_path):
+    path = _save(tmp_path, 1)
+    state = json.loads((path / "trainer_state.json").read_text())
+    del state["validation_loss"]
+    (path / "trainer_state.json").write_text(json.dumps(state))
+    assert checkpoint.read_state(path) == _state(1)
 
 
 def test_later_checkpoints_step_aside_when_an_earlier_one_is_resumed(tmp_path):

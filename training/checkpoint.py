@@ -1,6 +1,7 @@
 """Checkpoints that belong to no world size and no strategy.
 
-    checkpoints/step-N/adapter/            the adapter in PEFT's own format
+    checkpoints/step-N/adapter/            the adapter in PEFT's own format; after full fine-tuning
+                       model/                  the model in transformers' own, large ones in several files
                        optimizer.safetensors   fp32 master and Adam moments, full tensors by name
                        trainer_state.json      TrainerState
                        SHA256SUMS
@@ -25,10 +26,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
-from training.sums import OPTIMIZER, PARTS, STATE, SUMS, parse_sums, sha256_of, sums_of, sums_text
+from training.sums import OPTIMIZER, STATE, SUMS, missing_parts, parse_sums, sha256_of, sums_of, sums_text
 
 ROOM_TO_SPARE = 64 * 2**20
 """Bytes that must stay free beside a checkpoint, for metrics and logs."""
+SUPERSEDED = "superseded-"
+"""What the names of checkpoints begin with that a resumed run began before."""
+SHARD_BYTES = 5 * 10**9
+"""Largest file of a model's weights, as the Hub likes them."""
 
 
 class CheckpointError(RuntimeError):
@@ -48,7 +53,7 @@ class TrainerState:
     """Where a run stands, apart from its tensors."""
 
     step: int
-    """Optimizer steps done; Adam's own count is the same."""
+    """Optimizer steps done, those that fp16 skipped among them."""
     samples: int
     tokens: int
     world_size: int
@@ -58,9 +63,17 @@ class TrainerState:
     base_model: str
     """Hash of the base model's files."""
     data: str
-    """sha256 of the data file."""
+    """Hash of what the prepared data are made from: records, tokenizer and the settings that shape them."""
     rng: list[dict[str, Any]]
     """By rank; good for the same world size only."""
+    validation_loss: float | None = None
+    """On the held-out split after this step; None where it was not computed then."""
+    updates: int | None = None
+    """Adam's own count; None in checkpoints from before it was kept, where it is taken for `step`."""
+    loss_scale: float | None = None
+    """fp16's factor; None in other precisions."""
+    calm: int = 0
+    """Steps since the last that overflowed in fp16."""
 
 
 def save(
@@ -69,23 +82,22 @@ def save(
     state: TrainerState,
     *,
     dtype: torch.dtype,
-    write_adapter_config: Callable[[Path], None],
-    keep: int,
+    write_config: Callable[[Path], None],
+    full: bool = False,
 ) -> Path:
-    """Write checkpoint `step-N` under `folder`, then drop all but the newest `keep`."""
+    """Write checkpoint `step-N` under `folder`; `write_config` adds the adapter's or the model's configuration."""
     _check_tensors(tensors)
     final, fresh = folder / f"step-{state.step}", folder / f".tmp-step-{state.step}"
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob(".tmp-step-*"):
+    for stale in (*folder.glob(".tmp-step-*"), *folder.glob(".old-step-*")):
         shutil.rmtree(stale)
-    adapter = {
-        key.removeprefix("master/"): tensor.to(dtype) for key, tensor in tensors.items() if key.startswith("master/")
-    }
-    _check_room(folder, state.step, [*tensors.values(), *adapter.values()])
+    _check_room(folder, state.step, size_of(sum(tensor.numel() for tensor in _masters(tensors).values()), dtype))
+    learned = {name: tensor.to(dtype) for name, tensor in _masters(tensors).items()}
+    part = fresh / ("model" if full else "adapter")
     try:
-        (fresh / "adapter").mkdir(parents=True)
-        save_file(adapter, fresh / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
-        write_adapter_config(fresh / "adapter")
+        part.mkdir(parents=True)
+        write_weights(learned, part, full)
+        write_config(part)
         save_file(dict(tensors), fresh / OPTIMIZER)
         (fresh / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
         (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
@@ -95,12 +107,31 @@ def save(
         shutil.rmtree(fresh, ignore_errors=True)
         raise SaveError(f"checkpoint of step {state.step} could not be written to {folder}: {error}") from error
     if final.exists():
-        shutil.rmtree(final)
+        remove(final)
     fresh.rename(final)
     _sync_directory(folder)
-    for old in steps(folder)[:-keep]:
-        shutil.rmtree(old)
     return final
+
+
+def write_weights(weights: dict[str, torch.Tensor], folder: Path, full: bool) -> None:
+    """As PEFT names the file, or as transformers does: several with an index where the model is large."""
+    if not full:
+        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        return
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(weights, folder, max_shard_size=SHARD_BYTES, metadata={"format": "pt"})
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint; it loses its name first, so that none is ever half there."""
+    aside = path.with_name(f".old-{path.name}")
+    shutil.rmtree(path.rename(aside))
+
+
+def size_of(trainable: int, dtype: torch.dtype) -> int:
+    """Bytes of a checkpoint of so many trainable parameters: fp32 master and two moments, and the weights."""
+    return trainable * (12 + dtype.itemsize)
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[Path]]:
@@ -126,14 +157,20 @@ def step_of(path: Path) -> int:
 def faults(path: Path) -> list[str]:
     """What is wrong with a checkpoint's files, one entry a file; nothing where it is whole."""
     try:
-        listed = parse_sums((path / SUMS).read_text(encoding="utf-8"))
+        text = (path / SUMS).read_text(encoding="utf-8")
+        listed = parse_sums(text)
     except OSError:
         return [f"{SUMS} is missing"]
+    except UnicodeDecodeError:
+        return [f"{SUMS} is damaged"]
     except ValueError as error:
         return [str(error)]
-    found = [f"{name} is not listed in {SUMS}" for name in PARTS if name not in listed]
+    if sums_text(listed) != text:
+        return [f"{SUMS} is damaged"]
+    there = {str(at.relative_to(path)) for at in path.rglob("*") if at.is_file()} - {SUMS}
+    found = [f"{name} is not listed in {SUMS}" for name in sorted({*missing_parts(listed), *(there - listed.keys())})]
     for name, digest in listed.items():
-        if not (path / name).is_file():
+        if name not in there:
             found.append(f"{name} is missing")
         elif sha256_of(path / name) != digest:
             found.append(f"{name} is damaged")
@@ -148,8 +185,10 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path / OPTIMIZER)
 
 
-def refuse_other(path: Path, saved: TrainerState, recipe: Mapping[str, Any], base_model: str, data: str) -> None:
-    """CheckpointError, naming all that differs, where `saved` is not of this run."""
+def refuse_other(
+    path: Path, saved: TrainerState, recipe: Mapping[str, Any], base_model: str, data: str, *, force: bool = False
+) -> list[str]:
+    """All that differs between `saved` and this run, one phrase each; a CheckpointError unless by `force`."""
     differs = [
         f"{key} was {saved.recipe.get(key)!r} and is {recipe.get(key)!r}"
         for key in sorted(saved.recipe.keys() | recipe.keys())
@@ -158,9 +197,10 @@ def refuse_other(path: Path, saved: TrainerState, recipe: Mapping[str, Any], bas
     if saved.base_model != base_model:
         differs.append(f"the base model's files were {saved.base_model[:12]} and are {base_model[:12]}")
     if saved.data != data:
-        differs.append(f"the data file was {saved.data[:12]} and is {data[:12]}")
-    if differs:
-        raise CheckpointError(f"cannot resume from {path}: {'; '.join(differs)}")
+        differs.append(f"the data were {saved.data[:12]} and are {data[:12]}")
+    if differs and not force:
+        raise CheckpointError(f"cannot resume from {path}: {'; '.join(differs)}; --force goes on all the same")
+    return differs
 
 
 def set_aside_after(folder: Path, step: int) -> list[Path]:
@@ -168,11 +208,17 @@ def set_aside_after(folder: Path, step: int) -> list[Path]:
     moved = []
     for path in steps(folder):
         if step_of(path) > step:
-            target = path.with_name(f"superseded-{path.name}")
+            target = path.with_name(f"{SUPERSEDED}{path.name}")
             if target.exists():
                 shutil.rmtree(target)
             moved.append(path.rename(target))
     return moved
+
+
+def drop_set_aside(folder: Path) -> None:
+    """Delete what was renamed out of the way, so that no disk fills up with it."""
+    for path in folder.glob(f"{SUPERSEDED}step-*"):
+        shutil.rmtree(path)
 
 
 def base_model_hash(model_dir: Path) -> str:
@@ -185,21 +231,26 @@ def base_model_hash(model_dir: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _masters(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The fp32 weights among a trainable state's tensors, by the model's own names."""
+    return {key.removeprefix("master/"): tensor for key, tensor in tensors.items() if key.startswith("master/")}
+
+
 def _check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     """ZeRO-3 has written empty or untouched adapters before (peft #2500): refuse to keep one."""
-    masters = {key: tensor for key, tensor in tensors.items() if key.startswith("master/")}
-    hollow = [key for key, tensor in masters.items() if tensor.ndim != 2 or tensor.numel() == 0]
+    masters = _masters(tensors)
+    hollow = [key for key, tensor in tensors.items() if tensor.numel() == 0]
     if hollow or not masters:
-        raise SaveError(f"the gathered adapter is not whole: {', '.join(hollow) or 'it has no tensors'}")
-    if not any(bool(tensor.any()) for key, tensor in masters.items() if ".lora_B." in key):
+        raise SaveError(f"the gathered state is not whole: {', '.join(hollow) or 'it has no weights'}")
+    b_matrices = [tensor for name, tensor in masters.items() if ".lora_B." in name]
+    if b_matrices and not any(bool(tensor.any()) for tensor in b_matrices):
         raise SaveError("every LoRA B matrix is still zero: the run has learned nothing")
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
-        raise SaveError("the trainable state holds values that are not finite")
+    if broken := [key for key, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]:
+        raise SaveError(f"the trainable state holds values that are not finite: {', '.join(broken[:3])}")
 
 
-def _check_room(folder: Path, step: int, tensors: list[torch.Tensor]) -> None:
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + ROOM_TO_SPARE
-    available = shutil.disk_usage(folder).free
+def _check_room(folder: Path, step: int, nbytes: int) -> None:
+    needed, available = nbytes + ROOM_TO_SPARE, shutil.disk_usage(folder).free
     if available < needed:
         raise SaveError(
             f"checkpoint of step {step} needs {needed / 2**20:.1f} MiB in {folder}, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
@@ -12,7 +12,18 @@ ADAPTER = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json")
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
 PARTS = (*ADAPTER, OPTIMIZER, STATE)
-"""What a checkpoint consists of."""
+"""What a checkpoint of an adapter consists of."""
+MODEL_CONFIG = "model/config.json"
+"""With weights beside it, what full fine-tuning has in the adapter's place."""
+BEST = "best"
+"""File among the checkpoints: the name of the one with the lowest validation loss."""
+
+
+def missing_parts(names: Collection[str]) -> list[str]:
+    """What a checkpoint of these files lacks: an adapter or a whole model, the optimizer's state, where it stood."""
+    model = any(name.startswith("model/") and name.endswith(".safetensors") for name in names)
+    learned = (MODEL_CONFIG,) if model else ADAPTER
+    return [name for name in (*learned, OPTIMIZER, STATE) if name not in names]
 
 
 def sha256_of(path: Path) -> str:
