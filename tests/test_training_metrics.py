@@ -1,29 +1,146 @@
-"""metrics.jsonl across a resume."""
+"""metrics.jsonl across a resume, what the numbers mean, and recorders that may fail."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
-from training.metrics import StepMetrics, append, keep_until
+import pytest
+
+from training.metrics import EvaluationMetrics, ModelFacts, Recorder, StepMetrics, append, keep_until
+from training.metrics.flops import flops_per_token, peak_flops, utilization
+from training.recipe import load_recipe
+
+STEP = StepMetrics(1, 9, 1.5, 1e-4, 0.5, 10, 5.0, 4, 0.1, 0.2, 0.3, "2026-01-01T00:00:00Z")
+EVALUATION = EvaluationMetrics(2, 1.25, math.exp(1.25), 0.5, 8, 0.1, "2026-01-01T00:00:00Z")
+QWEN_3B = ModelFacts(3_085_938_688, 29_933_568, 3_085_000_000, 36, 2048)
+QWEN_7B = ModelFacts(7_615_616_512, 40_370_176, 7_070_000_000, 28, 3584)
+QWEN_14B = ModelFacts(14_770_033_664, 68_812_800, 13_991_000_000, 48, 5120)
 
 
-def _metrics(step):
-    return StepMetrics(step, 9, 1.5, 1e-4, 0.5, 10 * step, 5.0, 4 * step, 0.1, 0.2, 0.3, "2026-01-01T00:00:00Z")
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_resumed_run_drops_the_lines_it_will_write_again_and_a_torn_last_one(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):
-        append(path, _metrics(step))
-    with path.open("a") as file:
-        file.write('{"step": 4, "lo')
+        append(path, replace(STEP, step=step))
+        append(path, replace(EVALUATION, step=step))
+    with path.open("ab") as file:
+        file.write('{"step": 2, "reason": "训'.encode()[:-1])
     keep_until(path, 2)
-    append(path, _metrics(3))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s"} <= lines[0].keys()
+    append(path, replace(STEP, step=3))
+    assert [(line["step"], "loss" in line) for line in lines(path)] == [
+        (1, True), (1, False), (2, True), (2, False), (3, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["[]", "7", '{"loss": 1}', '{"step": null}', "\x00\x00"])
+def test_a_line_that_is_no_step_is_dropped_by_a_resume(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    append(path, STEP)
+    path.write_text(path.read_text() + line + "\n")
+    keep_until(path, 5)
+    assert [row["step"] for row in lines(path)] == [1]
 
 
 def test_no_metrics_yet_is_nothing_to_cut(tmp_path):
     keep_until(tmp_path / "metrics.jsonl", 3)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_infinity_is_written_as_null_which_every_reader_of_json_knows(tmp_path):
+    append(tmp_path / "metrics.jsonl", replace(STEP, grad_norm=math.inf, loss=math.nan, skipped=True))
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (row["grad_norm"], row["loss"], row["skipped"]) == (None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "with_checkpointing", "without"),
+    [(QWEN_3B, 20.1, 13.6), (QWEN_7B, 44.6, 30.0), (QWEN_14B, 89.0, 59.9)],
+    ids=["3b", "7b", "14b"],
+)
+def test_executed_flops_are_those_worked_out_by_hand_at_2048_tokens(facts, with_checkpointing, without):
+    assert flops_per_token(facts, 2048, True)[1] / 1e9 == pytest.approx(with_checkpointing, abs=0.06)
+    assert flops_per_token(facts, 2048, False)[1] / 1e9 == pytest.approx(without, abs=0.06)
+
+
+def test_the_models_flops_are_4p_for_lora_and_6p_for_full_and_know_no_checkpointing():
+    lora = replace(QWEN_7B, trainable=0, layers=0)
+    full = replace(QWEN_7B, trainable=QWEN_7B.parameters, layers=0)
+    p = QWEN_7B.matmul_parameters
+    assert flops_per_token(lora, 2048, True) == (4 * p, 6 * p)
+    assert flops_per_token(lora, 2048, False) == (4 * p, 4 * p)
+    assert flops_per_token(full, 2048, True) == (6 * p, 8 * p)
+    assert flops_per_token(full, 2048, False) == (6 * p, 6 * p)
+    assert flops_per_token(QWEN_7B, 2048, True)[0] == flops_per_token(QWEN_7B, 2048, False)[0]
+
+
+def test_padding_counts_for_the_hardware_and_not_for_the_model():
+    told = {"length": 2048.0, "checkpointing": True, "card": "NVIDIA A10", "cards": 4}
+    mfu, hfu = utilization(QWEN_7B, useful_per_s=3588.0, executed_per_s=3588.0, **told)
+    assert hfu == pytest.approx(40 / 125, rel=2e-3)  # 40 TFLOP/s a card is what 3588 tokens/s were worked out from
+    padded = utilization(QWEN_7B, useful_per_s=3588.0, executed_per_s=2 * 3588.0, **told)
+    assert padded == (mfu, pytest.approx(2 * hfu))
+    assert mfu == pytest.approx(hfu * 29.76 / 44.6, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("card", "tflops"),
+    [
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("Tesla V100-SXM2-16GB", 125),
+    ],
+)
+def test_a_cards_peak_is_found_by_the_name_its_driver_gives(card, tflops):
+    assert peak_flops(card) == tflops * 1e12
+
+
+def test_of_an_unknown_card_no_utilisation_is_made_up():
+    told = {"useful_per_s": 1.0, "executed_per_s": 1.0, "length": 1.0, "checkpointing": True, "cards": 1}
+    assert utilization(QWEN_7B, card="cpu", **told) == (None, None)
+    assert peak_flops("NVIDIA A1000 Laptop") is None
+
+
+def recipe(**settings):
+    return load_recipe("tiny", {"logging.tensorboard": "false"} | {f"logging.{k}": v for k, v in settings.items()})
+
+
+def test_metrics_jsonl_is_always_written_and_a_new_run_begins_it_anew(tmp_path):
+    append(tmp_path / "metrics.jsonl", STEP)
+    recorder = Recorder(tmp_path, recipe(), None)
+    recorder.step(STEP)
+    recorder.evaluation(EVALUATION)
+    recorder.close()
+    assert [sorted({"loss", "validation_loss"} & row.keys()) for row in lines(tmp_path / "metrics.jsonl")] == [
+        ["loss"],
+        ["validation_loss"],
+    ]
+    assert not (tmp_path / "tb").exists() and not (tmp_path / "wandb").exists()
+
+
+def test_a_recorder_that_breaks_is_said_once_and_the_run_goes_on(tmp_path):
+    class Breaks:
+        def write(self, step, scalars):
+            raise ConnectionError("gone\nand more")
+
+        def close(self):
+            raise AssertionError("it was off already")
+
+    said: list[str] = []
+    recorder = Recorder(tmp_path, recipe(), None, said.append)
+    recorder._sinks["Weights & Biases"] = Breaks()
+    for step in (1, 2, 3):
+        recorder.step(replace(STEP, step=step))
+    recorder.close()
+    assert said == ["Weights & Biases is off for the rest of this run: ConnectionError: gone"]
+    assert len(lines(tmp_path / "metrics.jsonl")) == 3

@@ -1,0 +1,282 @@
+"""The report of a run, looked at in a real headless browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import absent
+from training.control.ship import code_files
+from training.metrics import EvaluationMetrics, StepMetrics, append
+from training.metrics.plots import MOST_POINTS, Plot, draw, means, plots
+from training.metrics.report import content, cost, make_report
+from training.recipe import load_recipe
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+ROOT = Path(__file__).parent.parent
+STEPS, EVERY = 40, 10
+EVIL = "损失不收敛 <script>alert('x')</script> & \"<b>\""
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--hide-scrollbars",
+]
+
+
+def loss(step: int) -> float:
+    return 1.2 + 1.6 * math.exp(-step / 12)
+
+
+def make_run(run: Path, steps: int = STEPS) -> Path:
+    """A run folder as a head has it at the end."""
+    run.mkdir(parents=True)
+    for step in range(1, steps + 1):
+        metrics = StepMetrics(
+            step, steps, loss(step), 1e-4 * (1 + math.cos(math.pi * step / steps)) / 2, 0.4 + 0.3 / step,
+            2000 * step, 1800.0 + 50 * math.sin(step), 4 * step, step / 20, 5.25, 1.1, "2026-01-01T00:00:00+00:00",
+            token_accuracy=0.5 + step / 200, learned_tokens=900, padded_tokens_per_s=2000.0, mfu=0.31, hfu=0.45,
+            communication_share=0.12, gpu_utilization=0.93,
+        )  # fmt: skip
+        append(run / "metrics.jsonl", metrics)
+        if step % EVERY == 0:
+            value = loss(step) + 0.1 + 0.004 * abs(step - 30)
+            evaluation = EvaluationMetrics(step, value, math.exp(value), 0.6, 50, 2.0, "2026-01-01T00:00:00+00:00")
+            append(run / "metrics.jsonl", evaluation)
+    hosts = [{"name": f"te{n}", "private_address": f"10.0.0.{n}", "slots": 1} for n in (1, 2)]
+    predicted = {"memory_gib": 5.0, "step_s": 1.0, "minutes": None, "tokens_per_step": 2000, "total_steps": steps}
+    plan = {"model_dir": "tiny", "base_model_hash": "b" * 64, "predicted": predicted, "price_per_hour": 12.5}
+    write(run / "plan.json", {**plan, "currency": "CNY"})
+    write(run / "launch.json", {"hosts": hosts})
+    status = {"state": "failed", "reason": EVIL, "started": 1_767_225_600, "ended": 1_767_225_600 + 5400}
+    write(run / "status.json", {**status, "last_lines": ["第一行", "FloatingPointError: step 41"]})
+    write(run / "data" / "report.json", {"report": {"shape": "messages", "records": 160, "end_of_turn": "<|im_end|>"}})
+    write(run / "versions.json", {"torch": "2.13.0", "transformers": "5.23.0"})
+    (run / "recipe.toml").write_text(load_recipe("tiny", {"about": '"小模型，用于测试"'}).to_toml(), encoding="utf-8")
+    for step in (30, 40):
+        state = {"validation_loss": loss(step), "data": "d" * 64}
+        write(run / "checkpoints" / f"step-{step}" / "trainer_state.json", state)
+    (run / "checkpoints" / ".tmp-step-50").mkdir()
+    (run / "checkpoints" / "best").write_text("step-30\n")
+    (run / "logs").mkdir()
+    (run / "logs" / "rank-0.log").write_text("resumed from step-20, saved by 4 ranks\n")
+    return run
+
+
+def write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    return make_report(make_run(tmp_path_factory.mktemp("head") / "tiny-20260101-000000"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        absent("needs a browser: apt-get install chromium")
+    return found
+
+
+def browse(chromium: str, page: Path, folder: Path, *flags: str) -> str:
+    """What the browser says, with a profile of its own that starts empty."""
+    argv = [chromium, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, page.as_uri()]
+    env = {**os.environ, "HOME": str(folder)}
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120, env=env).stdout
+
+
+def asked_by_the_page(chromium: str, page: Path, folder: Path) -> set[str]:
+    """What a page, and not the browser for itself, asked the network for."""
+    folder.mkdir()
+    browse(chromium, page, folder, "--dump-dom", f"--log-net-log={folder / 'net.json'}")
+    events = json.loads((folder / "net.json").read_text(encoding="utf-8"))["events"]
+    asked = [event.get("params", {}) for event in events]
+    urls = {a["url"] for a in asked if "url" in a and str(a.get("initiator", "")).startswith(("null", "file:"))}
+    return {url for url in urls if not url.startswith(("file:", "data:"))}
+
+
+class Page(HTMLParser):
+    """Texts and marked curves of a page, and every address in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.curves: dict[str, list[tuple[float, float]]] = {}
+        self.svg = self.group = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.tags.append(tag)
+        self.addresses += [v or "" for k, v in attrs if k in {"src", "href", "xlink:href", "action", "data", "srcset"}]
+        if tag == "svg":
+            self.svg = values["aria-label"]
+        if tag == "g":
+            self.group = values.get("id", "")
+        if tag == "path" and f"{self.svg}/{self.group}" not in self.curves and values.get("clip-path"):
+            points = re.findall(r"[ML] (\S+) (\S+)", values["d"])
+            self.curves[f"{self.svg}/{self.group}"] = [(float(x), float(y)) for x, y in points]
+
+    def handle_data(self, data):
+        if data.strip():
+            self.texts.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def dom(chromium, report, tmp_path_factory) -> Page:
+    """The page as the browser understood it."""
+    return Page(browse(chromium, report, tmp_path_factory.mktemp("browser"), "--dump-dom"))
+
+
+def test_the_browser_shows_every_plot_with_its_labels(dom):
+    titles = ["Loss", "Token accuracy", "Learning rate", "Gradient norm", "Speed", "Memory", "Utilisation"]
+    assert dom.tags.count("svg") == len(titles) and set(titles) <= set(dom.texts)
+    labels = {"training", "validation", "tokens/s", "useful", "with padding", "GiB", "planned", "MFU", "HFU", "step"}
+    assert labels <= set(dom.texts)
+
+
+def test_the_curves_are_the_steps_and_evaluations_of_the_run(dom):
+    training, validation = dom.curves["Loss/loss"], dom.curves["Loss/validation-validation_loss"]
+    assert (len(training), len(validation)) == (STEPS, STEPS // EVERY)
+    # what stands between two points of the page must be what stands between their losses, on one scale for both
+    scale = (training[-1][1] - training[0][1]) / (loss(STEPS) - loss(1))
+    for step, (_, y) in enumerate(training, 1):
+        assert y == pytest.approx(training[0][1] + scale * (loss(step) - loss(1)), abs=0.01)
+    assert validation[1][1] == pytest.approx(training[0][1] + scale * (loss(20) + 0.14 - loss(1)), abs=0.01)
+    assert validation[1][0] == pytest.approx(training[19][0], abs=0.01)
+
+
+def test_what_the_run_says_is_text_and_never_markup(dom, report):
+    assert EVIL in dom.texts and "小模型，用于测试" in dom.texts
+    assert any(text.startswith("第一行") for text in dom.texts) and "<|im_end|>" in dom.texts
+    assert {"script", "b", "iframe", "object", "link-"} & set(dom.tags) == set()
+    assert html.escape("<script>") in report.read_text(encoding="utf-8")
+
+
+def test_plan_cost_checkpoints_and_origin_are_told(dom):
+    joined = " | ".join(dom.texts)
+    assert "memory, GiB a rank | 5 | 5.25 | 105%" in joined and "seconds a step | 1 | 1.1 | 110%" in joined
+    assert "1 h 30 min" in dom.texts and "18.75 CNY" in dom.texts
+    assert "step-30 | 1.331 | 0.0 | best | step-40" in joined and ".tmp-step-50" not in joined
+    assert "Resumed from step 20, which 4 ranks had saved." in dom.texts
+    assert {"te1", "10.0.0.2", "b" * 64, "d" * 64, "2.13.0", "lora.rank"} <= set(dom.texts)
+
+
+def test_the_page_asks_nobody_for_anything(report, chromium, tmp_path):
+    text = report.read_text(encoding="utf-8")
+    assert re.findall(r"(?i)https?:|//[a-z]+\.|@import|url\((?!#)|<script|<iframe|<img", html.unescape(text)) == [
+        "<script"  # the escaped one of the run's own words
+    ]
+    assert {address[:1] for address in Page(text).addresses} <= {"#", "d"}
+    beacon = tmp_path / "beacon.html"
+    beacon.write_text('<img src="http://elsewhere.invalid/x.png">')
+    assert asked_by_the_page(chromium, beacon, tmp_path / "1") == {"http://elsewhere.invalid/x.png"}
+    assert asked_by_the_page(chromium, report, tmp_path / "2") == set()
+
+
+@pytest.mark.parametrize(("flags", "dark"), [([], False), (["--blink-settings=preferredColorScheme=0"], True)])
+def test_the_page_is_painted_in_light_and_in_dark(chromium, report, tmp_path, flags, dark):
+    import matplotlib.image
+
+    shot = tmp_path / "shot.png"
+    browse(chromium, report, tmp_path, f"--screenshot={shot}", "--window-size=1200,1600", *flags)
+    pixels = matplotlib.image.imread(shot)[..., :3]
+    assert (pixels[5, 5].mean() < 0.2) == dark
+    assert pixels.std() > 0.05, "a page of one colour shows nothing"
+    curves = (abs(pixels[..., 2] - pixels[..., 0]) > 0.35).sum()
+    assert curves > 2000, "the coloured curves are missing"
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(chromium, report, tmp_path):
+    probe = tmp_path / "probe.html"
+    # the page in a frame as wide as a phone; the frame's own page says how wide its content would like to be
+    script = "document.title = f.contentDocument.documentElement.scrollWidth"
+    probe.write_text(f'<iframe id=f width=390 height=800 src="{report.as_uri()}" onload="{script}"></iframe>')
+    out = browse(chromium, probe, tmp_path, "--dump-dom", "--allow-file-access-from-files")
+    title = re.search(r"<title>(\d+)</title>", out)
+    assert title and int(title[1]) <= 390
+
+
+def test_a_run_without_anything_still_gets_its_page(tmp_path):
+    run = tmp_path / "tiny-20260101-000000"
+    run.mkdir()
+    (run / "plan.json").write_text('{"half": ')
+    done = subprocess.run(
+        [sys.executable, "-m", "training.metrics.report", "--run", str(run)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(run / "report.html")
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert "No optimizer step was done." in text and "not known" in text
+
+
+def test_a_long_run_is_drawn_by_the_means_of_neighbours():
+    rows = [{"step": n, "loss": float(n)} for n in range(1, 2 * MOST_POINTS + 2)]
+    drawn = draw(plots({})[0], rows, [])
+    assert drawn is not None and drawn.mean_of == 3
+    group = re.search(r'<g id="loss">.*?d="([^"]*)"', drawn.svg, re.DOTALL)
+    assert group and len(re.findall("[ML]", group[1])) == math.ceil(len(rows) / 3)
+    assert means([(1, 1.0), (2, 3.0), (3, 5.0)], 2) == [(2, 2.0), (3, 5.0)]
+
+
+def test_what_was_never_measured_is_not_drawn():
+    assert draw(Plot("Utilisation", "%", plots({})[-1].curves), [{"step": 1, "mfu": None}], []) is None
+
+
+def test_a_curve_that_is_alone_among_those_that_might_be_there_has_its_name():
+    rows = [{"step": step, "communication_share": 0.25} for step in (1, 2)]
+    drawn = draw(plots({})[-1], rows, [])
+    assert drawn is not None and ">waiting for ranks</text>" in drawn.svg and ">MFU</text>" not in drawn.svg
+
+
+def test_values_that_were_not_finite_leave_a_gap_and_no_error(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=3)
+    bad = StepMetrics(4, 4, math.nan, 1e-4, math.inf, 1, 1.0, 1, 1.0, 1.0, 1.0, "t", skipped=True)
+    append(run / "metrics.jsonl", bad)
+    assert "tiny-20260101-000000" in make_report(run).read_text(encoding="utf-8")
+
+
+def test_without_a_price_no_cost_is_made_up():
+    assert cost({}, 3600) == "not known" and cost({"price_per_hour": 2}, None) == "not known"
+    assert cost({"price_per_hour": 2.0, "currency": "USD"}, 5400) == "3.00 USD"
+
+
+def test_a_run_that_goes_on_counts_its_time_until_now(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
+    write(run / "status.json", {"state": "running", "started": 1000.0, "ended": None})
+    assert ("time", "2 min 05 s", "of the last start") in content(run, 1125.0)["tiles"]
+
+
+def test_the_supervisor_may_say_the_end_before_it_is_written(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
+    end = json.dumps({"state": "finished", "reason": "", "started": 1000.0, "ended": 1060.0})
+    argv = [sys.executable, "-m", "training.metrics.report", "--run", str(run), "--status", "-"]
+    subprocess.run(argv, cwd=ROOT, input=end, text=True, check=True, capture_output=True)
+    texts = Page((run / "report.html").read_text(encoding="utf-8")).texts
+    assert "finished" in texts and "failed" not in texts and "1 min 00 s" in texts
+
+
+def test_the_template_travels_with_the_code():
+    assert "training/metrics/report.html.jinja" in code_files()

@@ -1,0 +1,125 @@
+"""TensorBoard where the runs are, seen in the browser here: bound to 127.0.0.1 on both sides, ssh between them.
+
+It lives as long as its standard input: when the terminal, the connection or this machine goes, so does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from training.control import runs
+from training.control.head_node import Head, HeadError, RemoteHead
+from training.launch import ENV_FOLDER, LaunchError
+
+USUAL_PORT = 6006
+READY_WITHIN_S = 90.0
+"""Its imports take seconds, on a disk just attached many."""
+LAST_LINES = 5
+_READY = re.compile(r"http://127\.0\.0\.1:(\d+)/")
+
+
+def command(python: str, logdir: str) -> str:
+    """A shell command that serves `logdir` on a free port of 127.0.0.1 until its standard input ends."""
+    words = ["-m", "tensorboard.main", "--logdir", logdir, "--host", "127.0.0.1", "--port", "0"]
+    return (
+        f"exec 3<&0; {shlex.join([python, *words])} 3<&- 2>&1 & "
+        "server=$!; { cat <&3 >/dev/null; kill $server; } >/dev/null 2>&1 & wait $server"
+    )
+
+
+def log_folder(head: Head, run_id: str | None) -> str:
+    """What to show: one run, or all of them to compare. Raises LaunchError where there is nothing."""
+    if run_id is None:
+        return str(head.runs)
+    folder = head.runs / runs.find(head, run_id)
+    events = f"{shlex.quote(str(folder))}/tb/events.*"
+    if not head.shell(f"ls -d {events} 2>/dev/null | head -n 1").strip():
+        raise LaunchError(f"{run_id} has written nothing for TensorBoard (yet); logging.tensorboard decides it")
+    return str(folder)
+
+
+def show(head: Head, run_id: str | None, wait: Callable[[], None] = lambda: time.sleep(0.5)) -> None:
+    """Serve, say where, and stay until Ctrl-C. Raises HeadError where TensorBoard or the connection ends before."""
+    logdir = log_folder(head, run_id)
+    served = _from(head, logdir) if isinstance(head, RemoteHead) else _here(logdir)
+    with served as (port, alive):
+        what = run_id or "all runs"
+        print(f"TensorBoard of {what} on {head.name}: http://127.0.0.1:{port}/ (Ctrl-C ends it)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while alive():
+                wait()
+            raise HeadError(f"TensorBoard on {head.name} has ended, or the connection to it")
+
+
+@contextlib.contextmanager
+def _here(logdir: str) -> Iterator[tuple[int, Callable[[], bool]]]:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise LaunchError("--here needs tensorboard in this Python: pip install -e '.[train]'")
+    argv = ["sh", "-c", command(sys.executable, logdir)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None and server.stdin is not None
+        try:
+            yield _port(server.stdout, "this machine"), lambda: server.poll() is None
+        finally:
+            server.stdin.close()
+            server.wait(10)
+
+
+@contextlib.contextmanager
+def _from(head: RemoteHead, logdir: str) -> Iterator[tuple[int, Callable[[], bool]]]:
+    connection = head.connection_of_its_own()
+    try:
+        channel: Any = connection.transport.open_session()
+        channel.settimeout(READY_WITHIN_S)
+        channel.exec_command(command(f"{ENV_FOLDER}/bin/python", logdir))
+        there, here = _port(channel.makefile("rb"), head.name), _free_port()
+        with connection.forward_local(here, there, "127.0.0.1", "127.0.0.1"):
+            _wait_for_listener(here)
+            yield here, lambda: not channel.exit_status_ready() and connection.transport.is_active()
+    finally:
+        connection.close()
+
+
+def _port(words: IO[bytes], place: str) -> int:
+    """The port TensorBoard says it listens on, which is its last word before it serves."""
+    said = []
+    try:
+        for line in words:
+            text = line.decode("utf-8", errors="replace").strip()
+            if ready := _READY.search(text):
+                return int(ready[1])
+            said.append(text)
+    except TimeoutError:
+        said.append(f"it was not ready within {READY_WITHIN_S:.0f} s")
+    raise HeadError(f"TensorBoard did not start on {place}: {' | '.join(said[-LAST_LINES:]) or 'no reason given'}")
+
+
+def _wait_for_listener(port: int) -> None:
+    """fabric binds the tunnel's end in a thread of its own, a moment later."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise HeadError(f"the tunnel's end at 127.0.0.1:{port} does not answer: {error}") from error
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _free_port() -> int:
+    """The port TensorBoard's users know, where it is free; any other free one otherwise."""
+    for port in (USUAL_PORT, 0):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:
+            return int(server.getsockname()[1])
+    raise HeadError("this machine has no free port")
