@@ -1,0 +1,210 @@
+"""The plan's formulas against published parameter counts and published memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from training.plan.memory import estimate, with_changes
+from training.plan.pace import Rates, flops_per_token, micro_steps, pace, sustained_flops
+from training.plan.shape import ModelShape, PlanError, model_shape
+from training.recipe import Lora, Recipe, load_recipe
+
+GB = 1e9
+
+
+def config(kind: str, *numbers: int, tied: bool = False, **more: Any) -> dict[str, Any]:
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    values = dict(zip((*keys, "vocab_size"), numbers, strict=True))
+    return {"model_type": kind, "tie_word_embeddings": tied, **values, **more}
+
+
+QWEN_7B = config("qwen2", 28, 3584, 28, 4, 18944, 152064)
+QWEN_14B = config("qwen2", 48, 5120, 40, 8, 13824, 152064)
+QWEN_3B = config("qwen2", 36, 2048, 16, 2, 11008, 151936, tied=True)
+
+# name: config.json, parameters and matmul parameters in 1e9, parameters of a layer and of LoRA r=16 in 1e6.
+# The counts are the ones on the model cards (0.49, 1.54, 3.09, 7.61, 14.7, 32.5, 72.7 billion) and what PEFT prints.
+SHAPES = {
+    "qwen2.5-0.5b": (config("qwen2", 24, 896, 14, 2, 4864, 151936, tied=True), 0.494, 0.494, 14.9, 8.8),
+    "qwen2.5-1.5b": (config("qwen2", 28, 1536, 12, 2, 8960, 151936, tied=True), 1.544, 1.544, 46.8, 18.5),
+    "qwen2.5-3b": (QWEN_3B, 3.086, 3.086, 77.1, 29.9),
+    "qwen2.5-7b": (QWEN_7B, 7.616, 7.070, 233.1, 40.4),
+    "qwen2.5-14b": (QWEN_14B, 14.770, 13.991, 275.3, 68.8),
+    "qwen2.5-32b": (config("qwen2", 64, 5120, 40, 8, 27648, 152064), 32.764, 31.984, 487.6, 134.2),
+    "qwen2.5-72b": (config("qwen2", 80, 8192, 64, 8, 29568, 152064), 72.706, 71.458, 877.7, 210.5),
+    "qwen3-0.6b": (config("qwen3", 28, 1024, 16, 8, 3072, 151936, tied=True, head_dim=128), 0.596, 0.596, 15.7, 10.1),
+    "qwen3-8b": (config("qwen3", 36, 4096, 32, 8, 12288, 151936, head_dim=128), 8.191, 7.568, 192.9, 43.6),
+    "qwen3-32b": (config("qwen3", 64, 5120, 64, 8, 25600, 151936, head_dim=128), 32.762, 31.984, 487.6, 134.2),
+    "deepseek-llm-7b": (config("llama", 30, 4096, 32, 32, 11008, 102400), 6.910, 6.491, 202.4, 37.5),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_counted_as_published(name: str):
+    read, parameters, matmul, layer, lora = SHAPES[name]
+    shape = model_shape(read)
+    assert shape.parameters / 1e9 == pytest.approx(parameters, abs=0.0006)
+    assert shape.matmul_parameters / 1e9 == pytest.approx(matmul, abs=0.0011)
+    assert shape.layer_parameters / 1e6 == pytest.approx(layer, abs=0.06)
+    assert shape.trainable_parameters(Lora(rank=16)) / 1e6 == pytest.approx(lora, abs=0.06)
+
+
+def test_peft_prints_the_same_number_for_7b():
+    assert model_shape(QWEN_7B).trainable_parameters(Lora(rank=16)) == 40_370_176
+
+
+def test_lora_counts_targets_whole_modules_token_rows_and_doras_lengths():
+    shape = model_shape(QWEN_7B)
+    assert shape.trainable_parameters(Lora(rank=16, targets=("q_proj",))) == 28 * 16 * (3584 + 3584)
+    plain = shape.trainable_parameters(Lora())
+    assert shape.trainable_parameters(Lora(trainable_tokens=("<|im_end|>",))) - plain == 3584
+    assert shape.trainable_parameters(Lora(modules_to_save=("lm_head",))) - plain == 152064 * 3584
+    outputs = 3584 + 2 * 512 + 3584 + 2 * 18944 + 3584
+    assert shape.trainable_parameters(Lora(dora=True)) - plain == 28 * outputs
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_a_mixture_of_experts_is_refused_in_one_sentence(key: str):
+    with pytest.raises(PlanError, match=r"^Qwen/Qwen3-30B-A3B is a mixture of 128 experts; only dense") as refused:
+        model_shape({**QWEN_7B, key: 128}, "Qwen/Qwen3-30B-A3B")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_config_of_another_family_says_what_it_lacks():
+    with pytest.raises(PlanError, match="says no num_hidden_layers, hidden_size"):
+        model_shape({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "vocab_size": 50257})
+
+
+def recipe(**changes: Any) -> Recipe:
+    return with_changes(load_recipe("qwen2.5-14b"), **changes)
+
+
+# Qwen 1's shapes, whose memory its authors published (QwenLM/Qwen, README, "Profiling of Memory and Speed"): LoRA of
+# rank 64 on all linears, no fused loss, checkpointing, micro-batch 1, on A100-80G. Its MLP is as wide as three
+# matrices of these sizes; its vocabulary and depth are the config.json's.
+QWEN1 = {
+    "7b": ModelShape(32, 4096, 32, 32, 128, 11008, 151936, tied=False, biased=True),
+    "14b": ModelShape(40, 5120, 40, 40, 128, 13696, 152064, tied=False, biased=True),
+    "72b": ModelShape(80, 8192, 64, 64, 128, 24576, 152064, tied=False, biased=True),
+}
+
+
+UNFUSED = 14
+"""Bytes a logit costs without a fused loss: itself in bf16 and three fp32 copies."""
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "ranks", "tokens", "published_gb"),
+    [
+        ("7b", "zero0", 1, 1024, 21.5),
+        ("7b", "zero0", 1, 2048, 23.8),
+        ("7b", "zero0", 1, 4096, 29.7),
+        ("14b", "zero0", 1, 2048, 37.4),
+        ("72b", "zero3", 4, 2048, 57.2),
+    ],
+)
+def test_memory_is_what_the_qwen_authors_measured(name: str, strategy: str, ranks: int, tokens: int, published_gb):
+    asked = recipe(strategy=strategy, max_length=tokens, lora={"rank": 64})
+    needs = estimate(QWEN1[name], asked, ranks, tokens)
+    found = replace(needs, loss=UNFUSED * tokens * QWEN1[name].vocab).total / GB
+    assert found == pytest.approx(published_gb, abs=2.4)
+    assert found == pytest.approx(published_gb, rel=0.1)
+
+
+def test_the_14b_over_four_a10_needs_about_13_gb_and_less_than_an_a10_has():
+    needs = estimate(model_shape(QWEN_14B), recipe(loss_chunk=256), 4, 2048)
+    assert needs.total / GB == pytest.approx(12.4, abs=1.0)
+    assert needs.weights == 2 * model_shape(QWEN_14B).parameters / 4
+    alone = estimate(model_shape(QWEN_14B), recipe(strategy="zero2"), 4, 2048)
+    assert alone.total / GB > 32
+
+
+def test_fewer_bytes_with_every_stage():
+    shape = model_shape(QWEN_7B)
+    totals = [estimate(shape, recipe(tuning="full", strategy=f"zero{n}"), 4, 1024).total for n in range(4)]
+    assert totals == sorted(totals, reverse=True) and len(set(totals)) == 4
+
+
+def test_full_fine_tuning_needs_eighteen_bytes_a_parameter_with_gradients_in_fp32():
+    shape = model_shape(QWEN_7B)
+    needs = estimate(shape, recipe(tuning="full", strategy="zero0"), 1, 1024)
+    assert needs.weights + needs.trainable == 18 * shape.parameters
+
+
+def test_offload_moves_bytes_to_the_ram_and_loses_none():
+    shape = model_shape(QWEN_7B)
+    on_card = estimate(shape, recipe(tuning="full"), 4, 1024)
+    off = estimate(shape, recipe(tuning="full", offload={"optimizer": True, "parameters": True}), 4, 1024)
+    assert off.weights == 0 and on_card.host == 0
+    moved = (on_card.weights + on_card.trainable) - (off.weights + off.trainable)
+    assert off.host == pytest.approx(moved)
+
+
+def test_activations_follow_checkpointing_dropout_and_dtype():
+    shape = model_shape(QWEN_7B)
+
+    def kept(**changes: Any) -> float:
+        return estimate(shape, recipe(**changes), 1, 1000).activations
+
+    plain = kept(gradient_checkpointing=False)
+    assert plain == 1000 * 28 * (17 * 3584 + 8 * 18944)  # 212 kB a token and layer; 211 kB was measured
+    assert kept(gradient_checkpointing=False, lora={"dropout": 0.05}) == pytest.approx(1.6 * plain)
+    assert kept(gradient_checkpointing=False, dtype="float32") == 2 * plain
+    assert kept() < plain / 8
+    assert kept(gradient_checkpointing=False, lora={"dora": True}) > plain
+
+
+def test_fused_loss_holds_one_chunk_of_logits():
+    shape = model_shape(QWEN_7B)
+    assert estimate(shape, recipe(loss_chunk=256), 1, 4096).loss == 256 * 152064 * 8
+    assert estimate(shape, recipe(loss_chunk=256), 1, 100).loss == 100 * 152064 * 8
+    trained = recipe(loss_chunk=256, lora={"modules_to_save": ("lm_head",)})
+    assert estimate(shape, trained, 1, 4096).loss == 256 * 152064 * 8 + 6 * 152064 * 3584
+
+
+def test_flops_a_token_are_the_published_ones():
+    """s=2048: 3B 20.1, 7B 44.6, 14B 89.0 GFLOP with checkpointing, 13.6 / 30.0 / 59.9 without."""
+    for read, checkpointed, without in ((QWEN_3B, 20.1, 13.6), (QWEN_7B, 44.6, 30.0), (QWEN_14B, 89.0, 59.9)):
+        shape = model_shape(read)
+        assert flops_per_token(shape, recipe(), 2048) / 1e9 == pytest.approx(checkpointed, rel=0.02)
+        plain = recipe(gradient_checkpointing=False)
+        assert flops_per_token(shape, plain, 2048) / 1e9 == pytest.approx(without, rel=0.02)
+
+
+def test_zero3_over_ethernet_waits_for_its_gathers():
+    """Four A10 at 16 Gbit/s, 14B, 2048 tokens: 43.2 GB and 26.3 s a micro-step; at 64 Gbit/s 889 tokens/s."""
+    shape = model_shape(QWEN_14B)
+    one = recipe(global_batch=4)
+    assert micro_steps(one, 4) == 1
+    slow = pace(shape, one, 4, 2048, Rates(40e12, 1.7e9))
+    assert slow.wire_gb == pytest.approx(43.2, rel=0.02)
+    assert slow.step_s == pytest.approx(26.3, rel=0.03)
+    fast = pace(shape, one, 4, 2048, Rates(40e12, 5.2e9))
+    assert fast.step_s and 4 * 2048 / fast.step_s == pytest.approx(889, rel=0.04)
+
+
+def test_replicas_send_gradients_once_a_step_whatever_the_micro_batches():
+    shape = model_shape(QWEN_7B)
+    few, many = (recipe(strategy="zero2", global_batch=4 * n) for n in (1, 8))
+    assert pace(shape, few, 4, 2048, Rates(40e12, 1e9)).wire_gb == pace(shape, many, 4, 2048, Rates(40e12, 1e9)).wire_gb
+
+
+def test_an_unknown_card_or_network_gives_no_minutes_and_one_rank_needs_no_network():
+    shape = model_shape(QWEN_7B)
+    assert pace(shape, recipe(), 4, 2048, Rates(None, 1e9)).minutes(10) is None
+    assert pace(shape, recipe(), 4, 2048, Rates(40e12, None)).minutes(10) is None
+    assert pace(shape, recipe(), 1, 2048, Rates(40e12, None)).minutes(10) is not None
+
+
+@pytest.mark.parametrize(
+    ("card", "flops"), [("NVIDIA A10", 40e12), ("NVIDIA A10G", 42e12), ("NVIDIA A100-SXM4-80GB", 150e12), ("X", None)]
+)
+def test_a_card_is_known_by_its_name(card: str, flops: float | None):
+    assert sustained_flops(card) == flops
+
+
+def test_a_checkpoint_holds_the_adapter_and_three_fp32_numbers_a_parameter():
+    assert pace(model_shape(QWEN_14B), recipe(), 4, 2048, Rates(None, None)).checkpoint_bytes == 14 * 68_812_800

@@ -1,0 +1,311 @@
+"""Between the plan and the run: what a start asks of the head, and what it leaves when it does not come to one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_training_talk import Door, Sshd
+from training.control import attend, preparing, runs, start_run
+from training.control.head_node import Head, HeadError, HereHead, RemoteHead
+from training.control.place import Place
+from training.control.preparing import Order
+from training.data import DataError
+from training.launch import STOP_GRACE_S, Host, Launch, parse_launch
+from training.plan.shape import PlanError
+from training.recipe import load_recipe
+from training.run_folder import PREPARING
+from training.supervision.failure import RankEnd, rank_cause
+
+ROOT = Path(__file__).parents[1]
+RUN = "tiny-20260131-154500"
+REPORT = {
+    "shape": "messages",
+    "records": 400,
+    "bad": 0,
+    "empty": 0,
+    "truncated": 0,
+    "samples": 400,
+    "tokens": 24_000,
+    "learned_tokens": 9_000,
+    "rows": 139,
+    "longest": 120,
+    "template": True,
+    "end_of_turn": "<|im_end|>",
+    "end_of_turn_id": 2,
+    "end_of_turn_learned": True,
+    "pad_id": 0,
+    "eos_id": 2,
+}
+CONFIG = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "vocab_size": 2048,
+    "eos_token_id": 2,
+}
+PREPARED = {
+    "report": REPORT,
+    "model": CONFIG,
+    "machine": {"gpus": [{"name": "NVIDIA A10", "memory_gib": 22.49}], "ram_gib": 64.0, "disk_free_gib": 100.0},
+}
+
+
+def launch(folder: Path, python: str = sys.executable, **env: str) -> Launch:
+    here = (Host("localhost", "127.0.0.1", 2),)
+    return Launch(RUN, str(folder), here, "training.finetune", (), python, env, models=str(folder), here=True)
+
+
+def python_that(folder: Path, does: str) -> str:
+    """A stand-in for the head's Python; it gets `-m training.prepare --run FOLDER ...`."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / RUN
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+def test_the_report_is_the_last_line_whatever_was_said_before(run: Path, tmp_path: Path):
+    python = python_that(tmp_path, "echo noise; echo trouble >&2; echo '{\"report\": 1}'")
+    assert preparing.prepare(HereHead(run.parent), launch(run, python), Order()) == {"report": 1}
+    assert (run / "logs" / "prepare.log").read_text() == "trouble\n"
+
+
+@pytest.mark.parametrize(("code", "error"), [(2, DataError), (1, HeadError), (137, HeadError)])
+def test_unusable_data_are_the_users_mistake_and_the_rest_is_not(run: Path, tmp_path: Path, code: int, error: Any):
+    python = python_that(tmp_path, f"echo 'line 3: not JSON' >&2; exit {code}")
+    with pytest.raises(error, match=r"line 3: not JSON$"):
+        preparing.prepare(HereHead(run.parent), launch(run, python), Order())
+
+
+def test_the_head_prepares_in_the_ranks_environment_without_the_runs_mark(run: Path, tmp_path: Path):
+    python = python_that(tmp_path, 'printf \'["%s", "%s", "%s", "%s"]\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"')
+    marked = launch(run, python, SPOTUNE_RUN=str(run), HF_HUB_OFFLINE="1", A="b c")
+    said = preparing.prepare(HereHead(run.parent), marked, Order(skip_bad=True))
+    assert said == ["", "1", "b c", f"-m training.prepare --run {run} --attached --skip-bad"]
+
+
+def test_data_of_the_hub_are_fetched_from_the_endpoint_that_is_set_here(run: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    python = python_that(tmp_path, 'printf \'["%s", "%s"]\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
+    offline = launch(run, python, HF_HUB_OFFLINE="1")
+    assert preparing.prepare(HereHead(run.parent), offline, Order(from_hub=True)) == ["", "http://mirror"]
+
+
+@pytest.fixture(params=["here", "over ssh"])
+def head(request: pytest.FixtureRequest, run: Path) -> Iterator[Head]:
+    if request.param == "here":
+        yield HereHead(run.parent)
+        return
+    sshd = Sshd()
+    with closing(RemoteHead("te1", lambda: Door(sshd), lambda *_: "")) as far:
+        yield far
+
+
+def test_ctrl_c_while_the_data_are_prepared_ends_the_program_on_the_head(head: Head, run: Path):
+    os.mkfifo(run / "recipe.toml")  # whoever opens it waits, as over data that take hours
+
+    def interrupt() -> None:
+        while not preparing_now(run):
+            time.sleep(0.1)
+        time.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        preparing.prepare(head, launch(run, PYTHONPATH=str(ROOT)), Order())
+    deadline = time.monotonic() + 5
+    while preparing_now(run):
+        assert time.monotonic() < deadline, "it goes on without anybody waiting for it"
+        time.sleep(0.1)
+
+
+def preparing_now(run: Path) -> list[str]:
+    """Python processes that prepare this run."""
+    wanted = f"{sys.executable} -m training.prepare --run {run} "
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [words] if words.startswith(wanted) else []
+    return found
+
+
+def test_on_the_cpu_the_heads_cards_do_not_count(run: Path):
+    place = Place(HereHead(run.parent))
+    recipe = load_recipe("tiny")
+    on_cpu = preparing.find_facts(place, launch(run, DS_ACCELERATOR="cpu"), recipe, PREPARED)
+    on_card = preparing.find_facts(place, launch(run), recipe, PREPARED)
+    assert on_cpu.card is None and on_card.card and on_card.card.name == "NVIDIA A10"
+
+
+def test_stops_are_read_from_the_models_folder(run: Path):
+    (run / "tiny").mkdir()
+    (run / "tiny" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    place = Place(HereHead(run.parent))
+    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED).stops == {7, 8}
+
+
+def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
+    two = Launch(RUN, "/data/runs/x", hosts, "training.finetune", (), "python", {})
+    head = HereHead(tmp_path)
+    assert preparing.bytes_per_s(Place(head, cluster="mine"), two) is None
+    assert preparing.bytes_per_s(Place(head, cluster="mine", line_rate_gbps=16), two) == pytest.approx(1.7e9)
+    check = {"run_id": "check-1", "time": "1", "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
+    check |= {"checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
+    folder = tmp_path / "runs" / "check-20260101-000000"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(check))
+    assert preparing.bytes_per_s(Place(head, cluster="mine", line_rate_gbps=16), two) == 1.25e9
+    assert preparing.bytes_per_s(Place(head, cluster="another"), two) is None
+
+
+class Recorded(HereHead):
+    """This machine, with the start of the supervisor only noted."""
+
+    started: Launch | None = None
+
+    def start(self, launch: Launch) -> None:
+        self.started = launch
+
+
+def start(head: HereHead, monkeypatch, answer: Any, **wishes: bool) -> str | None:
+    """A start of `tiny` whose preparation gives `answer`, or raises it."""
+
+    def prepare(*_: object) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(start_run, "here_base_model", lambda recipe, target: "0" * 64)
+    monkeypatch.setattr(preparing, "prepare", prepare)
+    moment = datetime(2026, 1, 31, 15, 45)
+    return start_run.start(lambda: Place(head), load_recipe("tiny"), "", moment, start_run.Wishes(**wishes))
+
+
+def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path, monkeypatch, capsys):
+    head = Recorded(tmp_path / "runs")
+    assert start(head, monkeypatch, PREPARED) == RUN
+    assert head.started and head.started.run_id == RUN
+    folder = head.runs / RUN
+    assert not (folder / PREPARING).exists()
+    shipped = parse_launch((folder / "launch.json").read_text())
+    assert shipped == head.started and shipped.stop_grace_s == STOP_GRACE_S
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["data"]["records"] == 400 and plan["base_model_hash"] == "0" * 64
+    assert {"memory_gib", "step_s", "minutes", "tokens_per_step", "total_steps", "parts"} <= plan["predicted"].keys()
+    said = capsys.readouterr().out
+    assert "ok      records: 400 to learn from" in said and "error" not in said
+
+
+def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys):
+    head = Recorded(tmp_path / "runs")
+    assert start(head, monkeypatch, PREPARED, dry=True) is None
+    assert head.started is None and list(head.runs.iterdir()) == []
+    assert "ok      records: 400" in capsys.readouterr().out
+
+
+BAD = {**PREPARED, "report": {**REPORT, "samples": 15}}
+
+
+@pytest.mark.parametrize("answer", [BAD, DataError("bad"), HeadError("gone"), KeyboardInterrupt()])
+def test_a_start_that_does_not_come_to_a_run_leaves_nothing(tmp_path: Path, monkeypatch, answer: Any):
+    head = Recorded(tmp_path / "runs")
+    with pytest.raises(PlanError if isinstance(answer, dict) else type(answer)):
+        start(head, monkeypatch, answer)
+    assert head.started is None and list(head.runs.iterdir()) == []
+
+
+def test_anyway_starts_in_spite_of_an_estimate(tmp_path: Path, monkeypatch):
+    head = Recorded(tmp_path / "runs")
+    assert start(head, monkeypatch, BAD, anyway=True) == RUN
+    assert head.started
+
+
+def test_what_an_interrupted_start_left_is_removed_once_it_is_old_and_nothing_else_is(tmp_path: Path):
+    head = HereHead(tmp_path)
+    for name, marked, age_min in (("old", True, 300), ("young", True, 1), ("finished run", False, 300)):
+        (tmp_path / name).mkdir()
+        mark = tmp_path / name / (PREPARING if marked else "metrics.jsonl")
+        mark.touch()
+        os.utime(mark, (time.time() - 60 * age_min,) * 2)
+    runs.remove_abandoned(head, 240)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["finished run", "young"]
+
+
+def test_files_and_folders_keep_their_kind_and_the_hubs_go_by_name(tmp_path: Path):
+    recipe = load_recipe("tiny")
+    line = '{"prompt": "a", "completion": "b"}\n'
+    (tmp_path / "some" / "inner").mkdir(parents=True)
+    for name in ("some/a.jsonl", "some/inner/b.jsonl", "one.JSONL"):
+        (tmp_path / name).write_text(line)
+    one = start_run.training_data(recipe, str(tmp_path / "one.JSONL"), tmp_path)
+    assert list(one.files) == ["data/train.jsonl"] and one.summary and one.summary.records == 1
+    many = start_run.training_data(recipe, str(tmp_path / "some"), tmp_path)
+    assert sorted(many.files) == ["data/train/a.jsonl", "data/train/inner/b.jsonl"]
+    hub = start_run.training_data(recipe, "owner/name", tmp_path)
+    assert hub.files == {"data/train.hub": "owner/name"} and hub.from_hub and hub.summary is None
+    (tmp_path / "bad.jsonl").write_text(line + "{}\n")
+    with pytest.raises(DataError):
+        start_run.training_data(recipe, str(tmp_path / "bad.jsonl"), tmp_path)
+    skipped = start_run.training_data(recipe, str(tmp_path / "bad.jsonl"), tmp_path, skip_bad=True)
+    assert skipped.summary and (skipped.summary.records, skipped.summary.bad) == (1, 1)
+
+
+def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path: Path, monkeypatch, capsys):
+    head = Recorded(tmp_path / "runs")
+    big = {**CONFIG, "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
+    start(head, monkeypatch, {**PREPARED, "model": big}, anyway=True)
+    _, words = rank_cause(RankEnd(1, oom=False), ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
+    assert attend.OUT_OF_MEMORY in words, "what the supervisor says is what the ladder waits for"
+    status = {"run_id": RUN, "state": "failed", "reason": f"rank 0 on te1 {words}", "supervisor_pid": 0}
+    (head.runs / RUN / "status.json").write_text(json.dumps(status))
+    capsys.readouterr()
+    with pytest.raises(attend.RunFailed, match="ran out of GPU memory"):
+        attend.conclude(head, RUN, runs.look(head, RUN))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("planned: ")
+    assert lines[1].startswith("  --set micro_batch=1: ") and "GiB less" in lines[1]
+
+
+@pytest.mark.parametrize("broken", ["recipe.toml", "plan.json"])
+def test_without_its_papers_a_failed_run_has_no_ladder(tmp_path: Path, monkeypatch, broken: str):
+    head = Recorded(tmp_path / "runs")
+    start(head, monkeypatch, PREPARED)
+    assert attend.memory_ladder(head, RUN)
+    (head.runs / RUN / broken).write_text("{")
+    assert attend.memory_ladder(head, RUN) == []
+
+
+def test_the_facts_of_a_runs_nccl_log(run: Path):
+    (run / "logs" / "launcher.log").write_text(
+        "[0] loss 2.4\n[0] NCCL version 2.30.7+cuda13.2\n"
+        "[0] te1:1:2 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>\n"
+    )
+    assert attend.nccl_lines(HereHead(run.parent), RUN) == ["NCCL 2.30.7", "meets over eth1"]
+    (run / "logs" / "launcher.log").unlink()
+    assert "NCCL_DEBUG=INFO" in attend.nccl_lines(HereHead(run.parent), RUN)[0]

@@ -1,0 +1,107 @@
+"""Out of memory: the ladder of changes, in the recipe's own keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from training.diagnosis.oom import ladder, ladder_lines, needed
+from training.plan.memory import GIB, RESERVED, with_changes
+from training.plan.shape import model_shape
+from training.recipe import Recipe, load_recipe
+
+CONFIG = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+SHAPE = model_shape(CONFIG)
+GREEDY: dict[str, Any] = {
+    "micro_batch": 4,
+    "gradient_checkpointing": False,
+    "strategy": "zero0",
+    "lora": {"dropout": 0.05, "dora": True},
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    return with_changes(load_recipe("qwen2.5-7b"), **changes)
+
+
+def test_the_ladder_goes_from_the_cheapest_change_to_the_dearest():
+    keys = [setting for rung in ladder(recipe(**GREEDY), SHAPE, 4, 2048, cards=False) for setting in rung.settings]
+    assert keys == [
+        "micro_batch=1",
+        "gradient_checkpointing=true",
+        "loss_chunk=256",
+        "lora.dropout=0",
+        "strategy=zero3",
+        "offload.optimizer=true",
+        "max_length=1024",
+        "max_length=512",
+        "offload.parameters=true",
+        "lora.dora=false",
+    ]
+
+
+def test_each_rung_saves_what_the_estimate_of_the_changed_recipe_says():
+    """Every rung's own keys, set as `--set` would, lead to the recipe whose memory it promises."""
+    asked = recipe(**GREEDY)
+    before = needed(asked, SHAPE, 4, 2048).total / GIB
+    settings: dict[str, str] = {}
+    for rung in ladder(asked, SHAPE, 4, 2048, cards=False):
+        settings |= dict(setting.split("=") for setting in rung.settings)
+        values = asked.model_dump()
+        for key, text in settings.items():
+            table, _, inner = key.partition(".")
+            value = {"true": True, "false": False}.get(text, text)
+            if inner:
+                values[table] = {**values[table], inner: value}
+            else:
+                values[key] = value
+        after = needed(Recipe.model_validate(values), SHAPE, 4, 2048).total / GIB
+        assert rung.saves_gib == pytest.approx(before - after)
+        assert rung.leaves_gib == pytest.approx(after + RESERVED / GIB)
+        before = after
+
+
+def test_nothing_is_offered_that_the_recipe_has_already_or_that_saves_nothing():
+    lean = recipe(
+        micro_batch=1, loss_chunk=64, max_length=512, offload={"optimizer": True, "parameters": True}, lora={"rank": 8}
+    )
+    assert ladder(lean, SHAPE, 4, 2048, cards=False) == []
+    assert "nothing in the recipe would" in ladder_lines([], {"memory_gib": 9.0, "card_gib": 8.0})[-1]
+
+
+def test_one_rank_is_not_offered_shards_but_offload_with_its_strategy():
+    settings = [rung.settings for rung in ladder(recipe(strategy="zero0"), SHAPE, 1, 2048, cards=False)]
+    assert ("strategy=zero3",) not in settings
+    assert ("strategy=zero3", "offload.parameters=true") in settings
+
+
+def test_full_fine_tuning_is_offered_lora_which_saves_most():
+    rungs = ladder(recipe(tuning="full"), SHAPE, 4, 2048, cards=False)
+    assert max(rungs, key=lambda rung: rung.saves_gib).settings == ("tuning=lora",)
+
+
+def test_the_lines_say_what_was_planned_what_is_saved_and_what_fits():
+    asked = recipe(micro_batch=4, strategy="zero2", gradient_checkpointing=False)
+    predicted = {"memory_gib": needed(asked, SHAPE, 4, 2048).total / GIB, "card_gib": 22.5}
+    lines = ladder_lines(ladder(asked, SHAPE, 4, 2048, cards=False), predicted)
+    assert lines[0].startswith("planned: ") and "of 22.5" in lines[0]
+    assert lines[1].startswith("  --set micro_batch=1: ") and "GiB less" in lines[1]
+    fits = [" (fits)" in line for line in lines[1:]]
+    assert not fits[0] and fits[-1], "the first rung is not enough, the last one is"
+
+
+def test_on_cards_nothing_is_offered_that_ligers_kernels_would_not_heed():
+    offered = {
+        cards: [rung.command for rung in ladder(recipe(**GREEDY), SHAPE, 4, 2048, cards)] for cards in (False, True)
+    }
+    assert [command for command in offered[False] if command not in offered[True]] == ["--set loss_chunk=256"]
+    assert len(offered[True]) == len(offered[False]) - 1

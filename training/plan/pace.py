@@ -1,0 +1,120 @@
+"""How long a run takes and what it writes: FLOPs, bytes on the wire, seconds, checkpoints. Pure.
+
+Computed, not measured: within a quarter for a run that computes, within two fifths for ZeRO-3 over TCP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from training.launch import STOP_GRACE_S
+from training.plan.memory import WIDTH, trained_parameters
+from training.plan.shape import ModelShape
+from training.recipe import Recipe
+
+SUSTAINED: dict[str, float] = {
+    "A10G": 42e12,
+    "A100": 150e12,
+    "A10": 40e12,
+    "A6000": 74e12,
+    "3090": 50e12,
+    "4090": 102e12,
+    "H100": 430e12,
+    "H200": 430e12,
+    "H20": 80e12,
+    "L40S": 110e12,
+    "L20": 65e12,
+    "T4": 20e12,
+    "V100": 60e12,
+}
+"""FLOP/s that LoRA training sustains in 16 bits, by what the card's name contains: published runs where there are
+(A100 143 to 170, 4090 102, 3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's."""
+RE_GATHERED = 1.95
+"""Times the base weights are gathered in a micro-step of ZeRO-3: once forward, nearly once backward."""
+START_S = 90.0
+"""Loading the model, the first step."""
+FORWARD = 0.4
+"""Of a step's time, for the same rows without learning from them: a third of the computing, half of the gathering."""
+LINE_SHARE = 0.85
+"""Of the line rate, over TCP."""
+DISK_BYTES_PER_S = 150e6
+"""What a slow cloud disk takes of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one card sustains and what one link carries; None where nobody knows."""
+
+    flops: float | None
+    bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of an optimizer step, None where the card or the network is unknown, and what a checkpoint weighs."""
+
+    compute_s: float | None
+    wire_s: float | None
+    wire_gb: float
+    """Received by each GPU in an optimizer step."""
+    checkpoint_bytes: int
+
+    @property
+    def step_s(self) -> float | None:
+        """Computing and gathering overlap, but never wholly."""
+        if self.compute_s is None or self.wire_s is None:
+            return None
+        return max(self.compute_s, self.wire_s) + 0.2 * min(self.compute_s, self.wire_s)
+
+    @property
+    def stop_grace_s(self) -> int:
+        """How long a stop waits for the step that is going on, with room for a wrong estimate, and for the save."""
+        return max(STOP_GRACE_S, math.ceil(3 * (self.step_s or 0) + self.checkpoint_bytes / DISK_BYTES_PER_S))
+
+    def minutes(self, steps: float) -> float | None:
+        return None if self.step_s is None else (START_S + steps * self.step_s) / 60
+
+
+def sustained_flops(card: str) -> float | None:
+    """What a card of this name sustains; the longest name that fits counts (A10G before A10)."""
+    known = [name for name in SUSTAINED if name.lower() in card.lower()]
+    return SUSTAINED[max(known, key=len)] if known else None
+
+
+def flops_per_token(shape: ModelShape, recipe: Recipe, length: int) -> float:
+    """Executed for a token of a sequence of `length`: forward and gradient, and the forward again where layers are
+    checkpointed. A frozen weight needs no gradient of its own: 4 and 6 operations a parameter against 6 and 8."""
+    passes = (4 if recipe.tuning == "lora" else 6) + (2 if recipe.gradient_checkpointing else 0)
+    attention = 2 * shape.layers * shape.query * length * (4.5 if recipe.gradient_checkpointing else 3.5)
+    return passes * shape.matmul_parameters + attention
+
+
+def validation_steps(recipe: Recipe, total: int, rows: int) -> float:
+    """What all looks at the validation split take, in steps; `rows` are those left for training."""
+    fraction = recipe.validation.fraction
+    looks = math.ceil(total / recipe.validation.every)
+    return FORWARD * looks * rows * fraction / (1 - fraction) / recipe.global_batch
+
+
+def micro_steps(recipe: Recipe, ranks: int) -> int:
+    """Micro-batches every rank runs in an optimizer step."""
+    most = math.ceil(recipe.global_batch / ranks)
+    return math.ceil(most / recipe.micro_batch)
+
+
+def pace(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rates) -> Pace:
+    """Of an optimizer step whose micro-batches have `tokens` tokens each."""
+    count = micro_steps(recipe, ranks)
+    trained = trained_parameters(shape, recipe)
+    share = (ranks - 1) / ranks
+    wire = 2 * share * 4 * trained  # the gradients, summed in fp32
+    if recipe.strategy == "zero3":
+        wire = count * share * (RE_GATHERED * WIDTH[recipe.dtype] * shape.parameters + 4 * trained)
+    work = flops_per_token(shape, recipe, recipe.max_length) * tokens * count
+    return Pace(
+        compute_s=None if rates.flops is None else work / rates.flops,
+        wire_s=0.0 if not wire else (None if rates.bytes_per_s is None else wire / rates.bytes_per_s),
+        wire_gb=wire / 1e9,
+        checkpoint_bytes=(12 + WIDTH[recipe.dtype]) * trained,
+    )

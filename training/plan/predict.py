@@ -1,0 +1,87 @@
+"""A run's plan: what it is expected to need, and what is to be said about it before it starts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from training.diagnosis.oom import ladder
+from training.plan.checks import run_checks
+from training.plan.facts import Facts
+from training.plan.memory import GIB, PROCESS, estimate
+from training.plan.pace import Rates, pace, sustained_flops
+from training.plan.shape import PlanError
+from training.plan.situation import Check, Situation
+from training.plan.teaching import tokens_each_step
+from training.recipe import Recipe
+
+DATA = ("shape", "records", "bad", "empty", "truncated", "samples", "tokens", "learned_tokens", "rows", "content_hash")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The table, and the numbers that the run's report is held against."""
+
+    checks: Sequence[Check]
+    predicted: dict[str, Any]
+    data: dict[str, Any]
+    """What the run learns from, in short."""
+
+    @property
+    def errors(self) -> list[str]:
+        return [check.sentence for check in self.checks if check.severity == "error"]
+
+
+def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
+    """Estimate and judge a run. Raises PlanError where even the estimate is impossible."""
+    report = facts.report
+    if not report["rows"]:
+        raise PlanError("no record has anything to learn from")
+    tokens = micro_batch_tokens(recipe, report)
+    memory = estimate(facts.shape, recipe, facts.ranks, tokens)
+    flops = sustained_flops(facts.card.name) if facts.card else None
+    if flops and recipe.dtype == "float32":
+        flops /= 8  # a data-centre card's fp32 rate, without tensor cores
+    speed = pace(facts.shape, recipe, facts.ranks, tokens, Rates(flops, facts.bytes_per_s))
+    total = recipe.total_steps(report["rows"])
+    situation = Situation(recipe, facts, memory, speed, total, _smaller(recipe, facts))
+    predicted = {
+        "memory_gib": round((memory.total + (0 if facts.card else PROCESS)) / GIB, 3),
+        "parts": {name: round(size / GIB, 3) for name, size in memory.parts.items()},
+        "host_gib": round(memory.host / GIB, 3),
+        "card": facts.card.name if facts.card else None,
+        "card_gib": round(facts.card.bytes / GIB, 3) if facts.card else None,
+        "step_s": None if speed.step_s is None else round(speed.step_s, 3),
+        "stop_grace_s": speed.stop_grace_s,
+        "minutes": None if situation.minutes is None else round(situation.minutes, 1),
+        "wire_gb": round(speed.wire_gb, 3),
+        "tokens_per_step": round(tokens_each_step(situation)),
+        "total_steps": total,
+        "checkpoint_gib": round(speed.checkpoint_bytes / GIB, 3),
+        "ranks": facts.ranks,
+        "ranks_per_node": facts.ranks_per_node,
+        "ram_gib": round(facts.ram_bytes / GIB, 3),
+        "longest": report["longest"],
+        "shape": asdict(facts.shape),
+    }
+    data = {key: report[key] for key in DATA if key in report}
+    return Plan(run_checks(situation, anyway), predicted, data)
+
+
+def _smaller(recipe: Recipe, facts: Facts) -> str:
+    """The changes that make it fit, from the cheapest on; nothing where all together do not."""
+    has = facts.card.bytes / GIB if facts.card else facts.ram_bytes / facts.ranks_per_node / GIB
+    settings: dict[str, str] = {}
+    for rung in ladder(recipe, facts.shape, facts.ranks, facts.report["longest"], cards=facts.card is not None):
+        settings |= dict(setting.split("=") for setting in rung.settings)
+        if rung.leaves_gib <= has:
+            return " ".join(f"--set {key}={value}" for key, value in settings.items())
+    return ""
+
+
+def micro_batch_tokens(recipe: Recipe, report: Any) -> int:
+    """The most tokens a GPU holds at once: full rows where they are packed, else the longest records."""
+    packed = recipe.batching == "packed"
+    row = recipe.max_length if packed else min(recipe.max_length, report["longest"])
+    return recipe.micro_batch * row

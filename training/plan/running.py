@@ -1,0 +1,128 @@
+"""Will it run? What memory, disk, the cards and the clock say. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from training.isolation import CURE, mixing, too_long
+from training.plan.memory import GIB, PROCESS, RESERVED, Memory
+from training.plan.situation import Check, Situation
+
+TIGHT = 0.95
+UNSAVED_MINUTES = 30
+LONG_MINUTES = 24 * 60
+SYSTEM = 8e9
+"""RAM a node needs besides what is offloaded: Python and CUDA, the loading of the model, the system."""
+WITHOUT_BF16 = re.compile(r"\b(T4|V100|P100|P40|P4|M60|K80|20[678]0|GTX|TITAN (V|RTX)|Quadro RTX)\b", re.IGNORECASE)
+"""Cards before NVIDIA's Ampere."""
+
+
+def saving(it: Situation) -> Check:
+    every, total = it.recipe.save_every, it.total_steps
+    value = f"every {every} of {total} steps; a stop waits up to {it.pace.stop_grace_s} s for the last one"
+    lost = 0.0 if it.pace.step_s is None else min(every, total) * it.pace.step_s / 60
+    if lost > UNSAVED_MINUTES:
+        better = max(1, int(min(every, total) * UNSAVED_MINUTES / lost))
+        cure = f"a machine taken away costs up to {lost:.0f} min; --set save_every={better}"
+        return Check("saving", "warning", value, cure)
+    if every >= total:
+        return Check("saving", "ok", f"once, at the end: {value}")
+    return Check("saving", "ok", value)
+
+
+def gpu_memory(it: Situation) -> Check:
+    card = it.facts.card
+    if card is None:
+        saved = it.memory.saved / it.facts.ranks_per_node  # by the head's first rank alone
+        need, has = it.memory.total + it.memory.host + saved + PROCESS, it.facts.ram_bytes / it.facts.ranks_per_node
+        name = "memory a rank"
+    else:
+        need, has = it.memory.total + RESERVED, card.bytes
+        name = "GPU memory"
+    value = f"{need / GIB:.1f} of {has / GIB:.1f} GiB{f' of {card.name}' if card else ''}{_on_the_head(it)}"
+    way = it.smaller or "nothing in the recipe would do; take a smaller model, more machines or larger cards"
+    cure = f"the largest parts are {_largest(it.memory)}; to fit: {way}"
+    if need > has:
+        return Check(name, "error", value, cure, estimated=True)
+    if need > TIGHT * has:
+        return Check(name, "warning", value, cure, estimated=True)
+    return Check(name, "ok", value, estimated=True)
+
+
+def _on_the_head(it: Situation) -> str:
+    """What is known of a machine is known of the head alone: said where there are others."""
+    return ", as on the head" if it.facts.ranks > it.facts.ranks_per_node else ""
+
+
+def _largest(memory: Memory) -> str:
+    parts = sorted(memory.parts.items(), key=lambda part: -part[1])[:2]
+    return " and ".join(f"{name} ({size / GIB:.1f})" for name, size in parts)
+
+
+def host_ram(it: Situation) -> Check:
+    """The head's, which gathers a whole model's state to save it."""
+    offloaded, saved = it.memory.host * it.facts.ranks_per_node, it.memory.saved
+    if not offloaded + saved or it.facts.card is None:
+        return Check("RAM", "ok", "nothing is offloaded")
+    need = offloaded + saved + SYSTEM
+    what = " and ".join(["what is offloaded"] * bool(offloaded) + ["a save on the head"] * bool(saved))
+    value = f"{need / GIB:.1f} of {it.facts.ram_bytes / GIB:.1f} GiB a node{_on_the_head(it)} for {what}"
+    if need > it.facts.ram_bytes:
+        cure = "the system would kill the ranks; offload less, or take machines with more RAM"
+        if not offloaded:
+            cure = "the system would kill the head's ranks; take machines with more RAM, or --set tuning=lora"
+        return Check("RAM", "error", value, cure, estimated=True)
+    return Check("RAM", "ok", value, estimated=True)
+
+
+def isolation(it: Situation) -> Check:
+    """Samples that share a row must not see each other."""
+    config, recipe = it.facts.config, it.recipe
+    reason = mixing(str(config.get("model_type")), recipe) or too_long(config, recipe, it.facts.report["longest"])
+    return Check("batching", "error", reason, CURE) if reason else Check("batching", "ok", recipe.batching)
+
+
+def disk(it: Situation) -> Check:
+    recipe = it.recipe
+    kept = recipe.keep_checkpoints + 2 + (1 if recipe.keep_best and recipe.validation.fraction else 0)
+    need, free = kept * it.pace.checkpoint_bytes, it.facts.disk_free_bytes
+    value = f"{need / GIB:.1f} of {free / GIB:.1f} GiB free, for {kept} checkpoints"
+    if need > free:
+        return Check("disk", "error", value, "delete old runs, or --set keep_checkpoints=1")
+    return Check("disk", "ok", value)
+
+
+def number_type(it: Situation) -> Check:
+    card, dtype = it.facts.card, it.recipe.dtype
+    without = card is not None and WITHOUT_BF16.search(card.name) is not None
+    if card is None and dtype == "float16":
+        return Check("dtype", "error", "float16 needs a GPU", "--set dtype=bfloat16, or float32")
+    if card and without and dtype == "bfloat16":
+        return Check("dtype", "error", f"{card.name} has no bfloat16", "--set dtype=float16")
+    if card and not without and dtype == "float16":
+        return Check("dtype", "warning", f"float16 overflows, {card.name} has bfloat16", "--set dtype=bfloat16")
+    return Check("dtype", "ok", dtype)
+
+
+def duration(it: Situation) -> Check:
+    pace, minutes = it.pace, it.minutes
+    if minutes is None or pace.step_s is None:
+        unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
+        return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
+    value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
+    if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
+        cure = f"{pace.wire_gb:.0f} GB cross the network in a step; a larger micro_batch, or zero2 if it fits"
+        return Check("time", "warning", value, cure, estimated=True)
+    if minutes > LONG_MINUTES:
+        return Check("time", "warning", value, "more than a day", estimated=True)
+    return Check("time", "ok", value, estimated=True)
+
+
+def tracking(it: Situation) -> Check:
+    """Whether the login is there, only the head could tell: the plan says what is needed."""
+    chosen = it.recipe.logging.wandb
+    if chosen != "online":
+        return Check("Weights & Biases", "ok", chosen)
+    value = "online, with the head's own login: no key is sent there"
+    cure = "if it has none yet, once: `ssh HEAD`, and as root `/data/env/bin/wandb login`; the key stays in ~/.netrc"
+    return Check("Weights & Biases", "warning", value, cure)

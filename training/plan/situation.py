@@ -1,0 +1,51 @@
+"""What the checks look at, and what each of them answers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from training.plan.facts import Facts
+from training.plan.memory import Memory
+from training.plan.pace import Pace, validation_steps
+from training.recipe import Recipe
+
+Severity = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: what was looked at, what was found, and what to do about it."""
+
+    name: str
+    severity: Severity
+    value: str
+    cure: str = ""
+    estimated: bool = False
+    """A judgement or an estimate, which `--anyway` overrules; the rest are facts."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name}: {self.value}{f'; {self.cure}' if self.cure else ''}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the checks look at."""
+
+    recipe: Recipe
+    facts: Facts
+    memory: Memory
+    pace: Pace
+    total_steps: int
+    smaller: str = ""
+    """Changes that would make it fit, as `--set` takes them; empty where none would."""
+
+    @property
+    def epochs(self) -> float:
+        return self.total_steps * self.recipe.global_batch / max(1, self.facts.report["rows"])
+
+    @property
+    def minutes(self) -> float | None:
+        looks = validation_steps(self.recipe, self.total_steps, self.facts.report["rows"])
+        return self.pace.minutes(self.total_steps + looks)
