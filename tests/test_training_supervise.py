@@ -18,6 +18,7 @@ import pytest
 from training.control.ship import launch_files
 from training.launch import MASTER_PORTS, Host, Launch, here_env, launch_text
 from training.run_folder import Status, parse_status
+from training.supervision.afterwards import collect, evaluate
 from training.supervision.end_processes import processes_of
 from training.supervision.node_ssh import NodeError, master_port
 from training.supervision.supervise import Supervisor
@@ -36,6 +37,17 @@ PROGRAMS = {
         print('waiting', rank, flush=True)
         while not (run / 'stop').exists(): time.sleep(0.1)
         time.sleep(0.5 * rank)
+        (run / f'saved-{rank}').touch()
+        sys.exit(3)
+    """,
+    "steps_slowly": """
+        from training.diagnosis.progress import STEP, ProgressFile
+        progress = ProgressFile(run, rank)
+        for step in range(1000):
+            progress.note(step, STEP)
+            if (run / 'stop').exists() and step > 3: break
+            time.sleep(0.7 if step < 3 else 6)
+            if step == 2: print('slow', rank, flush=True)
         (run / f'saved-{rank}').touch()
         sys.exit(3)
     """,
@@ -165,6 +177,16 @@ def test_a_stop_lets_the_ranks_save_and_leave_at_their_own_pace(start):
     supervisor.terminate()
     assert supervisor.wait(30) == 0
     assert status_of(run_dir).state == "stopped"
+    assert "after saving" in status_of(run_dir).reason
+    assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
+
+
+def test_a_stop_waits_as_long_as_the_steps_so_far_ask_for_whatever_was_planned(start):
+    run_dir, supervisor = start("steps_slowly", stop_grace_s=1)
+    wait_for_output(run_dir, 0, "slow 0")
+    time.sleep(1)  # the supervisor looks twice a second
+    supervisor.terminate()
+    assert supervisor.wait(60) == 0
     assert "after saving" in status_of(run_dir).reason
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
 
@@ -319,9 +341,23 @@ def test_every_nodes_logs_come_to_the_head_and_only_those_of_its_own_ranks(tmp_p
     there.mkdir(parents=True)
     for name in ("rank-0.log", "rank-1.log", "failure-rank-1.txt", "launcher.log"):
         (there / name).write_text("of te2")
-    supervisor._collect_logs(supervisor.launch.hosts[1:])
+    collect(supervisor.launch, supervisor.launch.hosts[1:])
     found = {path.name: path.read_text() for path in (run / "logs").iterdir()}
     assert found == {"rank-0.log": "of today", "rank-1.log": "of te2", "failure-rank-1.txt": "of te2"}
+
+
+def test_reports_are_made_of_what_there_is_and_their_failure_is_only_said(tmp_path: Path, capfd):
+    run = tmp_path / "run"
+    launch = make_supervisor(run).launch
+    (run / "training" / "metrics").mkdir(parents=True)
+    report = run / "training" / "metrics" / "report.py"
+    report.write_text("import sys\nopen(sys.argv[2] + '/report.html', 'w').close()\nsys.exit(3)\n")
+    evaluate(launch)
+    assert not (run / "report.html").exists()  # no step was made
+    (run / "metrics.jsonl").write_text("{}\n")
+    evaluate(launch)
+    assert (run / "report.html").exists()
+    assert capfd.readouterr().err == "training.metrics.report: ended with code 3\n"
 
 
 def make_supervisor(run: Path) -> Supervisor:

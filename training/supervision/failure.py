@@ -83,11 +83,14 @@ class Observation:
     """What the launcher's output, and the supervisor's own looks at the nodes, have told so far."""
 
     launch: Launch
-    started: set[int] = field(default_factory=set)
+    started: dict[int, int] = field(default_factory=dict)
+    """Each rank's pid on its node."""
     ended: dict[int, RankEnd] = field(default_factory=dict)
     lost_nodes: list[str] = field(default_factory=list)
     node_codes: dict[str, int] = field(default_factory=dict)
     rank_lines: dict[int, deque[str]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=LAST_LINES)))
+    hung: Cause | None = None
+    """Who fell behind, where the run stopped to progress."""
     node_lines: dict[str, deque[str]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=LAST_LINES)))
 
     def take(self, line: str) -> None:
@@ -108,7 +111,7 @@ class Observation:
 
     def _take_rank(self, rank: int, text: str) -> None:
         if text.startswith(STARTED + " "):
-            self.started.add(rank)
+            self.started[rank] = json.loads(text.removeprefix(STARTED))["pid"]
         elif text.startswith(ENDED + " "):
             end = json.loads(text.removeprefix(ENDED))
             self.ended.setdefault(rank, RankEnd(end["code"], end["oom"]))
@@ -131,7 +134,8 @@ class Observation:
 
     def causes(self) -> list[Cause]:
         """Everything that went wrong so far, the likeliest origin first."""
-        return sorted([*self._node_causes(), *self._rank_causes()], key=lambda cause: cause.weight)
+        hung = [self.hung] if self.hung else []
+        return sorted([*hung, *self._node_causes(), *self._rank_causes()], key=lambda cause: cause.weight)
 
     def _node_causes(self) -> Iterable[Cause]:
         others = [host.name for host in self.launch.hosts[1:]]

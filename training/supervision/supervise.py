@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +21,21 @@ import time
 from pathlib import Path
 from typing import IO
 
-from training.launch import NO_DATA_DISK, Host, Launch, parse_launch, runner_argv, sweep_command
-from training.run_folder import LAUNCH, LAUNCHER_LOG, STATUS, STOP, Status, status_text, write_atomically
+from training.diagnosis.hang import StallWatch
+from training.diagnosis.progress import FOLDER as PROGRESS
+from training.diagnosis.progress import read_progress
+from training.launch import (
+    LONGEST_STOP_S,
+    NO_DATA_DISK,
+    STOP_GRACE_S,
+    Host,
+    Launch,
+    parse_launch,
+    runner_argv,
+    sweep_command,
+)
+from training.run_folder import HANG, LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+from training.supervision import afterwards, hung_run
 from training.supervision.end_processes import sweep
 from training.supervision.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
 from training.supervision.node_ssh import NodeError, answers, master_port, on_hosts, output_of, ssh, ssh_port
@@ -32,10 +46,12 @@ SETTLE_S = 3.0
 """How long to listen on after a failure: the others' last words, and the cause behind it."""
 SETTLE_SECONDARY_S = 25.0
 """The same after what is usually a consequence; ssh notices a lost node after 15 to 20 seconds."""
-COLLECT_S = 10.0
 RESERVE = ".reserve"
 RESERVE_BYTES = 256 * 1024
-NOT_SHIPPED = ("/logs", "/checkpoints", f"/{STATUS}", "/metrics.jsonl", f"/{STOP}", f"/{RESERVE}")
+OF_THE_HEAD = (
+    *("logs", "checkpoints", STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
+    *("tb", "wandb", "report.html", "versions.json", "after", "merged"),
+)
 
 
 class Supervisor:
@@ -47,6 +63,7 @@ class Supervisor:
         self.seen = Observation(self.launch)
         self.events: queue.Queue[tuple[str, str]] = queue.Queue()
         self.stop_requested_at: float | None = None
+        self.stall = StallWatch(0 if self.launch.debug_rank is not None else self.launch.hang_s)
         now = time.time()
         self.status = Status(self.launch.run_id, "starting", started=now, updated=now, supervisor_pid=os.getpid())
 
@@ -61,6 +78,8 @@ class Supervisor:
         (self.run_dir / "logs").mkdir(exist_ok=True)
         (self.run_dir / STOP).unlink(missing_ok=True)
         (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
+        for folder in (PROGRESS, PROFILE):
+            shutil.rmtree(self.run_dir / folder, ignore_errors=True)
         self._write_status()
         try:
             self._prepare_nodes()
@@ -68,6 +87,7 @@ class Supervisor:
         except NodeError as error:
             end, code = Verdict("failed", f"node {error.node} is not ready: {error}", node=error.node), 1
         self._write_end(end, code)
+        afterwards.evaluate(self.launch)
         return 0 if end.state in {"finished", "stopped"} else 1
 
     def _prepare_nodes(self) -> None:
@@ -94,9 +114,11 @@ class Supervisor:
     def _ship(self, host: Host) -> None:
         if host == self.launch.hosts[0]:
             return
-        excluded = [f"--exclude={name}" for name in NOT_SHIPPED]
+        excluded = [f"--exclude=/{name}" for name in OF_THE_HEAD]
         source, target = f"{self.run_dir}/", f"{host.name}:{self.run_dir}/"
-        output_of(["rsync", "-a", "--timeout=20", *excluded, source, target], host.name, 600)
+        # what is shipped to the head has no time of its own: a recipe of the same size would pass for the old one
+        for options in (["--checksum", "--exclude=/data"], []):
+            output_of(["rsync", "-a", "--timeout=20", *options, *excluded, source, target], host.name, 600)
 
     def _supervise(self) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
@@ -157,17 +179,26 @@ class Supervisor:
             now = time.monotonic()
             if time.time() - self.status.updated > STATUS_EVERY_S:
                 self._refresh()
-            if self.stop_requested_at and now - self.stop_requested_at > self.launch.stop_grace_s:
+            if self.stop_requested_at and now - self.stop_requested_at > self._stop_grace_s():
                 return
             if causes := self.seen.causes():
                 failed_at = failed_at or now
                 settle = SETTLE_S if causes[0].weight < SECONDARY else SETTLE_SECONDARY_S
                 if now - failed_at > settle or self.seen.all_ended:
                     return
+            elif not self.stop_requested_at and (silent_s := self.stall.take(read_progress(self.run_dir, 0), now)):
+                self.seen.hung = hung_run.ask_why(self.launch, self.seen.started, silent_s)
             if self.seen.all_ended or launcher.poll() is not None:
                 ended_at = ended_at or now
                 if self.events.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
                     return
+
+    def _stop_grace_s(self) -> float:
+        """As planned; longer where three steps at the pace so far, and a minute to save, are more than that."""
+        planned = self.launch.stop_grace_s
+        if (step_s := self.stall.median_s) is None:
+            return planned
+        return max(planned, min(3 * step_s + STOP_GRACE_S, LONGEST_STOP_S))
 
     def _take_event(self) -> None:
         try:
@@ -200,19 +231,7 @@ class Supervisor:
         for error in on_hosts(reachable, lambda host: ssh(host.name, sweep_command(self.launch), 20)):
             print(f"could not end the ranks on {error.node}: {error}", file=sys.stderr, flush=True)
             lost.add(error.node)
-        self._collect_logs(tuple(host for host in self.launch.hosts[1:] if host.name not in lost))
-
-    def _collect_logs(self, hosts: tuple[Host, ...]) -> None:
-        """Every rank's log to the head, as far as the nodes answer: that is where results are fetched from."""
-        for error in on_hosts(hosts, self._collect):
-            print(f"no logs from {error.node}: {error}", file=sys.stderr, flush=True)
-
-    def _collect(self, host: Host) -> None:
-        ranks = [rank for rank in range(self.launch.world_size) if self.launch.host_of(rank) == host]
-        wanted = [f"--include={name}-{rank}.*" for rank in ranks for name in ("rank", "failure-rank")]
-        limits = [f"--timeout={COLLECT_S:.0f}", "--max-size=64m"]
-        source, target = f"{host.name}:{self.run_dir}/logs/", f"{self.run_dir}/logs/"
-        output_of(["rsync", "-a", *limits, *wanted, "--exclude=*", source, target], host.name, COLLECT_S)
+        afterwards.collect(self.launch, tuple(host for host in self.launch.hosts[1:] if host.name not in lost))
 
     def _last_lines(self, end: Verdict) -> tuple[str, ...]:
         """The failing rank's last words: from its own log, which also has what it did not say aloud."""

@@ -1,0 +1,214 @@
+"""A debugger on one rank while the others wait: with a real debugger client, on a real run of this machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.dap import Dap
+from training import tiny
+from training.control import debugger
+from training.control.place import Place
+from training.control.start_run import BUILT_IN, RECORD, TINY
+from training.diagnosis.debug import PATIENCE_S, collective_timeout_s, debugged
+from training.diagnosis.progress import read_progress
+from training.heartbeat import late_ranks
+from training.launch import Host, Launch, LaunchError, debug_env
+from training.run_folder import METRICS
+from training.sums import SUMS, sha256_of, sums_of, sums_text
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("debugpy", reason="needs the [train] extra")
+
+
+def line_of(path: Path, text: str) -> int:
+    return next(n for n, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("x", "", False), "--debug-rank x: the number of a rank"),
+        (("1", "", True), "leave --detach out"),
+        (("", "0", False), "--profile 0: a number of steps"),
+        (("", "12-10", False), "--profile 12-10"),
+        (("", "three", False), "--profile three"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_in_a_sentence(flags, words: str):
+    with pytest.raises(LaunchError, match=re.escape(words)):
+        debugger.options(*flags)
+    assert debugger.options("0", "10-12", False) == {"debug_rank": 0, "profile": "10-12"}
+    assert debugger.options("", "", True) == {"debug_rank": None, "profile": ""}
+
+
+def test_a_rank_that_there_is_not_cannot_be_debugged(tmp_path: Path):
+    from training.control.head_node import HereHead
+
+    with pytest.raises(LaunchError, match="--debug-rank 2: there are ranks 0 to 1"):
+        Place(HereHead(tmp_path), debug_rank=2).target("tiny-20260101-000000")
+    target = Place(HereHead(tmp_path), debug_rank=1).target("tiny-20260101-000000")
+    launch = target.launch(tmp_path / "tiny-20260101-000000", "training.finetune")
+    assert launch.debug_rank == 1 and launch.env["PYTHONBREAKPOINT"] == "debugpy.breakpoint"
+
+
+def test_nobody_is_late_while_a_rank_stands_in_the_debugger():
+    hours = 3 * 3600.0
+    assert late_ranks({0: hours, 1: 10.0}, 2, 0, hours) == [1]
+    assert late_ranks({0: hours, 1: 10.0}, 2, 0, hours, PATIENCE_S) == []
+    assert late_ranks({0: hours}, 2, 0, hours, PATIENCE_S) == []
+    assert debugged({"debug_rank": 0}) and not debugged({"debug_rank": None}) and not debugged({})
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("debug_rank", "limit_s"), [(1, PATIENCE_S), (None, 30)])
+def test_only_with_a_debugger_nothing_times_out_not_even_groups_made_later(
+    tmp_path: Path, monkeypatch, debug_rank: int | None, limit_s: float
+):
+    torch = pytest.importorskip("torch", reason="needs the [train] extra")
+    dist = torch.distributed
+    from torch.distributed import distributed_c10d
+
+    from training.rank import Rank
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(distributed_c10d, name, timedelta(seconds=7))
+    (tmp_path / "launch.json").write_text(json.dumps({"debug_rank": debug_rank}))
+    rank = Rank(tmp_path)
+    assert rank.heartbeat._limit_s == limit_s
+    limit_s = PATIENCE_S if debug_rank else 1800
+    assert collective_timeout_s(rank, 1800) == limit_s
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=limit_s))
+    try:
+        later = dist.new_group()
+        timeout = later._get_backend(torch.device("cpu")).options._timeout
+        assert timeout == timedelta(seconds=PATIENCE_S if debug_rank else 7)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_older_start_of_the_run_does_not_hide_that_the_rank_has_not_come_yet(tmp_path: Path):
+    launch = Launch("r", str(tmp_path), (Host("te1", "", 1), Host("te2", "", 1)), "m", (), "python", {}, debug_rank=1)
+    log = tmp_path / "logs" / "launcher.log"
+    log.parent.mkdir()
+
+    def last() -> str:
+        return subprocess.run(debugger.port_command(launch, 1), shell=True, capture_output=True, text=True).stdout
+
+    assert last() == ""
+    old = "te2: [1] rank 1 (te2): waits for a debugger at 127.0.0.1:5679 of its node\n"
+    log.write_text(f"te2: [1] @started {{}}\n{old}te1: [0] hello\n")
+    assert "5679" in last()
+    log.write_text(f"{log.read_text()}te2: [1] @ended {{}}\n")
+    assert "5679" not in last()
+
+
+LONE_RANK = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from training.diagnosis import debug
+rank = SimpleNamespace(launch={"debug_rank": int(sys.argv[1])}, place=SimpleNamespace(rank=0, node="te1"))
+debug.wait(rank)
+answer = 41
+breakpoint()
+print("answer", answer, flush=True)
+"""
+
+
+def test_breakpoint_in_the_code_goes_to_the_debugger_and_elsewhere_does_nothing(tmp_path: Path):
+    (tmp_path / "program.py").write_text(LONE_RANK)
+    env = {**os.environ, **debug_env(), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, str(tmp_path / "program.py")]
+    other = subprocess.run([*argv, "1"], env=env, capture_output=True, text=True, timeout=30)
+    assert (other.returncode, other.stdout) == (0, "answer 41\n")
+    program = subprocess.Popen([*argv, "0"], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        said = program.stdout.readline()
+        client = Dap(int(re.search(r"waits for a debugger at 127\.0\.0\.1:(\d+)", said)[1]))
+        client.attach(str(tmp_path), str(tmp_path), {})
+        thread = client.event("stopped")["threadId"]
+        frame = client.top_frame(thread)
+        assert frame["source"]["path"] == str(tmp_path / "program.py")
+        client.ask("evaluate", expression="answer += 1", frameId=frame["id"], context="repl")
+        client.ask("continue", threadId=thread)
+        client.event("terminated")
+        client.close()  # which ends the adapter, the other holder of the program's pipe
+        assert program.communicate(timeout=30)[0].endswith("answer 42\n")
+    finally:
+        program.kill()
+        program.wait()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a barely trained tiny model where `--here` looks for it."""
+    pytest.importorskip("deepspeed", reason="needs the [train] extra")
+    folder = tmp_path / ".cache" / "spotune" / "models" / "tiny"
+    folder.mkdir(parents=True)
+    tiny.write_model(folder, steps=1)
+    (folder / SUMS).write_text(sums_text(sums_of(folder)))
+    record = {"repo": BUILT_IN, "revision": "main", "commit": sha256_of(TINY), "hash": sha256_of(folder / SUMS)}
+    (folder / RECORD).write_text(json.dumps(record))
+    return tmp_path
+
+
+@pytest.mark.torch
+def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_finish(home: Path):
+    (home / "fabfile.py").write_text("from training.tasks import namespace\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    argv = [sys.executable, "-m", "fabric", "train", "--model", "tiny", "--here", "--steps", "3", "--debug-rank", "1"]
+    argv += ["--profile", "2-3", "--set", "optimizer.warmup_steps=1"]
+    fab = subprocess.Popen(argv, cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(fab.stdout), daemon=True)
+    try:
+        reader.start()
+        wait_for(lambda: "}\n" in said, 300)  # the end of what goes into launch.json; before it, tiny is made
+        text = "".join(said)
+        configuration = json.loads(text[text.index("{\n") : text.index("\n}\n") + 2])
+        assert "rank 1 on localhost waits for a debugger" in text
+        mapping = configuration["pathMappings"][0]
+        assert mapping["localRoot"] == str(ROOT / "training")
+        run = Path(mapping["remoteRoot"]).parent
+        finetune = ROOT / "training" / "finetune.py"
+        line = line_of(finetune, "progress.step += 1")
+
+        client = Dap(configuration["connect"]["port"])
+        assert client.attach(mapping["localRoot"], mapping["remoteRoot"], {str(finetune): [line]}) == [line]
+        thread = client.event("stopped", 90)["threadId"]
+        frame = client.top_frame(thread)
+        assert (frame["source"]["path"], frame["line"]) == (str(finetune), line)
+        evaluated = client.ask("evaluate", expression="(run.rank.place.rank, progress.step)", frameId=frame["id"])
+        assert evaluated["result"] == "(1, 0)"
+        time.sleep(float(os.environ.get("SPOTUNE_TEST_STOPPED_S", "3")))
+        assert read_progress(run, 0).step <= 1 and len((run / METRICS).read_text().splitlines()) <= 1
+        assert fab.poll() is None
+        client.ask("setBreakpoints", source={"path": str(finetune)}, breakpoints=[])
+        client.ask("continue", threadId=thread)
+        assert fab.wait(60) == 0, "".join(said)
+        assert [json.loads(row)["step"] for row in (run / METRICS).read_text().splitlines()] == [1, 2, 3]
+        with gzip.open(run / "profile" / "trace.json.gz", "rt") as file:  # there before fab train comes back
+            steps = [e for e in json.load(file)["traceEvents"] if e["name"].startswith("ProfilerStep#")]
+        assert sorted(event["pid"] for event in steps) == [0, 0, 1, 1]
+        client.close()
+    finally:
+        fab.kill()
+        fab.wait()
+
+
+def wait_for(condition, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)

@@ -1,0 +1,89 @@
+"""From here to a rank that waits for a debugger: find its port, keep a tunnel to it, say what VS Code needs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TypedDict
+
+from training.control import attend, runs
+from training.control.head_node import Head
+from training.control.ship import SOURCE
+from training.diagnosis.debug import WAITS
+from training.diagnosis.profiling import parse_steps
+from training.launch import Launch, LaunchError
+from training.run_folder import LAUNCHER_LOG
+
+LOOK_EVERY_S = 1.0
+Tunnel = Callable[[str, int], AbstractContextManager[int]]
+"""Of a node's name and a port of its 127.0.0.1: the port here that leads there, open inside a `with`."""
+
+
+class Options(TypedDict):
+    debug_rank: int | None
+    profile: str
+
+
+def options(debug_rank: str, profile: str, detach: bool) -> Options:
+    """The two flags as `Place` has them. Raises LaunchError."""
+    if profile:
+        parse_steps(profile)
+    if not debug_rank:
+        return {"debug_rank": None, "profile": profile}
+    if not re.fullmatch(r"\d+", debug_rank):
+        raise LaunchError(f"--debug-rank {debug_rank}: the number of a rank, from 0")
+    if detach:
+        raise LaunchError("--debug-rank keeps a tunnel open from this terminal; leave --detach out")
+    return {"debug_rank": int(debug_rank), "profile": profile}
+
+
+@contextmanager
+def reached(head: Head, run_id: str, tunnel: Tunnel) -> Iterator[None]:
+    """Inside it the rank to be debugged can be reached; says how. Nothing where the run ends first."""
+    launch = runs.read_launch(head, run_id)
+    assert launch.debug_rank is not None
+    try:
+        port = _waited_for_port(head, launch, launch.debug_rank)
+    except KeyboardInterrupt:
+        attend.say_detached(run_id, head.here)
+        raise
+    if port is None:
+        yield
+        return
+    node = launch.host_of(launch.debug_rank).name
+    with tunnel(node, port) as local_port:
+        print(f"rank {launch.debug_rank} on {node} waits for a debugger; into the configurations of launch.json:")
+        print(vscode_configuration(launch, local_port), flush=True)
+        yield
+
+
+def port_command(launch: Launch, rank: int) -> str:
+    """A shell command that prints the last a rank said of starting and of waiting for a debugger."""
+    pattern = rf"\[{rank}\] (@started|@ended|.*{WAITS})"
+    return f"grep -E {shlex.quote(pattern)} {shlex.quote(launch.run_dir)}/{LAUNCHER_LOG} 2>/dev/null | tail -n 1"
+
+
+def _waited_for_port(head: Head, launch: Launch, rank: int) -> int | None:
+    while not runs.look(head, launch.run_id).over:
+        if match := re.search(rf"{WAITS}127\.0\.0\.1:(\d+)", head.shell(port_command(launch, rank))):
+            return int(match[1])
+        time.sleep(LOOK_EVERY_S)
+    return None
+
+
+def vscode_configuration(launch: Launch, port: int, source: Path = SOURCE) -> str:
+    """The configuration that attaches to the rank: its code is the shipped copy of ours."""
+    configuration = {
+        "name": f"spotune rank {launch.debug_rank}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": port},
+        "pathMappings": [{"localRoot": str(source), "remoteRoot": f"{launch.run_dir}/training"}],
+        "justMyCode": False,
+    }
+    return json.dumps(configuration, indent=2)

@@ -1,0 +1,108 @@
+"""After out of memory: what to change, in the recipe's own keys, and what each change would save. Pure.
+
+The steps go from the cheapest to the dearest, in speed and in what is learned. Each is counted on top of those
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.plan.memory import GIB, RESERVED, Memory, estimate, with_changes
+from training.plan.shape import ModelShape
+from training.recipe import Recipe
+
+SHORTEST = 512
+"""Tokens of a row that the ladder goes down to."""
+LEAST_GIB = 0.05
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One change, as `--set` takes it, with what it saves and what remains needed on the GPU."""
+
+    settings: tuple[str, ...]
+    saves_gib: float
+    leaves_gib: float
+    costs: str
+
+    @property
+    def command(self) -> str:
+        return " ".join(f"--set {setting}" for setting in self.settings)
+
+
+Change = tuple[tuple[str, ...], dict[str, Any], str]
+
+
+def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: bool) -> list[Rung]:
+    """Changes worth trying, each on top of the ones before; none that saves nothing. `cards`: the ranks compute on
+    GPUs, where Liger's kernels choose the loss's chunks themselves."""
+    rungs: list[Rung] = []
+    now = needed(recipe, shape, ranks, longest)
+    for settings, changes, costs in _changes(recipe, ranks):
+        if cards and "loss_chunk" in changes:
+            continue
+        changed = with_changes(recipe, **_merged(recipe, changes))
+        then = needed(changed, shape, ranks, longest)
+        saves = (now.total - then.total) / GIB
+        if saves < LEAST_GIB:
+            continue
+        asked = tuple(setting for setting in settings if all(setting not in rung.settings for rung in rungs))
+        rungs.append(Rung(asked, saves, (then.total + RESERVED) / GIB, costs))
+        recipe, now = changed, then
+    return rungs
+
+
+def needed(recipe: Recipe, shape: ModelShape, ranks: int, longest: int) -> Memory:
+    """Memory where every micro-batch is as long as it can get."""
+    row = recipe.max_length if recipe.batching == "packed" else min(recipe.max_length, longest)
+    return estimate(shape, recipe, ranks, recipe.micro_batch * row)
+
+
+def _merged(recipe: Recipe, changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes of a table's keys joined with the table's others."""
+    values = recipe.model_dump()
+    return {k: {**values[k], **v} if isinstance(v, dict) else v for k, v in changes.items()}
+
+
+def _changes(recipe: Recipe, ranks: int) -> Iterator[Change]:
+    if recipe.micro_batch > 1:
+        yield ("micro_batch=1",), {"micro_batch": 1}, "the same result in more micro-batches"
+    if not recipe.gradient_checkpointing:
+        yield ("gradient_checkpointing=true",), {"gradient_checkpointing": True}, "the same result, a third slower"
+    if recipe.loss_chunk > 256:
+        yield ("loss_chunk=256",), {"loss_chunk": 256}, "the same result"
+    if recipe.tuning == "lora" and recipe.lora.dropout:
+        yield ("lora.dropout=0",), {"lora": {"dropout": 0.0}}, "no dropout"
+    if recipe.strategy != "zero3" and ranks > 1:
+        words = "the same result; the weights cross the network in every micro-batch"
+        yield ("strategy=zero3",), {"strategy": "zero3"}, words
+    if recipe.tuning == "full":
+        yield ("tuning=lora",), {"tuning": "lora"}, "an adapter instead of every weight"
+    if not recipe.offload.optimizer:
+        yield ("offload.optimizer=true",), {"offload": {"optimizer": True}}, "slower steps, RAM of the nodes"
+    length = recipe.max_length
+    while length > SHORTEST:
+        length = max(SHORTEST, length // 2)
+        yield (f"max_length={length}",), {"max_length": length}, "longer records lose their ends"
+    if not recipe.offload.parameters:
+        with_it = () if recipe.strategy == "zero3" else ("strategy=zero3",)
+        settings = (*with_it, "offload.parameters=true")
+        yield settings, {"strategy": "zero3", "offload": {"parameters": True}}, "much slower, RAM of the nodes"
+    if recipe.tuning == "lora" and recipe.lora.dora:
+        yield ("lora.dora=false",), {"lora": {"dora": False}}, "plain LoRA"
+
+
+def ladder_lines(rungs: Sequence[Rung], predicted: dict[str, Any]) -> list[str]:
+    """The ladder in words, one line a step, after what was expected."""
+    card = predicted.get("card_gib")
+    need = predicted["memory_gib"] + RESERVED / GIB
+    lines = [f"planned: {need:.1f} GiB on the GPU{f' of {card:.1f}' if card else ''}; to need less, from the top down:"]
+    for rung in rungs:
+        fits = " (fits)" if card and rung.leaves_gib <= card else ""
+        lines.append(f"  {rung.command}: {rung.saves_gib:.1f} GiB less, {rung.leaves_gib:.1f} left{fits}; {rung.costs}")
+    if not rungs:
+        lines.append("  nothing in the recipe would; take a smaller model, more machines or larger cards")
+    return lines

@@ -1,0 +1,61 @@
+"""A run that stopped to progress: ask every rank what it does, keep the answers, name the one that fell behind."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from training.diagnosis.hang import RankState, fell_behind, parse_state, state_text
+from training.launch import Host, Launch
+from training.run_folder import HANG
+from training.supervision.failure import Cause
+from training.supervision.node_ssh import NodeError, on_hosts, output_of, ssh
+
+ASK_S = 90.0
+
+
+def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Cause:
+    """Collect what all ranks do into hang/<time>/, and give the cause it points at."""
+    states, lost = _ask(launch, pids)
+    folder = f"{HANG}/{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        (Path(launch.run_dir) / folder).mkdir(parents=True)
+        for state in states:
+            (Path(launch.run_dir) / folder / f"rank-{state.rank}.txt").write_text(state_text(state), encoding="utf-8")
+    except OSError as error:
+        print(f"{folder}: {error}", file=sys.stderr, flush=True)
+    if lost:
+        reason = f"no step was finished for {silent_s:.0f} s, and node {lost[0].node} does not say why: {lost[0]}"
+        return Cause(2, reason, lost[0].node)
+    behind = fell_behind(states, silent_s)
+    return Cause(2, f"{behind.sentence}; every rank's stack: {folder}", behind.node, behind.rank)
+
+
+def stacks_command(launch: Launch, pids: Mapping[int, int]) -> str:
+    """A shell command that prints what ranks of its node do."""
+    ranks = ",".join(f"{rank}={pid}" for rank, pid in sorted(pids.items()))
+    argv = [launch.python, "-m", "training.diagnosis.stacks", "--run", launch.run_dir, "--ranks", ranks]
+    return f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)}"
+
+
+def _ask(launch: Launch, pids: Mapping[int, int]) -> tuple[list[RankState], list[NodeError]]:
+    states: list[RankState] = []
+    lock = threading.Lock()
+
+    def ask(host: Host) -> None:
+        command = stacks_command(launch, {r: pid for r, pid in pids.items() if launch.host_of(r) == host})
+        if launch.here:
+            text = output_of(["sh", "-c", command], host.name, ASK_S)
+        else:
+            text = ssh(host.name, command, ASK_S)
+        with lock:
+            states.extend(parse_state(content, host.name) for content in json.loads(text))
+
+    started = {launch.host_of(rank) for rank in pids}
+    lost = on_hosts(tuple(host for host in launch.hosts if host in started), ask)
+    return sorted(states, key=lambda state: state.rank), lost
