@@ -4,11 +4,13 @@ from invoke import Collection
 
 import deploy.tasks
 import inventory.tasks
+import training.adapter.tasks
 import training.tasks
 from inventory.command_line import refuse_malformed_flags
 
 namespace = Collection()
-for part in (inventory.tasks.namespace, deploy.tasks.namespace, training.tasks.namespace):
+for folder in (inventory.tasks, deploy.tasks, training.tasks, training.adapter.tasks):
+    part = folder.namespace
     for task in part.tasks.values():
         namespace.add_task(task)
     for collection in part.collections.values():

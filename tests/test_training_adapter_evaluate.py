@@ -1,0 +1,121 @@
+"""Numbers of base and tuned model: right, of two really separate models, and for Chinese answers too."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import tiny_adapter
+from training.adapter import AdapterError
+from training.adapter.scores import Words, score
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_chinese_is_compared_character_by_character_and_latin_by_words():
+    assert Words().tokenize("GPU 显存不足，重启 node-1！") == ["gpu", "显", "存", "不", "足", "重", "启", "node", "1"]
+    assert Words().tokenize("模型A100很快ok") == ["模", "型", "a100", "很", "快", "ok"]
+
+
+def test_rouge_l_and_exact_match_mean_the_same_for_both_scripts():
+    pytest.importorskip("rouge_score", reason="needs the [train] extra")
+    assert score(["今天天气很好"], ["今天天气很好"]) == score(["It is fine"], ["it is  fine"])
+    # 4 of 5 characters in order, 4 of 6 wanted: F = 2 * 4/5 * 4/6 / (4/5 + 4/6)
+    found = score(["今天天气坏"], ["今天天气很好"])
+    assert found.exact_match == 0 and found.rouge_l == pytest.approx(8 / 11)
+    assert score(["完全不同"], ["今日晴"]).rouge_l == 0
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    from training.adapter.decoding import Voice
+    from training.adapter.evaluate import Asked, evaluate
+    from training.adapter.held_out import samples_at
+    from training.adapter.questions import Sampling
+
+    folder = tmp_path_factory.mktemp("measured")
+    base = tiny_adapter.write_variant(tiny_adapter.write_base(folder / "bf16"), folder / "base")
+    adapter = tiny_adapter.write_adapter(base, folder / "adapter")
+    data = folder / "held_out.jsonl"
+    records = [{"prompt": f"{n} 加一？", "completion": f"是 {n + 1}。" * (n + 1)} for n in range(4)]
+    data.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    voice = Voice.of(base)
+    asked = Asked(samples_at(data, voice.tokenizer, 256), voice, 2, Sampling(8))
+    found = SimpleNamespace(base=base, adapter=adapter, data=data, asked=asked)
+    found.both = evaluate(base, adapter, asked)
+    return found
+
+
+def loss_by_transformers(model, samples) -> float:
+    """Token-weighted over all samples, by transformers' own loss."""
+    import torch
+
+    total = tokens = 0
+    for sample in samples:
+        ids, labels = torch.tensor([list(sample.ids)]), torch.tensor([list(sample.labels)])
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss) * sample.learned
+        tokens += sample.learned
+    return total / tokens
+
+
+@pytest.mark.torch
+def test_the_losses_are_transformers_own_of_each_model_loaded_by_itself(measured):
+    from peft import PeftModel
+
+    base = loss_by_transformers(tiny_adapter.load(measured.base), measured.asked.samples)
+    tuned_model = PeftModel.from_pretrained(tiny_adapter.load(measured.base), measured.adapter).eval()
+    tuned = loss_by_transformers(tuned_model, measured.asked.samples)
+    assert measured.both["base"]["loss"] == pytest.approx(base, rel=1e-5)
+    assert measured.both["tuned"]["loss"] == pytest.approx(tuned, rel=1e-5)
+    assert abs(base - tuned) > 0.01  # or the two lines above would say nothing
+    assert measured.both["base"]["perplexity"] == pytest.approx(math.exp(base), rel=1e-4)
+    assert measured.both["base"]["tokens"] == sum(sample.learned for sample in measured.asked.samples)
+
+
+@pytest.mark.torch
+def test_the_bases_numbers_are_the_same_after_the_tuned_one_was_measured(measured):
+    from training.adapter.evaluate import measure
+
+    measure(measured.base, measured.adapter, measured.asked)
+    again = measure(measured.base, None, measured.asked)
+    assert again.loss == measured.both["base"]["loss"] and again.rouge_l == measured.both["base"]["rouge_l"]
+
+
+@pytest.mark.torch
+def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records_own(measured):
+    from training.adapter.held_out import exchange_of
+
+    exchange = exchange_of(measured.asked.samples[1])
+    tokenizer = measured.asked.voice.tokenizer
+    assert tokenizer.decode(exchange.prompt).endswith("1 加一？<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(exchange.reference) == "是 2。是 2。<|im_end|>"
+    assert measured.both["base"]["answers"] == 2
+
+
+@pytest.mark.torch
+def test_tasks_without_their_library_are_one_sentence_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    from training.adapter import evaluate
+
+    monkeypatch.setattr(evaluate.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AdapterError, match="hellaswag need lm-eval, which is not installed: pip install lm-eval"):
+        evaluate.refuse_tasks_without_library(["hellaswag"])
+    evaluate.refuse_tasks_without_library([])
+
+
+@pytest.mark.torch
+def test_the_command_writes_its_numbers_and_ends_a_mistake_with_code_2(measured, tmp_path: Path):
+    argv = [sys.executable, "-m", "training.adapter.evaluate", "--model", measured.base, "--adapter", measured.adapter]
+    argv += ["--data", measured.data, "--answers", "0", "--out", tmp_path / "evaluation.json"]
+    done = subprocess.run([str(a) for a in argv], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "evaluation.json").read_text())
+    assert found["tuned"]["loss"] == pytest.approx(measured.both["tuned"]["loss"], rel=1e-6)
+    assert found["tuned"]["exact_match"] is None

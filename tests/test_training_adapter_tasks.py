@@ -1,0 +1,216 @@
+"""After training, as a user types it: on this machine, with a run that has a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import tiny_adapter
+from training.adapter import AdapterError
+from training.adapter.at_head import Room, chosen_step, parse_room
+
+ROOT = Path(__file__).parent.parent
+FABFILE = "from training.adapter.tasks import namespace\n"
+RUN = "tiny-20260131-154500"
+QUESTION = "What does shutil.rmtree do?"
+
+
+def fab(folder: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run fab with these tasks alone, in a folder of its own."""
+    (folder / "fabfile.py").write_text(FABFILE)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "fabric", *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        input=stdin,
+        timeout=180,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_the_newest_the_best_or_a_numbered_checkpoint_is_chosen():
+    answer = "best\nstep-2\nstep-10\n.tmp-step-12\n\nstep-2\n"
+    assert [chosen_step(answer, asked, RUN) for asked in ("", "newest", "best", "2", "step-10")] == [2, 10, 2, 2, 10]
+    assert chosen_step("step-2\nstep-10\n\n", "", RUN) == 10
+    with pytest.raises(AdapterError, match="no checkpoint 7; there are 2, 10, best and newest"):
+        chosen_step(answer, "7", RUN)
+    with pytest.raises(AdapterError, match="without validation"):
+        chosen_step("step-2\n\n", "best", RUN)
+    with pytest.raises(AdapterError, match="no checkpoint yet"):
+        chosen_step("\n\n", "", RUN)
+
+
+def test_a_model_is_spread_where_its_weights_and_what_they_need_exceed_the_card():
+    assert parse_room("card 24564\n5\n7\n") == Room(12, 24564 << 20)
+    assert parse_room("card \n5\n") == Room(5, None) and not Room(5 << 40, None).too_big
+    assert [Room(gib << 30, 22 << 30).too_big for gib in (15, 30)] == [False, True]
+
+
+@pytest.mark.parametrize("task", ["generate", "evaluate", "merge"])
+def test_an_unknown_run_is_refused(tmp_path: Path, task: str):
+    said = refused(fab(tmp_path, task, "--here", "--run", "tiny-20260101-000000"))
+    assert said.startswith("no run 'tiny-20260101-000000'")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--temperature", "-1"], "--temperature -1"),
+        (["--prompt", " "], "prompt 1 is empty"),
+        (["--prompts", "none.jsonl"], "none.jsonl"),
+        (["--prompt", "x", "--out", "nowhere/a.jsonl"], "there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_any_place_is_looked_for(tmp_path: Path, words, sentence: str):
+    assert sentence in refused(fab(tmp_path, "generate", *words))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A finished run of this machine with a checkpoint; its base model among the models."""
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    from training.checkpoint import base_model_hash
+    from training.control.place import here_target
+    from training.launch import launch_text
+
+    home = tmp_path_factory.mktemp("home")
+    folder = home / "runs" / RUN
+    base = tiny_adapter.write_base(home / "models" / "base")
+    tiny_adapter.write_adapter(base, folder / "checkpoints" / "step-2" / "adapter")
+    state = {"base_model": base_model_hash(base), "step": 2}
+    (folder / "checkpoints" / "step-2" / "trainer_state.json").write_text(json.dumps(state))
+    (folder / "logs").mkdir()
+    target = here_target(folder, os.environ["PATH"], home)
+    launch = target.launch(folder, "training.finetune")
+    (folder / "launch.json").write_text(launch_text(launch).replace(launch.models, str(home / "models")))
+    (folder / "plan.json").write_text(json.dumps({"model_dir": "base"}))
+    (folder / "recipe.toml").write_text("max_length = 128\n")
+    (folder / "status.json").write_text(json.dumps({"run_id": RUN, "state": "finished"}))
+    return SimpleNamespace(home=home, folder=folder, base=base)
+
+
+def left_behind(home: Path) -> list[str]:
+    """Processes whose command line or folder is below `home`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(home) in words or str((process / "cwd").readlink()).startswith(str(home)):
+                found.append(words)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.torch
+def test_a_prompt_file_is_answered_on_one_process_and_over_two_ranks_alike(run):
+    (run.home / "q.jsonl").write_text(json.dumps({"prompt": QUESTION}) + "\n")
+    words = ["generate", "--here", "--prompts", "q.jsonl", "--max-new-tokens", "12"]
+    alone = fab(run.home, *words)
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    across = fab(run.home, *words, "--across", "--out", "across.jsonl")
+    assert across.returncode == 0, across.stdout + across.stderr
+    assert "each rank held its share" in across.stdout
+    found = json.loads((run.home / "q.answers.jsonl").read_text())
+    assert found == json.loads((run.home / "across.jsonl").read_text())
+    assert found["base"] != found["tuned"]
+    assert left_behind(run.home) == []
+    # the run of the answers is no training: a later command without --run means the training
+    shown = fab(run.home, "generate", "--here", "--prompt", QUESTION, "--max-new-tokens", "12")
+    assert found["tuned"].split()[0] in shown.stdout and "base" in shown.stdout and "tuned" in shown.stdout
+
+
+@pytest.mark.torch
+def test_a_chat_goes_on_remembers_begins_anew_and_leaves_nothing(run):
+    lines = f"{QUESTION}\n\nAnd os.walk?\n/reset\n{QUESTION}\n/exit\nnever asked\n"
+    done = fab(run.home, "generate", "--here", "--max-new-tokens", "8", stdin=lines)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "base and tuned listen" in done.stdout and "forgotten" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
+    assert rows[0] == rows[-1] and len(rows) == 3
+    assert left_behind(run.home) == []
+
+
+@pytest.mark.torch
+def test_ctrl_c_ends_a_chat_cleanly_and_its_program_too(run):
+    import signal
+
+    (run.home / "fabfile.py").write_text(FABFILE)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    argv = [sys.executable, "-m", "fabric", "generate", "--here", "--max-new-tokens", "900"]
+    chat = subprocess.Popen(
+        argv, cwd=run.home, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while "listen" not in (said := chat.stdout.readline()):
+        assert said, chat.stderr.read()
+    chat.stdin.write(f"{QUESTION}\n")
+    chat.stdin.flush()
+    time.sleep(1.5)  # in the middle of an answer
+    chat.send_signal(signal.SIGINT)
+    _, errors = chat.communicate(timeout=20)
+    assert (chat.returncode, errors) == (0, "")
+    assert left_behind(run.home) == []
+
+
+@pytest.mark.torch
+def test_an_evaluation_is_a_table_and_stays_with_the_run(run):
+    records = [{"prompt": f"{n}?", "completion": f"第{n}个答案"} for n in range(3)]
+    (run.home / "held.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    done = fab(run.home, "evaluate", "--here", "--data", "held.jsonl", "--answers", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "held-out loss" in done.stdout and "ROUGE-L" in done.stdout and "3 samples" in done.stdout
+    (run.home / "several").mkdir()
+    for n, record in enumerate(records[:2]):
+        (run.home / "several" / f"{n}.jsonl").write_text(json.dumps(record) + "\n")
+    done = fab(run.home, "evaluate", "--here", "--data", "several", "--answers", "0")
+    assert done.returncode == 0 and "2 samples" in done.stdout, done.stdout + done.stderr
+    found = json.loads((run.folder / "evaluation.json").read_text())
+    assert found["base"]["loss"] != found["tuned"]["loss"]
+    assert "give records it has not learned from: --data" in refused(fab(run.home, "evaluate", "--here"))
+
+
+@pytest.mark.torch
+def test_nothing_is_asked_of_a_model_while_a_run_needs_the_machine(run):
+    going_on = run.home / "runs" / "tiny-20260201-000000"
+    going_on.mkdir()
+    name_of_a_supervisor = ["-m", "training.supervision.supervise", "--run", str(going_on)]
+    supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)", *name_of_a_supervisor])
+    status = {"run_id": going_on.name, "state": "running", "supervisor_pid": supervisor.pid}
+    (going_on / "status.json").write_text(json.dumps(status))
+    shutil.copy(run.folder / "launch.json", going_on)
+    try:
+        for words in (["generate", "--prompt", QUESTION], ["evaluate"]):
+            said = refused(fab(run.home, *words, "--here", "--run", RUN))
+            assert said.startswith(f"{going_on.name} is running on this machine; wait for it, or end it with")
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+        shutil.rmtree(going_on)
+
+
+@pytest.mark.torch
+def test_a_merge_lands_in_the_runs_folder_and_not_twice(run):
+    done = fab(run.home, "merge", "--here", "--checkpoint", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "sealed by SHA256SUMS" in done.stdout
+    assert {"config.json", "model.safetensors", "SHA256SUMS"} <= {p.name for p in (run.folder / "merged").iterdir()}
+    assert "is not empty; remove it" in refused(fab(run.home, "merge", "--here"))

@@ -1,0 +1,256 @@
+"""fab generate / evaluate / merge / publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from invoke import Collection, Context, task
+
+from inventory.command_line import one_sentence
+from training.tasks import HERE_RUNS_HELP, RUN_HELP, _place, _sentences
+
+if TYPE_CHECKING:
+    from training.adapter.at_head import Subject
+    from training.adapter.publish import Hub
+    from training.adapter.questions import Messages, Sampling
+    from training.control.place import Place
+
+CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best if there is one"
+
+
+@contextmanager
+def _words() -> Iterator[None]:
+    """The mistakes and failures of this folder too, each in one sentence."""
+    from training.adapter import AdapterError
+    from training.control.talk import TalkBroken, TalkRefused
+
+    with _sentences(), one_sentence((AdapterError, TalkRefused), failures=(TalkBroken,)):
+        yield
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["prompt"],
+    help={
+        "prompt": "what to ask; may be repeated. Without --prompt and --prompts: a chat in the terminal",
+        "prompts": "JSONL file with prompt or messages on each line",
+        "out": "JSONL file for the answers to --prompts; without it FILE.answers.jsonl",
+        "run": RUN_HELP,
+        "checkpoint": CHECKPOINT_HELP,
+        "across": "spread the model over all ranks; chosen by itself where it does not fit one card",
+        "temperature": "0 always takes the likeliest token",
+        "top_p": "only the likeliest tokens that make up this much; 0: the model's own setting",
+        "max_new_tokens": "longest answer",
+        "seed": "of the choice, with a temperature",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def generate(
+    c: Context,
+    prompt: Sequence[str],
+    prompts: str = "",
+    out: str = "",
+    run: str = "",
+    checkpoint: str = "",
+    across: bool = False,
+    temperature: float = 0.0,
+    top_p: float = 0.0,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    here: bool = False,
+) -> None:
+    """Ask base and tuned model the same, side by side; or chat with both."""
+    from pathlib import Path
+
+    with _words():
+        from training.adapter import AdapterError, at_head, chat
+        from training.adapter.questions import Sampling, from_prompts, read_questions
+
+        sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
+        questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
+        target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
+        if target and not target.parent.is_dir():
+            raise AdapterError(f"--out {out}: there is no folder {target.parent}")
+        with _place(here) as (place, _):
+            about = at_head.subject(place, run or None, checkpoint)
+            room = at_head.room_alone(place.head, about.model)
+            if room.too_big and not across:
+                print(f"{about.model} does not fit one card ({room.words()}): it is spread over all ranks")
+            if not (across or room.too_big):
+                found = _on_head(place, about, questions, sampling)
+            elif questions:
+                found = _across(place, about, questions, sampling)
+            else:
+                raise AdapterError("a chat needs the model on one card; ask all ranks with --prompt or --prompts")
+        if target and found:
+            target.write_text("".join(f"{_json(answer)}\n" for answer in found), encoding="utf-8")
+            print(f"{target}: {len(found)} answers of base and tuned model, step {about.step} of {about.run_id}")
+        else:
+            chat.show(found)
+
+
+def _json(answer: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(answer, ensure_ascii=False)
+
+
+def _on_head(place: Place, about: Subject, questions: list[Messages], sampling: Sampling) -> list[dict[str, Any]]:
+    """The answers of one process on the head; a chat, where nothing is asked."""
+    from training.adapter import at_head, chat
+
+    if not questions:
+        with at_head.start(place.head, about, "generate", ["--serve", *sampling.argv()]) as talk:
+            chat.chat(talk)
+        return []
+    files = {"questions.jsonl": "".join(f"{_json({'messages': messages})}\n" for messages in questions)}
+    argv = ["--attached", "--prompts", "questions.jsonl", *sampling.argv()]
+    with at_head.start(place.head, about, "generate", argv, files) as talk:
+        return [message["answer"] for message in talk.messages()]
+
+
+def _across(place: Place, about: Subject, questions: list[Messages], sampling: Sampling) -> list[dict[str, Any]]:
+    from datetime import datetime
+
+    from training.adapter import across
+
+    run_id = across.start_across(place, about, questions, sampling, datetime.now())
+    return across.answers_of(place, run_id) or []
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "data": "file or folder of records it has not learned from; without it the run's own validation split",
+        "run": RUN_HELP,
+        "checkpoint": CHECKPOINT_HELP,
+        "answers": "how many greedy answers to compare with the records' own; 0: none",
+        "tasks": "lm-eval tasks, separated by commas, where that library is installed",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def evaluate(
+    c: Context,
+    data: str = "",
+    run: str = "",
+    checkpoint: str = "",
+    answers: int = 50,
+    tasks: str = "",
+    here: bool = False,
+) -> None:
+    """Measure base and tuned model on records held out."""
+    from pathlib import Path
+
+    with _words(), _place(here) as (place, _):
+        from training.adapter import AdapterError, at_head, report
+
+        about = at_head.subject(place, run or None, checkpoint)
+        room = at_head.room_alone(place.head, about.model)
+        if room.too_big:
+            raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
+        name, files = report.checked(Path(data)) if data else ("", {})
+        argv = ["--data", name or at_head.validation_folder(place.head, about)]
+        argv += ["--max-length", str(at_head.max_length(place.head, about)), "--answers", str(answers)]
+        argv += ["--tasks", tasks, "--out", f"{about.launch.run_dir}/evaluation.json", "--attached"]
+        print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {place.head.name}", flush=True)
+        with at_head.start(place.head, about, "evaluate", argv, files) as talk:
+            for message in talk.messages():
+                report.show(message["evaluation"])
+        home = "" if here else f"; bring it home with: fab fetch --run {about.run_id}"
+        print(f"kept in {about.launch.run_dir}/evaluation.json{home}")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "run": RUN_HELP,
+        "checkpoint": CHECKPOINT_HELP,
+        "to": "folder on the head; without it the run's own, merged/",
+        "fetch": "bring the merged model home too",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def merge(
+    c: Context, run: str = "", checkpoint: str = "", to: str = "", fetch: bool = False, here: bool = False
+) -> None:
+    """Melt the adapter into the base model: a plain model folder."""
+    from pathlib import Path
+
+    with _words(), _place(here) as (place, _):
+        from training.adapter import AdapterError, at_head
+
+        about = at_head.subject(place, run or None, checkpoint)
+        size = at_head.room(place.head, about.model).model_bytes
+        target = str(Path(to).resolve()) if to and here else to or about.merged
+        if not target.startswith("/"):
+            raise AdapterError(f"--to {to}: a folder on {place.head.name} is named from its root, such as /data/{to}")
+        print(f"merging step {about.step} of {about.run_id} into {target}: {size / 2**30:.1f} GiB", flush=True)
+        with at_head.start(place.head, about, "merge", ["--to", target, "--attached"]) as talk:
+            for made in talk.messages():
+                print(f"{made['folder']} on {place.head.name}: {made['files']} files, sealed by SHA256SUMS")
+        if fetch and not place.head.here:
+            home = at_head.home(about.run_id) / "merged"
+            print(f"bringing {size / 2**30:.1f} GiB home to {home}", flush=True)
+            moved = at_head.fetch_folder(place.head, target, home)
+            print(f"{home}: verified ({moved / 2**20:.1f} MiB moved)")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "repo": "OWNER/NAME on the hub",
+        "to": "hub (Hugging Face, or HF_ENDPOINT) or modelscope",
+        "run": "run id, fetched before; without it the newest one here",
+        "merged": "the merged model instead of the adapter",
+        "public": "readable by everyone; without it private",
+        "yes": "do not ask",
+    },
+)
+def publish(
+    c: Context,
+    repo: str,
+    to: str = "hub",
+    run: str = "",
+    merged: bool = False,
+    public: bool = False,
+    yes: bool = False,
+) -> None:
+    """Publish a fetched adapter or merged model with its model card."""
+    with _words():
+        from training.adapter import publish as publishing
+        from training.run_folder import LOCAL_RUNS
+
+        folder = publishing.local_run(LOCAL_RUNS, run)
+        what = publishing.parcel(folder, repo, merged, not public)
+        hub = _hub(to)
+        if publishing.publish(hub, what, f"{folder.name}, by spotune", yes, lambda lines: _agreed(lines, yes)):
+            print(f"published and verified: {hub.address(repo)}")
+        else:
+            print("nothing was published")
+
+
+def _hub(name: str) -> Hub:
+    from training.adapter import AdapterError
+    from training.adapter.modelscope import ModelScope
+    from training.adapter.publish import HuggingFace
+
+    known: dict[str, type[Hub]] = {"hub": HuggingFace, "modelscope": ModelScope}
+    if name not in known:
+        raise AdapterError(f"--to {name}: hub and modelscope are possible")
+    return known[name]()
+
+
+def _agreed(lines: list[str], sure: bool) -> bool:
+    """Show what will happen; ask, unless the user is sure already."""
+    print("\n".join(lines), flush=True)
+    if sure:
+        return True
+    try:
+        return input("publish this? [y/N] ").strip().lower() in {"y", "yes"}
+    except (EOFError, KeyboardInterrupt):
+        return False
+
+
+namespace = Collection(generate, evaluate, merge, publish)
