@@ -6,8 +6,9 @@ import shlex
 import socket
 import textwrap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,6 +147,30 @@ def _within(timeout_s: float, connection: Connection, line: str, stdin: str | No
     if late.is_set():
         reason = f"not done after {timeout_s:g} s"
     raise SshError(f"{connection.host}: `{command}`: {reason}")
+
+
+@contextmanager
+def tunnel(node: Node, port: int) -> Iterator[int]:
+    """Inside the `with`, the port of this machine's 127.0.0.1 that leads to a port of the node's own: the same
+    number where it is free here."""
+    with connect(node) as connection:
+        local_port = _free_port(port)
+        forward = connection.forward_local(local_port, port, "127.0.0.1", "127.0.0.1")
+        forward.__enter__()
+        try:
+            yield local_port
+        finally:
+            with suppress(ThreadException):  # one of the links through it broke, as they do when the run ends
+                forward.__exit__(None, None, None)
+
+
+def _free_port(wanted: int) -> int:
+    try:
+        socket.create_server(("127.0.0.1", wanted)).close()
+    except OSError:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            return int(free.getsockname()[1])
+    return wanted
 
 
 def ask(

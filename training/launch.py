@@ -24,6 +24,10 @@ RUN_VARIABLE = "SPOTUNE_RUN"
 """Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STOP_GRACE_S = 60
+"""Shortest time that a stopped run's ranks have to finish their step, to save and to leave."""
+LONGEST_STOP_S = 3600
+"""No stop waits longer than this, or than the plan said, however slow the steps turn out."""
+HANG_S = 300.0
 MASTER_PORTS = range(29500, 29600)
 """On the head: the ranks meet at the first pair of these that is free, its even port for their rendezvous, the
 odd one behind it for their heartbeat. Outside the range the system picks from for outgoing connections. What
@@ -58,8 +62,15 @@ class Launch:
     here: bool = False
     """All ranks on this machine, without ssh."""
     stop_grace_s: int = STOP_GRACE_S
+    """From the plan's pace; the supervisor waits longer where the steps prove slower."""
     data_disk: str = ""
     """What must be a mount point on every node before anything is written there; empty: nothing need be."""
+    hang_s: float = HANG_S
+    """Shortest time without a step that counts as a hang; 0: the run may stand still."""
+    debug_rank: int | None = None
+    """The rank that waits for a debugger; the others then wait for it without a time-out."""
+    profile: str = ""
+    """Steps to profile: see training/diagnosis/profiling.py."""
 
     @property
     def world_size(self) -> int:
@@ -110,8 +121,33 @@ def rank_env(run_dir: str, torch: Literal["cpu", "cuda"], env_folder: str = ENV_
         RUN_VARIABLE: run_dir,
     }
     if torch == "cpu":
-        env["DS_ACCELERATOR"] = "cpu"
-    return env
+        return env | {"DS_ACCELERATOR": "cpu"}
+    stem = flight_recorder_stem(run_dir)
+    return env | {
+        "NCCL_DEBUG": "INFO",  # some lines a rank at the start, for `fab logs --facts`
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its old name, which the pipe still asks for
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": stem,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": stem,
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem,
+    }
+
+
+def debug_env() -> dict[str, str]:
+    """What a run with a debugger needs besides: `breakpoint()` goes there, and does nothing where none is attached;
+    NCCL's own watch must not end ranks that wait for the one that is stopped."""
+    return {
+        "PYTHONBREAKPOINT": "debugpy.breakpoint",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # its warning is about the standard library only
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+    }
+
+
+def flight_recorder_stem(run_dir: str) -> str:
+    """Where NCCL's flight recorder writes, the rank's number appended."""
+    return f"{run_dir}/logs/nccl-trace-"
 
 
 def here_env(run_dir: str, python_folder: str, path: str, cuda: bool, home: str) -> dict[str, str]:
@@ -197,7 +233,7 @@ def unit_argv(launch: Launch) -> list[str]:
     properties = {
         "WorkingDirectory": launch.run_dir,
         "KillMode": "mixed",
-        "TimeoutStopSec": str(launch.stop_grace_s + 60),
+        "TimeoutStopSec": str(max(launch.stop_grace_s, LONGEST_STOP_S) + 60),  # the supervisor itself ends it before
         "StandardOutput": f"append:{launch.run_dir}/logs/supervisor.log",
         "StandardError": f"append:{launch.run_dir}/logs/supervisor.log",
         "OOMScoreAdjust": "-500",

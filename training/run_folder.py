@@ -25,6 +25,14 @@ METRICS = "metrics.jsonl"
 LAUNCH = "launch.json"
 STOP = "stop"
 RESULT = "result.json"
+REPORT = "report.html"
+VERSIONS = "versions.json"
+PREPARING = "preparing"
+"""In the folder of a run that is not started yet; one that stays is of a start that was interrupted."""
+PROFILE = "profile"
+TRACE, SUMMARY = MERGED = ("trace.json.gz", "summary.txt")
+"""Made of all ranks' profiles, in the folder of that name."""
+HANG = "hang"
 LAUNCHER_LOG = "logs/launcher.log"
 
 State = Literal["starting", "running", "finished", "failed", "stopped"]

@@ -1,4 +1,4 @@
-"""fab check / train / logs / status / stop / fetch / generate."""
+"""fab check / train / logs / status / stop / fetch / metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from inventory.command_line import one_sentence
 
 if TYPE_CHECKING:
     from inventory.nodes import Node
+    from training.control.debugger import Tunnel
     from training.control.head_node import Head
-    from training.control.runs import Place
+    from training.control.place import Place
 
 HERE_HELP = "two ranks on this machine; nothing is provisioned"
 HERE_RUNS_HELP = "the runs of this machine, made with --here"
@@ -25,13 +26,15 @@ RUN_HELP = "run id; without it the newest run"
 def _sentences() -> Iterator[None]:
     """Mistakes end with one sentence and code 2, failed runs and broken connections with one and code 1."""
     from training.control.attend import RunFailed
-    from training.control.fetch import FetchError, FetchInterrupted
+    from training.control.fetch import FetchInterrupted
     from training.control.head_node import HeadError
+    from training.control.verify import FetchError
     from training.data import DataError
     from training.launch import LaunchError
+    from training.plan.shape import PlanError
     from training.recipe import RecipeError
 
-    mistakes = (RecipeError, DataError, LaunchError, FetchError)
+    mistakes = (RecipeError, DataError, PlanError, LaunchError, FetchError)
     with one_sentence(mistakes, failures=(HeadError, RunFailed, FetchInterrupted)):
         yield
 
@@ -47,10 +50,12 @@ def _place(here: bool) -> Iterator[tuple[Place, tuple[Node, ...]]]:
 
 
 def _find_place(here: bool) -> tuple[Place, tuple[Node, ...]]:
+    from functools import partial
     from pathlib import Path
 
     from training.control.head_node import HereHead, RemoteHead
-    from training.control.runs import Place
+    from training.control.place import Place
+    from training.control.preparing import PREPARE_S
     from training.launch import Host
     from training.run_folder import LOCAL_RUNS
 
@@ -64,7 +69,8 @@ def _find_place(here: bool) -> tuple[Place, tuple[Node, ...]]:
     hosts = tuple(Host(node.name, node.private_address, node.slots) for node in cluster.nodes)
     cuda = cluster.settings.torch_flavour == "cuda" and any(node.gpus for node in cluster.nodes)
     rate = cluster.settings.network.line_rate_gbps or None
-    remote = RemoteHead(head.name, lambda: ssh.connect(head), ssh.run)
+    # the head gives up a command by its own clock; this one is for what takes longest, preparing data
+    remote = RemoteHead(head.name, lambda: ssh.connect(head), partial(ssh.run, timeout_s=PREPARE_S))
     return Place(remote, hosts, cuda, cluster.settings.name, rate), cluster.nodes
 
 
@@ -87,13 +93,19 @@ def _on_all(nodes: Sequence[Node], command: str) -> dict[str, str | Exception]:
     optional=["resume"],
     help={
         "model": "recipe name; an unknown one lists them all",
-        "data": "JSONL file: messages, or prompt and completion, on each line",
+        "data": "JSONL, JSON or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub",
         "steps": "optimizer steps instead of the recipe's",
         "set": "key=value for any recipe key; may be repeated",
         "resume": "go on with the newest run of the model, or with the run id given",
+        "force": "resume though recipe, base model or data are not what they were",
         "here": HERE_HELP,
         "detach": "start it and come back at once",
         "no_fetch": "leave the results on the head",
+        "dry": "only check and plan: will it run, will it teach?",
+        "anyway": "start although an estimate (memory, number of records) says no",
+        "skip_bad": "leave out records that cannot be used, and count them",
+        "debug_rank": "this rank waits for a debugger, to which a tunnel leads; the others wait for it",
+        "profile": "steps to profile on all ranks: 3 (after two of warm-up) or 10-12",
     },
 )
 def train(
@@ -103,29 +115,49 @@ def train(
     steps: str = "",  # as text, so that 0 is refused and not taken for nothing
     set: Sequence[str] | None = None,  # invoke wants None here to make a list of it
     resume: str | None = None,
+    force: bool = False,
     here: bool = False,
     detach: bool = False,
     no_fetch: bool = False,
+    dry: bool = False,
+    anyway: bool = False,
+    skip_bad: bool = False,
+    debug_rank: str = "",  # as text, so that rank 0 is not taken for nothing
+    profile: str = "",
 ) -> None:
     """Fine-tune a model: check, ship, start, follow, fetch."""
+    from dataclasses import replace
     from datetime import datetime
     from functools import cache
 
     with _sentences(), ExitStack() as stack:
-        from training.control import attend, start_run
+        from training.control import attend, debugger, resume_run, start_run
         from training.launch import LaunchError
 
-        place = cache(lambda: stack.enter_context(_place(here))[0])
+        if force and resume is None:
+            raise LaunchError("--force is for --resume: a new run has nothing to differ from")
+        inspected = debugger.options(debug_rank, profile, detach)
+        found = cache(lambda: stack.enter_context(_place(here)))
+        place = cache(lambda: replace(found()[0], **inspected))
         if resume is None:
             recipe = start_run.chosen_recipe(model, set or (), steps)
-            run_id: str | None = start_run.start(place, recipe, data, datetime.now())
-        elif data or steps != "" or set:
-            raise LaunchError("a resumed run keeps its recipe and its data; leave --data, --steps and --set out")
+            wishes = start_run.Wishes(dry, anyway, skip_bad)
+            run_id = start_run.start(place, recipe, data, datetime.now(), wishes)
+        elif data or dry or anyway or skip_bad:
+            raise LaunchError(
+                "a resumed run keeps its data; leave --data, --dry, --anyway and --skip-bad out, "
+                "or start a new run without --resume"
+            )
         else:
-            run_id = start_run.resume(place(), resume if isinstance(resume, str) else None, model or None)
+            overrides = start_run.overrides_of(set or (), steps)
+            asked = resume if isinstance(resume, str) else None
+            run_id = resume_run.resume(place(), asked, model or None, overrides, force=force)
         if run_id and detach:
             attend.say_detached(run_id, here)
-        elif run_id and (seen := attend.attend(place().head, run_id)):
+            return
+        if run_id and debug_rank:
+            stack.enter_context(debugger.reached(place().head, run_id, _tunnel(found()[1])))
+        if run_id and (seen := attend.attend(place().head, run_id)):
             attend.conclude(place().head, run_id, seen)
             if not no_fetch:
                 attend.bring_home(place().head, run_id)
@@ -137,10 +169,13 @@ def train(
         "run": RUN_HELP,
         "follow": "go on until the run is over",
         "rank": "a rank's own log",
+        "facts": "what NCCL said of versions, interfaces, transports and trouble (with NCCL_DEBUG=INFO)",
         "here": HERE_RUNS_HELP,
     },
 )
-def logs(c: Context, run: str = "", follow: bool = False, rank: int = -1, here: bool = False) -> None:
+def logs(
+    c: Context, run: str = "", follow: bool = False, rank: int = -1, facts: bool = False, here: bool = False
+) -> None:
     """Show a run's log or one rank's; --follow shows its progress."""
     import shlex
 
@@ -153,6 +188,8 @@ def logs(c: Context, run: str = "", follow: bool = False, rank: int = -1, here: 
             launch = runs.read_launch(head, run_id)
             command = runs.rank_log_command(launch, rank)
             print(_on_node(head, nodes, launch.host_of(rank).name, command))
+        elif facts:
+            print("\n".join(attend.nccl_lines(head, run_id)))
         elif not follow:
             print(head.shell(f"tail -n 100 {shlex.quote(str(head.runs / run_id))}/logs/launcher.log"))
         elif seen := attend.attend(head, run_id):
@@ -169,6 +206,16 @@ def _on_node(head: Head, nodes: Sequence[Node], name: str, command: str) -> str:
         if node.name == name:
             return _on(node, command)
     raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
+
+
+def _tunnel(nodes: Sequence[Node]) -> Tunnel:
+    """Tunnels to the nodes by name; on this machine, which has none, every port is here already."""
+    from contextlib import nullcontext
+
+    from inventory import ssh
+
+    by_name = {node.name: node for node in nodes}
+    return lambda name, port: ssh.tunnel(by_name[name], port) if nodes else nullcontext(port)
 
 
 @task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
@@ -267,21 +314,14 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
 
 @task(
     auto_shortflags=False,
-    iterable=["prompt"],
-    help={"run": RUN_HELP, "prompt": "what to ask; may be repeated", "here": HERE_RUNS_HELP},
+    help={"run": "run id; without it all runs, to compare them", "here": HERE_RUNS_HELP},
 )
-def generate(c: Context, prompt: Sequence[str], run: str = "", here: bool = False) -> None:
-    """Ask base and tuned model the same, side by side."""
+def metrics(c: Context, run: str = "", here: bool = False) -> None:
+    """Open TensorBoard on the head, through ssh, until Ctrl-C."""
     with _sentences(), _place(here) as (place, _):
-        from training.control import runs
-        from training.launch import LaunchError
+        from training.control import tensorboard
 
-        head = place.head
-        run_id = runs.find(head, run or None)
-        step = runs.checkpoint_step(head, run_id)
-        if step is None or not prompt:
-            raise LaunchError(f"{run_id} has no checkpoint yet" if prompt else "say what to ask: --prompt TEXT")
-        print(head.shell(runs.generate_command(head, run_id, step, prompt), 600))
+        tensorboard.show(place.head, run or None)
 
 
-namespace = Collection(check, train, logs, status, stop, fetch, generate)
+namespace = Collection(check, train, logs, status, stop, fetch, metrics)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import tomllib
+
 from training.control import runs
 from training.control.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.control.follow import Look, follow
 from training.control.head_node import Head, HeadError, RemoteHead
 from training.control.terminal import progress
+from training.diagnosis.nccl_log import fact_lines, read_log
+from training.diagnosis.oom import ladder, ladder_lines
 from training.launch import LaunchError
-from training.run_folder import LOCAL_RUNS
+from training.plan.shape import ModelShape
+from training.recipe import Recipe
+from training.run_folder import LOCAL_RUNS, REPORT
 
 WATCH_EVERY_S = 5.0
+OUT_OF_MEMORY = "ran out of GPU memory"
+"""In the reason of a run that its cards were too small for."""
 
 
 class RunFailed(LaunchError):
@@ -45,10 +53,29 @@ def conclude(head: Head, run_id: str, seen: Look) -> None:
         for line in seen.status.last_lines if seen.status else ():
             print(f"  | {line}")
         reason = (seen.status.reason if seen.status else "") or f"its supervisor on {head.name} is gone"
+        for line in memory_ladder(head, run_id) if OUT_OF_MEMORY in reason else ():
+            print(line)
         if seen.status and seen.status.mistake:
             raise LaunchError(f"{run_id}: {reason}")
         raise RunFailed(f"{run_id} failed: {reason}")
     print(f"{run_id} {seen.state}")
+
+
+def memory_ladder(head: Head, run_id: str) -> list[str]:
+    """What a run that did not fit into its cards could change, from its own recipe and plan."""
+    try:
+        recipe = Recipe.model_validate(tomllib.loads(runs.recipe_text(head, run_id)))
+        predicted = runs.read_plan(head, run_id)["predicted"]
+        cards = predicted["card"] is not None
+        rungs = ladder(recipe, ModelShape(**predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
+    except (HeadError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
+        return []
+    return ladder_lines(rungs, predicted)
+
+
+def nccl_lines(head: Head, run_id: str) -> list[str]:
+    """What NCCL said of itself in a run's log."""
+    return fact_lines(read_log(runs.nccl_log(head, run_id).splitlines()))
 
 
 def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
@@ -57,27 +84,35 @@ def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
         fetched = fetch_patiently(head.open_sftp, head.close, str(head.runs / run_id), LOCAL_RUNS / run_id, full)
     else:
         fetched = fetch_here(head.runs / run_id)
+    for phrase in fetched.damaged:
+        print(f"passed over: {phrase}")
     if fetched.step is None:
         print(f"{fetched.folder}: papers and logs, there is no checkpoint")
     else:
+        chosen = fetched.newest != fetched.step and not fetched.damaged
+        best = f", the best by validation loss; the newest is step {fetched.newest}"
         print(
-            f"fetched {fetched.folder}: adapter of step {fetched.step} in {fetched.folder}/adapter, verified "
+            f"fetched {fetched.folder}: {fetched.part} of step {fetched.step}"
+            f"{best if chosen else ''}; it is in {fetched.folder}/{fetched.part}, verified "
             f"({fetched.bytes_moved / 2**20:.1f} MiB moved)"
         )
+    if (fetched.folder / REPORT).exists():
+        print(f"how it went: {fetched.folder / REPORT}")
     return fetched.step
 
 
 def watch_home(head: Head, run_id: str, step: int | None, full: bool = False) -> None:
-    """Fetch every new checkpoint until the run is over."""
+    """Fetch every new checkpoint, or every new best one, until the run is over."""
 
     def look_and_fetch() -> Look:
         nonlocal step
         seen = runs.look(head, run_id)
-        if runs.checkpoint_step(head, run_id) != step:
+        if (wanted := runs.checkpoint_step(head, run_id)) != step:
             try:
-                step = bring_home(head, run_id, full)
+                bring_home(head, run_id, full)
             except FetchInterrupted as error:
                 raise HeadError(str(error)) from error  # to be patient with
+            step = wanted  # what came may be another, where this one is damaged
         return seen
 
     follow(look_and_fetch, lambda seen: None, HeadError, every_s=WATCH_EVERY_S)

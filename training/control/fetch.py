@@ -1,4 +1,4 @@
-"""Bring a run home: its newest whole checkpoint, metrics and logs; resumable, checked, verified. No torch.
+"""Bring a run home: its best checkpoint that is whole, metrics and logs; resumable, checked, verified. No torch.
 
 What is half fetched is called `.part` and gone on with; a checkpoint folder gets its name only when whole. The
 optimizer's state, several times the adapter's size and of use on the head alone, comes only when asked for.
@@ -6,43 +6,49 @@ optimizer's state, several times the adapter's size and of use on the head alone
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import re
 import shutil
-import stat
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.sums import OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
+from training.control.download import Download, FileGone
+from training.control.verify import DamagedError, FetchError, part_of, verify_checkpoint
+from training.run_folder import HANG, MERGED, PROFILE, REPORT, VERSIONS
+from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
 
-CHANNELS = 4
-SILENCE_S = 20.0
-"""A channel on which nothing moves for this long counts as broken: a vanished head says nothing."""
 TRIES, RETRY_AFTER_S = 3, 2.0
-CHUNK_BYTES = 1 << 20
-SINGLE_FILES = ("recipe.toml", "plan.json", "launch.json", "metrics.jsonl", "status.json", "result.json")
+SINGLE_FILES = (
+    "recipe.toml",
+    "plan.json",
+    "launch.json",
+    "metrics.jsonl",
+    "status.json",
+    "result.json",
+    REPORT,
+    VERSIONS,
+    "data/report.json",
+    "evaluation.json",
+)
+TREES = ("logs", "tb", "wandb", HANG)
+"""Folders fetched with all that is in them; an offline run of wandb goes to its server from here: wandb sync."""
 _STEP = re.compile(r"^step-(\d+)$")
 
 
-class FetchError(RuntimeError):
-    """What was fetched is incomplete, damaged, or not what the run should have made."""
+def _is_paper(name: str) -> bool:
+    """Small files that say what the run was, earlier recipes of a forced resume among them."""
+    return name in SINGLE_FILES or name.startswith("recipe.before-")
 
 
 class FetchInterrupted(FetchError):
     """The head went away; what came stays, and the next fetch goes on with it."""
-
-
-class FileGone(FetchError):
-    """A file that was there a moment ago is not any more."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,37 @@ class Fetched:
     step: int | None
     """Of the checkpoint; None where the run has none."""
     bytes_moved: int
+    newest: int | None = None
+    """Step of the newest checkpoint there is: beyond `step` where an earlier one is the best."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with checkpoints that would have come before this one, a phrase each."""
+
+    @property
+    def part(self) -> str:
+        """What was learned: an adapter, or a whole model. A folder of that name leads to it."""
+        return part_of(self.folder / f"checkpoints/step-{self.step}")
+
+
+def wanted_step(names: list[str], best: str) -> int | None:
+    """The best checkpoint's step where `best`, the file's text, names one of these folders; else the newest's."""
+    return newest_step([best.strip()] if best.strip() in names else names)
+
+
+def take_whole(names: list[str], best: str, take: Callable[[int], None]) -> tuple[int | None, tuple[str, ...]]:
+    """Take the wanted checkpoint, or where that is damaged the newest that is not; gives its step, and what is wrong
+    with those passed over. FetchError where none is whole."""
+    steps = sorted((int(match[1]) for name in names if (match := _STEP.match(name))), reverse=True)
+    wanted, damaged = wanted_step(names, best), []
+    for step in sorted(steps, key=lambda step: step != wanted):
+        try:
+            take(step)
+        except DamagedError as error:
+            damaged.append(str(error))
+        else:
+            return step, tuple(damaged)
+    if damaged:
+        raise FetchError(f"no checkpoint is whole: {'; '.join(damaged)}")
+    return None, ()
 
 
 def newest_step(names: list[str]) -> int | None:
@@ -60,107 +97,21 @@ def newest_step(names: list[str]) -> int | None:
     return max((int(match[1]) for name in names if (match := _STEP.match(name))), default=None)
 
 
-class Download:
-    """Files from one remote folder to a local one, over several channels at once."""
-
-    def __init__(self, open_sftp: Callable[[], SFTPClient], remote: str, local: Path) -> None:
-        self.open_sftp, self.remote_folder, self.local = open_sftp, remote, local
-        self.moved = 0
-
-    @contextlib.contextmanager
-    def channel(self) -> Iterator[SFTPClient]:
-        """An sftp channel of its own, closed afterwards."""
-        sftp = self.open_sftp()
-        if channel := sftp.get_channel():
-            channel.settimeout(SILENCE_S)
-        try:
-            yield sftp
-        finally:
-            sftp.close()
-
-    @contextlib.contextmanager
-    def remote(self, name: str) -> Iterator[SFTPClient]:
-        """A channel for one file, whose refusals name the file. Only this machine's own errors have a filename."""
-        path = f"{self.remote_folder}/{name}"
-        with self.channel() as sftp:
-            try:
-                yield sftp
-            except PermissionError as error:
-                if error.filename:
-                    raise
-                raise FetchError(
-                    f"{path} may not be read by the user this machine logs in as; "
-                    f"on the head, as root: chmod -R a+rX {self.remote_folder}"
-                ) from error
-            except FileNotFoundError as error:
-                if error.filename:
-                    raise
-                raise FileGone(f"{path} is not there any more") from error
-
-    def names(self, folder: str) -> list[str]:
-        """What is in a remote folder; nothing where there is none."""
-        with self.remote(folder) as sftp:
-            try:
-                return sftp.listdir(f"{self.remote_folder}/{folder}")
-            except FileNotFoundError:
-                return []
-
-    def text(self, name: str) -> str:
-        """A small remote file."""
-        with self.remote(name) as sftp, sftp.open(f"{self.remote_folder}/{name}") as file:
-            return file.read().decode("utf-8")
-
-    def all(self, names: list[tuple[str, Path, str | None]]) -> None:
-        """Fetch (remote name, local path, sha256 or None) in parallel; the first error ends it."""
-        with ThreadPoolExecutor(max_workers=CHANNELS) as pool:
-            for done in [pool.submit(self._one, *name) for name in names]:
-                done.result()
-
-    def _one(self, name: str, target: Path, digest: str | None) -> None:
-        if digest and target.exists() and sha256_of(target) == digest:
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        with self.remote(name) as sftp:
-            if not stat.S_ISREG(sftp.stat(f"{self.remote_folder}/{name}").st_mode or 0):
-                return
-            resumed = part.exists() and digest is not None
-            self._copy(sftp, name, part, resumed)
-            if digest and resumed and sha256_of(part) != digest:
-                self._copy(sftp, name, part, False)  # the part was of something else
-        if digest and sha256_of(part) != digest:
-            part.unlink()
-            raise FetchError(f"{name} is damaged: its sha256 is not the one in {SUMS}")
-        part.replace(target)
-
-    def _copy(self, sftp: SFTPClient, name: str, part: Path, resume: bool) -> None:
-        with sftp.open(f"{self.remote_folder}/{name}", "rb") as source, part.open("ab" if resume else "wb") as file:
-            size, offset = source.stat().st_size or 0, file.tell()
-            if offset > size:
-                file.truncate(0)
-                offset = 0
-            source.seek(offset)
-            source.prefetch(size, max_concurrent_requests=64)
-            while offset < size and (data := source.read(min(CHUNK_BYTES, size - offset))):
-                file.write(data)
-                offset += len(data)
-                self.moved += len(data)
-
-
 def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, full: bool = False) -> Fetched:
-    """Fetch a run folder's papers, logs and newest checkpoint, and verify its adapter; `full` with the optimizer.
+    """Fetch a run folder's papers, logs and best or newest checkpoint, verified; `full` with the optimizer.
 
-    Raises FetchError where a file is damaged or the adapter is not what the run should have made.
+    Raises FetchError where no checkpoint is whole or the adapter is not what the run should have made.
     """
     download = Download(open_sftp, remote, local)
-    there = set(download.names("."))
-    papers: list[tuple[str, Path, str | None]] = [(name, local / name, None) for name in SINGLE_FILES if name in there]
-    papers += [(f"logs/{name}", local / "logs" / name, None) for name in download.names("logs")]
-    download.all(papers)
-    step = newest_step(download.names("checkpoints"))
-    if step is not None:
-        _fetch_checkpoint(download, local, step, full)
-    return Fetched(local, step, download.moved)
+    there = {*download.names("."), *(f"data/{name}" for name in download.names("data"))}
+    papers = [name for name in there if _is_paper(name)]
+    papers += [name for tree in TREES if tree in there for name in download.tree(tree)]
+    papers += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
+    download.all([(name, local / name, None) for name in papers])
+    names = download.names("checkpoints")
+    best = download.text(f"checkpoints/{BEST}") if BEST in names else ""
+    step, damaged = take_whole(names, best, lambda step: _fetch_checkpoint(download, local, step, full))
+    return Fetched(local, step, download.moved, newest_step(names), damaged)
 
 
 def fetch_patiently(
@@ -191,15 +142,19 @@ def fetch_patiently(
 
 
 def fetch_here(folder: Path) -> Fetched:
-    """The same for a run on this machine, which is home already: find its newest checkpoint and verify it."""
+    """The same for a run on this machine, which is home already: find its checkpoint and verify it."""
     checkpoints = folder / "checkpoints"
-    step = newest_step([path.name for path in checkpoints.iterdir()]) if checkpoints.is_dir() else None
-    if step is not None:
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    best = (checkpoints / BEST).read_bytes().decode("utf-8", "replace") if BEST in names else ""
+
+    def look(step: int) -> None:
         name = f"checkpoints/step-{step}"
         _check_sums(folder / name, _sums_at(folder / name))
         verify_checkpoint(folder / name, planned_base_model(folder))
-        _point(folder / "adapter", Path(name) / "adapter")
-    return Fetched(folder, step, 0)
+        _point(folder, Path(name))
+
+    step, damaged = take_whole(names, best, look)
+    return Fetched(folder, step, 0, newest_step(names), damaged)
 
 
 def planned_base_model(folder: Path) -> str | None:
@@ -208,34 +163,44 @@ def planned_base_model(folder: Path) -> str | None:
     return plan.get("base_model_hash")
 
 
-def _parsed(text: str) -> dict[str, str]:
+def _parsed(text: str, folder: Path | str) -> dict[str, str]:
     try:
         return parse_sums(text)
     except ValueError as error:
-        raise FetchError(str(error)) from error
+        raise DamagedError(f"{folder} is damaged: {error}") from error
 
 
 def _sums_at(folder: Path) -> dict[str, str]:
     """What a checkpoint on this machine should hold; nothing where there is none."""
     path = folder / SUMS
-    return _parsed(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return _parsed(path.read_text(encoding="utf-8", errors="replace"), folder) if path.exists() else {}
 
 
 def _check_sums(folder: Path, sums: dict[str, str]) -> None:
     for file, digest in sums.items():
         if not (folder / file).is_file() or sha256_of(folder / file) != digest:
-            raise FetchError(f"{folder / file} is missing or damaged; delete {folder} and fetch again")
+            raise DamagedError(f"{folder / file} is missing or damaged")
+
+
+def _check_home(folder: Path, sums: dict[str, str]) -> None:
+    """The copy of an earlier fetch: what is on the head is whole, as far as is known."""
+    try:
+        _check_sums(folder, sums)
+    except DamagedError as error:
+        raise FetchError(f"{error}; delete {folder} and fetch again") from error
 
 
 def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) -> None:
     name = f"checkpoints/step-{step}"
     home, fresh = local / name, local / "checkpoints" / f".step-{step}"
-    wanted = _parsed(download.text(f"{name}/{SUMS}"))
+    wanted = _parsed(download.text(f"{name}/{SUMS}"), name)
+    if missing := sorted(wanted.keys() - {file.removeprefix(f"{name}/") for file in download.tree(name)}):
+        raise DamagedError(f"{name} is damaged: {missing[0]} is missing")
     if not full:
         wanted.pop(OPTIMIZER, None)
     have = _sums_at(home)
     if wanted.items() <= have.items():
-        _check_sums(home, have)
+        _check_home(home, have)
         verify_checkpoint(home, planned_base_model(local))
     else:
         _take_over(home, fresh, {file for file, digest in wanted.items() if have.get(file) == digest})
@@ -247,7 +212,7 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
         _check_sums(fresh, wanted)
         verify_checkpoint(fresh, planned_base_model(local))
         _replace(home, fresh)
-    _point(local / "adapter", Path(name) / "adapter")
+    _point(local, Path(name))
 
 
 def _take_over(home: Path, fresh: Path, files: set[str]) -> None:
@@ -268,61 +233,11 @@ def _replace(home: Path, fresh: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _point(link: Path, target: Path) -> None:
+def _point(run: Path, checkpoint: Path) -> None:
+    """A link `adapter` or `model` in the run folder, to what the checkpoint holds of that name."""
+    part = part_of(run / checkpoint)
+    link, target = run / part, checkpoint / part
     fresh = link.with_name(f".{link.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)
     fresh.replace(link)
-
-
-def verify_checkpoint(folder: Path, base_model_hash: str | None) -> None:
-    """Open a checkpoint's adapter as a stranger would. Raises FetchError with what is wrong.
-
-    Under ZeRO-3 adapters have been saved with empty tensors that load without an error, so every shape is
-    held against the rank the configuration promises.
-    """
-    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    if base_model_hash and state["base_model"] != base_model_hash:
-        raise FetchError(
-            f"{folder}: trained on another base model than planned "
-            f"({state['base_model'][:12]}, planned {base_model_hash[:12]})"
-        )
-    adapter = folder / "adapter"
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    verify_adapter(adapter / "adapter_model.safetensors", int(config["r"]))
-
-
-def verify_adapter(path: Path, rank: int) -> None:
-    """Every LoRA tensor full-shaped for `rank`, A and B in pairs, B not all zero; else FetchError."""
-    header, data_at = read_header(path)
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items() if ".lora_" in name}
-    pairs = {name.replace(".lora_A.", ".lora_B.") for name in shapes if ".lora_A." in name}
-    b_names = {name for name in shapes if ".lora_B." in name}
-    if not pairs or pairs != b_names:
-        raise FetchError(f"{path}: its LoRA A and B tensors do not come in pairs")
-    for name, shape in shapes.items():
-        side = 0 if ".lora_A." in name else 1
-        if len(shape) != 2 or 0 in shape or shape[side] != rank:
-            raise FetchError(f"{path}: {name} has shape {shape}, which no adapter of rank {rank} has")
-    if max(entry["data_offsets"][1] for entry in tensors.values()) != path.stat().st_size - data_at:
-        raise FetchError(f"{path}: the file is not as long as its header says")
-    with path.open("rb") as file:
-        for name in b_names:
-            begin, end = tensors[name]["data_offsets"]
-            file.seek(data_at + begin)
-            if any(file.read(end - begin)):
-                return
-    raise FetchError(f"{path}: every LoRA B is zero, so the adapter changes nothing")
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """A safetensors file's header, and where its data begin: 8 bytes of length, little-endian, then JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise FetchError(f"{path} is not a safetensors file")
-        try:
-            return json.loads(file.read(length)), 8 + length
-        except ValueError:
-            raise FetchError(f"{path} is not a safetensors file") from None

@@ -31,6 +31,8 @@ class Look:
     """The last steps, oldest first."""
     age_s: float = 0.0
     """Since the status was written, on the head's clock."""
+    evaluation: dict[str, Any] | None = None
+    """The newest look at the validation data."""
 
     @property
     def over(self) -> bool:
@@ -59,24 +61,29 @@ def list_command(runs: str, here: bool = False) -> str:
 
 def _look(folder: str, run_id: str, here: bool) -> str:
     """`folder` and `run_id` are shell words."""
-    by_unit = f"systemctl -q is-active {unit_of('')}{run_id}"
+    # asked to stop it is deactivating, which is-active's exit code does not count, until the ranks have saved
+    by_unit = f"systemctl is-active {unit_of('')}{run_id} | grep -qx -e active -e deactivating"
     # the supervisor's pid may be another program's by now
     pid = f"$(sed -n 's/.*\"supervisor_pid\": *\\([0-9]*\\).*/\\1/p' {folder}/{STATUS})"
     supervisor = "-m training.supervision.supervise --run "
     by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF -- '{supervisor}'{folder}; }} 2>/dev/null"
+    newest_evaluation = f"grep '\"validation_loss\".*}}$' {folder}/{METRICS} 2>/dev/null | tail -n 1"
     return (
         f"cat {folder}/{STATUS} 2>/dev/null; printf '\\036'; {by_pid if here else by_unit} && echo alive; "
-        f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; true"
+        f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; "
+        f"printf '\\036'; {newest_evaluation}; true"
     )
 
 
 def parse_look(text: str) -> Look:
     """A look from what `look_command` printed."""
-    status_part, alive, now, metrics = text.split(SEPARATOR, 3)
+    status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 4)
     status = parse_status(status_part) if status_part.strip() else None
     rows, _ = parse_metrics(metrics.encode())
+    evaluations, _ = parse_metrics(evaluation.encode())
     age_s = float(now) - status.updated if status else 0.0
-    return Look(status, alive.strip() == "alive", tuple(rows), age_s)
+    steps = tuple(row for row in rows if "loss" in row)
+    return Look(status, alive.strip() == "alive", steps, age_s, evaluations[-1] if evaluations else None)
 
 
 def parse_list(text: str) -> list[Look]:
@@ -99,12 +106,13 @@ def follow(
     show: Callable[[Look], None],
     lost: type[Exception],
     *,
-    until: Callable[[Look], bool] = lambda seen: seen.over,
+    until: Callable[[Look], bool] = lambda seen: seen.over and not seen.alive,
     every_s: float = LOOK_EVERY_S,
     patience_s: float = PATIENCE_S,
 ) -> Look:
-    """Look until the run is over; gives the last look. Raises `lost` when none succeeds for `patience_s`.
+    """Look until the run is over and its supervisor, which then still makes the reports, is gone; gives the last look.
 
+    Raises `lost` when none succeeds for `patience_s`.
     A run that seems dead without having ended gets a second look: it may be writing its last words.
     """
     seen_at = time.monotonic()
@@ -125,10 +133,18 @@ def follow(
         time.sleep(every_s)
 
 
-def describe(row: dict[str, Any], eta: float | None) -> str:
-    """One step in one line."""
+def describe(row: dict[str, Any], eta: float | None, evaluation: dict[str, Any] | None = None) -> str:
+    """One step in one line, with the newest validation loss there is."""
     left = "" if eta is None else f"  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
+    validation = ""
+    if evaluation is not None:
+        validation = f"  validation {number(evaluation['validation_loss'])} (step {evaluation['step']})"
     return (
-        f"step {row['step']}/{row['total_steps']}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
+        f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{validation}  lr {row['lr']:.2e}  "
         f"{row['tokens_per_s']:.0f} tokens/s  {row['memory_gib']:.2f} GiB{left}"
     )
+
+
+def number(value: float | None) -> str:
+    """A loss; null stands in metrics.jsonl for what is not finite."""
+    return "not finite" if value is None else f"{value:.4f}"

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from training.control.talk import Talk, talk_here, talk_over
 from training.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
 from training.run_folder import REMOTE_RUNS, STATUS, STOP
 
@@ -47,6 +48,9 @@ class Head(Protocol):
 
     def start(self, launch: Launch) -> None:
         """Start the supervisor of a run whose folder is in place, detached."""
+
+    def talk(self, command: str) -> Talk:
+        """Start a program, as root, and talk with it. Raises HeadError."""
 
     def close(self) -> None:
         """Nothing more is asked of it."""
@@ -111,6 +115,22 @@ class RemoteHead:
 
         return within(ANSWER_S, opened)
 
+    def talk(self, command: str) -> Talk:
+        try:
+            connection = self._open()
+            line = command if connection.user == "root" else f"sudo -n sh -c {shlex.quote(command)}"
+            return talk_over(within(ANSWER_S, lambda: connection.client.get_transport().open_session()), line)
+        except Exception as error:  # of ssh, of the socket, of time
+            self.close()
+            raise HeadError(str(error) or type(error).__name__) from error
+
+    def connection_of_its_own(self) -> Any:
+        """A new one, for what lasts longer than a command; whoever asked closes it. Raises HeadError."""
+        try:
+            return self._connect()
+        except Exception as error:  # of ssh, of the socket
+            raise HeadError(str(error) or type(error).__name__) from error
+
     def close(self) -> None:
         """Give the connection up."""
         if self._connection is not None:
@@ -164,6 +184,9 @@ class HereHead:
             if supervisor.poll() is not None or time.monotonic() > deadline:
                 raise HeadError(f"the supervisor did not start; it said so in {folder}/logs/supervisor.log")
             time.sleep(0.02)
+
+    def talk(self, command: str) -> Talk:
+        return talk_here(command)
 
     def close(self) -> None:
         """There is no connection."""

@@ -3,110 +3,81 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from training.control.comm_report import Result, parse_result
-from training.control.fetch import newest_step
-from training.control.follow import Look, list_command, look_command, parse_list, parse_look
-from training.control.head_node import Head
+from training.control.fetch import wanted_step
+from training.control.follow import Look, follow, list_command, look_command, parse_list, parse_look
+from training.control.head_node import Head, HeadError
+from training.control.place import Place, Target
 from training.control.ship import code_files, launch_files, pack
 from training.launch import (
     ENV_FOLDER,
-    RUN_VARIABLE,
-    Host,
     Launch,
     LaunchError,
-    here_env,
     parse_launch,
-    rank_env,
 )
-from training.run_folder import DATA_DISK, LAUNCH, is_run_id, new_run_id, recipe_of, unit_of
-from training.sums import PARTS, SUMS
+from training.run_folder import LAUNCH, LAUNCHER_LOG, PREPARING, is_run_id, new_run_id, recipe_of, unit_of
+from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
 
-HERE_RANKS = 2
 CHECK = "check"
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where ranks run and with what."""
-
-    hosts: tuple[Host, ...]
-    python: str
-    env: Mapping[str, str]
-    models: str
-    here: bool = False
-    data_disk: str = ""
-
-    def launch(self, run_dir: Path, module: str, arguments: Sequence[str] = ()) -> Launch:
-        """A launch of a module in a run folder."""
-        return Launch(
-            run_id=run_dir.name,
-            run_dir=str(run_dir),
-            hosts=self.hosts,
-            module=module,
-            arguments=tuple(arguments),
-            python=self.python,
-            env=self.env,
-            models=self.models,
-            here=self.here,
-            data_disk=self.data_disk,
-        )
-
-
-def cluster_target(hosts: Sequence[Host], run_dir: Path, cuda: bool) -> Target:
-    """The nodes, with the environment the base deploy put there."""
-    env = rank_env(str(run_dir), "cuda" if cuda else "cpu")
-    return Target(tuple(hosts), f"{ENV_FOLDER}/bin/python", env, f"{DATA_DISK}/models", data_disk=str(DATA_DISK))
-
-
-def here_target(run_dir: Path, path: str, home: Path) -> Target:
-    """Two ranks on this machine, with this very Python."""
-    cuda = Path("/dev/nvidia1").exists()  # NCCL wants a GPU a rank
-    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, cuda, str(home))
-    host = Host("localhost", "127.0.0.1", HERE_RANKS)
-    return Target((host,), sys.executable, env, str(home / ".cache" / "spotune" / "models"), here=True)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A head and the nodes its runs use."""
-
-    head: Head
-    hosts: tuple[Host, ...] = ()
-    cuda: bool = False
-    cluster: str = "this machine"
-    """Its name, so that measurements of one are not compared with another's."""
-    line_rate_gbps: float | None = None
-    """What its network promises."""
-
-    def target(self, run_id: str) -> Target:
-        """Where the ranks of a run go."""
-        run_dir = self.head.runs / run_id
-        if self.head.here:
-            return here_target(run_dir, os.environ["PATH"], Path.home())
-        return cluster_target(self.hosts, run_dir, self.cuda)
+GENERATE = "generate"
+"""What run ids begin with that are no trainings."""
 
 
 def start_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
     """Ship code, data and papers into a new run folder and start its supervisor."""
+    put_new(head, launch, files)
+    head.start(launch)
+
+
+def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+    """Ship code, data and papers into a new run folder."""
     _ship(head, launch, {**code_files(), **launch_files(launch), **files})
-    head.start(launch)
 
 
-def restart(head: Head, old: Launch, target: Target) -> None:
-    """Start a run again from its newest checkpoint, on the nodes there are now, with today's code."""
-    launch = target.launch(Path(old.run_dir), old.module, ("--resume",))
-    launch = replace(launch, stop_grace_s=old.stop_grace_s)
-    _ship(head, launch, {**code_files(), **launch_files(launch)})
-    head.start(launch)
+def put_plan(head: Head, launch: Launch, plan: str) -> None:
+    """The last papers of a run that is ready to start: its plan, and its launch as that wants it."""
+    _ship(head, launch, {"plan.json": plan, **launch_files(launch)})
+    head.shell(f"rm -f {shlex.quote(launch.run_dir)}/{PREPARING}")
+
+
+def remove(head: Head, launch: Launch) -> None:
+    """Leave nothing of a run that was not started."""
+    head.shell(f"rm -rf {shlex.quote(launch.run_dir)}", 60)
+
+
+def remove_abandoned(head: Head, older_than_min: int) -> None:
+    """Remove what starts that were interrupted left behind."""
+    found = f"find {shlex.quote(str(head.runs))} -mindepth 2 -maxdepth 2 -name {PREPARING} -mmin +{older_than_min}"
+    each = 'while read -r mark; do rm -rf "${mark%/*}"; done'
+    head.shell(f"{found} 2>/dev/null | {each}; true", 60)
+
+
+def read_plan(head: Head, run_id: str) -> dict[str, Any]:
+    """plan.json of a run."""
+    plan: dict[str, Any] = json.loads(head.shell(f"cat {_quoted(head, run_id)}/plan.json"))
+    return plan
+
+
+def nccl_log(head: Head, run_id: str) -> str:
+    """What NCCL said in the log of all ranks."""
+    return head.shell(f"grep -a NCCL {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
+
+
+def put_again(head: Head, old: Launch, target: Target, files: Mapping[str, Path | str], force: bool) -> Launch:
+    """Make a run ready to go on from its newest checkpoint, on the nodes there are now, with today's code and
+    `files`."""
+    launch = target.launch(Path(old.run_dir), old.module, ("--resume", *(["--force"] if force else [])))
+    launch = replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s)
+    _ship(head, launch, {**code_files(), **launch_files(launch), **files})
+    return launch
 
 
 def _ship(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
@@ -140,7 +111,7 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
 
 
 def _trains(run_id: str) -> bool:
-    return recipe_of(run_id) != CHECK
+    return recipe_of(run_id) not in {CHECK, GENERATE}
 
 
 def refuse_second(head: Head) -> None:
@@ -151,6 +122,11 @@ def refuse_second(head: Head) -> None:
                 f"{seen.status.run_id} is running on {head.name}; "
                 f"wait for it, or end it with: fab stop --run {seen.status.run_id}"
             )
+
+
+def wait_for_reports(head: Head, run_id: str) -> None:
+    """Of a run that is over: while they are made, its supervisor stands where the next one is to go."""
+    follow(lambda: look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
 
 
 def base_model_hash(head: Head, models: str, model_dir: str) -> str:
@@ -178,36 +154,38 @@ def read_launch(head: Head, run_id: str) -> Launch:
     return parse_launch(head.shell(f"cat {_quoted(head, run_id)}/{LAUNCH}"))
 
 
+def recipe_text(head: Head, run_id: str) -> str:
+    """The recipe a run goes by, as TOML."""
+    return head.shell(f"cat {_quoted(head, run_id)}/recipe.toml")
+
+
 def checkpoint_step(head: Head, run_id: str) -> int | None:
-    """The step of a run's newest whole checkpoint."""
-    names = head.shell(f"ls {_quoted(head, run_id)}/checkpoints 2>/dev/null; true")
-    return newest_step(names.split())
+    """The step of a run's best checkpoint, else of its newest: what a fetch would bring."""
+    folder = f"{_quoted(head, run_id)}/checkpoints"
+    names, _, best = head.shell(f"cd {folder} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true").partition(
+        "\n\n"
+    )
+    return wanted_step(names.split(), best)
 
 
 def whole_checkpoint(head: Head, run_id: str) -> tuple[int | None, list[int]]:
     """The step of the newest checkpoint whose checksums hold, and the steps of the damaged ones after it."""
-    listed = " && ".join(f"grep -q '  {name}$' {SUMS}" for name in PARTS)
+
+    def listed(*names: str) -> str:
+        return " && ".join(f"grep -q '  {name}$' {SUMS}" for name in names)
+
     answer = head.shell(
         f"cd {_quoted(head, run_id)}/checkpoints 2>/dev/null || exit 0; "
         "for n in $(ls | sed -n 's/^step-\\([0-9][0-9]*\\)$/\\1/p' | sort -rn); do "
-        f"(cd step-$n && sha256sum --check --status {SUMS} && {listed}) 2>/dev/null && echo whole $n && break; "
+        f"(cd step-$n && sha256sum --check --strict --status {SUMS} && {listed(OPTIMIZER, STATE)} && "
+        f"{{ {{ {listed(*ADAPTER)}; }} || {listed(MODEL_CONFIG)}; }} && "
+        f"test $(find . -type f ! -path ./{SUMS} | wc -l) = $(wc -l < {SUMS})) 2>/dev/null && echo whole $n && break; "
         "echo damaged $n; done",
         600,
     )
     words = [line.split() for line in answer.splitlines()]
     whole = [int(step) for state, step in words if state == "whole"]
     return (whole[0] if whole else None), [int(step) for state, step in words if state == "damaged"]
-
-
-def generate_command(head: Head, run_id: str, step: int, prompts: Sequence[str]) -> str:
-    """A shell command that asks the base model and the adapter of a checkpoint, on the head."""
-    launch = read_launch(head, run_id)
-    plan = json.loads(head.shell(f"cat {_quoted(head, run_id)}/plan.json"))
-    adapter = f"{launch.run_dir}/checkpoints/step-{step}/adapter"
-    argv = [launch.python, "-m", "training.generate", "--model", f"{launch.models}/{plan['model_dir']}"]
-    argv += ["--adapter", adapter, *(word for prompt in prompts for word in ("--prompt", prompt))]
-    env = [f"{key}={value}" for key, value in launch.env.items() if key != RUN_VARIABLE]
-    return f"cd {shlex.quote(launch.run_dir)} && {shlex.join(['env', *env, *argv])}"
 
 
 def rank_log_command(launch: Launch, rank: int) -> str:

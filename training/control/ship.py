@@ -13,7 +13,7 @@ from typing import Any
 from training.launch import Launch, deepspeed_env, hostfile, launch_text
 
 SOURCE = Path(__file__).parents[1]
-SHIPPED_SUFFIXES = {".py", ".toml"}
+SHIPPED_SUFFIXES = {".py", ".toml", ".jinja"}
 
 
 def code_files(source: Path = SOURCE) -> dict[str, Path]:
@@ -34,7 +34,9 @@ def launch_files(launch: Launch) -> dict[str, str]:
     }
 
 
-def plan_text(launch: Launch, model_dir: str, base_model_hash: str, data: Mapping[str, Any]) -> str:
+def plan_text(
+    launch: Launch, model_dir: str, base_model_hash: str, data: Mapping[str, Any], predicted: Mapping[str, Any]
+) -> str:
     """plan.json: what the run was meant to be, to hold its results against."""
     plan = {
         "run_id": launch.run_id,
@@ -43,6 +45,7 @@ def plan_text(launch: Launch, model_dir: str, base_model_hash: str, data: Mappin
         "model_dir": model_dir,
         "base_model_hash": base_model_hash,
         "data": dict(data),
+        "predicted": dict(predicted),
     }
     return json.dumps(plan, indent=1) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -9,30 +10,43 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from training import tiny
-from training.control import runs
-from training.control.runs import Place, Target
+from training.control import preparing, runs
+from training.control.head_node import HeadError
+from training.control.place import Place, Target
+from training.control.plan_table import show_plan
 from training.control.ship import plan_text
-from training.data import DataError, DataSummary, check_file
+from training.data import DataError, DataSummary, can_check_here, check
+from training.data.hub import POINTER, is_dataset_name
+from training.data.readers import data_files
 from training.launch import Launch, LaunchError
+from training.plan.predict import Plan, make_plan
+from training.plan.shape import PlanError
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
-from training.run_folder import new_run_id
+from training.run_folder import PREPARING, new_run_id
 from training.sums import SUMS, sha256_of, sums_of, sums_text
 
 BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
 RECORD = "spotune-model.json"
 MAKING_S = 900.0
+ABANDONED_MIN = 4 * 60
+"""A folder still being prepared after this long belongs to nobody: preparing itself ends before."""
 
 
 def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
     """The recipe with `--set key=value` and `--steps` applied. Raises RecipeError."""
     if not name:
         raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
+    return load_recipe(name, overrides_of(settings, steps))
+
+
+def overrides_of(settings: Sequence[str], steps: str) -> dict[str, str]:
+    """What `--set key=value` and `--steps` change. Raises RecipeError."""
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -41,28 +55,36 @@ def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
         overrides[key.strip()] = value.strip()
     if steps != "":
         overrides["steps"] = steps
-    return load_recipe(name, overrides)
+    return overrides
 
 
-def training_data(recipe: Recipe, data: str, folder: Path) -> tuple[Path, DataSummary]:
-    """The data file, checked to its last line; `tiny` has its own, made into `folder`. Raises DataError."""
+@dataclass(frozen=True)
+class Data:
+    """What the user gave: its files by their place in the run folder, and what they hold where that is known here."""
+
+    files: Mapping[str, Path | str]
+    summary: DataSummary | None = None
+
+    @property
+    def from_hub(self) -> bool:
+        return f"data/train{POINTER}" in self.files
+
+
+def training_data(recipe: Recipe, data: str, folder: Path, skip_bad: bool = False) -> Data:
+    """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
+    head. `tiny` has its own, made into `folder`. Raises DataError."""
     if not data and recipe.base_model != BUILT_IN:
-        raise DataError(f"{recipe.name} needs --data FILE: JSONL, messages or prompt and completion on each line")
+        raise DataError(f"{recipe.name} needs --data FILE: JSONL, JSON or Parquet, a folder of them, or OWNER/NAME")
+    if is_dataset_name(data):
+        return Data({f"data/train{POINTER}": data})
     path = Path(data) if data else folder / "train.jsonl"
     if not data:
         tiny.write_data(path)
-    return path, check_file(path)
-
-
-def new_run_files(
-    recipe: Recipe, launch: Launch, data: Path, summary: DataSummary, base: str
-) -> Mapping[str, Path | str]:
-    """What a new run folder holds besides the code and how to start it."""
-    return {
-        "recipe.toml": recipe.to_toml(),
-        "plan.json": plan_text(launch, recipe.model_dir, base, asdict(summary)),
-        "data/train.jsonl": data,
-    }
+    files = {path: f"data/train{path.suffix.lower()}"}
+    if path.is_dir():
+        files = {file: f"data/train/{file.relative_to(path)}" for file in data_files(path)}
+    summary = check(path, skip_bad) if can_check_here(path) else None
+    return Data({place: file for file, place in files.items()}, summary)
 
 
 def here_base_model(recipe: Recipe, target: Target) -> str:
@@ -108,13 +130,32 @@ def _make_tiny(folder: Path, target: Target) -> None:
     fresh.rename(folder)
 
 
-def start(find_place: Callable[[], Place], recipe: Recipe, data: str, now: datetime) -> str:
-    """Check, ship and start a new run; gives its id. The data are checked before anything is touched."""
+@dataclass(frozen=True)
+class Wishes:
+    """How a start treats what it finds."""
+
+    dry: bool = False
+    """Only check and plan."""
+    anyway: bool = False
+    """Start in spite of an estimate that says no."""
+    skip_bad: bool = False
+    """Leave records out that cannot be used."""
+
+
+def start(
+    find_place: Callable[[], Place], recipe: Recipe, data: str, now: datetime, wishes: Wishes | None = None
+) -> str | None:
+    """Check, ship, prepare, plan and start a new run; gives its id, None where only the plan was asked for.
+
+    The data are checked before anything is touched. Raises PlanError where the plan has errors: nothing is left then.
+    """
+    wishes = wishes or Wishes()
     with tempfile.TemporaryDirectory() as folder:
-        path, summary = training_data(recipe, data, Path(folder))
+        given = training_data(recipe, data, Path(folder), wishes.skip_bad)
         place = find_place()
         head = place.head
         runs.refuse_second(head)
+        runs.remove_abandoned(head, ABANDONED_MIN)
         run_id = new_run_id(recipe.name, now)
         target = place.target(run_id)
         if head.here:
@@ -122,25 +163,31 @@ def start(find_place: Callable[[], Place], recipe: Recipe, data: str, now: datet
         else:
             base = runs.base_model_hash(head, target.models, recipe.model_dir)
         launch = target.launch(head.runs / run_id, "training.finetune")
-        print(f"{run_id}: {summary.records} records, {launch.world_size} ranks on {len(launch.hosts)} nodes")
-        runs.start_new(head, launch, new_run_files(recipe, launch, path, summary, base))
-    return run_id
-
-
-def resume(place: Place, run_id: str | None, model: str | None) -> str | None:
-    """Start a run again from its newest checkpoint; None where it is finished already."""
-    head = place.head
-    run_id = runs.find(head, run_id, model)
-    if runs.look(head, run_id).state == "finished":
-        print(f"{run_id} is finished; its adapter: fab fetch --run {run_id}")
+        records = f"{given.summary.records} records" if given.summary else "records counted there"
+        print(f"{run_id}: {records}, {launch.world_size} ranks on {len(launch.hosts)} nodes", flush=True)
+        try:
+            runs.put_new(head, launch, {"recipe.toml": recipe.to_toml(), PREPARING: "", **given.files})
+            plan = plan_run(place, launch, recipe, preparing.Order(wishes.skip_bad, given.from_hub), wishes.anyway)
+            if not wishes.dry:
+                launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
+                runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, base, plan.data, plan.predicted))
+        except BaseException:
+            with contextlib.suppress(HeadError):  # the reason is being raised already
+                runs.remove(head, launch)
+            raise
+    if wishes.dry:
+        runs.remove(head, launch)
         return None
-    runs.refuse_second(head)
-    step, damaged = runs.whole_checkpoint(head, run_id)
-    names = ", ".join(f"step-{number}" for number in damaged)
-    if step is None and damaged:
-        raise LaunchError(f"{run_id} has only damaged checkpoints ({names}); start anew without --resume")
-    if step is None:
-        raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
-    print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
-    runs.restart(head, runs.read_launch(head, run_id), place.target(run_id))
+    head.start(launch)
     return run_id
+
+
+def plan_run(place: Place, launch: Launch, recipe: Recipe, order: preparing.Order, anyway: bool) -> Plan:
+    """Prepare the data where the run will be, show the plan; PlanError where it must not start."""
+    print(f"preparing the data on {place.head.name}: tokenised and packed once, then kept", flush=True)
+    prepared = preparing.prepare(place.head, launch, order)
+    plan = make_plan(recipe, preparing.find_facts(place, launch, recipe, prepared), anyway)
+    show_plan(plan)
+    if plan.errors:
+        raise PlanError("\n".join(plan.errors))
+    return plan

@@ -10,7 +10,7 @@ from typing import Any
 
 from training.control import comm_report
 from training.control.comm_report import Result
-from training.control.follow import Look, describe, eta_s
+from training.control.follow import Look, describe, eta_s, number
 
 PLAIN_EVERY_S = 5.0
 
@@ -38,7 +38,7 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
         def show(seen: Look) -> None:
             if seen.metrics:
                 last = seen.metrics[-1]
-                words = describe(last, eta_s(seen.metrics))
+                words = describe(last, eta_s(seen.metrics), seen.evaluation)
                 bar.update(task, total=last["total_steps"], completed=last["step"], words=words)
             elif seen.status:
                 bar.update(task, words=seen.status.state)
@@ -57,7 +57,7 @@ def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - said["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != said["step"] and (due or last):
-            write(describe(row, eta_s(seen.metrics)))
+            write(describe(row, eta_s(seen.metrics), seen.evaluation))
             said.update(step=row["step"], at=time.monotonic())
 
     return show
@@ -70,9 +70,10 @@ def runs_table(looks: Sequence[Look]) -> None:
         assert seen.status is not None
         row = seen.metrics[-1] if seen.metrics else None
         step = f"{row['step']}/{row['total_steps']}" if row else "-"
-        loss = f"{row['loss']:.4f}" if row else "-"
-        rows.append([seen.status.run_id, seen.state, step, loss, age(seen.age_s), seen.status.reason])
-    table(["run", "state", "step", "loss", "updated", "reason"], rows)
+        loss = number(row["loss"]) if row else "-"
+        validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
+        rows.append([seen.status.run_id, seen.state, step, loss, validation, age(seen.age_s), seen.status.reason])
+    table(["run", "state", "step", "loss", "validation", "updated", "reason"], rows)
 
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:

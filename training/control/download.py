@@ -1,0 +1,136 @@
+"""Files from a remote folder over sftp: several at once, gone on with where they broke off, checked. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.control.verify import DamagedError, FetchError
+from training.sums import SUMS, sha256_of
+
+if TYPE_CHECKING:
+    from paramiko import SFTPAttributes, SFTPClient
+
+CHANNELS = 4
+SILENCE_S = 20.0
+"""A channel on which nothing moves for this long counts as broken: a vanished head says nothing."""
+CHUNK_BYTES = 1 << 20
+
+
+class FileGone(FetchError):
+    """A file that was there a moment ago is not any more."""
+
+
+class Download:
+    """Files from one remote folder to a local one, over several channels at once."""
+
+    def __init__(self, open_sftp: Callable[[], SFTPClient], remote: str, local: Path) -> None:
+        self.open_sftp, self.remote_folder, self.local = open_sftp, remote, local
+        self.moved = 0
+
+    @contextlib.contextmanager
+    def channel(self) -> Iterator[SFTPClient]:
+        """An sftp channel of its own, closed afterwards."""
+        sftp = self.open_sftp()
+        if channel := sftp.get_channel():
+            channel.settimeout(SILENCE_S)
+        try:
+            yield sftp
+        finally:
+            sftp.close()
+
+    @contextlib.contextmanager
+    def remote(self, name: str) -> Iterator[SFTPClient]:
+        """A channel for one file, whose refusals name the file. Only this machine's own errors have a filename."""
+        path = f"{self.remote_folder}/{name}"
+        with self.channel() as sftp:
+            try:
+                yield sftp
+            except PermissionError as error:
+                if error.filename:
+                    raise
+                raise FetchError(
+                    f"{path} may not be read by the user this machine logs in as; "
+                    f"on the head, as root: chmod -R a+rX {self.remote_folder}"
+                ) from error
+            except FileNotFoundError as error:
+                if error.filename:
+                    raise
+                raise FileGone(f"{path} is not there any more") from error
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a remote folder; nothing where there is none."""
+        with self.remote(folder) as sftp:
+            try:
+                return sftp.listdir(f"{self.remote_folder}/{folder}")
+            except FileNotFoundError:
+                return []
+
+    def tree(self, folder: str) -> list[str]:
+        """Every regular file below a remote folder; links are not followed."""
+        with self.remote(folder) as sftp:
+            entries = sftp.listdir_attr(f"{self.remote_folder}/{folder}")
+        found = []
+        for entry in entries:
+            name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
+            if stat.S_ISDIR(mode):
+                found += self.tree(name)
+            elif stat.S_ISREG(mode):
+                found.append(name)
+        return found
+
+    def text(self, name: str) -> str:
+        """A small remote file."""
+        with self.remote(name) as sftp, sftp.open(f"{self.remote_folder}/{name}") as file:
+            return file.read().decode("utf-8", "replace")
+
+    def all(self, names: list[tuple[str, Path, str | None]]) -> None:
+        """Fetch (remote name, local path, sha256 or None) in parallel; the first error ends it."""
+        with ThreadPoolExecutor(max_workers=CHANNELS) as pool:
+            for done in [pool.submit(self._one, *name) for name in names]:
+                done.result()
+
+    def _one(self, name: str, target: Path, digest: str | None) -> None:
+        if digest and target.exists() and sha256_of(target) == digest:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        with self.remote(name) as sftp:
+            there = sftp.stat(f"{self.remote_folder}/{name}")
+            if not stat.S_ISREG(there.st_mode or 0) or (not digest and _is_as_fetched(target, there)):
+                return
+            resumed = part.exists() and digest is not None
+            self._copy(sftp, name, part, resumed)
+            if digest and resumed and sha256_of(part) != digest:
+                self._copy(sftp, name, part, False)  # the part was of something else
+        if digest and sha256_of(part) != digest:
+            part.unlink()
+            raise DamagedError(f"{name} is damaged: its sha256 is not the one in {SUMS}")
+        os.utime(part, (there.st_mtime or 0, there.st_mtime or 0))
+        part.replace(target)
+
+    def _copy(self, sftp: SFTPClient, name: str, part: Path, resume: bool) -> None:
+        with sftp.open(f"{self.remote_folder}/{name}", "rb") as source, part.open("ab" if resume else "wb") as file:
+            size, offset = source.stat().st_size or 0, file.tell()
+            if offset > size:
+                file.truncate(0)
+                offset = 0
+            source.seek(offset)
+            source.prefetch(size, max_concurrent_requests=64)
+            while offset < size and (data := source.read(min(CHUNK_BYTES, size - offset))):
+                file.write(data)
+                offset += len(data)
+                self.moved += len(data)
+
+
+def _is_as_fetched(target: Path, there: SFTPAttributes) -> bool:
+    """Whether a file has kept size and time since it came, as rsync looks; shipped papers all have the time 0."""
+    if not there.st_mtime or not target.is_file():
+        return False
+    here = target.stat()
+    return (here.st_size, int(here.st_mtime)) == (there.st_size, there.st_mtime)

@@ -1,0 +1,89 @@
+"""Where runs go: a head, the nodes its ranks use, and what every launch there has in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from training.control.head_node import Head
+from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, here_env, rank_env
+from training.run_folder import DATA_DISK
+
+HERE_RANKS = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where ranks run and with what."""
+
+    hosts: tuple[Host, ...]
+    python: str
+    env: Mapping[str, str]
+    models: str
+    here: bool = False
+    data_disk: str = ""
+    debug_rank: int | None = None
+    profile: str = ""
+
+    def launch(self, run_dir: Path, module: str, arguments: Sequence[str] = ()) -> Launch:
+        """A launch of a module in a run folder."""
+        return Launch(
+            run_id=run_dir.name,
+            run_dir=str(run_dir),
+            hosts=self.hosts,
+            module=module,
+            arguments=tuple(arguments),
+            python=self.python,
+            env=self.env if self.debug_rank is None else {**self.env, **debug_env()},
+            models=self.models,
+            here=self.here,
+            data_disk=self.data_disk,
+            debug_rank=self.debug_rank,
+            profile=self.profile,
+        )
+
+
+def cluster_target(hosts: Sequence[Host], run_dir: Path, cuda: bool) -> Target:
+    """The nodes, with the environment the base deploy put there."""
+    env = rank_env(str(run_dir), "cuda" if cuda else "cpu")
+    return Target(tuple(hosts), f"{ENV_FOLDER}/bin/python", env, f"{DATA_DISK}/models", data_disk=str(DATA_DISK))
+
+
+def here_target(run_dir: Path, path: str, home: Path) -> Target:
+    """Two ranks on this machine, with this very Python."""
+    cuda = Path("/dev/nvidia1").exists()  # NCCL wants a GPU a rank
+    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, cuda, str(home))
+    host = Host("localhost", "127.0.0.1", HERE_RANKS)
+    return Target((host,), sys.executable, env, str(home / ".cache" / "spotune" / "models"), here=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A head and the nodes its runs use."""
+
+    head: Head
+    hosts: tuple[Host, ...] = ()
+    cuda: bool = False
+    cluster: str = "this machine"
+    """Its name, so that measurements of one are not compared with another's."""
+    line_rate_gbps: float | None = None
+    """What its network promises."""
+    debug_rank: int | None = None
+    """Of the runs started here: the rank that waits for a debugger."""
+    profile: str = ""
+    """Of the runs started here: the steps to profile."""
+
+    def target(self, run_id: str) -> Target:
+        """Where the ranks of a run go. Raises LaunchError where there is no such rank to debug."""
+        run_dir = self.head.runs / run_id
+        if self.head.here:
+            target = here_target(run_dir, os.environ["PATH"], Path.home())
+        else:
+            target = cluster_target(self.hosts, run_dir, self.cuda)
+        ranks = sum(host.slots for host in target.hosts)
+        if self.debug_rank is not None and not 0 <= self.debug_rank < ranks:
+            raise LaunchError(f"--debug-rank {self.debug_rank}: there are ranks 0 to {ranks - 1}")
+        return replace(target, debug_rank=self.debug_rank, profile=self.profile)
