@@ -1,4 +1,5 @@
-"""A real ssh server in this process: one key is let in, commands run in a shell here, and it can fall silent."""
+"""A real ssh server in this process: one key is let in, commands run in a shell here, ports are forwarded, and it
+can fall silent."""
 
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import paramiko
 class _Door(paramiko.ServerInterface):
     def __init__(self, server):
         self.server = server
+        self.targets = {}
 
     def get_allowed_auths(self, username):
         return "publickey"
@@ -29,11 +31,44 @@ class _Door(paramiko.ServerInterface):
         return True
 
     def _serve(self, channel, command):
-        done = subprocess.run(command, shell=True, capture_output=True, stdin=subprocess.DEVNULL)
-        channel.sendall(done.stdout)
-        channel.sendall_stderr(done.stderr)
-        channel.send_exit_status(done.returncode)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+            in_background(lambda: pump(channel.recv, process.stdin.write, process.stdin.close))
+            errors = in_background(lambda: pump(process.stderr.read, channel.sendall_stderr))
+            pump(process.stdout.read, channel.sendall)
+            errors.join()
+            with suppress(OSError, EOFError):  # the client has gone
+                channel.send_exit_status(process.wait())
         channel.close()
+
+    def check_channel_direct_tcpip_request(self, chanid, origin, destination):
+        self.server.forwarded.append(destination)
+        self.targets[chanid] = destination
+        return paramiko.OPEN_SUCCEEDED
+
+    def forward(self, transport):
+        """Thread: join each channel that asks for a port here with a connection to it."""
+        while transport.is_active():
+            channel = transport.accept(1)
+            if channel is not None and (target := self.targets.pop(channel.chanid, None)):
+                there = socket.create_connection(target)
+                in_background(lambda c=channel, t=there: pump(c.recv, t.sendall, lambda: t.shutdown(socket.SHUT_WR)))
+                in_background(lambda c=channel, t=there: pump(t.recv, c.sendall, c.close))
+
+
+def in_background(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def pump(read, write, at_end=lambda: None):
+    """Carry bytes until one side ends."""
+    with suppress(OSError, EOFError, ValueError):
+        while data := read(1 << 15):
+            write(data)
+    with suppress(OSError, EOFError):
+        at_end()
 
 
 class SshServer:
@@ -42,6 +77,7 @@ class SshServer:
     def __init__(self, allowed):
         self.allowed = allowed
         self.silent = False
+        self.forwarded = []
         self.host_key = paramiko.ECDSAKey.generate()
         self.transports = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -65,7 +101,9 @@ class SshServer:
             transport = paramiko.Transport(peer)
             self.transports.append(transport)
             transport.add_server_key(self.host_key)
-            transport.start_server(event=threading.Event(), server=_Door(self))
+            door = _Door(self)
+            transport.start_server(event=threading.Event(), server=door)
+            in_background(lambda d=door, t=transport: d.forward(t))
 
     def close(self):
         with suppress(OSError):  # closed before

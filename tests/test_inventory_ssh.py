@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from inventory.nodes import Node
-from inventory.ssh import LINK_TIMEOUT_S, SshError, ask, connect, run
+from inventory.ssh import LINK_TIMEOUT_S, SshError, ask, connect, run, tunnel
 from tests.local_cluster import wait_for
 from tests.ssh_server import SshServer
 
@@ -70,6 +70,31 @@ def test_a_connection_that_breaks_in_the_middle_is_a_sentence(node, server):
         threading.Timer(0.5, server.transports[0].close).start()
         with pytest.raises(SshError, match=r"127.0.0.1: `sleep 20`: the connection broke"):
             run(connection, "sleep 20", timeout_s=10)
+
+
+def test_a_tunnel_leads_from_this_machines_own_address_to_a_port_of_the_nodes_and_ends(node, server):
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        with tunnel(node, there.getsockname()[1]) as port:  # taken here, so another one
+            assert port != there.getsockname()[1]
+            wait_for("the tunnel is open", lambda: listens("127.0.0.1", port), 5)
+            assert there.accept()[0].recv(1) == b""  # of the try
+            assert not listens("127.0.0.2", port)
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                peer, _ = there.accept()
+                peer.sendall(b"hello")
+                assert client.recv(5) == b"hello"
+                client.sendall(b"and back")
+                assert peer.recv(8) == b"and back"
+        assert not listens("127.0.0.1", port)
+    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+
+
+def listens(address, port):
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives unacknowledged data up so")

@@ -5,12 +5,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticUndefined
 
 import fabfile
-from training.recipe import recipe_names
+from training.recipe import NOT_PART_OF_THE_MATHS, Recipe, Table, recipe_names
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.zh.md")
+PAGES = ("docs/data.md", "docs/training.md", "docs/troubleshooting.md")
 PROGRAMS = ("fab", "make", "pyinfra", "pytest")
 
 
@@ -26,13 +28,13 @@ def snippets(text):
 
 
 def commands(name):
-    """Every command of ours in a README, as its words."""
+    """Every command of ours in a README or a page, as its words."""
     lines = {line for line in snippets(text_of(name)) if line.split(maxsplit=1)[:1] and line.split()[0] in PROGRAMS}
     return sorted(shlex.split(line.replace("[", "").replace("]", "")) for line in lines)
 
 
 def of_program(program):
-    return [pytest.param(words, id=f"{n}: {' '.join(words)}") for n in READMES for words in commands(n)
+    return [pytest.param(words, id=f"{n}: {' '.join(words)}") for n in (*READMES, *PAGES) for words in commands(n)
             if words[0] == program and len(words) > 1]  # fmt: skip
 
 
@@ -48,6 +50,41 @@ def test_a_fab_command_is_a_task_with_these_flags(words):
     assert words[1] in fabfile.namespace.task_names
     given = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
     assert given - flags_of(words[1]) == set()
+
+
+@pytest.mark.parametrize("name", [*READMES, *PAGES])
+def test_a_flag_that_is_named_by_itself_is_one_of_ours(name):
+    flags = {flag for task in fabfile.namespace.task_names for flag in flags_of(task)}
+    named = {word.split("=")[0] for code in snippets(text_of(name)) if code.startswith("--") for word in code.split()}
+    assert {word for word in named if word.startswith("--")} - flags == set()
+
+
+def recipe_keys(table=Recipe, prefix=""):
+    for key, field in table.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            yield from recipe_keys(field.annotation, f"{key}.")
+        else:
+            yield prefix + key, field.default
+
+
+def shown(default):
+    """A default as the table has it."""
+    if default is PydanticUndefined:
+        return "-"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return ", ".join(map(str, default)) or "none"
+    return f"{default:g}" if isinstance(default, float) else str("none" if default is None else default)
+
+
+def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resumed_run_may_change():
+    rows = re.findall(
+        r"^\| `([a-z_.]+)`( \*)? \| ([^|]+) \|", text_of("docs/training.md").split("## Strategies")[0], re.M
+    )
+    assert {key: (default, bool(star)) for key, star, default in rows} == {
+        key: (shown(default), key in NOT_PART_OF_THE_MATHS) for key, default in recipe_keys()
+    }
 
 
 @pytest.mark.parametrize("words", of_program("fab"))
@@ -68,7 +105,7 @@ def test_files_that_commands_name_are_there(words):
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-@pytest.mark.parametrize("name", [*READMES, "CHANGELOG.md", "docs/decisions.md"])
+@pytest.mark.parametrize("name", [*READMES, *PAGES, "CHANGELOG.md", "docs/decisions.md"])
 def test_relative_links_lead_somewhere(name):
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text_of(name))
     local = [link for link in links if "://" not in link]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -16,18 +17,12 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from training.control import attend
-from training.control.fetch import (
-    FetchError,
-    FetchInterrupted,
-    fetch_patiently,
-    fetch_remote,
-    newest_step,
-    verify_adapter,
-)
-from training.control.head_node import RemoteHead
+from training.control import attend, runs
+from training.control.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote, newest_step
+from training.control.head_node import HereHead, RemoteHead
+from training.control.verify import FetchError, verify_adapter
 from training.run_folder import Status, status_text, write_atomically
-from training.sums import parse_sums
+from training.sums import parse_sums, sums_of, sums_text
 
 RANK = 4
 BASE = "b" * 64
@@ -184,6 +179,35 @@ def test_a_run_comes_home_whole_with_its_newest_checkpoint(connect, run: Path, t
     assert (home / "logs" / "rank-0.log").read_text() == "step 1\n"
 
 
+def test_what_there_is_to_see_of_a_run_comes_home_too(connect, run: Path, tmp_path: Path):
+    wanted = ["report.html", "data/report.json", "tb/events.out.tfevents.1", "wandb/offline-run-1/files/config.yaml"]
+    for name in [*wanted, "data/train.jsonl"]:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(name)
+    home = tmp_path / "home"
+    fetch_remote(connect(), str(run), home)
+    assert [(home / name).read_text() for name in wanted] == wanted
+    assert not (home / "data" / "train.jsonl").exists()
+
+
+def test_what_was_found_out_comes_home_and_each_ranks_own_profile_does_not(connect, run: Path, tmp_path: Path):
+    there = (
+        "profile/trace.json.gz",
+        "profile/summary.txt",
+        "profile/rank-0.json.gz",
+        "hang/20260131-155000/rank-1.txt",
+    )
+    for name in there:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(name)
+    os.mkfifo(run / "logs" / "nccl-trace-0.pipe")
+    home = tmp_path / "home"
+    fetch_remote(connect(), str(run), home)
+    found = [name for name in there if (home / name).exists() and (home / name).read_text() == name]
+    assert found == [there[0], there[1], there[3]]
+    assert not (home / "logs" / "nccl-trace-0.pipe").exists()
+
+
 def test_fetching_again_moves_no_checkpoint_twice(connect, run: Path, tmp_path: Path):
     make_checkpoint(run, 10, big=300_000)
     open_sftp = connect()
@@ -193,17 +217,30 @@ def test_fetching_again_moves_no_checkpoint_twice(connect, run: Path, tmp_path: 
     assert (tmp_path / "home" / "checkpoints" / "step-10" / "optimizer.safetensors").exists()
 
 
+def test_fetching_again_moves_only_what_has_changed_since(connect, run: Path, tmp_path: Path):
+    home, logs = tmp_path / "home", run / "logs"
+    for name, time_s in (("kept.log", 1e9), ("rewritten.log", 1e9), ("shipped.log", 0)):
+        (logs / name).write_text(f"{'a' * 1000} {name}")
+        os.utime(logs / name, (time_s, time_s))
+    fetch_remote(connect(), str(run), home)
+    for name, time_s in (("rewritten.log", 1e9 + 1), ("shipped.log", 0)):  # of the same size
+        (logs / name).write_text(f"{'b' * 1000} {name}")
+        os.utime(logs / name, (time_s, time_s))
+    assert 2000 < fetch_remote(connect(), str(run), home).bytes_moved < 3000
+    assert all((home / "logs" / path.name).read_text() == path.read_text() for path in logs.iterdir())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # paramiko's own
 def test_a_cut_connection_is_gone_on_with_where_it_broke(connect, run: Path, tmp_path: Path):
     size = 24 << 20
     make_checkpoint(run, 10, big=size)
     home = tmp_path / "home"
-    Files.cut_after = 12 << 20
+    Files.cut_after = 20 << 20
     with pytest.raises((OSError, EOFError, paramiko.SSHException)):
         fetch_remote(connect(), str(run), home, full=True)
     part = home / "checkpoints" / ".step-10" / "optimizer.safetensors.part"
     kept = part.stat().st_size
-    assert kept > 1 << 20
+    assert kept > 0
     assert not (home / "checkpoints" / "step-10").exists()
     Files.cut_after = None
     fetched = fetch_remote(connect(), str(run), home, full=True)
@@ -257,7 +294,7 @@ def test_the_optimizer_stays_on_the_head_until_it_is_asked_for(connect, run: Pat
     step = home / "checkpoints" / "step-10"
     assert not (step / "optimizer.safetensors").exists()
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=step, check=True)
-    assert 300_000 < fetch_remote(open_sftp, str(run), home, full=True).bytes_moved < 301_000
+    assert 300_000 <= fetch_remote(open_sftp, str(run), home, full=True).bytes_moved < 301_000
     there = run / "checkpoints" / "step-10"
     assert (step / "optimizer.safetensors").read_bytes() == (there / "optimizer.safetensors").read_bytes()
     assert (step / "SHA256SUMS").read_bytes() == (there / "SHA256SUMS").read_bytes()
@@ -285,7 +322,7 @@ def test_a_file_that_is_gone_for_good_is_named(connect, run: Path, tmp_path: Pat
     monkeypatch.setattr("training.control.fetch.RETRY_AFTER_S", 0)
     path = run / "checkpoints" / "step-2" / "adapter" / "adapter_model.safetensors"
     path.unlink()
-    with pytest.raises(FetchError, match=f"{path} is not there any more"):
+    with pytest.raises(FetchError, match=r"step-2 is damaged: adapter/adapter_model.safetensors is missing"):
         fetch_patiently(connect(), lambda: pytest.fail("nothing broke"), str(run), tmp_path / "home")
 
 
@@ -296,7 +333,7 @@ def test_a_folder_at_home_that_cannot_be_made_is_no_broken_connection(connect, r
 
 
 def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.control.fetch.SILENCE_S", 0.5)
+    monkeypatch.setattr("training.control.download.SILENCE_S", 0.5)
     monkeypatch.setattr("training.control.fetch.TRIES", 1)
     make_checkpoint(run, 10, big=8 << 20)
     Files.silent_after = 2 << 20
@@ -321,7 +358,8 @@ class Door:
 def test_watching_brings_every_new_checkpoint_until_the_run_is_over(connect, run: Path, tmp_path: Path, monkeypatch):
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "systemctl").write_text("#!/bin/sh\nexit 0\n")  # the supervisor's unit is active
+    over = tmp_path / "over"
+    (tools / "systemctl").write_text(f"#!/bin/sh\ntest -e {over} || echo active\n")  # of the supervisor's unit
     (tools / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr("training.control.attend.WATCH_EVERY_S", 0.05)
@@ -342,6 +380,7 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(connect, run
             while not (home / f"step-{step}").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         say("finished")
+        over.touch()
 
     say("running")
     first = attend.bring_home(head, run.name)
@@ -370,7 +409,7 @@ def test_another_base_model_than_planned_is_refused(connect, run: Path, tmp_path
     [
         (adapter_bytes(b=b"\x00\x00"), "every LoRA B is zero"),
         (adapter_bytes(rank=2), "no adapter of rank 4 has"),
-        (adapter_bytes(width=0), "no adapter of rank 4 has"),
+        (adapter_bytes(width=0), "it is empty"),
         (adapter_bytes(drop="v_proj.lora_B.weight"), "do not come in pairs"),
         (adapter_bytes()[:-10], "not as long as its header says"),
         (b"\xff" * 64, "not a safetensors file"),
@@ -388,6 +427,119 @@ def test_a_good_adapter_passes(tmp_path: Path):
     path = tmp_path / "adapter_model.safetensors"
     path.write_bytes(adapter_bytes())
     verify_adapter(path, RANK)
+
+
+def safetensors_of(tensors: dict[str, list[int]], value: bytes = b"\x80\x3f") -> bytes:
+    """A safetensors file of bf16 tensors of these shapes."""
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + value * (at // 2)
+
+
+def test_magnitudes_token_rows_and_whole_modules_belong_to_a_good_adapter(tmp_path: Path):
+    path = tmp_path / "adapter_model.safetensors"
+    good = {
+        "q_proj.lora_A.weight": [RANK, 8],
+        "q_proj.lora_B.weight": [8, RANK],
+        "q_proj.lora_magnitude_vector": [8],
+        "embed_tokens.token_adapter.trainable_tokens_delta": [2, 8],
+        "lm_head.weight": [16, 8],
+    }
+    path.write_bytes(safetensors_of(good))
+    verify_adapter(path, RANK)
+    path.write_bytes(safetensors_of({**good, "q_proj.lora_magnitude_vector": [0]}))
+    with pytest.raises(FetchError, match=r"lora_magnitude_vector has shape \(0,\), it is empty"):
+        verify_adapter(path, RANK)
+
+
+def make_full_checkpoint(run: Path, step: int) -> Path:
+    """What full fine-tuning leaves: a model in two files."""
+    folder = make_checkpoint(run, step)
+    shutil.rmtree(folder / "adapter")
+    (folder / "model").mkdir()
+    shards = {"model-1.safetensors": {"a": [4, 2]}, "model-2.safetensors": {"b": [3]}}
+    for name, tensors in shards.items():
+        (folder / "model" / name).write_bytes(safetensors_of(tensors))
+    index = {"weight_map": {name: file for file, tensors in shards.items() for name in tensors}}
+    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
+    return folder
+
+
+def test_a_whole_model_comes_home_and_is_opened(connect, run: Path, tmp_path: Path):
+    there = make_full_checkpoint(run, 10)
+    home, open_sftp = tmp_path / "home", connect()
+    fetched = fetch_remote(open_sftp, str(run), home)
+    assert (fetched.step, fetched.part) == (10, "model")
+    for path in (there / "model").iterdir():
+        assert (home / "model" / path.name).read_bytes() == path.read_bytes()
+    assert not (home / "checkpoints" / "step-10" / "optimizer.safetensors").exists()
+    (there / "model" / "model-2.safetensors").unlink()
+    (there / "SHA256SUMS").write_text(sums_text(sums_of(there)))
+    with pytest.raises(FetchError, match="b is in the index and in no file"):
+        fetch_remote(open_sftp, str(run), tmp_path / "other")
+
+
+def test_the_best_checkpoint_comes_home_where_there_is_one(connect, run: Path, tmp_path: Path, monkeypatch, capsys):
+    for step in (4, 6):
+        make_checkpoint(run, step)
+    (run / "checkpoints" / "best").write_text("step-4\n")
+    home, open_sftp = tmp_path / "home", connect()
+    fetched = fetch_remote(open_sftp, str(run), home)
+    assert (fetched.step, fetched.newest) == (4, 6)
+    assert (home / "adapter").readlink() == Path("checkpoints/step-4/adapter")
+    assert runs.checkpoint_step(HereHead(run.parent), run.name) == 4
+    assert attend.bring_home(HereHead(run.parent), run.name) == 4
+    assert "adapter of step 4, the best by validation loss; the newest is step 6" in capsys.readouterr().out
+    (run / "checkpoints" / "best").write_text("step-5\n")  # dropped by hand
+    assert fetch_remote(open_sftp, str(run), home).step == fetch_here(run).step == 6
+    assert runs.checkpoint_step(HereHead(run.parent), run.name) == 6
+
+
+def _spoil_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("adapter/adapter_model.safetensors", _spoil_bit),
+        ("trainer_state.json", _spoil_bit),
+        ("SHA256SUMS", _spoil_bit),
+        ("SHA256SUMS", lambda path: path.write_bytes(b"\xff" + path.read_bytes())),
+        ("adapter/adapter_config.json", Path.unlink),
+    ],
+    ids=["adapter", "state", "a digest", "no text", "missing"],
+)
+def test_a_best_checkpoint_that_was_damaged_at_rest_is_named_and_the_newest_whole_one_comes_home(
+    connect, run: Path, capsys, name: str, spoil: Callable[[Path], None]
+):
+    for step in (4, 6, 8):
+        make_checkpoint(run, step)
+    (run / "checkpoints" / "best").write_text("step-4\n")
+    spoil(run / "checkpoints" / "step-4" / name)
+    _spoil_bit(run / "checkpoints" / "step-8" / "adapter" / "adapter_model.safetensors")
+    home, open_sftp = run.with_name("home"), connect()
+    for fetched in (fetch_remote(open_sftp, str(run), home), fetch_here(run)):
+        assert (fetched.step, fetched.newest) == (6, 8)
+        best, newest = fetched.damaged
+        assert "step-4" in best and "damaged" in best
+        assert "step-8/adapter/adapter_model.safetensors" in newest and "damaged" in newest
+    assert (home / "adapter").readlink() == Path("checkpoints/step-6/adapter")
+    assert attend.bring_home(HereHead(run.parent), run.name) == 6
+    said = capsys.readouterr().out
+    assert said.count("passed over: ") == 2 and "adapter of step 6; it is in" in said
+    for step in (2, 6):
+        _spoil_bit(run / "checkpoints" / f"step-{step}" / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(FetchError, match=r"no checkpoint is whole: .*step-4.*step-8.*step-6.*step-2"):
+        fetch_remote(open_sftp, str(run), run.with_name("other"))
 
 
 def test_names_that_lead_out_of_the_folder_are_refused():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from training.control.follow import Look, eta_s, follow, list_command, look_command, parse_list, parse_look
+from training.control.follow import Look, describe, eta_s, follow, list_command, look_command, parse_list, parse_look
 from training.run_folder import Status, parse_metrics, parse_status, status_text, write_atomically
 
 RUN = "tiny-20260131-154500"
@@ -39,6 +39,28 @@ def test_a_look_reads_status_and_whole_metrics_lines(tmp_path: Path):
     assert seen.status is not None and seen.status.run_id == RUN
     assert [row["step"] for row in seen.metrics] == [1, 2, 3]
     assert 85 < seen.age_s < 120
+
+
+def test_the_newest_evaluation_is_seen_among_steps_and_long_after_them(tmp_path: Path):
+    folder = make_run(tmp_path)
+    looks = [{"step": n, "validation_loss": loss} for n, loss in ((2, 1.75), (4, None), (6, 1.25))]
+    steps = [{"step": n, "total_steps": 90, "loss": 1.5, "step_s": 1.0} for n in range(7, 60)]
+    text = "".join(json.dumps(row) + "\n" for row in looks + steps)
+    (folder / "metrics.jsonl").write_text(text + '{"step": 60, "validation_loss": 1.')
+    for seen in (
+        parse_look(sh(look_command(str(folder), here=True))),
+        parse_list(sh(list_command(str(tmp_path), here=True)))[0],
+    ):
+        assert seen.evaluation == {"step": 6, "validation_loss": 1.25}
+        assert [row["step"] for row in seen.metrics] == list(range(41, 60))
+        assert eta_s(seen.metrics) == pytest.approx(31.0)
+
+
+def test_what_is_shown_of_a_step_names_the_newest_validation_loss_and_outlives_infinity():
+    row = {"step": 7, "total_steps": 9, "loss": None, "lr": 1e-4, "tokens_per_s": 5.0, "memory_gib": 1.0}
+    said = describe(row, None, {"step": 6, "validation_loss": 1.25})
+    assert "loss not finite  validation 1.2500 (step 6)" in said
+    assert "validation" not in describe({**row, "loss": 1.5}, 60.0)
 
 
 def test_a_run_without_a_supervisor_is_lost_and_not_running(tmp_path: Path):
@@ -114,3 +136,11 @@ def test_a_status_of_a_newer_version_can_be_read(tmp_path: Path):
     content = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**content, "added_later": 1}))
     assert parse_look(sh(look_command(str(folder), here=True))).status is not None
+
+
+@pytest.mark.parametrize(("unit", "state"), [("active", "running"), ("deactivating", "running"), ("inactive", "lost")])
+def test_a_supervisor_that_was_asked_to_stop_is_there_until_it_is_gone(tmp_path: Path, monkeypatch, unit, state):
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho {unit}\n[ {unit} = active ]\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert parse_look(sh(look_command(str(make_run(tmp_path))))).state == state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import stat
@@ -18,11 +19,14 @@ from typing import ClassVar
 import paramiko
 import pytest
 
-from training.control import runs, start_run
+from training.control import preparing, resume_run, runs, start_run
 from training.control.head_node import HeadError, HereHead, RemoteHead
-from training.control.runs import Target
-from training.launch import Launch, LaunchError
-from training.recipe import load_recipe
+from training.control.place import Place, Target
+from training.control.preparing import Order
+from training.data import DataError
+from training.launch import Launch, LaunchError, launch_text
+from training.recipe import load_recipe, read_recipe
+from training.run_folder import Status, status_text
 from training.sums import PARTS, sums_of, sums_text
 
 
@@ -191,6 +195,120 @@ def test_a_resume_goes_by_the_newest_checkpoint_that_is_whole(here: HereHead, sp
     assert runs.whole_checkpoint(here, RUN) == (9, [10])
     (newest / spoil).unlink()
     assert runs.whole_checkpoint(here, RUN) == (9, [10])
+    (newest.with_name("step-9") / "adapter" / "more").touch()
+    assert runs.whole_checkpoint(here, RUN) == (8, [10, 9])
+
+
+def test_a_checkpoint_with_a_whole_model_is_one_too(here: HereHead):
+    folder = make_checkpoint(here.runs / RUN, 4)
+    (folder / "adapter").rename(folder / "model")
+    (folder / "model" / "adapter_config.json").rename(folder / "model" / "config.json")
+    (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
+    assert runs.whole_checkpoint(here, RUN) == (4, [])
+
+
+class Stands(HereHead):
+    """This machine, but runs on it are only made ready."""
+
+    def start(self, launch: Launch) -> None:
+        self.started = launch
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Stands:
+    """A machine with a run that ended at step 4."""
+    head = Stands(tmp_path)
+    run = tmp_path / RUN
+    (run / "logs").mkdir(parents=True)
+    make_checkpoint(run, 4)
+    launch = Launch(RUN, str(run), (), "training.finetune", (), sys.executable, {}, here=True)
+    (run / "launch.json").write_text(launch_text(launch))
+    (run / "recipe.toml").write_text(load_recipe("tiny").to_toml())
+    (run / "status.json").write_text(status_text(Status(RUN, "failed")))
+    return head
+
+
+def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands, monkeypatch):
+    words = ["-m", "training.supervision.supervise", "--run", str(ended.runs / RUN)]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)", *words]) as supervisor:
+        (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", supervisor_pid=supervisor.pid)))
+        monkeypatch.setattr(ended, "start", lambda launch: setattr(ended, "started", supervisor.poll()))
+        assert resume_run.resume(Place(ended), RUN, None, {}, force=False) == RUN
+    assert ended.started == 0
+
+
+def test_a_forced_resume_goes_by_the_changed_recipe_and_keeps_the_one_before(ended: Stands, capsys):
+    run, before = ended.runs / RUN, load_recipe("tiny")
+    overrides = {"optimizer.lr": "0.5", "save_every": "7"}
+    assert resume_run.resume(Place(ended), RUN, None, overrides, force=True) == RUN
+    assert ended.started.arguments == ("--resume", "--force")
+    after = read_recipe(run / "recipe.toml")
+    assert (after.optimizer.lr, after.save_every) == (0.5, 7)
+    assert read_recipe(run / "recipe.before-4.toml") == before
+    assert f"from step 4 on: optimizer.lr 0.5 instead of {before.optimizer.lr}" in capsys.readouterr().out
+
+
+PREPARED = {"report": {"bad": 2}}
+
+
+@pytest.fixture
+def prepared(ended: Stands, monkeypatch) -> list[tuple[int, Order, bool]]:
+    """For each preparation of the run's data: the max_length it found in the recipe, its order, if the run went on."""
+    seen: list[tuple[int, Order, bool]] = []
+
+    def prepare(head: Stands, launch: Launch, order: Order) -> dict:
+        recipe = read_recipe(Path(launch.run_dir) / "recipe.toml")
+        seen.append((recipe.max_length, order, hasattr(head, "started")))
+        if recipe.max_length == 9:
+            raise DataError("nothing to learn within 9 tokens")
+        return PREPARED
+
+    monkeypatch.setattr(preparing, "prepare", prepare)
+    (ended.runs / RUN / "data").mkdir()
+    (ended.runs / RUN / "data" / "report.json").write_text(json.dumps(PREPARED))
+    return seen
+
+
+def test_a_resume_that_changes_the_data_prepares_them_again_as_they_were_before_it_starts(ended: Stands, prepared):
+    place = Place(ended)
+    resume_run.resume(place, RUN, None, {"optimizer.lr": "0.5", "seed": "7", "save_every": "3"}, force=True)
+    assert prepared == [], "none of these decides what the data are"
+    del ended.started
+    resume_run.resume(place, RUN, None, {"max_length": "77"}, force=True)
+    assert prepared.pop() == (77, Order(skip_bad=True), False) and ended.started
+    (ended.runs / RUN / "data" / "train.hub").write_text("owner/name")
+    (ended.runs / RUN / "data" / "report.json").write_text('{"report": {"bad": 0}}')
+    for key, value in (("batching", "padded"), ("train_on", "all"), ("pad_token", "x"), ("validation.fraction", "0.2")):
+        resume_run.resume(place, RUN, None, {key: value}, force=True)
+        assert prepared.pop()[1] == Order(from_hub=True), key
+    resume_run.resume(place, RUN, None, {"seed": "8"}, force=True)
+    assert prepared.pop(), "the seed chooses what is held out"
+
+
+def test_a_resume_whose_data_cannot_be_prepared_leaves_the_recipe_as_it_was(ended: Stands, prepared):
+    before = (ended.runs / RUN / "recipe.toml").read_text()
+    with pytest.raises(DataError, match="within 9 tokens"):
+        resume_run.resume(Place(ended), RUN, None, {"max_length": "9"}, force=True)
+    assert not hasattr(ended, "started")
+    assert (ended.runs / RUN / "recipe.toml").read_text() == before
+    assert not list((ended.runs / RUN).glob("recipe.before-*"))
+
+
+def test_what_is_not_computed_may_change_without_force(ended: Stands):
+    resume_run.resume(Place(ended), RUN, None, {"save_every": "7", "strategy": "zero2"}, force=False)
+    assert ended.started.arguments == ("--resume",)
+    assert read_recipe(ended.runs / RUN / "recipe.toml").strategy == "zero2"
+    with pytest.raises(LaunchError, match=r"keeps its recipe; this would be optimizer\.lr 0\.5 instead of .* --force"):
+        resume_run.resume(Place(ended), RUN, None, {"optimizer.lr": "0.5"}, force=False)
+    assert read_recipe(ended.runs / RUN / "recipe.toml").optimizer.lr != 0.5
+
+
+def test_a_finished_run_goes_on_only_to_more_steps(ended: Stands):
+    (ended.runs / RUN / "status.json").write_text(status_text(Status(RUN, "finished")))
+    place = Place(ended)
+    assert resume_run.resume(place, RUN, None, {"optimizer.lr": "0.5"}, force=True) is None
+    assert resume_run.resume(place, RUN, None, {"steps": "999"}, force=True) == RUN
+    assert read_recipe(ended.runs / RUN / "recipe.toml").steps == 999
 
 
 def test_sums_that_leave_a_part_out_make_no_whole_checkpoint(here: HereHead):
@@ -265,3 +383,10 @@ def test_a_model_that_cannot_be_made_is_one_sentence(target: Target, tmp_path: P
     monkeypatch.setattr(start_run, "MAKING_S", 0.1)
     with pytest.raises(LaunchError, match="was not made within"):
         start_run.here_base_model(load_recipe("tiny"), target)
+
+
+@pytest.mark.parametrize("setting", ["lora.rank=8", "lora.targets=['q_proj']", "tuning=full", "lora.dora=true"])
+def test_other_tensors_are_refused_even_by_force_before_anything_is_changed(setting: str):
+    key, _, value = setting.partition("=")
+    with pytest.raises(LaunchError, match=rf"^{key} cannot change within a run"):
+        resume_run.changed_recipe(load_recipe("tiny").to_toml(), {key: value}, step=4, force=True)

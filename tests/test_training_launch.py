@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from training.launch import (
+    LONGEST_STOP_S,
     Host,
     Launch,
     LaunchError,
@@ -109,8 +110,9 @@ def test_launch_json_comes_back_as_it_was_written():
 
 
 def test_a_stop_of_the_unit_reaches_only_the_supervisor_and_waits_for_the_grace():
-    argv = unit_argv(replace(LAUNCH, stop_grace_s=90))
+    argv = unit_argv(LAUNCH)
     assert argv[:4] == ["systemd-run", "--unit=spotune-tiny-20260131-154500", "--collect", "--quiet"]
     assert "--property=KillMode=mixed" in argv
-    assert "--property=TimeoutStopSec=150" in argv
+    assert f"--property=TimeoutStopSec={LONGEST_STOP_S + 60}" in argv, "a grace measured while it runs is not cut short"
+    assert "--property=TimeoutStopSec=5060" in unit_argv(replace(LAUNCH, stop_grace_s=5000))
     assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.supervision.supervise", "--run", RUN]

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from training import tasks
+from training.recipe import load_recipe
+from training.sums import PARTS, sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent
 FABFILE = "from training.tasks import namespace\n"
@@ -67,8 +69,25 @@ def test_bad_settings_are_named(tmp_path: Path, setting: str, words: str):
     assert words in refused(fab(tmp_path, "train", "--model", "tiny", "--set", setting))
 
 
-def test_a_resumed_run_keeps_its_recipe(tmp_path: Path):
-    assert "keeps its recipe" in refused(fab(tmp_path, "train", "--resume", "--steps", "5", "--here"))
+def test_a_resumed_run_keeps_its_data_and_a_new_one_has_nothing_to_force(tmp_path: Path):
+    assert "keeps its data" in refused(fab(tmp_path, "train", "--resume", "--data", "x.jsonl", "--here"))
+    assert "--force is for --resume" in refused(fab(tmp_path, "train", "--model", "tiny", "--force", "--here"))
+
+
+def test_a_resume_with_another_recipe_is_refused_and_all_that_differs_is_named(tmp_path: Path):
+    run = make_run(tmp_path, state="failed")
+    (run / "recipe.toml").write_text(load_recipe("tiny").to_toml())
+    folder = run / "checkpoints" / "step-4"
+    (folder / "adapter").mkdir(parents=True)
+    for name in PARTS:
+        (folder / name).write_text(name)
+    (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
+    settings = ("--set", "optimizer.lr=0.5", "--set", "lora.rank=3", "--set", "save_every=7")
+    said = refused(fab(tmp_path, "train", "--resume", "--here", "--steps", "999", *settings))
+    for part in ("optimizer.lr 0.5 instead of ", "lora.rank 3 instead of ", "steps 999 instead of ", "--force"):
+        assert part in said
+    assert "save_every" not in said
+    assert not (run / "recipe.before-4.toml").exists()
 
 
 @pytest.mark.parametrize("steps", ["0", "-3", "many"])
@@ -112,10 +131,9 @@ def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):
     assert done.stdout.count("there is no checkpoint") == 2
 
 
-@pytest.mark.parametrize("task", ["logs", "stop", "fetch", "generate"])
+@pytest.mark.parametrize("task", ["logs", "stop", "fetch", "metrics"])
 def test_an_unknown_run_is_refused(tmp_path: Path, task: str):
-    more = ["--prompt", "x"] if task == "generate" else []
-    said = refused(fab(tmp_path, task, "--here", "--run", "tiny-20260101-000000", *more))
+    said = refused(fab(tmp_path, task, "--here", "--run", "tiny-20260101-000000"))
     assert said.startswith("no run 'tiny-20260101-000000'")
 
 
@@ -126,7 +144,7 @@ def test_a_missing_cluster_file_is_one_sentence(tmp_path: Path):
 def test_h_does_not_start_a_training(tmp_path: Path):
     done = fab(tmp_path, "train", "-h")
     assert not (tmp_path / "runs").exists()
-    assert "records" not in done.stdout
+    assert "preparing" not in done.stdout
 
 
 def test_listing_the_tasks_imports_nothing_heavy(tmp_path: Path):

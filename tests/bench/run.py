@@ -19,6 +19,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from tests.bench import training
 from tests.local_cluster import ROOT, LocalCluster, wait_for
 
 RUNS = 5
@@ -174,7 +175,7 @@ def first_steps(local: LocalCluster) -> list[dict]:
         totals.append(first - began)
         peers.append(_by_hand(local, folder))
         time.sleep(1)  # run ids count seconds
-    middle = [round(statistics.median(column), 2) for column in zip(*parts, strict=True)]
+    middle = [f"{statistics.median(column):.2f} s" for column in zip(*parts, strict=True)]
     row = {
         "name": "first_step",
         "ours": round(statistics.median(totals), 2),
@@ -231,6 +232,8 @@ def main() -> None:
             results = [fab_list(local), *base_reruns(local, Path(folder)), *first_steps(local)]
         finally:
             local.fab("local.down")
+    with tempfile.TemporaryDirectory() as folder:
+        results += training.rows(Path(folder))
     (ROOT / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
     show(results)
 
@@ -248,8 +251,8 @@ def show(results: list[dict]) -> None:
     console = Console()
     console.print(table)
     for row in results:
-        for part, seconds in row.get("parts", {}).items():
-            console.print(f"  {row['name']}: {part}: {seconds} s")
+        for part, value in row.get("parts", {}).items():
+            console.print(f"  {row['name']}: {part}: {value}")
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     console.print(f"at {revision.stdout.strip() or 'no revision'}; written to bench.json")
 
