@@ -174,7 +174,7 @@ def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_f
     reader = threading.Thread(target=lambda: said.extend(fab.stdout), daemon=True)
     try:
         reader.start()
-        wait_for(lambda: "}\n" in said, 300)  # the end of what goes into launch.json; before it, tiny is made
+        wait_for(lambda: "}\n" in said)  # the end of what goes into launch.json
         text = "".join(said)
         configuration = json.loads(text[text.index("{\n") : text.index("\n}\n") + 2])
         assert "rank 1 on localhost waits for a debugger" in text

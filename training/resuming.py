@@ -48,12 +48,8 @@ def starting_point(rank: Rank, resume: bool, force: bool, run: SameRun) -> Start
     if path is None:
         raise CheckpointError(f"no whole checkpoint in {folder}")
     state = checkpoint.read_state(path)
-    try:
-        checkpoint.refuse_other(path, state, run.recipe, run.base_model, run.data)
-    except CheckpointError as error:
-        if not force:
-            raise
-        rank.say(f"going on all the same, as --force says: {error}")
+    for difference in checkpoint.refuse_other(path, state, run.recipe, run.base_model, run.data, force=force):
+        rank.say(f"going on all the same, as --force says: {difference}")
     checkpoint.set_aside_after(folder, state.step)
     best = saving.best_of(folder)
     best_loss = checkpoint.read_state(best).validation_loss if best else None

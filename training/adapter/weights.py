@@ -67,11 +67,6 @@ class Adapter:
         """Weights the adapter brings whole: modules_to_save."""
         return {target for target, parts in self.parts.items() if "whole" in parts}
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether it trained single token rows."""
-        return any("tokens" in parts for parts in self.parts.values())
-
     def scale(self, rank: int) -> float:
         """What B A is multiplied by."""
         alpha = float(self.config["lora_alpha"])
