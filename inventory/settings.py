@@ -10,45 +10,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
+
+from inventory.aliyun_settings import Aliyun
+from inventory.setting_types import (
+    HostName,
+    IpAddress,
+    Port,
+    Reachable,
+    Section,
+    SettingsError,
+    UserName,
+    UserPath,
+    address_text,
+    expanded,
+)
 
 DEFAULT_PATH = Path("cluster.toml")
 PATH_VARIABLE = "SPOTUNE_CLUSTER"
 """Environment variable that names another file than ./cluster.toml."""
-
-
-class SettingsError(ValueError):
-    """cluster.toml cannot be used; the message says every reason, one a line, each with its key."""
-
-
-def _address(value: str) -> str:
-    return str(ipaddress.ip_address(value))
-
-
-def _expand(value: Path) -> Path:
-    try:
-        return value.expanduser()
-    except RuntimeError:
-        raise ValueError("there is no such user") from None
-
-
-HostName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
-IpAddress = Annotated[str, AfterValidator(_address)]
-UserPath = Annotated[Path, Field(strict=False), AfterValidator(_expand)]
-UserName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$")]
-"""It becomes an argument of ssh: nothing that could be read as an option."""
-Reachable = Annotated[str, Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:_%-]*$")]
-"""A host name or an address, as an argument of ssh."""
-Port = Annotated[int, Field(ge=1, le=65535)]
-
-
-class Section(BaseModel):
-    """Base of every table: unknown keys and other types are errors, values never change once read.
-
-    TOML has no paths and no tuples; only those fields are read from its strings and lists (`strict=False`).
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Ssh(Section):
@@ -82,6 +62,8 @@ class LocalCloud(Section):
     nodes: Annotated[int, Field(ge=1, le=16)] = 4
     disk_gib: Annotated[int, Field(ge=1, le=200)] = 12
     subnet: Annotated[str, AfterValidator(lambda s: str(ipaddress.IPv4Network(s)))] = "10.213.77.0/24"
+    metadata_address: IpAddress = "100.100.100.200"
+    """Where rented hosts ask about themselves, as on Alibaba Cloud; an address on their own bridge."""
 
 
 class Disk(Section):
@@ -163,9 +145,10 @@ class Settings(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,7}$")] = "spotune"
     """Names what belongs to this cluster: bridge, hosts, run state."""
-    provider: Literal["local", "static"] = "local"
+    provider: Literal["local", "static", "aliyun"] = "local"
     ssh: Ssh = Ssh()
     nodes: Annotated[tuple[StaticNode, ...], Field(strict=False)] = ()
+    aliyun: Aliyun = Aliyun()
     local: LocalCloud = LocalCloud()
     disk: Disk = Disk()
     network: Network = Network()
@@ -175,18 +158,23 @@ class Settings(Section):
     models: Models = Models()
 
     @property
+    def on_this_machine(self) -> bool:
+        """Whether the nodes are hosts of the local cloud, rented through its API or not."""
+        return self.provider == "local" or (self.provider == "aliyun" and self.aliyun.is_local)
+
+    @property
     def python_provider(self) -> Literal["conda", "venv"]:
         """The provider with "auto" resolved."""
         if self.python.provider != "auto":
             return self.python.provider
-        return "venv" if self.provider == "local" else "conda"
+        return "venv" if self.on_this_machine else "conda"
 
     @property
     def torch_flavour(self) -> Literal["cuda", "cpu"]:
         """The torch wheel's flavour with "auto" resolved."""
         if self.python.torch != "auto":
             return self.python.torch
-        return "cpu" if self.provider == "local" else "cuda"
+        return "cpu" if self.on_this_machine else "cuda"
 
 
 def _contradictions(content: Mapping[str, Any]) -> Iterable[str]:
@@ -194,7 +182,7 @@ def _contradictions(content: Mapping[str, Any]) -> Iterable[str]:
     provider, nodes = content.get("provider", "local"), content.get("nodes", [])
     if not isinstance(nodes, list):
         return
-    if provider == "local" and nodes:
+    if provider != "static" and nodes:
         yield 'nodes: the list is read only with provider = "static"; remove it or change provider'
     if provider == "static":
         if not nodes:
@@ -223,7 +211,7 @@ def _static_contradictions(nodes: list[dict[str, Any]], ssh: Mapping[str, Any]) 
     keys = [("nodes.key" if "key" in node else "ssh.key", node.get("key", shared)) for node in nodes]
     for setting, key in dict.fromkeys((setting, key) for setting, key in keys if isinstance(key, str)):
         with suppress(ValueError):  # said where the key is read
-            path = _expand(Path(key))
+            path = expanded(Path(key))
             if not path.is_file():
                 yield f"{setting}: there is no private key at {path}; make one with: ssh-keygen -t ed25519 -f {path}"
 
@@ -238,7 +226,7 @@ def _is_address(text: str) -> bool:
 
 def _repeated(key: str, values: list[Any]) -> Iterable[str]:
     """One sentence for each text that is there more than once; two spellings of an address are one."""
-    texts = [_address(v) if _is_address(v) else v for v in values if isinstance(v, str)]
+    texts = [address_text(v) if _is_address(v) else v for v in values if isinstance(v, str)]
     for text in sorted({t for t in texts if texts.count(t) > 1}):
         yield f"{key}: {text!r} is listed {texts.count(text)} times; each node needs its own"
 

@@ -58,19 +58,36 @@ def _boot(settings: Settings, places: Places, record: Record, off: list[Host], r
     if not places.operator_key.exists():
         comment = f"spotune-{settings.name}"
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", places.operator_key)
-    _on_each(off, lambda h: host.prepare(places, h, image, _subnet(settings), settings.local.disk_gib))
+    _on_each(off, lambda h: _prepare(settings, places, h, image))
     _write_known_hosts(places, record)
     report(f"booting {', '.join(h.name for h in off)}")
     for each in off:
-        host.start(places, each)
+        host.start(places, _machine(places, each))
     nodes = {node.name: node for node in local_nodes(settings)}
 
     def wait(booting: Host) -> None:
-        host.wait_for_ssh(places, booting)
+        host.wait_for_ssh(places, _machine(places, booting))
         _on_host(nodes[booting.name], FINISH_BOOT)
         report(f"{booting.name}  {booting.address}  {booting.hostname}")
 
     _on_each(off, wait)
+
+
+def _prepare(settings: Settings, places: Places, of: Host, image: Path) -> None:
+    places.host(of.name).mkdir(parents=True, exist_ok=True)
+    if not places.disk(of.name).exists():
+        disk.make_disk(places.disk(of.name), settings.local.disk_gib)
+    host.prepare(places, _machine(places, of), image, _subnet(settings))
+
+
+def _machine(places: Places, of: Host) -> host.Host:
+    return host.Host(
+        name=of.name,
+        hostname=of.hostname,
+        address=of.address,
+        disks=(host.AttachedDisk(places.disk(of.name), of.disk_serial),),
+        authorized_keys=places.operator_key.with_suffix(".pub").read_text(),
+    )
 
 
 def _on_host(node: Node, command: str) -> None:
@@ -185,7 +202,7 @@ def heal(settings: Settings, name: str) -> None:
     """Plug the cable in again; returns when the host answers: the first moments of a link still say "no route"."""
     places, found = _find(settings, name)
     network.set_link(places.link(found.name), "up")
-    host.wait_for_ssh(places, found)
+    host.wait_for_ssh(places, _machine(places, found))
 
 
 def power_off(settings: Settings, name: str) -> None:

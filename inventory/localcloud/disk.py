@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import string
+from collections.abc import Sequence
 from pathlib import Path
 
 from inventory.localcloud.commands import run
+
+LETTERS = string.ascii_lowercase[1:]
+"""Of the disks after the system's."""
 
 
 def make_disk(image: Path, size_gib: int) -> None:
@@ -43,6 +48,6 @@ def detach_below(folder: Path) -> None:
         run("losetup", "--detach", device)
 
 
-def table_line(loop: str, serial: str) -> str:
-    """The host's data disk as its first virtio disk after the system's: vdb."""
-    return f"vdb {loop} {serial}\n"
+def table(attached: Sequence[tuple[str, str]]) -> str:
+    """The table `attach-disks` reads, from (loop device, serial): virtio disks after the system's vda. Pure."""
+    return "".join(f"vd{letter} {loop} {serial}\n" for letter, (loop, serial) in zip(LETTERS, attached, strict=False))

@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from inventory.localcloud.image import TOOLS
 from inventory.localcloud.mounts import MOUNTINFO, mounts_below, remove_tree, unmount_below
 from inventory.localcloud.network import INTERFACES, gateway, nameservers_file
 from inventory.localcloud.places import Places
-from inventory.localcloud.state import Host
 
 BOOT_TIMEOUT_S = 90
 LINK_TIMEOUT_S = 10
@@ -39,6 +39,25 @@ while :; do
     while ip link show "$link" >/dev/null 2>&1; do ip link delete "$link"; sleep 0.1; done
 done
 """
+
+
+@dataclass(frozen=True)
+class AttachedDisk:
+    """A disk of a host, in the order the host sees them: vdb, vdc, ..."""
+
+    image: Path
+    serial: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine to boot, whoever made it: what it is called here and there, its address, its disks."""
+
+    name: str
+    hostname: str
+    address: str
+    disks: tuple[AttachedDisk, ...] = ()
+    authorized_keys: str = ""
 
 
 def nspawn_command(places: Places, host: Host) -> list[str]:
@@ -73,8 +92,8 @@ def network_file(host: Host, subnet: IPv4Network) -> str:
     )
 
 
-def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network, disk_gib: int) -> None:
-    """Everything a boot needs: root file system, identity, disk. Repeating it changes nothing."""
+def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network) -> None:
+    """Everything a boot needs: root file system, identity, disks. Repeating it changes nothing."""
     folder = places.host(host.name)
     folder.mkdir(parents=True, exist_ok=True)
     root = places.root(host.name)
@@ -82,12 +101,15 @@ def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network, disk_g
         _mount_root(folder, image)
     if not (root / TOOLS / "address").exists():
         _give_identity(places, host, root, subnet)
-    if not places.disk(host.name).exists():
-        disk.make_disk(places.disk(host.name), disk_gib)
-    loop = disk.attach(places.disk(host.name))
-    (root / TOOLS / "disks").write_text(disk.table_line(loop, host.disk_serial))
+    list_disks(places, host)
     if places.wheels.exists():
         show_wheels(places, host.name)
+
+
+def list_disks(places: Places, host: Host) -> None:
+    """Name the host's disks in its table, for its next boot or the next `attach-disks` there."""
+    attached = [(disk.attach(each.image), each.serial) for each in host.disks]
+    (places.root(host.name) / TOOLS / "disks").write_text(disk.table(attached))
 
 
 def _mount_root(folder: Path, image: Path) -> None:
@@ -113,7 +135,7 @@ def _give_identity(places: Places, host: Host, root: Path, subnet: IPv4Network) 
     run("ssh-keygen", "-q", "-A", "-f", root)
     ssh = root / "root/.ssh"
     ssh.mkdir(mode=0o700, exist_ok=True)
-    (ssh / "authorized_keys").write_text(places.operator_key.with_suffix(".pub").read_text())
+    (ssh / "authorized_keys").write_text(host.authorized_keys)
     (ssh / "authorized_keys").chmod(0o600)
     # Last: what stands above is complete where this file is.
     (root / TOOLS / "address").write_text(f"{host.address}\n")
