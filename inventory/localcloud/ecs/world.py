@@ -1,0 +1,194 @@
+"""Everything the emulated cloud knows, as one document that survives a restart. Changed only under the cloud's lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+
+class Instance(Record):
+    """Times are seconds since 1970 of the cloud's own clock; 0 means never or not set."""
+
+    instance_id: str
+    machine: str
+    """What its host is called here: m1, m2, ... (at most 4 characters, as an interface name must fit)."""
+    name: str
+    hostname: str
+    address: str
+    zone_id: str
+    instance_type: str
+    image_id: str
+    vswitch_id: str
+    vpc_id: str
+    security_group_ids: list[str]
+    created: float
+    status: Literal["Pending", "Starting", "Running", "Stopping", "Stopped"] = "Pending"
+    key_pair: str = ""
+    charge_type: str = "PostPaid"
+    spot_strategy: str = "NoSpot"
+    price_limit: float = 0
+    spot_duration: int = 1
+    interruption_behavior: str = "Terminate"
+    stopped_mode: str = "Not-applicable"
+    release_at: float = 0
+    reclaim_at: float = 0
+    """When a spot machine that was given notice goes."""
+    noticed: bool = False
+    public_mbps: int = 0
+    user_data: str = ""
+    """Base64, as it came."""
+    user_data_done: bool = False
+    http_tokens: str = "optional"
+    description: str = ""
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Disk(Record):
+    disk_id: str
+    kind: Literal["system", "data"]
+    size_gib: int
+    category: str
+    zone_id: str
+    created: float
+    status: str = "Available"
+    performance_level: str = ""
+    name: str = ""
+    description: str = ""
+    instance_id: str = ""
+    delete_with_instance: bool = True
+    source_snapshot_id: str = ""
+    was_attached: bool = False
+    attached: float = 0
+    detached: float = 0
+    ready_at: float = 0
+    """Until then it is being initialised (a fault on demand)."""
+    encrypted: bool = False
+    tags: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def serial(self) -> str:
+        return self.disk_id.removeprefix("d-")
+
+
+class Snapshot(Record):
+    snapshot_id: str
+    name: str
+    disk_id: str
+    disk_kind: Literal["system", "data"]
+    disk_gib: int
+    category: str
+    zone_id: str
+    created: float
+    written_bytes: int
+    available_at: float
+    accomplished_at: float
+    failed: bool = False
+    description: str = ""
+    retention_days: int = 0
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class SecurityGroup(Record):
+    security_group_id: str
+    name: str
+    vpc_id: str
+    created: float
+    description: str = ""
+    rules: list[dict[str, str]] = Field(default_factory=list)
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class KeyPair(Record):
+    name: str
+    public_key: str
+    fingerprint: str
+    created: float
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Vpc(Record):
+    vpc_id: str
+    name: str
+    cidr: str
+    created: float
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class VSwitch(Record):
+    vswitch_id: str
+    vpc_id: str
+    zone_id: str
+    name: str
+    cidr: str
+    created: float
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Invocation(Record):
+    """A Cloud Assistant command on one instance."""
+
+    invocation_id: str
+    command_id: str
+    instance_id: str
+    created: float
+    finished: float = 0
+    exit_code: int | None = None
+    output: str = ""
+    """Base64"""
+    status: str = "Running"
+
+
+class Token(Record):
+    """What a ClientToken did: the same call with it gets the same answer."""
+
+    action: str
+    digest: str
+    """Of the parameters, so that another request with the token is told from the same one."""
+    answer: dict[str, Any]
+    at: float
+
+
+class World(Record):
+    """One emulated account."""
+
+    region_id: str = "cn-hangzhou"
+    clock_offset_s: float = 0
+    """How far `fab local.hurry` has put the clock forward."""
+    next_machine: int = 1
+    last_offset: int = 9
+    """In the subnet: of the last address given out; none is used twice."""
+    port: int = 0
+    instances: dict[str, Instance] = Field(default_factory=dict)
+    disks: dict[str, Disk] = Field(default_factory=dict)
+    snapshots: dict[str, Snapshot] = Field(default_factory=dict)
+    security_groups: dict[str, SecurityGroup] = Field(default_factory=dict)
+    key_pairs: dict[str, KeyPair] = Field(default_factory=dict)
+    vpcs: dict[str, Vpc] = Field(default_factory=dict)
+    vswitches: dict[str, VSwitch] = Field(default_factory=dict)
+    invocations: dict[str, Invocation] = Field(default_factory=dict)
+    tokens: dict[str, Token] = Field(default_factory=dict)
+    nonces: dict[str, float] = Field(default_factory=dict)
+    """Signature nonce -> when it was used."""
+    price_factor: dict[str, float] = Field(default_factory=dict)
+    """Instance type -> what its spot price was multiplied by (price moved)."""
+
+
+def load(path: Path) -> World:
+    """The world as it was left; an empty one where there is none. Raises ValueError where it is damaged."""
+    try:
+        return World.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return World()
+
+
+def save(path: Path, world: World) -> None:
+    """Write the world in one piece."""
+    half = path.with_suffix(".half")
+    half.write_text(world.model_dump_json(), encoding="utf-8")
+    half.replace(path)
