@@ -1,1 +1,1 @@
-"""Renting machines: what a cluster needs, what there is, and the steps between. `inventory.ecs` does the calls."""
+"""Renting machines: what a cluster needs, what there is, and the steps between. The calls are `inventory.ecs`."""

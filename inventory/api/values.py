@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+HOURS_A_MONTH = 365 * 24 / 12
 CLUSTER_TAG = "spotune:cluster"
 """Tag on everything that belongs to a cluster; its value is the cluster's name. The tags are the state."""
 
@@ -35,8 +36,6 @@ class Instance:
     """When the cloud releases it by itself."""
     locks: tuple[str, ...] = ()
     """In small letters; "recycling" means a spot machine that is being reclaimed."""
-    stopped_mode: str = ""
-    security_group_ids: tuple[str, ...] = ()
     key_pair: str = ""
     vswitch_id: str = ""
     tags: Tags = field(default_factory=dict)
@@ -104,9 +103,7 @@ class InstanceType:
     memory_gib: float
     gpus: int = 0
     gpu_spec: str = ""
-    gpu_memory_gib: float = 0
     line_rate_gbps: float = 0
-    nvme: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,6 @@ class SpotPrice:
     instance_type: str
     at: datetime
     price: float
-    list_price: float
 
 
 @dataclass(frozen=True)
@@ -197,7 +193,6 @@ class Vpc:
     name: str
     cidr: str
     status: str
-    is_default: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,8 @@ class Launch:
     min_amount: int
     """Equal to the amount: all or nothing."""
     name: str
-    """With `[k,0]` in it the machines are numbered from k: te[2,0] gives te2, te3, ..."""
+    """With `[k,digits]` in it the machines are numbered from k: te[2,1] gives te2, te3, ... (1 to 6 digits; fewer than
+    k has count as 6)."""
     key_pair: str
     system_disk: NewDisk
     data_disks: tuple[NewDisk, ...] = ()
@@ -247,6 +243,4 @@ class Launch:
     spot_duration_h: int = 1
     release_at: datetime | None = None
     public_mbps: int = 0
-    user_data: str = ""
-    """Plain text; the adapter encodes it."""
     tags: Tags = field(default_factory=dict)

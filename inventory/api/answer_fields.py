@@ -1,0 +1,75 @@
+"""Single fields of the API's answers. Pure.
+
+The API leaves out what it does not know or writes it as "", gives some numbers as text, and spells times with and
+without seconds; all of that ends here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from inventory.api.errors import CloudError, Kind
+
+Answer = Mapping[str, Any]
+
+
+def listed(answer: Answer, *path: str) -> tuple[Any, ...]:
+    """What lies at a path of keys, as Instances, Instance; () where any of it is absent or null."""
+    found: Any = answer
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return tuple(found) if isinstance(found, list | tuple) else ()
+
+
+def needed(answer: Answer, key: str) -> Any:
+    """What every answer of the kind has. Raises CloudError where it is missing."""
+    try:
+        return answer[key]
+    except (KeyError, TypeError):
+        raise CloudError(f"the cloud's answer has no {key}, which every such answer should have", Kind.INPUT) from None
+
+
+def moment(text: str) -> datetime:
+    """An API time: 2024-02-21T03:58Z or 2024-02-21T03:58:07Z. Raises CloudError for anything else."""
+    form = "%Y-%m-%dT%H:%MZ" if text.count(":") == 1 else "%Y-%m-%dT%H:%M:%SZ"
+    try:
+        return datetime.strptime(text, form).replace(tzinfo=UTC)
+    except ValueError:
+        raise CloudError(f"the cloud's answer has {text!r} for a time", Kind.INPUT) from None
+
+
+def moment_or_none(text: str | None) -> datetime | None:
+    """As `moment`; None for absent, empty, and for the years that stand for never (2099, 2999)."""
+    at = moment(text) if text else None
+    return at if at and at.year < 2099 else None
+
+
+def tags(answer: Answer) -> dict[str, str]:
+    """Tags of a thing: TagKey and TagValue, in older answers Key and Value."""
+    pairs = listed(answer, "Tags", "Tag")
+    return {each.get("TagKey") or each.get("Key", ""): each.get("TagValue") or each.get("Value", "") for each in pairs}
+
+
+def first(found: tuple[Any, ...]) -> str:
+    """The first of a list; "" of an empty one."""
+    return str(found[0]) if found else ""
+
+
+def number(value: Any) -> float:
+    """0 for absent and empty."""
+    try:
+        return float(value) if value not in (None, "") else 0.0
+    except (ValueError, TypeError):
+        raise CloudError(f"the cloud's answer has {value!r} for a number", Kind.INPUT) from None
+
+
+def whole(value: Any) -> int:
+    """0 for absent and empty."""
+    return value if isinstance(value, int) else int(number(value))
+
+
+def flag(value: Any) -> bool:
+    """A boolean, or its name in any case."""
+    return value is True or (isinstance(value, str) and value.lower() == "true")

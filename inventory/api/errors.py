@@ -1,0 +1,248 @@
+"""What can go wrong with a cloud, by class: what to do about it follows from the class alone. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Kind(Enum):
+    """The classes of the API's errors. Codes come and go between versions; the classes stay."""
+
+    THROTTLED = "throttled"
+    """Too many calls: wait as long as it says, then the same call."""
+    PASSING = "passing"
+    """5xx, time-outs, cut connections, conflicts: the same call again, with the same token."""
+    WAIT = "wait"
+    """The thing is not ready: poll."""
+    NO_STOCK = "no stock"
+    """The next type or zone."""
+    PRICE = "price"
+    DISK_KIND = "disk kind"
+    MONEY = "money"
+    """Balance, quota, real-name authentication."""
+    AUTH = "auth"
+    NOT_FOUND = "not found"
+    INPUT = "input"
+    """Everything else: the request is wrong."""
+
+
+class CloudError(RuntimeError):
+    """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
+
+    def __init__(
+        self, message: str, kind: Kind, code: str = "", request_id: str = "", retry_after_s: float = 0
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.code = code
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+        """How long the cloud asks to be left alone; 0: it does not say."""
+
+
+class RentError(ValueError):
+    """What was asked cannot be rented, rebuilt or removed like that: the user's to decide; the message says how."""
+
+
+DRY_SUCCESS = ("DryRunOperation", "DRYRUN.SUCCESS")
+"""A dry run that would succeed is answered with one of these errors."""
+
+RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    (Kind.THROTTLED, ("Throttling", "Rejected.Throttling", "FlowControl")),
+    # Conditions that never pass, before the classes whose names they begin with.
+    (
+        Kind.INPUT,
+        (
+            "IdempotentParameterMismatch",
+            "IncorrectDiskStatus.Never",
+            "IncorrectDiskStatus.Invalid",
+            "IncorrectDiskType",
+            "InvalidInstanceType.ElasticNetworkInterface",
+            "InvalidInstanceType.Missing",
+        ),
+    ),
+    (
+        Kind.PASSING,
+        (
+            "ServiceUnavailable",
+            "ServiceTimeout",
+            "InternalError",
+            "UnknownError",
+            "LastTokenProcessing",
+            "IdempotentProcessing",
+            "OperationConflict",
+            "Operation.Conflict",
+            "TaskConflict",
+            "InvalidOperation.Conflict",
+            "OperationDenied.CreatingConflict",
+            "NodeControllerUnavailable",
+        ),
+    ),
+    (
+        Kind.DISK_KIND,
+        (
+            "InvalidInstanceType.NotSupportDiskCategory",
+            "InvalidSystemDiskCategory",
+            "InvalidDataDiskCategory",
+            "InvalidDiskCategory",
+            "InvalidDiskSizeOrCategory",
+            "InvalidPerformanceLevel",
+            "CategoryNotSupported",
+            "DiskCategory.",
+            "OperationDenied.PerformanceLevelNotMatch",
+            "OperationDenied.DiskTypeNotSupport",
+            "OperationDenied.ZoneSystemCategoryNotMatch",
+        ),
+    ),
+    (
+        Kind.NO_STOCK,
+        (
+            "OperationDenied.NoStock",
+            "OperationDenied.ResourceControl",
+            "OperationDenied.ZoneNotAllowed",
+            "Zone.NotO",  # NotOnSale, NotOpen
+            "ResourceNotAvailable",
+            "InvalidInstanceType.",
+            "InstanceType.Offline",
+            "QuotaExceeded.PrivateIpAddress",
+            "PriceNotFound",
+        ),
+    ),
+    (
+        Kind.PRICE,
+        (
+            "InvalidSpotPriceLimit",
+            "InvalidSpotAliUid",
+            "InvalidSpotAuthorized",
+            "OperationDenied.SpotPrice",
+            "Abs.Abs.InvalidSpot",
+        ),
+    ),
+    (
+        Kind.WAIT,
+        (
+            "IncorrectInstanceStatus",
+            "IncorrectDiskStatus",
+            "IncorrectVolumeStatus",
+            "IncorrectVpcStatus",
+            "IncorrectVSwitchStatus",
+            "IncorrectSnapshotStatus",
+            "InvalidSnapshotId.NotReady",
+            "InvalidSnapshot.NotReady",
+            "InvalidStatus.Upgrading",
+            "DiskCreatingSnapshot",
+            "DiskInCoolingPeriod",
+            "DiskError",
+            "InstanceNotReady",
+            "InvalidHpcClusterId.Creating",
+        ),
+    ),
+    (
+        Kind.MONEY,
+        (
+            "InvalidAccountStatus",
+            "InsufficientBalance",
+            "Account.Arrearage",
+            "QuotaExceed",
+            "OperationDenied.QuotaExceed",
+            "RealNameAuthenticationError",
+            "PaymentMethodNotFound",
+            "InvalidPayMethod",
+            "InvalidInstance.UnPaidOrder",
+            "InstanceExpired",
+            "DiskInArrears",
+            "SecurityRisk",
+            "Forbidden.RiskControl",
+        ),
+    ),
+    (
+        Kind.AUTH,
+        (
+            "InvalidAccessKeyId",
+            "InvalidSecurityToken",
+            "SignatureDoesNotMatch",
+            "IncompleteSignature",
+            "IllegalTimestamp",
+            "InvalidTimeStamp",
+            "SignatureNonceUsed",
+            "InvalidCredentials",
+            "Forbidden",
+            "Forbbiden",  # the API's own spellings
+            "Forbedden",
+            "NoPermission",
+            "UserNotInTheWhiteList",
+            "RegionUnauthorized",
+            "InvalidAction.Unauthorized",
+            "InvalidUser.PassRoleForbidden",
+        ),
+    ),
+)
+NOT_FOUND_ENDINGS = (".NotFound", ".NotExist", "NotFound")
+
+
+def classify(code: str | None, http_status: int | None, message: str = "") -> Kind:
+    """The class of an error by the beginning of its code; without a code by the HTTP status; without both
+    (time-outs, cut connections, answers that are not the API's) it is passing.
+    """
+    if not code or code == "None":
+        return _by_status(http_status)
+    for kind, beginnings in RULES:
+        if code.startswith(beginnings):
+            return kind
+    if http_status == 429:
+        return Kind.THROTTLED
+    if http_status is not None and http_status >= 500 and not code.startswith(("Invalid", "Missing")):
+        return Kind.PASSING
+    if code == "OperationDenied" and "out of usage" in message:
+        return Kind.NO_STOCK
+    if code.endswith(NOT_FOUND_ENDINGS):
+        return Kind.NOT_FOUND
+    return Kind.INPUT
+
+
+def _by_status(http_status: int | None) -> Kind:
+    if http_status == 429:
+        return Kind.THROTTLED
+    return Kind.PASSING if http_status is None or http_status >= 500 else Kind.INPUT
+
+
+ADVICE = {
+    Kind.THROTTLED: "the account made too many calls: try again in a minute",
+    Kind.PASSING: "this usually passes: run the same command again, nothing is made twice",
+    Kind.WAIT: "it was not ready in time: try again in a few minutes",
+    Kind.NO_STOCK: "sold out there: add other types or zones under [aliyun] in cluster.toml, or try later",
+    Kind.PRICE: 'change spot, price_limit or spot_duration_h under [aliyun] in cluster.toml (spot = "as-price-goes" '
+    "never pays more than the list price)",
+    Kind.DISK_KIND: "the machine type or zone takes other disks: change disk_category or performance_level under "
+    "[aliyun] in cluster.toml",
+    Kind.MONEY: "see to it in the cloud's console (balance, quota, real-name authentication, services to be opened), "
+    "then run the same command again",
+    Kind.AUTH: "check the access key and its permissions (AliyunECSFullAccess, AliyunVPCFullAccess)",
+    Kind.NOT_FOUND: "there is no such thing (any more) in this region: check region and ids in cluster.toml",
+    Kind.INPUT: "the request was refused as it stands",
+}
+"""The rest of a sentence: what the user can do about an error of the class."""
+
+ADVICE_BY_CODE: tuple[tuple[str, str], ...] = (
+    ("InvalidAccessKeyId", "the access key is unknown or disabled: check it in the console (RAM, AccessKey)"),
+    ("SignatureDoesNotMatch", "the access key's secret is wrong"),
+    ("IllegalTimestamp", "this machine's clock is wrong by more than 15 minutes: set it"),
+    ("InvalidTimeStamp", "this machine's clock is wrong by more than 15 minutes: set it"),
+    ("IdempotentParameterMismatch", "an interrupted call was repeated with other settings: run the command again"),
+    ("InvalidAccountStatus.SnapshotService", "open the snapshot service once in the cloud's console"),
+    ("InvalidAccountStatus.NotEnoughBalance", "the account's balance is too low for pay-as-you-go: top it up"),
+    ("QuotaExceed.ElasticQuota", "ask for a higher vCPU quota in the console's Quota Center, or take a smaller type"),
+    ("QuotaExceed.Snapshot", "remove old snapshots: fab snapshots.prune"),
+    ("IncorrectDiskStatus.Never", "the disk was never used: attach it to a machine first"),
+    ("SnapshotCreatedDisk", "disks made from the snapshot exist: remove them first, or force it"),
+)
+
+
+def sentence(action: str, code: str, message: str, kind: Kind, request_id: str = "") -> str:
+    """What was asked, what the cloud said, what to do; one line, without what a wrong signature's answer quotes."""
+    said = " ".join(message.split())[:300].rstrip(".?! ")
+    if code.startswith(("SignatureDoesNotMatch", "IncompleteSignature")):
+        said = "the signature does not match"  # the original quotes the whole signed request
+    advice = next((text for begins, text in ADVICE_BY_CODE if code.startswith(begins)), ADVICE[kind])
+    told = ": ".join(part for part in (action, code, said) if part)
+    return f"{told}; {advice}" + (f" (request {request_id})" if request_id else "")

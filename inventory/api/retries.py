@@ -1,0 +1,88 @@
+"""When a call is made again, by the class of its error; tenacity keeps the count."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import tenacity
+
+from inventory.api.errors import CloudError, Kind
+
+Result = TypeVar("Result")
+SHORTEST_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How patient to be. Limits of the API count per minute, so throttling is waited out for longer than that."""
+
+    first_s: float = 0.5
+    """Before the first repetition; doubled each time."""
+    longest_s: float = 20
+    passing_attempts: int = 6
+    throttled_attempts: int = 9
+    throttled_s: float = 60
+    """The longest wait the cloud may ask for."""
+    poll_s: float = 2
+    wait_limit_s: float = 300
+    """How long a thing that is not ready is polled."""
+    settle_s: float = 60
+    """Longer than a thing that was ordered stays out of the cloud's lists."""
+    patience: float = 1
+    """What part of the usual limits is waited for a thing to be made, to start or to go."""
+    connect_s: float = 5
+    read_s: float = 20
+
+    def limit_s(self, usual_s: float) -> float:
+        """How long to wait for something that is usually waited for so long."""
+        return max(SHORTEST_LIMIT_S, usual_s * self.patience)
+
+    @classmethod
+    def of_local_cloud(cls, wait_factor: float) -> Pace:
+        """For the cloud on this machine, which lists a thing before it answers: only a call that is under way may
+        still show up. All waits are shortened by the factor; how long an answer may take is not."""
+        pace = cls(settle_s=5, patience=wait_factor)
+        waits = ("first_s", "longest_s", "throttled_s", "poll_s", "settle_s")
+        shorter = {name: getattr(pace, name) * wait_factor for name in waits}
+        return replace(pace, wait_limit_s=pace.limit_s(pace.wait_limit_s), **shorter)
+
+
+def goes_on(pace: Pace, kind: Kind, attempts: int, waited_s: float) -> bool:
+    """Whether a call that failed this often (at least once) and was waited for so long is made again."""
+    if kind is Kind.PASSING:
+        return attempts < pace.passing_attempts
+    if kind is Kind.THROTTLED:
+        return attempts < pace.throttled_attempts
+    return kind is Kind.WAIT and waited_s < pace.wait_limit_s
+
+
+def pause_s(pace: Pace, kind: Kind, attempts: int, retry_after_s: float, chance: float) -> float:
+    """Seconds until the next attempt. `chance` (0 to 1) spreads machines that were refused together."""
+    if kind is Kind.WAIT:
+        return pace.poll_s
+    doubled = float(min(pace.longest_s, pace.first_s * 2 ** (attempts - 1)))
+    if retry_after_s > 0:
+        return min(retry_after_s, pace.throttled_s) + pace.first_s * chance
+    return doubled * (0.5 + 0.5 * chance)
+
+
+def repeated(call: Callable[[], Result], pace: Pace, sleep: Callable[[float], None] = time.sleep) -> Result:
+    """The call's result, made again while its errors allow it. Raises the last CloudError."""
+
+    def decide(state: tenacity.RetryCallState) -> bool:
+        error = state.outcome and state.outcome.exception()
+        return isinstance(error, CloudError) and goes_on(
+            pace, error.kind, state.attempt_number, state.seconds_since_start or 0
+        )
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome and state.outcome.exception()
+        if not isinstance(error, CloudError):
+            return 0
+        return pause_s(pace, error.kind, state.attempt_number, error.retry_after_s, random.random())
+
+    return tenacity.Retrying(retry=decide, wait=wait, sleep=sleep, stop=tenacity.stop_never, reraise=True)(call)

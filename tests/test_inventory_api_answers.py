@@ -1,0 +1,281 @@
+"""The API's answers become our values: every recorded one, field by field, and the spellings it is known for."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from inventory.api import access_answers, answers, offer_answers
+from inventory.api.answer_fields import flag, listed, moment, moment_or_none, number, tags, whole
+from inventory.api.errors import CloudError
+from tests.ecs_samples import names, needs_samples, sample
+
+
+def at(text):
+    """An oracle of its own for the API's times."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+@needs_samples
+@pytest.mark.parametrize(
+    "name", ["ts_DescribeInstances_hangzhou_2024.json", "jclouds_instances-first.json", "doc_DescribeInstances.json"]
+)
+def test_every_recorded_machine_is_read_with_nothing_lost(name):
+    raw = sample(name)["Instances"]["Instance"]
+    ours = answers.instances(sample(name))
+    assert len(ours) == len(raw) > 0
+    for one, told in zip(ours, raw, strict=True):
+        assert one.instance_id == told["InstanceId"] and one.name == told["InstanceName"]
+        assert (one.status, one.instance_type, one.zone_id) == (told["Status"], told["InstanceType"], told["ZoneId"])
+        assert one.created == at(told["CreationTime"])
+        assert [one.private_address] == (told["VpcAttributes"]["PrivateIpAddress"]["IpAddress"] or [""])
+        public = told["PublicIpAddress"]["IpAddress"] or [told["EipAddress"]["IpAddress"]]
+        assert [one.public_address] == public
+        assert one.gpus == told["GPUAmount"] and one.spot_strategy == told["SpotStrategy"]
+        assert one.price_limit == told.get("SpotPriceLimit", 0)
+        assert one.release_at == (at(told["AutoReleaseTime"]) if told["AutoReleaseTime"] else None)
+        assert list(one.locks) == [lock["LockReason"].lower() for lock in told["OperationLocks"]["LockReason"]]
+        assert one.key_pair == told.get("KeyPairName", "")
+        assert one.vswitch_id == told["VpcAttributes"]["VSwitchId"]
+        assert one.tags == {tag["TagKey"]: tag["TagValue"] for tag in told.get("Tags", {}).get("Tag", [])}
+
+
+@needs_samples
+def test_the_recorded_gpu_machines_are_among_them():
+    assert any(m.gpus for m in answers.instances(sample("ts_DescribeInstances_hangzhou_2024.json")))
+
+
+@needs_samples
+@pytest.mark.parametrize("name", names("*DescribeDisks*"))
+def test_every_recorded_disk_is_read_with_nothing_lost(name):
+    raw = sample(name)["Disks"]["Disk"]
+    for one, told in zip(answers.disks(sample(name)), raw, strict=True):
+        assert (one.disk_id, one.serial, one.kind) == (told["DiskId"], told["SerialNumber"], told["Type"])
+        assert (one.size_gib, one.category, one.status) == (told["Size"], told["Category"], told["Status"])
+        assert one.created == at(told["CreationTime"]) and one.zone_id == told["ZoneId"]
+        assert (one.instance_id, one.name) == (told["InstanceId"], told["DiskName"])
+        assert one.delete_with_instance is told["DeleteWithInstance"]
+        assert one.performance_level == told["PerformanceLevel"]
+        assert one.source_snapshot_id == told["SourceSnapshotId"]
+        assert one.tags == {tag["TagKey"]: tag["TagValue"] for tag in told["Tags"]["Tag"]}
+
+
+@needs_samples
+@pytest.mark.parametrize("name", names("*DescribeSnapshots*"))
+def test_every_recorded_snapshot_is_read_with_nothing_lost(name):
+    raw = sample(name)["Snapshots"]["Snapshot"]
+    for one, told in zip(answers.snapshots(sample(name)), raw, strict=True):
+        assert (one.snapshot_id, one.name, one.disk_id) == (
+            told["SnapshotId"],
+            told["SnapshotName"],
+            told["SourceDiskId"],
+        )
+        assert (one.disk_kind, one.disk_gib) == (told["SourceDiskType"], int(told["SourceDiskSize"]))
+        assert one.status == told["Status"] and f"{one.progress_percent}%" == told["Progress"]
+        assert one.created == at(told["CreationTime"])
+        assert one.is_available is told.get("Available", told["Status"] == "accomplished")
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["jclouds_instanceTypes.json", "doc_DescribeInstanceTypes.json"])
+def test_every_recorded_type_is_read_with_nothing_lost(name):
+    raw = sample(name)["InstanceTypes"]["InstanceType"]
+    for one, told in zip(offer_answers.types(sample(name)), raw, strict=True):
+        assert (one.name, one.vcpus, one.memory_gib) == (
+            told["InstanceTypeId"],
+            told["CpuCoreCount"],
+            told["MemorySize"],
+        )
+        assert (one.gpus, one.gpu_spec) == (told["GPUAmount"], told["GPUSpec"])
+        assert one.line_rate_gbps * 1_024_000 == told.get("InstanceBandwidthRx", 0)
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["jclouds_availableZones.json", "doc_DescribeAvailableResource.json"])
+def test_every_recorded_stock_is_read_with_nothing_lost(name):
+    raw = [
+        (zone["ZoneId"], each["Value"], zone["Status"] == each["Status"] == "Available")
+        for zone in sample(name)["AvailableZones"]["AvailableZone"]
+        for resource in zone["AvailableResources"]["AvailableResource"]
+        for each in resource["SupportedResources"]["SupportedResource"]
+    ]
+    ours = offer_answers.stock(sample(name))
+    assert [(one.zone_id, one.instance_type, one.in_stock) for one in ours] == raw
+    assert any(one.in_stock for one in ours)
+
+
+@needs_samples
+def test_recorded_prices_and_advice_are_read_with_nothing_lost():
+    history = sample("doc_DescribeSpotPriceHistory.json")
+    for one, told in zip(offer_answers.spot_prices(history), history["SpotPrices"]["SpotPriceType"], strict=True):
+        assert one.price == told["SpotPrice"]
+        assert (one.zone_id, one.instance_type, one.at) == (told["ZoneId"], told["InstanceType"], at(told["Timestamp"]))
+    price = offer_answers.price(sample("doc_DescribePrice.json"))
+    assert (price.trade, price.list, price.currency) == (3712.8, 4368, "CNY")
+    (advice,) = offer_answers.spot_advice(sample("doc_DescribeSpotAdvice.json"))
+    assert (advice.average_discount_percent, advice.interruption_rate_percent) == (20, 0)
+    assert (advice.instance_type, advice.interruption_text) == ("ecs.c5.large", "0-3%")
+
+
+@needs_samples
+def test_recorded_images_zones_keys_groups_and_networks_are_read_with_nothing_lost():
+    for name in names("*mages*"):
+        raw = sample(name)["Images"]["Image"]
+        for (made, one), told in zip(offer_answers.images(sample(name)), raw, strict=True):
+            assert (made, one.image_id, one.name) == (told["CreationTime"], told["ImageId"], told["ImageName"])
+            assert (one.size_gib, one.family) == (told["Size"], told.get("ImageFamily", ""))
+            assert one.os_name in (told["OSName"], told.get("OSNameEn")) and one.status == told["Status"]
+    zones = sample("jclouds_zones.json")
+    assert list(offer_answers.zones(zones)) == [zone["ZoneId"] for zone in zones["Zones"]["Zone"]]
+    keys = sample("jclouds_keypairs-first.json")
+    assert [(key.name, key.fingerprint) for key in access_answers.key_pairs(keys)] == [
+        (told["KeyPairName"], told["KeyPairFingerPrint"]) for told in keys["KeyPairs"]["KeyPair"]
+    ]
+    assert access_answers.key_pair(sample("doc_ImportKeyPair.json")).name == "testKeyPairName"
+    groups = sample("jclouds_securitygroups-first.json")
+    assert [(g.security_group_id, g.name, g.vpc_id) for g in access_answers.security_groups(groups)] == [
+        (told["SecurityGroupId"], told["SecurityGroupName"], told["VpcId"])
+        for told in groups["SecurityGroups"]["SecurityGroup"]
+    ]
+    (vpc,) = access_answers.vpcs(sample("jclouds_vpcs-first.json"))
+    assert (vpc.vpc_id, vpc.cidr, vpc.status) == ("vpc-gw8vbir5z9j9lncyrjjhx", "192.168.0.0/16", "Available")
+    (vswitch,) = access_answers.vswitches(sample("jclouds_vswitches-first.json"))
+    assert (vswitch.vswitch_id, vswitch.vpc_id) == ("vsw-gw8rg87kqcw1kh2qms0pj", "vpc-gw8myavcsj64kfpp92kd0")
+    assert (vswitch.zone_id, vswitch.cidr, vswitch.free_addresses) == ("eu-central-1a", "172.16.1.0/24", 252)
+
+
+READERS = {
+    "Instances": answers.instances,
+    "Disks": answers.disks,
+    "Snapshots": answers.snapshots,
+    "InstanceTypes": offer_answers.types,
+    "AvailableZones": offer_answers.stock,
+    "AvailableSpotZones": offer_answers.spot_advice,
+    "SpotPrices": offer_answers.spot_prices,
+    "Zones": offer_answers.zones,
+    "Images": offer_answers.images,
+    "KeyPairs": access_answers.key_pairs,
+    "SecurityGroups": access_answers.security_groups,
+    "Vpcs": access_answers.vpcs,
+    "VSwitches": access_answers.vswitches,
+}
+
+
+@needs_samples
+@pytest.mark.parametrize("name", names())
+def test_no_recording_of_a_list_is_left_unread(name):
+    recorded = sample(name)
+    unused = {"Tags", "Regions", "InstanceStatuses", "SnapshotLinks", "InstanceSystemEventSet"}
+    lists = {key for key, value in recorded.items() if isinstance(value, dict)} & (READERS.keys() | unused)
+    for key in lists & READERS.keys():
+        assert READERS[key](recorded), f"{name}: nothing was read of {key}"
+
+
+def machine(**told):
+    given = {
+        "InstanceId": "i-1",
+        "Status": "Running",
+        "InstanceType": "ecs.a",
+        "ZoneId": "r-h",
+        "CreationTime": "2024-02-21T03:58Z",
+    }
+    return answers.instances({"Instances": {"Instance": [given | told]}})[0]
+
+
+def test_a_machine_without_tags_addresses_or_release_time_is_whole():
+    one = machine(AutoReleaseTime="", GPUAmount="", SpotPriceLimit="0.5", EipAddress={"IpAddress": "198.51.100.7"})
+    assert (one.tags, one.private_address, one.release_at, one.gpus) == ({}, "", None, 0)
+    assert (one.price_limit, one.public_address) == (0.5, "198.51.100.7")
+
+
+def test_a_reclaimed_machine_is_known_in_both_spellings():
+    for word in ("Recycling", "recycling"):
+        assert machine(OperationLocks={"LockReason": [{"LockReason": word, "LockMsg": ""}]}).is_reclaimed
+    assert not machine().is_reclaimed
+
+
+def test_never_is_no_time():
+    assert moment_or_none("2099-12-31T15:59Z") is None and moment_or_none("2999-09-08T16:00Z") is None
+    assert moment_or_none("") is moment_or_none(None) is None
+
+
+def test_times_are_read_with_and_without_seconds():
+    assert moment("2024-02-21T03:58Z") == datetime(2024, 2, 21, 3, 58, tzinfo=UTC)
+    assert moment("2024-02-21T03:58:07Z") == datetime(2024, 2, 21, 3, 58, 7, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2024-02-21", "2024-02-21T03:58+08:00"])
+def test_any_other_time_is_an_error_that_quotes_it(text):
+    with pytest.raises(CloudError, match="for a time"):
+        moment(text)
+
+
+def test_numbers_may_be_texts_and_texts_may_be_empty():
+    assert (number("0.165"), number(""), number(None), number(3)) == (0.165, 0, 0, 3)
+    assert (whole("40"), whole(""), whole(2**60)) == (40, 0, 2**60)
+    with pytest.raises(CloudError, match="for a number"):
+        number("lots")
+    assert flag("True") and flag("true") and flag(True)
+    assert not flag("false") and not flag(None)
+
+
+def test_tags_are_read_in_both_spellings():
+    both = {"Tags": {"Tag": [{"TagKey": "a", "TagValue": "1"}, {"Key": "b", "Value": "2"}, {"TagKey": "c"}]}}
+    assert tags(both) == {"a": "1", "b": "2", "c": ""}
+
+
+def test_a_list_that_is_absent_or_null_is_empty():
+    assert listed({}, "A", "B") == listed({"A": None}, "A", "B") == listed({"A": {"B": None}}, "A", "B") == ()
+
+
+def test_a_snapshot_says_itself_whether_it_can_be_used():
+    told = {"SnapshotId": "s-1", "CreationTime": "2024-01-01T00:00:00Z", "Progress": "37%", "SourceDiskSize": "40"}
+    told |= {"Status": "progressing", "RemainTime": 38, "FullSnapshotSizeInBytes": "12"}
+
+    def read(**more):
+        return answers.snapshots({"Snapshots": {"Snapshot": [told | more]}})[0]
+
+    assert read(Available=True).is_available and not read(Available=False).is_available
+    assert not read().is_available and read(Status="accomplished").is_available
+    one = read()
+    assert (one.progress_percent, one.disk_gib, one.remain_s, one.size_bytes) == (37, 40, 38, 12)
+
+
+def test_what_every_answer_has_is_named_where_it_is_missing():
+    with pytest.raises(CloudError, match="has no InstanceId"):
+        answers.instances({"Instances": {"Instance": [{"Status": "Running"}]}})
+    with pytest.raises(CloudError, match="has no PriceInfo"):
+        offer_answers.price({"RequestId": "R"})
+
+
+def test_the_parts_of_a_price_are_read():
+    told = {"TradePrice": "1.5", "OriginalPrice": 2, "Currency": "USD"}
+    details = [{"Resource": "systemDisk", "TradePrice": 0.1}, {"Resource": "instanceType", "TradePrice": 1.4}]
+    price = offer_answers.price({"PriceInfo": {"Price": told | {"DetailInfos": {"DetailInfo": details}}}})
+    assert (price.trade, price.list, price.currency) == (1.5, 2, "USD")
+    assert price.parts == {"systemDisk": 0.1, "instanceType": 1.4}
+
+
+def test_only_rules_that_let_something_in_are_read():
+    told = [
+        {"IpProtocol": "TCP", "PortRange": "22/22", "SourceCidrIp": "198.51.100.7/32", "SecurityGroupRuleId": "sgr-1"},
+        {"IpProtocol": "ALL", "PortRange": "-1/-1", "SourceGroupId": "sg-1", "Policy": "Accept"},
+        {"IpProtocol": "TCP", "PortRange": "1/9", "SourceCidrIp": "0.0.0.0/0", "Policy": "Drop"},
+        {"IpProtocol": "TCP", "PortRange": "1/9", "DestCidrIp": "0.0.0.0/0", "Direction": "egress"},
+    ]
+    first, second = access_answers.rules({"Permissions": {"Permission": told}})
+    assert (first.protocol, first.ports, first.source, first.rule_id) == ("tcp", "22/22", "198.51.100.7/32", "sgr-1")
+    assert (second.protocol, second.source) == ("all", "sg-1")
+
+
+def test_stock_that_is_not_refilled_is_stock_and_one_without_is_not():
+    def zone(category, status="Available"):
+        each = {"Value": "ecs.a", "Status": status, "StatusCategory": category}
+        resources = {
+            "AvailableResource": [{"Type": "InstanceType", "SupportedResources": {"SupportedResource": [each]}}]
+        }
+        return {"AvailableZones": {"AvailableZone": [{"ZoneId": "r-h", "AvailableResources": resources}]}}
+
+    assert offer_answers.stock(zone("ClosedWithStock"))[0].in_stock
+    assert not offer_answers.stock(zone("WithoutStock"))[0].in_stock
+    assert not offer_answers.stock(zone("WithStock", "SoldOut"))[0].in_stock
+    assert offer_answers.stock({"AvailableZones": {"AvailableZone": [{"ZoneId": "r-h"}]}}) == ()
