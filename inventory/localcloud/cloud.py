@@ -11,7 +11,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Literal
 
-from inventory.localcloud import cgroups, disk, host, network, prerequisites, state
+from inventory.localcloud import cgroups, disk, host, network, prerequisites, served, state
 from inventory.localcloud.commands import LocalCloudError, Report, run
 from inventory.localcloud.image import TOOLS, ensure_image, recipe_for
 from inventory.localcloud.mounts import remove_tree, unmount_below
@@ -38,6 +38,11 @@ def up(settings: Settings, nodes: int, report: Report) -> tuple[Node, ...]:
     prerequisites.require()
     places = Places.of(settings.name)
     with _alone(places):
+        if served.is_served(places):
+            raise LocalCloudError(
+                f"the machines of the cloud {settings.name!r} are rented (`fab local.serve`); "
+                "`fab local.down` first, or another name"
+            )
         record = state.load(places.record) or Record()
         if len(record.hosts) > nodes:
             report(f"{len(record.hosts)} hosts are there already; `fab local.down` first for fewer")
@@ -141,6 +146,7 @@ def down(settings: Settings) -> None:
     """
     places = Places.of(settings.name)
     with _alone(places):
+        served.end(places)
         for group in cgroups.groups_named(places.group_prefix):
             host.stop(places, group.removeprefix(places.group_prefix))
         unmount_below(places.folder)

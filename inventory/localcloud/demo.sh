@@ -1,23 +1,37 @@
 #!/bin/sh
-# The main job from bare hosts to a fetched adapter, on hosts booted on this machine. `make demo` runs it;
-# every line is what you would type for real machines.
+# The life of a rented cluster: made, trained on, kept in a snapshot, given back, and there again the next day. `make demo`
+# runs it against the cloud API of this machine; every line is what you would type for Alibaba Cloud.
 set -eu
 
-step() { printf '\n\033[1m== %s\033[0m\n   $ %s\n' "$1" "$2"; sh -c "$2"; }
-
 started=$(date +%s)
-step "Boot four bare hosts" "fab local.up"
-step "Bare hosts -> a cluster" "pyinfra -y inventory/local.py deploy/base.py"
-step "Is everything in place?" "fab doctor"
+step() {
+  printf '\n\033[1m== %s\033[0m\n   $ %s\n' "$1" "$2"
+  began=$(date +%s)
+  sh -c "$2"
+  printf '   (%s s, %s min since the start)\n' $(( $(date +%s) - began )) $(( ($(date +%s) - started) / 60 ))
+}
+
+step "A cloud to rent from (on Alibaba Cloud it is there already)" "fab local.serve"
+step "What it would cost, and four machines" "fab up --yes"
+step "Bare machines -> a cluster" "pyinfra -y inventory/aliyun.py deploy/base.py"
 step "Can the nodes talk, correctly and how fast?" "fab check"
-step "Train a LoRA adapter, fetch and verify it" "fab train --model tiny"
+step "Train a LoRA adapter, fetch and verify it" "fab train --model tiny --steps 40"
+step "Keep the disk: environment, models, runs" "fab snapshots.create"
+step "Give the machines back" "fab down --yes"
+step "The next day: the same cluster under new addresses" "fab rebuild --yes"
+step "The run goes on where it was" "fab train --resume --force --steps 60"
 step "What it learned: base and tuned, side by side" "fab generate --prompt 'What does textwrap.dedent do?'"
+step "Bring it home" "fab fetch"
+step "Give everything back" "fab down --yes"
+step "What is left costs this much" "fab cost"
+step "The cloud goes too" "fab local.down"
 
 cat <<END
 
-Done in $(( ($(date +%s) - started) / 60 )) min: four bare hosts became a DeepSpeed cluster, a ZeRO-3 + LoRA run went over it,
-and the adapter lies verified under runs/ (load it with peft: PeftModel.from_pretrained(base, "runs/.../adapter")).
+Done in $(( ($(date +%s) - started) / 60 )) min: four rented machines became a DeepSpeed cluster, a ZeRO-3 + LoRA run went over it, and the
+cluster was given back and rebuilt from a snapshot in between. The adapter lies verified under runs/
+(load it with peft: PeftModel.from_pretrained(base, "runs/.../adapter")).
 
-The hosts go on running; \`make demo-down\` removes them. On machines of your own: list them, and the model, in
-cluster.toml (provider = "static"), then:   fab trust   pyinfra inventory/static.py deploy/base.py   fab train --model ... --data FILE
+On Alibaba Cloud: leave endpoint out of [aliyun] in cluster.toml, name GPU types, then:   fab up
+On machines of your own: list them (provider = "static"), then:   fab trust   pyinfra inventory/static.py deploy/base.py
 END

@@ -42,10 +42,48 @@ def attach(image: Path) -> str:
     return device.removeprefix("/dev/")
 
 
+def device_of(image: Path) -> str | None:
+    """The loop device of a disk ("loop3") where it has one."""
+    device = _attached_below(image.parent).get(image.resolve())
+    return device.removeprefix("/dev/") if device else None
+
+
+def detach(image: Path) -> None:
+    """Detach a disk's loop device where it has one."""
+    device = device_of(image)
+    if device:
+        run("losetup", "--detach", f"/dev/{device}")
+
+
+def grow(image: Path, size_gib: int) -> None:
+    """Make a disk larger; the rest reads as zeros."""
+    with image.open("r+b") as file:
+        if file.seek(0, 2) < size_gib << 30:
+            file.truncate(size_gib << 30)
+    device = device_of(image)
+    if device:
+        run("losetup", "--set-capacity", f"/dev/{device}")
+
+
 def detach_below(folder: Path) -> None:
     """Detach every loop device whose file lies below a folder."""
     for device in _attached_below(folder).values():
         run("losetup", "--detach", device)
+
+
+def rows(text: str) -> list[tuple[str, str, str]]:
+    """(name, loop device, serial) of each disk in a table. Pure."""
+    found = [line.split() for line in text.splitlines()]
+    return [(row[0], row[1], row[2]) for row in found]
+
+
+def renewed_table(before: str, attached: Sequence[tuple[str, str]]) -> str:
+    """The table of a running host after disks came and went: those that stay keep their names. Pure."""
+    names = {serial: name for name, _, serial in rows(before)}
+    kept = {names[serial] for _, serial in attached if serial in names}
+    free = (f"vd{letter}" for letter in LETTERS if f"vd{letter}" not in kept)
+    named = [(names.get(serial) or next(free), loop, serial) for loop, serial in attached]
+    return "".join(f"{name} {loop} {serial}\n" for name, loop, serial in sorted(named))
 
 
 def table(attached: Sequence[tuple[str, str]]) -> str:

@@ -24,11 +24,11 @@ PYTHON_VERSION = "3.11"
 """Of Debian 12: what the hosts' wheels are for."""
 CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
-# What the vendors' cloud images have and the deploy may rely on: ssh, Python, systemd. Nothing else, so that
-# a step that forgets to install what it needs fails here and not at the user's.
+# What the vendors' cloud images have and the deploy may rely on: ssh, Python, systemd, what cloud-init stands on.
+# Nothing else, so that a step that forgets to install what it needs fails here and not at the user's.
 PACKAGES = (
     "ca-certificates", "curl", "dbus", "iproute2", "iputils-ping", "kmod", "libpam-systemd",
-    "openssh-server", "procps", "python3", "python3-venv", "sudo", "systemd", "systemd-sysv", "udev",
+    "openssh-server", "procps", "python3", "python3-venv", "python3-yaml", "sudo", "systemd", "systemd-sysv", "udev",
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Recipe:
     def key(self) -> str:
         """The name of the image in the cache."""
         content = json.dumps(asdict(self), sort_keys=True).encode()
-        files = b"".join(path.read_bytes() for path in sorted(FILES.iterdir()))
+        files = b"".join(path.read_bytes() for path in sorted(FILES.iterdir()) if path.is_file())
         return hashlib.sha256(content + files).hexdigest()[:16]
 
 
@@ -119,8 +119,10 @@ def _make_bare(root: Path, recipe: Recipe) -> None:
     tools.mkdir(parents=True)
     shutil.copy(FILES / "attach-disks", tools)
     shutil.copy(FILES / "attach-wheels", tools)
-    shutil.copy(FILES / "localcloud.service", root / "etc/systemd/system")
-    run("chroot", root, "systemctl", "enable", "systemd-networkd", "localcloud")
+    shutil.copy(FILES / "user_data.py", tools)
+    for service in ("localcloud.service", "user-data.service"):
+        shutil.copy(FILES / service, root / "etc/systemd/system")
+    run("chroot", root, "systemctl", "enable", "systemd-networkd", "localcloud", "user-data")
     # They would take the apt lock at a moment of their own choosing.
     run("chroot", root, "systemctl", "disable", "apt-daily.timer", "apt-daily-upgrade.timer")
     for number, pem in enumerate(recipe.certificates):

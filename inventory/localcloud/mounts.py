@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from inventory.localcloud.commands import LocalCloudError, run
@@ -16,6 +17,12 @@ def mounts_below(mountinfo: str, folder: Path) -> list[Path]:
     points = [Path(_unescape(line.split()[4])) for line in mountinfo.splitlines()]
     ours = [point for point in points if point == folder or folder in point.parents]
     return sorted(ours, key=lambda point: len(point.parts), reverse=True)
+
+
+def mounts_of(mountinfo: str, devices: Collection[str]) -> list[Path]:
+    """Mount points of block devices, the newest first. Pure; `devices` by number, as "7:3"."""
+    rows = [line.split() for line in mountinfo.splitlines()]
+    return [Path(_unescape(row[4])) for row in reversed(rows) if row[2] in devices]
 
 
 def _unescape(field: str) -> str:

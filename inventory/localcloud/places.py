@@ -63,6 +63,23 @@ class Places:
     def disk(self, name: str) -> Path:
         return self.host(name) / "disk.img"
 
+    def disk_image(self, disk_id: str) -> Path:
+        """Of a disk that is rented, whatever machine it is attached to."""
+        return self.folder / "disks" / f"{disk_id}.img"
+
+    def snapshot_image(self, snapshot_id: str) -> Path:
+        return self.folder / "snapshots" / f"{snapshot_id}.img"
+
+    @property
+    def world(self) -> Path:
+        """What the ECS API knows."""
+        return self.folder / "world.json"
+
+    @property
+    def base_image(self) -> Path:
+        """Link to the image that rented machines boot from."""
+        return self.folder / "image"
+
     def console(self, name: str) -> Path:
         return self.host(name) / "console.log"
 

@@ -36,6 +36,9 @@ class Machines(Protocol):
     def make_disk(self, disk: Disk, source: Snapshot | None) -> None:
         """A blank disk, or one with the snapshot's blocks; larger ones than the snapshot end in zeros."""
 
+    def grow_disk(self, disk: Disk) -> None:
+        """Make a disk as large as it now says; the rest is zeros."""
+
     def remove_disk(self, disk: Disk) -> None: ...
 
     def boot(self, instance: Instance, disks: list[Disk], authorized_keys: str) -> None:
@@ -157,6 +160,12 @@ class Parameters:
             each.text("Key") or each.text("key"): each.text("Value") or each.text("value")
             for each in self.groups("Tag")
         }
+
+
+def end_dry_run(p: Parameters) -> None:
+    """Called by an action that has checked everything and done nothing: a dry run ends here, as an error."""
+    if p.flag("DryRun"):
+        raise ApiError(400, "DryRunOperation", "Request validation has been passed with DryRun flag set.")
 
 
 def _numbered(name: str, key: str) -> re.Match[str] | None:

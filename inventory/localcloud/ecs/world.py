@@ -46,6 +46,8 @@ class Instance(Record):
     user_data_done: bool = False
     http_tokens: str = "optional"
     description: str = ""
+    listed_at: float = 0
+    """Until then no list has it (a fault on demand)."""
     tags: dict[str, str] = Field(default_factory=dict)
 
 
@@ -68,6 +70,8 @@ class Disk(Record):
     detached: float = 0
     ready_at: float = 0
     """Until then it is being initialised (a fault on demand)."""
+    listed_at: float = 0
+    """Until then no list has it (a fault on demand)."""
     encrypted: bool = False
     tags: dict[str, str] = Field(default_factory=dict)
 
@@ -177,6 +181,8 @@ class World(Record):
     """Signature nonce -> when it was used."""
     price_factor: dict[str, float] = Field(default_factory=dict)
     """Instance type -> what its spot price was multiplied by (price moved)."""
+    stocked: list[str] = Field(default_factory=list)
+    """Instance types that are in stock on demand."""
 
 
 def load(path: Path) -> World:

@@ -1,0 +1,92 @@
+"""What happens to a disk after the answer: it is made, shown to a machine, taken from it, removed."""
+
+from __future__ import annotations
+
+import logging
+
+from inventory.localcloud.ecs.calls import Cloud
+from inventory.localcloud.ecs.power import detached
+from inventory.localcloud.ecs.work import later
+from inventory.localcloud.ecs.world import Disk, Instance
+
+log = logging.getLogger(__name__)
+
+
+def make(cloud: Cloud, disk: Disk) -> None:
+    """Fill a disk that is Creating; it is gone again where that fails."""
+    source = cloud.world.snapshots.get(disk.source_snapshot_id)
+
+    def work() -> None:
+        try:
+            cloud.machines.make_disk(disk, source)
+        except Exception:
+            cloud.machines.remove_disk(disk)
+            with cloud.lock:
+                cloud.world.disks.pop(disk.disk_id, None)
+                cloud.save()
+            raise
+        with cloud.lock:
+            disk.status = "Available"
+            cloud.save()
+
+    later(cloud, disk.disk_id, work)
+
+
+def attach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+    """Show an Available disk to a machine; called with the lock held."""
+    disk.status, disk.instance_id = "Attaching", instance.instance_id
+    disk.was_attached, disk.attached, disk.detached = True, cloud.now(), 0
+    finish_attaching(cloud, disk, instance)
+
+
+def finish_attaching(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+    """Go on with a disk that is Attaching."""
+
+    def work() -> None:
+        try:
+            _show(cloud, instance)
+        except Exception:
+            _settle(cloud, disk, "Attaching", attached=False)
+            raise
+        _settle(cloud, disk, "Attaching", attached=True)
+
+    later(cloud, instance.instance_id, work)
+
+
+def detach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+    """Take a disk from a machine; called with the lock held. Where the machine does not let go of it, it stays."""
+    disk.status = "Detaching"
+
+    def work() -> None:
+        try:
+            _show(cloud, instance)
+        except Exception:
+            _settle(cloud, disk, "Detaching", attached=True)
+            raise
+        _settle(cloud, disk, "Detaching", attached=False)
+
+    later(cloud, instance.instance_id, work)
+
+
+def remove(cloud: Cloud, disk: Disk) -> None:
+    """Forget a disk; called with the lock held."""
+    disk.status = "Deleting"
+    del cloud.world.disks[disk.disk_id]
+    later(cloud, disk.disk_id, lambda: cloud.machines.remove_disk(disk))
+
+
+def _show(cloud: Cloud, instance: Instance) -> None:
+    with cloud.lock:
+        if instance.status != "Running":
+            return  # it sees them when it boots
+        disks = [each for each in cloud.disks_of(instance.instance_id, "data") if each.status != "Detaching"]
+    cloud.machines.show_disks(instance, disks)
+
+
+def _settle(cloud: Cloud, disk: Disk, expected: str, *, attached: bool) -> None:
+    with cloud.lock:
+        if disk.status == expected and attached:
+            disk.status = "In_use"
+        elif disk.status == expected:
+            detached(cloud, disk)
+        cloud.save()

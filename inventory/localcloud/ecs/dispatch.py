@@ -1,0 +1,159 @@
+"""From a call to its answer: the action looked up, the ClientToken remembered, the faults struck, the world saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inventory.localcloud.ecs import listing
+from inventory.localcloud.ecs.calls import ACTIONS, ECS, VPC, Action, ApiError, Cloud, Parameters
+from inventory.localcloud.ecs.faults import Fault, FaultFile
+from inventory.localcloud.ecs.world import Disk, Instance, Token
+
+CONTROL = "local"
+"""Version of the actions that are not the vendor's but drive the emulator."""
+_READING = ("Describe", "List")
+_NO_STOCK = (
+    "The resource is out of stock in the specified zone. Please try other types, or choose other regions and zones."
+)
+
+
+class NoAnswerError(Exception):
+    """The caller gets no answer: its connection is cut, after `hold_s` seconds."""
+
+    def __init__(self, hold_s: float = 0) -> None:
+        super().__init__(f"cut after {hold_s:g} s")
+        self.hold_s = hold_s
+
+
+@dataclass
+class Dispatcher:
+    """The way into a cloud for calls whose signature was checked."""
+
+    cloud: Cloud
+    faults: FaultFile
+    _running: set[str] = field(default_factory=set)
+    _tokens: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, version: str, name: str, flat: Mapping[str, str]) -> dict[str, Any]:
+        """Perform a call; the answer without its RequestId. Raises ApiError and NoAnswerError."""
+        does = _found(version, name)
+        if version == CONTROL:
+            return self._done(does, name, Parameters(flat), None)
+        fault = self._fault(name, flat)
+        if fault:
+            self._strike_before(fault)
+            if fault.kind == "no-permission":
+                return self._forbidden(does, name, Parameters(flat))
+        token = flat.get("ClientToken", "")
+        if len(token) > 64 or not token.isascii():
+            raise ApiError(400, "InvalidParameter.ClientToken", "The specified ClientToken is not valid.")
+        if token:
+            answer = self._once(does, name, Parameters(flat), fault, token)
+        else:
+            answer = self._done(does, name, Parameters(flat), fault)
+        if fault and fault.kind == "lost-answer":
+            raise NoAnswerError()
+        return answer
+
+    def _once(self, does: Action, name: str, p: Parameters, fault: Fault | None, token: str) -> dict[str, Any]:
+        """The deed, or its answer where this token did it before. A refused call's token is not remembered."""
+        key, digest = f"{name} {token}", digest_of(p.flat)
+        with self._tokens:
+            if key in self._running:
+                told = "The previous idempotent request(s) is still processing."
+                raise ApiError(403, "IdempotentProcessing", told)
+            self._running.add(key)
+        try:
+            with self.cloud.lock:
+                known = self.cloud.world.tokens.get(key)
+                if known is None:
+                    return self._done(does, name, p, fault, Token(action=name, digest=digest, answer={}, at=0))
+                if known.digest != digest:
+                    status = 403 if name == "CreateSnapshot" else 400
+                    raise ApiError(status, "IdempotentParameterMismatch", "The specified clientToken is used.")
+                return known.answer
+        finally:
+            with self._tokens:
+                self._running.discard(key)
+
+    def _done(
+        self, does: Action, name: str, p: Parameters, fault: Fault | None, token: Token | None = None
+    ) -> dict[str, Any]:
+        cloud = self.cloud
+        with cloud.lock:
+            there = {*cloud.world.instances, *cloud.world.disks}
+            try:
+                answer = does(cloud, p)
+                if token:
+                    done = token.model_copy(update={"answer": answer, "at": cloud.now()})
+                    cloud.world.tokens[f"{name} {p.text('ClientToken')}"] = done
+                if fault:
+                    self._strike_made(fault, there)
+            finally:
+                if not name.startswith(_READING):
+                    cloud.save()
+        return answer
+
+    def _strike_made(self, fault: Fault, before: set[str]) -> None:
+        """Faults of what the call made: of machines and disks that were not there before it."""
+        world, until = self.cloud.world, self.cloud.now() + fault.hold_s
+        made: list[Instance | Disk] = [each for key, each in world.instances.items() if key not in before]
+        disks = [each for key, each in world.disks.items() if key not in before]
+        for each in [*made, *disks] if fault.kind == "late-list" else ():
+            each.listed_at = until
+        for disk in disks if fault.kind == "disk-initialising" else ():
+            disk.ready_at = until
+
+    def _forbidden(self, does: Action, name: str, p: Parameters) -> dict[str, Any]:
+        """What a user sees whom the account's owner lets do nothing: lists without an error, and without a content."""
+        if name.startswith(_READING) and not p.flag("DryRun"):
+            return listing.emptied(self._done(does, name, p, None))
+        raise ApiError(403, "Forbidden.RAM", "User not authorized to operate on the specified resource.")
+
+    def _fault(self, name: str, flat: Mapping[str, str]) -> Fault | None:
+        vswitch = self.cloud.world.vswitches.get(flat.get("VSwitchId", ""))
+        zone = vswitch.zone_id if vswitch else flat.get("ZoneId", "")
+        return self.faults.take(name, zone, flat.get("InstanceType", ""))
+
+    def _strike_before(self, fault: Fault) -> None:
+        world = self.cloud.world
+        if fault.kind == "throttle":
+            told = "Request was denied due to user flow control."
+            raise ApiError(400, "Throttling.User", told, {"x-acs-retry-after": "200"})
+        if fault.kind == "error-500":
+            told = "The request has failed due to a temporary failure of the server."
+            raise ApiError(503, "ServiceUnavailable", told)
+        if fault.kind == "no-stock":
+            raise ApiError(403, "OperationDenied.NoStock", _NO_STOCK)
+        if fault.kind == "time-out":
+            raise NoAnswerError(fault.hold_s)
+        with self.cloud.lock:
+            if fault.kind == "price-moved":
+                moved = world.price_factor.get(fault.instance_type, 1.0) * fault.factor
+                world.price_factor[fault.instance_type] = moved
+                self.cloud.save()
+            elif fault.kind == "stock" and fault.instance_type not in world.stocked:
+                world.stocked.append(fault.instance_type)
+                self.cloud.save()
+
+
+def digest_of(flat: Mapping[str, str]) -> str:
+    """Of the parameters but the token."""
+    told = json.dumps({name: value for name, value in flat.items() if name != "ClientToken"}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _found(version: str, name: str) -> Action:
+    """Raises the API's InvalidVersion and InvalidAction.NotFound."""
+    if version not in (ECS, VPC, CONTROL):
+        raise ApiError(400, "InvalidVersion", "Specified parameter Version is not valid.")
+    does = ACTIONS.get((version, name))
+    if does is None:
+        told = "Specified api is not found, please check your url and method."
+        raise ApiError(404, "InvalidAction.NotFound", told)
+    return does

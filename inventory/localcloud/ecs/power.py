@@ -1,0 +1,155 @@
+"""What happens to a machine after the answer: it is made, boots, stops, is released. Each step is on record first, so
+that it goes on after a restart of the server."""
+
+from __future__ import annotations
+
+import logging
+
+from inventory.localcloud.ecs.calls import Cloud
+from inventory.localcloud.ecs.work import later
+from inventory.localcloud.ecs.world import Disk, Instance
+
+log = logging.getLogger(__name__)
+
+
+def make(cloud: Cloud, instance_id: str) -> None:
+    """Make a Pending machine's disks, then boot it."""
+    later(cloud, instance_id, lambda: _make(cloud, instance_id))
+
+
+def boot(cloud: Cloud, instance_id: str) -> None:
+    """Power on a machine whose status is Starting."""
+    later(cloud, instance_id, lambda: _boot(cloud, instance_id))
+
+
+def power_off(cloud: Cloud, instance_id: str) -> None:
+    """Stop a machine whose status is Stopping."""
+    later(cloud, instance_id, lambda: _power_off(cloud, instance_id))
+
+
+def reboot(cloud: Cloud, instance: Instance) -> None:
+    """Power a running machine off and on; called with the lock held."""
+    instance.status = "Stopping"
+    spoil_snapshots(cloud, instance.instance_id)
+    power_off(cloud, instance.instance_id)
+    later(cloud, instance.instance_id, lambda: _start_again(cloud, instance.instance_id))
+
+
+def release(cloud: Cloud, instance: Instance) -> None:
+    """Take a machine back, with the disks that go with it; called with the lock held. Repeating it does no harm."""
+    instance.status = "Stopping"
+    instance.release_at = cloud.now()
+    spoil_snapshots(cloud, instance.instance_id)
+    later(cloud, instance.instance_id, lambda: _release(cloud, instance.instance_id))
+
+
+def is_released(cloud: Cloud, instance: Instance) -> bool:
+    """Whether it is on its way out."""
+    return instance.status == "Stopping" and 0 < instance.release_at <= cloud.now()
+
+
+def spoil_snapshots(cloud: Cloud, instance_id: str) -> None:
+    """A machine that stops makes snapshots of its disks fail that are still in progress."""
+    disks = {disk.disk_id for disk in cloud.disks_of(instance_id)}
+    for snapshot in cloud.world.snapshots.values():
+        if snapshot.disk_id in disks and cloud.now() < snapshot.accomplished_at:
+            snapshot.failed = True
+
+
+def _make(cloud: Cloud, instance_id: str) -> None:
+    with cloud.lock:
+        instance = cloud.world.instances.get(instance_id)
+        if instance is None or instance.status != "Pending":
+            return
+        new = [disk for disk in cloud.disks_of(instance_id) if disk.status == "Creating"]
+        sources = {disk.disk_id: cloud.world.snapshots.get(disk.source_snapshot_id) for disk in new}
+    try:
+        for disk in new:
+            cloud.machines.make_disk(disk, sources[disk.disk_id])
+            with cloud.lock:
+                disk.status = "In_use"
+    except Exception:
+        log.exception("%s (%s): its disks cannot be made; it goes", instance_id, instance.name)
+        with cloud.lock:
+            instance.status, instance.release_at = "Stopping", cloud.now()
+        _release(cloud, instance_id)
+        return
+    with cloud.lock:
+        instance.status = "Starting"
+        cloud.save()
+    _boot(cloud, instance_id)
+
+
+def _boot(cloud: Cloud, instance_id: str) -> None:
+    with cloud.lock:
+        instance = cloud.world.instances.get(instance_id)
+        if instance is None or instance.status != "Starting":
+            return
+        key = cloud.world.key_pairs.get(instance.key_pair)
+        disks = cloud.disks_of(instance_id, "data")
+    try:
+        cloud.machines.boot(instance, disks, key.public_key if key else "")
+    except Exception:
+        log.exception("%s (%s) did not boot", instance_id, instance.name)
+        cloud.machines.power_off(instance)
+        _settle(cloud, instance, "Stopped")
+        return
+    with cloud.lock:
+        instance.user_data_done = True
+        instance.stopped_mode = "Not-applicable"
+    _settle(cloud, instance, "Running")
+
+
+def _power_off(cloud: Cloud, instance_id: str) -> None:
+    with cloud.lock:
+        instance = cloud.world.instances.get(instance_id)
+        if instance is None or instance.status != "Stopping" or is_released(cloud, instance):
+            return
+    cloud.machines.power_off(instance)
+    _settle(cloud, instance, "Stopped")
+
+
+def _start_again(cloud: Cloud, instance_id: str) -> None:
+    with cloud.lock:
+        instance = cloud.world.instances.get(instance_id)
+        if instance is None or instance.status != "Stopped":
+            return
+        instance.status = "Starting"
+        cloud.save()
+    _boot(cloud, instance_id)
+
+
+def _settle(cloud: Cloud, instance: Instance, status: str) -> None:
+    with cloud.lock:
+        if not is_released(cloud, instance):
+            instance.status = status  # type: ignore[assignment]
+        cloud.save()
+
+
+def _release(cloud: Cloud, instance_id: str) -> None:
+    with cloud.lock:
+        instance = cloud.world.instances.get(instance_id)
+        if instance is None or not is_released(cloud, instance):
+            return
+    cloud.machines.release(instance)
+    with cloud.lock:
+        for disk in cloud.disks_of(instance_id):
+            if disk.kind == "system" or disk.delete_with_instance:
+                disk.status = "Deleting"
+            else:
+                detached(cloud, disk)
+        gone = [disk for disk in cloud.disks_of(instance_id) if disk.status == "Deleting"]
+        cloud.save()
+    for disk in gone:
+        cloud.machines.remove_disk(disk)
+    with cloud.lock:
+        for disk in gone:
+            cloud.world.disks.pop(disk.disk_id, None)
+        cloud.world.instances.pop(instance_id, None)
+        cloud.save()
+
+
+def detached(cloud: Cloud, disk: Disk) -> None:
+    """A disk belongs to no machine any more; called with the lock held."""
+    disk.status, disk.instance_id, disk.detached = "Available", "", cloud.now()
+    disk.delete_with_instance = False

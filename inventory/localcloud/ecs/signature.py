@@ -1,0 +1,185 @@
+"""Who signed a call: the vendor's two signature methods, checked and made. Pure: the clock and the keys come in.
+
+V3 (ACS3-HMAC-SHA256, in headers) is what the typed SDK sends, V1 (HMAC-SHA1, in parameters) the legacy one.
+https://www.alibabacloud.com/help/en/sdk/product-overview/v3-request-structure-and-signature
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from inventory.localcloud.ecs.calls import ApiError
+
+V3, V1 = "ACS3-HMAC-SHA256", "HMAC-SHA1"
+VALID_S = 15 * 60
+"""How old a signed call may be, and how long a nonce is remembered."""
+COMMON = frozenset({
+    "AccessKeyId", "Action", "Format", "SecurityToken", "Signature", "SignatureMethod", "SignatureNonce",
+    "SignatureType", "SignatureVersion", "Timestamp", "Version",
+})  # fmt: skip
+"""Parameters of V1 that are of the call's envelope."""
+_MUST_SIGN = frozenset({"host", "x-acs-action", "x-acs-version", "x-acs-date", "x-acs-signature-nonce"})
+_AUTHORIZATION = re.compile(rf"{V3} Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*Signature=([0-9a-f]+)")
+
+
+@dataclass(frozen=True)
+class Request:
+    """An HTTP request as far as it is signed. Header names are in small letters, query and form are decoded."""
+
+    method: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    path: str = "/"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What a checked request says of itself."""
+
+    action: str
+    version: str
+    access_key_id: str
+    nonce: str
+    xml: bool = False
+    """Whether the answer is wanted as XML."""
+
+
+def verified(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
+    """The caller of a rightly signed request. `secrets` is access key id -> secret, `now` in seconds since 1970.
+
+    Raises ApiError with the documented codes. Whether the nonce was used before is the server's to remember.
+    """
+    if request.headers.get("authorization", "").startswith("ACS3-"):
+        return _verified_v3(request, secrets, now)
+    return _verified_v1(request, secrets, now)
+
+
+def _verified_v3(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
+    headers = request.headers
+    match = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
+    if not match:
+        raise _incomplete()
+    key_id, names, signature = match.groups()
+    signed = names.split(";")
+    if not set(signed) >= _MUST_SIGN or any(name not in headers for name in signed):
+        raise _incomplete()
+    secret = _secret(secrets, key_id)
+    digest = hashlib.sha256(request.body).hexdigest()
+    right = v3_signature(request, {name: headers[name] for name in signed}, digest, secret)
+    body_told = headers.get("x-acs-content-sha256", digest)
+    if not hmac.compare_digest(right, signature) or not hmac.compare_digest(digest, body_told):
+        raise ApiError(400, "SignatureDoesNotMatch", "Specified signature does not match our calculation.")
+    if not _is_recent(headers["x-acs-date"], now):
+        raise ApiError(400, "InvalidTimeStamp.Expired", "Specified time stamp or date value is expired.")
+    xml = "xml" in headers.get("accept", "") and "json" not in headers.get("accept", "")
+    nonce = headers["x-acs-signature-nonce"]
+    return Caller(headers["x-acs-action"], headers["x-acs-version"], key_id, nonce, xml)
+
+
+def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secret: str) -> str:
+    """The hexadecimal signature of a request over these of its headers; `digest` is the body's SHA-256."""
+    names = sorted(headers)
+    lines = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
+    head = f"{request.method}\n{request.path}\n{_query_text(request.query)}"
+    canonical = f"{head}\n{lines}\n{';'.join(names)}\n{digest}"
+    to_sign = f"{V3}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    return hmac.new(secret.encode(), to_sign.encode(), hashlib.sha256).hexdigest()
+
+
+def signed_headers(
+    *, host: str, action: str, version: str, query: Mapping[str, str], key: tuple[str, str], now: float, nonce: str
+) -> dict[str, str]:
+    """The headers of a POST without a body to `/`, signed with (access key id, secret)."""
+    digest = hashlib.sha256(b"").hexdigest()
+    headers = {
+        "host": host,
+        "x-acs-action": action,
+        "x-acs-version": version,
+        "x-acs-date": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "x-acs-signature-nonce": nonce,
+        "x-acs-content-sha256": digest,
+    }
+    signature = v3_signature(Request("POST", headers, query), headers, digest, key[1])
+    names = ";".join(sorted(headers))
+    return headers | {"Authorization": f"{V3} Credential={key[0]},SignedHeaders={names},Signature={signature}"}
+
+
+def _verified_v1(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
+    parameters = {**request.query, **request.form}
+    if not parameters.get("AccessKeyId"):
+        raise ApiError(400, "MissingAccessKeyId", "AccessKeyId is mandatory for this action.")
+    for name in ("Signature", "SignatureNonce", "Timestamp", "Action", "Version"):
+        if not parameters.get(name):
+            raise ApiError(400, f"Missing{name}", f"{name} is mandatory for this action.")
+    if parameters.get("SignatureMethod") != V1 or parameters.get("SignatureVersion", "1.0") != "1.0":
+        raise _incomplete()
+    secret = _secret(secrets, parameters["AccessKeyId"])
+    to_sign = v1_string(request.method, parameters.items())
+    if not hmac.compare_digest(v1_signature(to_sign, secret).encode(), parameters["Signature"].encode()):
+        told = f"Specified signature is not matched with our calculation. server string to sign is:{to_sign}"
+        raise ApiError(400, "SignatureDoesNotMatch", told)
+    _check_v1_time(parameters["Timestamp"], now)
+    xml = parameters.get("Format", "").upper() == "XML"
+    return Caller(
+        parameters["Action"], parameters["Version"], parameters["AccessKeyId"], parameters["SignatureNonce"], xml
+    )
+
+
+def v1_string(method: str, parameters: Iterable[tuple[str, str]]) -> str:
+    """The string to sign of all parameters but the signature itself."""
+    unsigned = {name: value for name, value in parameters if name != "Signature"}
+    return f"{method}&%2F&{_quoted(_query_text(unsigned))}"
+
+
+def v1_signature(to_sign: str, secret: str) -> str:
+    """The Base64 signature."""
+    made = hmac.new(f"{secret}&".encode(), to_sign.encode(), hashlib.sha1).digest()
+    return base64.b64encode(made).decode()
+
+
+def _check_v1_time(text: str, now: float) -> None:
+    if _seconds(text) is None:
+        told = 'The input parameter "Timestamp" that is mandatory for processing this request is not supplied.'
+        raise ApiError(400, "IllegalTimestamp", told)
+    if not _is_recent(text, now):
+        raise ApiError(400, "InvalidTimeStamp.Expired", "Specified time stamp or date value is expired.")
+
+
+def _is_recent(text: str, now: float) -> bool:
+    at = _seconds(text)
+    return at is not None and abs(now - at) <= VALID_S
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def _secret(secrets: Mapping[str, str], key_id: str) -> str:
+    if key_id not in secrets:
+        raise ApiError(404, "InvalidAccessKeyId.NotFound", "Specified access key is not found.")
+    return secrets[key_id]
+
+
+def _incomplete() -> ApiError:
+    return ApiError(400, "IncompleteSignature", "The request signature does not conform to Aliyun standards.")
+
+
+def _query_text(query: Mapping[str, str]) -> str:
+    return "&".join(f"{_quoted(name)}={_quoted(query[name])}" for name in sorted(query))
+
+
+def _quoted(text: str) -> str:
+    """RFC 3986"""
+    return quote(text, safe="~")

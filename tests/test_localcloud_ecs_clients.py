@@ -1,0 +1,263 @@
+"""Both clients of the vendor, the typed and the legacy one, against the local cloud's ECS API."""
+
+import json
+import time
+
+import pytest
+
+from tests.ecs_api import EcsApi
+from tests.signed_calls import PUBLIC_KEY, v3
+
+REGION = "cn-hangzhou"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def api():
+    with EcsApi() as api:
+        yield api
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(api, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    api.faults.clear()
+
+
+@pytest.fixture(scope="module")
+def place(api):
+    """A vSwitch and a security group to put machines into."""
+    vpc = v3(api, "CreateVpc", version="2016-04-28", CidrBlock="10.2.0.0/16")[1]["VpcId"]
+    time.sleep(0.5)
+    zone = {"VpcId": vpc, "ZoneId": "cn-hangzhou-h"}
+    vswitch = v3(api, "CreateVSwitch", zone, version="2016-04-28", CidrBlock="10.2.1.0/24")[1]["VSwitchId"]
+    return vswitch, v3(api, "CreateSecurityGroup", VpcId=vpc)[1]["SecurityGroupId"]
+
+
+def typed_client(api):
+    pytest.importorskip("alibabacloud_ecs20140526")
+    from alibabacloud_ecs20140526.client import Client
+    from alibabacloud_tea_openapi.utils_models import Config
+
+    key = {"access_key_id": api.access_key_id, "access_key_secret": api.access_key_secret}
+    return Client(Config(**key, endpoint=api.endpoint, protocol="http", region_id="cn-hangzhou"))
+
+
+def test_the_typed_client_creates_describes_and_deletes(api):
+    client = typed_client(api)
+    from alibabacloud_ecs20140526 import models
+
+    made = client.import_key_pair(
+        models.ImportKeyPairRequest(region_id="cn-hangzhou", key_pair_name="typed", public_key_body=PUBLIC_KEY)
+    )
+    listed = client.describe_key_pairs(models.DescribeKeyPairsRequest(region_id="cn-hangzhou", key_pair_name="typed"))
+    (pair,) = listed.body.key_pairs.key_pair
+    assert pair.key_pair_finger_print == made.body.key_pair_finger_print
+    client.delete_key_pairs(models.DeleteKeyPairsRequest(region_id="cn-hangzhou", key_pair_names='["typed"]'))
+    listed = client.describe_key_pairs(models.DescribeKeyPairsRequest(region_id="cn-hangzhou", key_pair_name="typed"))
+    assert listed.body.key_pairs.key_pair == []
+
+
+def test_the_typed_client_calls_the_product_vpc_too(api):
+    client = typed_client(api)
+    from alibabacloud_tea_openapi.utils_models import OpenApiRequest, Params
+    from darabonba.runtime import RuntimeOptions
+
+    params = Params(
+        action="CreateVpc",
+        version="2016-04-28",
+        protocol="HTTP",
+        pathname="/",
+        method="POST",
+        auth_type="AK",
+        style="RPC",
+        req_body_type="formData",
+        body_type="json",
+    )
+    body = {"RegionId": "cn-hangzhou", "VpcName": "by form", "CidrBlock": "10.1.0.0/16"}
+    answer = client.call_api(params, OpenApiRequest(body=body), RuntimeOptions())
+    assert api.cloud.world.vpcs[answer["body"]["VpcId"]].name == "by form"
+
+
+def test_the_typed_client_tells_errors_and_throttling_apart(api):
+    client = typed_client(api)
+    from alibabacloud_ecs20140526 import models
+    from alibabacloud_tea_openapi.exceptions import ClientException, ServerException, ThrottlingException
+
+    request = models.DescribeZonesRequest(region_id="cn-hangzhou")
+    api.fault("DescribeZones", "throttle")
+    with pytest.raises(ThrottlingException) as throttled:
+        client.describe_zones(request)
+    assert (throttled.value.code, throttled.value.retry_after) == ("Throttling.User", 200)
+    api.fault("DescribeZones", "error-500")
+    with pytest.raises(ServerException):
+        client.describe_zones(request)
+    with pytest.raises(ClientException) as unknown:
+        client.describe_image_from_family(
+            models.DescribeImageFromFamilyRequest(region_id="cn-hangzhou", image_family="acs:nothing")
+        )
+    assert unknown.value.code == "InvalidImageFamily.NotFound"
+    assert client.describe_zones(request).body.zones.zone[0].zone_id == "cn-hangzhou-h"
+
+
+def legacy(api, request):
+    from aliyunsdkcore.client import AcsClient
+
+    request.set_endpoint(api.endpoint)
+    request.set_protocol_type("http")
+    request.set_accept_format("JSON")
+    client = AcsClient(api.access_key_id, api.access_key_secret, "cn-hangzhou", auto_retry=False)
+    return json.loads(client.do_action_with_exception(request))
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_legacy_client_creates_describes_and_deletes(api, method):
+    pytest.importorskip("aliyunsdkecs")
+    from aliyunsdkecs.request.v20140526.DeleteKeyPairsRequest import DeleteKeyPairsRequest
+    from aliyunsdkecs.request.v20140526.DescribeKeyPairsRequest import DescribeKeyPairsRequest
+    from aliyunsdkecs.request.v20140526.ImportKeyPairRequest import ImportKeyPairRequest
+
+    make, look, delete = ImportKeyPairRequest(), DescribeKeyPairsRequest(), DeleteKeyPairsRequest()
+    for each in (make, look, delete):
+        each.set_method(method)
+    make.set_KeyPairName("legacy")
+    make.set_PublicKeyBody(PUBLIC_KEY)
+    look.set_KeyPairName("legacy")
+    delete.set_KeyPairNames('["legacy"]')
+    assert legacy(api, make)["KeyPairName"] == "legacy"
+    assert legacy(api, look)["TotalCount"] == 1
+    legacy(api, delete)
+    assert legacy(api, look)["TotalCount"] == 0
+
+
+def test_the_legacy_client_is_told_what_was_wrong(api):
+    pytest.importorskip("aliyunsdkecs")
+    from aliyunsdkcore.acs_exception.exceptions import ServerException
+    from aliyunsdkecs.request.v20140526.DescribeImageFromFamilyRequest import DescribeImageFromFamilyRequest
+
+    with pytest.raises(ServerException) as refused:
+        legacy(api, DescribeImageFromFamilyRequest())
+    assert refused.value.get_http_status() == 400
+    assert refused.value.get_error_code() == "MissingParameter.ImageFamily"
+
+
+def written_disk(api, instance_id):
+    """The data disk of a machine, once it runs, with something on it."""
+    api.settle()
+    (disk,) = [d for d in api.cloud.world.disks.values() if d.instance_id == instance_id and d.kind == "data"]
+    with api.paper.disk(disk.disk_id).open("r+b") as file:
+        file.seek(GIB)
+        file.write(b"the run so far")
+    return disk.disk_id
+
+
+def content(api, snapshot_id):
+    api.settle()
+    with api.paper.snapshot(snapshot_id).open("rb") as file:
+        file.seek(GIB)
+        return file.read(14)
+
+
+def test_the_typed_client_rents_snapshots_and_gives_back(api, place):
+    client = typed_client(api)
+    from alibabacloud_ecs20140526 import models
+
+    vswitch, group = place
+    launch = models.RunInstancesRequest(
+        region_id=REGION,
+        image_id="debian_12_x64_20G_local",
+        instance_type="ecs.local.small",
+        v_switch_id=vswitch,
+        security_group_id=group,
+        spot_strategy="SpotAsPriceGo",
+        user_data="QQ==",
+        system_disk=models.RunInstancesRequestSystemDisk(category="cloud_essd", size="20"),
+        data_disk=[models.RunInstancesRequestDataDisk(category="cloud_essd", size=20)],
+        tag=[models.RunInstancesRequestTag(key="k", value="typed")],
+        dry_run=True,
+    )
+    with pytest.raises(Exception, match="DryRun flag set") as dry:
+        client.run_instances(launch)
+    assert dry.value.code == "DryRunOperation"
+    launch.dry_run = False
+    (machine,) = client.run_instances(launch).body.instance_id_sets.instance_id_set
+    disk = written_disk(api, machine)
+    listing = models.DescribeInstancesRequest(
+        region_id=REGION, tag=[models.DescribeInstancesRequestTag(key="k", value="typed")]
+    )
+    (shown,) = client.describe_instances(listing).body.instances.instance
+    assert (shown.instance_id, shown.status, shown.spot_strategy) == (machine, "Running", "SpotAsPriceGo")
+    snapshot = client.create_snapshot(models.CreateSnapshotRequest(disk_id=disk, snapshot_name="one")).body.snapshot_id
+    looked = client.describe_snapshots(
+        models.DescribeSnapshotsRequest(region_id=REGION, snapshot_ids=json.dumps([snapshot]))
+    )
+    assert [each.status for each in looked.body.snapshots.snapshot] == ["progressing"]
+    assert content(api, snapshot) == b"the run so far"
+    client.delete_snapshot(models.DeleteSnapshotRequest(snapshot_id=snapshot, force=True))
+    client.delete_instances(models.DeleteInstancesRequest(region_id=REGION, instance_id=[machine], force=True))
+    api.settle()
+    assert client.describe_instances(listing).body.instances.instance == []
+    assert not api.cloud.world.disks
+    assert not list((api.folder / "paper").rglob("*.img"))
+
+
+def test_the_legacy_client_rents_snapshots_and_gives_back(api, place):
+    pytest.importorskip("aliyunsdkecs")
+    from aliyunsdkecs.request.v20140526.CreateSnapshotRequest import CreateSnapshotRequest
+    from aliyunsdkecs.request.v20140526.DeleteInstancesRequest import DeleteInstancesRequest
+    from aliyunsdkecs.request.v20140526.DeleteSnapshotRequest import DeleteSnapshotRequest
+    from aliyunsdkecs.request.v20140526.DescribeInstancesRequest import DescribeInstancesRequest
+    from aliyunsdkecs.request.v20140526.DescribeSnapshotsRequest import DescribeSnapshotsRequest
+    from aliyunsdkecs.request.v20140526.RunInstancesRequest import RunInstancesRequest
+
+    launch, look = RunInstancesRequest(), DescribeInstancesRequest()
+    launch.set_ImageId("debian_12_x64_20G_local")
+    launch.set_InstanceType("ecs.local.small")
+    launch.set_VSwitchId(place[0])
+    launch.set_SecurityGroupId(place[1])
+    launch.set_SystemDiskCategory("cloud_essd")
+    launch.set_DataDisks([{"Category": "cloud_essd", "Size": 20}])
+    launch.set_Tags([{"Key": "k", "Value": "legacy"}])
+    (machine,) = legacy(api, launch)["InstanceIdSets"]["InstanceIdSet"]
+    disk = written_disk(api, machine)
+    look.set_Tags([{"Key": "k", "Value": "legacy"}])
+    assert [each["Status"] for each in legacy(api, look)["Instances"]["Instance"]] == ["Running"]
+    take, see = CreateSnapshotRequest(), DescribeSnapshotsRequest()
+    take.set_DiskId(disk)
+    snapshot = legacy(api, take)["SnapshotId"]
+    see.set_SnapshotIds(json.dumps([snapshot]))
+    assert [each["SourceDiskId"] for each in legacy(api, see)["Snapshots"]["Snapshot"]] == [disk]
+    assert content(api, snapshot) == b"the run so far"
+    forget, delete = DeleteSnapshotRequest(), DeleteInstancesRequest()
+    forget.set_SnapshotId(snapshot)
+    forget.set_Force(True)
+    legacy(api, forget)
+    delete.set_InstanceIds([machine])
+    delete.set_Force(True)
+    legacy(api, delete)
+    api.settle()
+    assert legacy(api, look)["Instances"]["Instance"] == []
+    assert not api.cloud.world.disks
+
+
+def test_a_wrong_secret_and_an_unknown_key_are_told_by_both_clients(api):
+    pytest.importorskip("aliyunsdkecs")
+    client, secret = typed_client(api), api.access_key_secret
+    from alibabacloud_ecs20140526 import models
+    from alibabacloud_tea_openapi.exceptions import ClientException
+    from aliyunsdkcore.acs_exception.exceptions import ServerException
+    from aliyunsdkecs.request.v20140526.DescribeRegionsRequest import DescribeRegionsRequest
+
+    api.access_key_secret = "wrong"
+    try:
+        with pytest.raises(ClientException) as typed:
+            typed_client(api).describe_regions(models.DescribeRegionsRequest())
+        with pytest.raises(ServerException) as old:
+            legacy(api, DescribeRegionsRequest())
+    finally:
+        api.access_key_secret = secret
+    assert typed.value.code == "SignatureDoesNotMatch"
+    assert old.value.get_error_code() == "InvalidAccessKeySecret"  # its own word for SignatureDoesNotMatch
+    assert client.describe_regions(models.DescribeRegionsRequest()).body.regions.region[0].region_id == REGION

@@ -1,0 +1,57 @@
+"""Faults of the local cloud's lists: what is shown late, and what a user may not see."""
+
+import time
+
+import pytest
+
+from inventory.api.errors import CloudError, Kind
+from inventory.api.values import NewDisk
+from tests.paper_cluster import PaperCluster
+
+MINE = {"spotune:cluster": "demo"}
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        yield cluster
+
+
+def test_what_is_listed_late_is_in_no_list_until_then(cluster):
+    cluster.api.fault("CreateDisk", "late-list", hold_s=0.5)
+    disk_id = cluster.cloud.create_disk("cn-hangzhou-h", NewDisk("cloud_essd", 20, "PL1"), MINE, "token-1")
+    assert cluster.cloud.disks(tags=MINE) == () and cluster.cloud.disks(ids=[disk_id]) == ()
+    time.sleep(0.6)
+    assert [d.disk_id for d in cluster.cloud.disks(tags=MINE)] == [disk_id]
+
+
+def test_machines_are_listed_late_with_their_disks(cluster):
+    cluster.up(1)
+    order = cluster.calls("RunInstances")[0]
+    there = set(cluster.api.cloud.world.instances)
+    cluster.api.fault("RunInstances", "late-list", hold_s=60)
+    cluster.cloud.call("RunInstances", {k: v for k, v in _nested(order).items() if k != "ClientToken"})
+    (late,) = set(cluster.api.cloud.world.instances) - there
+    assert cluster.cloud.instances(ids=[late]) == () and cluster.cloud.disks(instance_id=late) == ()
+    assert set(cluster.machines) == {"demo-te1"} and len(cluster.data_disks) == 1
+    cluster.api.hurry(61)
+    assert [i.instance_id for i in cluster.cloud.instances(ids=[late])] == [late]
+    assert len(cluster.cloud.disks(instance_id=late)) == 2
+
+
+def _nested(flat):
+    """An order's plain fields as the SDK takes them; its lists and disks in their place."""
+    plain = {key: value for key, value in flat.items() if "." not in key and key not in ("Amount", "MinAmount")}
+    disk = {"Category": "cloud_essd", "Size": 20}
+    return plain | {"SystemDisk": {"Category": "cloud_essd"}, "DataDisk": [disk], "Amount": 1, "MinAmount": 1}
+
+
+def test_without_the_permission_lists_are_empty_and_all_else_is_refused(cluster):
+    cluster.up(1)
+    cluster.api.fault("*", "no-permission", times=0)
+    answer = cluster.cloud.call("DescribeInstances", {"RegionId": "cn-hangzhou"})
+    assert (answer["Instances"], answer["TotalCount"]) == ({"Instance": []}, 0)
+    for action, fields in (("DescribeInstances", {"DryRun": True}), ("CreateDisk", {"ZoneId": "cn-hangzhou-h"})):
+        with pytest.raises(CloudError, match=r"Forbidden\.RAM") as refused:
+            cluster.cloud.call(action, {"RegionId": "cn-hangzhou", **fields})
+        assert refused.value.kind is Kind.AUTH
