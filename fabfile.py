@@ -3,13 +3,23 @@
 from invoke import Collection
 
 import deploy.tasks
+import inventory.renting.tasks
 import inventory.tasks
+import snapshots.tasks
 import training.adapter.tasks
 import training.tasks
 from inventory.command_line import refuse_malformed_flags
 
 namespace = Collection()
-for folder in (inventory.tasks, deploy.tasks, training.tasks, training.adapter.tasks):
+folders = (
+    inventory.tasks,
+    inventory.renting.tasks,
+    deploy.tasks,
+    snapshots.tasks,
+    training.tasks,
+    training.adapter.tasks,
+)
+for folder in folders:
     part = folder.namespace
     for task in part.tasks.values():
         namespace.add_task(task)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inventory.api.errors import CloudError, RentError
 from inventory.nodes import Node, pyinfra_hosts, static_nodes
 from inventory.settings import Settings, SettingsError, load_settings
 
@@ -25,20 +26,31 @@ class Cluster:
 
 
 def load_cluster(path: Path | None = None) -> Cluster:
-    """The cluster cluster.toml describes. Raises SettingsError where it or its machines are missing."""
+    """The cluster cluster.toml describes.
+
+    Raises SettingsError where it or its machines are missing, CloudError where the cloud does not tell.
+    """
     return _with_nodes(load_settings(path))
 
 
 def _with_nodes(settings: Settings) -> Cluster:
     if settings.provider == "static":
         return Cluster(settings, static_nodes(settings))
+    if settings.provider == "aliyun":
+        from inventory.ecs import Ecs
+        from inventory.renting.members import rented_nodes
+
+        return Cluster(settings, rented_nodes(Ecs.open(settings), settings))
     from inventory.localcloud.cloud import local_nodes
 
     return Cluster(settings, local_nodes(settings))
 
 
 def inventory_hosts(provider: str) -> list[tuple[str, dict[str, Any]]]:
-    """The host list of a pyinfra inventory file; a mistake ends pyinfra with one sentence and code 2."""
+    """The host list of a pyinfra inventory file; a mistake ends pyinfra with one sentence and code 2.
+
+    A cloud that does not answer ends it with one sentence and code 1.
+    """
     try:
         settings = load_settings()
         if settings.provider != provider:
@@ -47,7 +59,10 @@ def inventory_hosts(provider: str) -> list[tuple[str, dict[str, Any]]]:
                 f"use inventory/{settings.provider}.py, or change provider to {provider!r}"
             )
         cluster = _with_nodes(settings)
-    except SettingsError as error:
+    except (SettingsError, RentError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except CloudError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
     return pyinfra_hosts(cluster.settings, cluster.nodes)

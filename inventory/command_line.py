@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from invoke import Argument, Collection, Exit, Task
 
+INTERRUPTED = 130
 USER_MISTAKE = 2
 FAILURE = 1
 WORDS = {int: "a whole number", float: "a number"}
@@ -19,18 +21,60 @@ def one_sentence(
 ) -> Iterator[None]:
     """End the task with the error's own words: code 2 for the user's mistakes, code 1 for what failed.
 
-    Unusable settings are always a mistake, a node that cannot be reached always a failure.
+    Unusable settings and what cannot be rented are always a mistake, a node that cannot be reached and a cloud that
+    refuses always a failure.
     """
+    from inventory.api.errors import CloudError, RentError
     from inventory.settings import SettingsError
     from inventory.ssh import SshError
 
-    mistakes, failures = (SettingsError, *mistakes), (SshError, *failures)
+    mistakes, failures = (SettingsError, RentError, *mistakes), (SshError, CloudError, *failures)
     try:
         yield
     except failures as error:  # first: a failure may be a kind of a mistake's error
         raise Exit(str(error), code=FAILURE) from error
     except mistakes as error:
         raise Exit(str(error), code=USER_MISTAKE) from error
+
+
+@contextmanager
+def sentences(
+    interrupted: str = "interrupted",
+    mistakes: tuple[type[Exception], ...] = (),
+    failures: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """As one_sentence; Ctrl-C ends the task with `interrupted`, which says what is left behind, and code 130."""
+    try:
+        with one_sentence(mistakes, failures):
+            yield
+    except KeyboardInterrupt:
+        raise Exit(interrupted, code=INTERRUPTED) from None
+
+
+def ask(yes: bool, question: str, command: str) -> None:
+    """Go on where the answer is yes, else end the task. `command`: the one that says yes where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Exit(f"{question} There is no terminal to ask at; to say yes: {command}", code=USER_MISTAKE)
+    if not agreed(question):
+        raise Exit("nothing was done", code=FAILURE)
+
+
+def agreed(question: str) -> bool:
+    """The answer at the terminal; Ctrl-D is a no, and Ctrl-C ends the task before anything was done."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        print()
+        return False
+    except KeyboardInterrupt:
+        raise Exit("nothing was done", code=INTERRUPTED) from None
+
+
+def say(line: str) -> None:
+    """A line at once, also where the output is a pipe."""
+    print(line, flush=True)
 
 
 class _Argument(Argument):
@@ -48,9 +92,15 @@ class _Task(Task):
             argument.__class__ = _Argument
         return arguments
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # invoke takes --dry of a task that has none for its own global flag, which only shell commands heed
+        if args[0].config.run.dry:
+            raise Exit(f"fab {self.name} has no --dry; nothing was done", code=USER_MISTAKE)
+        return super().__call__(*args, **kwargs)
+
 
 def refuse_malformed_flags(namespace: Collection) -> None:
-    """Let every task of a namespace answer `--steps abc` in one sentence.
+    """Let every task of a namespace answer `--steps abc`, and a `--dry` it does not have, in one sentence.
 
     invoke converts a flag's text by the type of its default and lets the ValueError through. It has no hook for
     that; the class of a task is the one thing it keeps when it copies a namespace.

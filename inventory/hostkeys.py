@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,14 +132,22 @@ def updated(known_hosts: str, change: Change) -> str:
     return "".join(f"{line}\n" for line in [*lines, *(f"{change.host} {k.kind} {k.blob}" for k in missing)])
 
 
+def without_host(known_hosts: str, host: str) -> str:
+    """known_hosts without any key of a host; other names of a shared line stay."""
+    return "".join(f"{line}\n" for line in _dropped(known_hosts, host, lambda key: True))
+
+
 def _without(known_hosts: str, change: Change) -> Iterable[str]:
-    gone = {(key.kind, key.blob) for key in change.replaced}
+    return _dropped(known_hosts, change.host, lambda key: key in change.replaced)
+
+
+def _dropped(known_hosts: str, host: str, is_gone: Callable[[HostKey], bool]) -> Iterable[str]:
     for line in known_hosts.splitlines():
         words = line.split()
-        if len(words) < 3 or tuple(words[1:3]) not in gone or not _names(words[0], change.host):
+        if len(words) < 3 or not is_gone(HostKey(words[1], words[2])) or not _names(words[0], host):
             yield line
             continue
         # The line may stand for other names of the key too.
-        others = [name for name in words[0].split(",") if name != change.host]
+        others = [name for name in words[0].split(",") if name != host]
         if others and not words[0].startswith(HASHED):
             yield " ".join([",".join(others), *words[1:]])

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from inventory.aliyun_settings import Aliyun
+from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.setting_types import (
     HostName,
     IpAddress,
@@ -64,6 +65,9 @@ class LocalCloud(Section):
     subnet: Annotated[str, AfterValidator(lambda s: str(ipaddress.IPv4Network(s)))] = "10.213.77.0/24"
     metadata_address: IpAddress = "100.100.100.200"
     """Where rented hosts ask about themselves, as on Alibaba Cloud; an address on their own bridge."""
+    wait_factor: Annotated[float, Field(gt=0, le=1)] = 1
+    """How long is waited for the local cloud and between two calls of its API, as a part of what is usual; tests wait
+    little."""
 
 
 class Disk(Section):
@@ -180,6 +184,8 @@ class Settings(Section):
 def _contradictions(content: Mapping[str, Any]) -> Iterable[str]:
     """What does not fit together in a file, also in one where some keys cannot be read."""
     provider, nodes = content.get("provider", "local"), content.get("nodes", [])
+    if isinstance(rented := content.get("aliyun", {}), dict):
+        yield from aliyun_contradictions(rented)
     if not isinstance(nodes, list):
         return
     if provider != "static" and nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import socket
 import textwrap
@@ -19,10 +20,15 @@ from invoke.exceptions import ThreadException
 
 from inventory.nodes import Node
 
+# What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
 Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10
 LINK_TIMEOUT_S = 30
 """A node that acknowledges nothing for so long is gone, whatever the command on it was given."""
+RENTED = " (of rented machines: `fab up`)"
+"""Their keys come over the cloud's own channel."""
 RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
 
@@ -68,17 +74,17 @@ def _watch(transport: Any) -> None:
 
 def _reason(node: Node, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and error.filename == str(node.known_hosts):
-        return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it"
+        return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it{RENTED}"
     if isinstance(error, FileNotFoundError):
         return f"no such file: {error.filename}"
     if isinstance(error, paramiko.BadHostKeyException):
-        return f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`"
+        return f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`{RENTED}"
     if isinstance(error, paramiko.AuthenticationException) and _has_passphrase(node.key):
         return f"the key {node.key} has a passphrase; add it to your agent: ssh-add {shlex.quote(str(node.key))}"
     if isinstance(error, paramiko.AuthenticationException):
         return f"it refuses the key {node.key} for user {node.user}"
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
-        return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it"
+        return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it{RENTED}"
     return f"cannot be reached: {error or type(error).__name__}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from invoke import Exit
 
-from inventory.command_line import one_sentence
+from inventory.command_line import ask, one_sentence, sentences
 from inventory.settings import SettingsError
 from inventory.ssh import SshError
 
@@ -68,3 +68,55 @@ def test_mistakes_are_code_2_and_failures_code_1(error, code):
 def test_an_error_nobody_expected_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), one_sentence():
         raise ZeroDivisionError
+
+
+def test_ctrl_c_ends_a_task_with_a_sentence_and_code_130():
+    with pytest.raises(Exit) as caught, sentences("interrupted; a disk is left"):
+        raise KeyboardInterrupt
+    assert (caught.value.message, caught.value.code) == ("interrupted; a disk is left", 130)
+
+
+@pytest.mark.parametrize(("typed", "goes_on"), [("y", True), (" YES ", True), ("", False), ("no", False)])
+def test_a_question_is_answered_at_a_terminal(monkeypatch, capfd, typed, goes_on):
+    leader, follower = os.openpty()
+    os.write(leader, f"{typed}\n".encode())
+    with os.fdopen(follower) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        if goes_on:
+            ask(False, "delete it?", "fab down --yes")
+        else:
+            with pytest.raises(Exit, match="nothing was done") as caught:
+                ask(False, "delete it?", "fab down --yes")
+            assert caught.value.code == 1
+    os.close(leader)
+    assert "delete it? [y/N]" in capfd.readouterr().out
+
+
+def test_without_a_terminal_the_flag_that_says_yes_is_named(monkeypatch):
+    with Path(os.devnull).open() as nobody:
+        monkeypatch.setattr("sys.stdin", nobody)
+        ask(True, "delete it?", "fab down --yes")
+        with pytest.raises(
+            Exit, match="delete it\\? There is no terminal to ask at; to say yes: fab down --yes"
+        ) as caught:
+            ask(False, "delete it?", "fab down --yes")
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("words", [["down", "--dry", "--yes"], ["--dry", "down", "--yes"], ["local.down", "--dry"]])
+def test_a_dry_run_of_a_command_that_has_none_is_refused_and_does_nothing(words):
+    done = fab(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip().endswith("has no --dry; nothing was done")
+
+
+@pytest.mark.parametrize(("pressed", "code"), [(EOFError, 1), (KeyboardInterrupt, 130)])
+def test_neither_ctrl_d_nor_ctrl_c_at_a_question_is_a_yes(monkeypatch, pressed, code):
+    def press(question):
+        raise pressed
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", press)
+    with pytest.raises(Exit, match="nothing was done") as caught:
+        ask(False, "sure?", "fab up --yes")
+    assert caught.value.code == code

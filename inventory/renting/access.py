@@ -1,0 +1,104 @@
+"""Who may reach the machines: a security group that lets in ssh from here, and the machines among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import TYPE_CHECKING
+
+from inventory.api.values import Rule
+from inventory.renting import tags
+from inventory.renting.intents import Intents
+from inventory.renting.public_address import public_address
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+SSH = "22/22"
+DESCRIPTION = "spotune ssh"
+"""Marks the rules that are ours to take back."""
+
+
+@dataclass(frozen=True)
+class RuleChanges:
+    """How a group's rules differ from what they should be."""
+
+    add: tuple[Rule, ...]
+    revoke: tuple[Rule, ...]
+    foreign: tuple[Rule, ...]
+    """Made by somebody else: they stay, and are said."""
+
+
+def networks(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Addresses and networks in CIDR notation. Pure."""
+    return tuple(sorted({str(IPv4Network(each, strict=False)) for each in addresses}))
+
+
+def rule_changes(rules: Sequence[Rule], ssh_from: Sequence[str]) -> RuleChanges:
+    """ssh from exactly these networks; addresses that are no longer ours are taken back. Pure.
+
+    Nothing is said of the group's own machines: those of a normal group reach each other by default.
+    """
+    wanted = networks(ssh_from)
+    there = {_cidr(r.source) for r in rules if _is_ssh(r)}
+    ours = [r for r in rules if r.description == DESCRIPTION]
+    return RuleChanges(
+        add=tuple(Rule("tcp", SSH, cidr, description=DESCRIPTION) for cidr in wanted if cidr not in there),
+        revoke=tuple(r for r in ours if not (_is_ssh(r) and _cidr(r.source) in wanted)),
+        foreign=tuple(r for r in rules if r not in ours and not (_is_ssh(r) and _cidr(r.source) in wanted)),
+    )
+
+
+def _is_ssh(rule: Rule) -> bool:
+    return rule.protocol.lower() == "tcp" and rule.ports == SSH
+
+
+def _cidr(source: str) -> str:
+    try:
+        return str(IPv4Network(source, strict=False))
+    except ValueError:
+        return source
+
+
+def ssh_sources(settings: Settings) -> tuple[str, ...]:
+    """Where ssh may come from, in CIDR notation. Raises RentError where it cannot be found out."""
+    own = settings.aliyun
+    if own.ssh_from:
+        return networks(own.ssh_from)
+    if own.is_local:  # the hosts see us as their gateway
+        return networks([str(IPv4Network(settings.local.subnet)[1])])
+    return networks([public_address()])
+
+
+def group_name(cluster: str) -> str:
+    return f"spotune-{cluster}"
+
+
+def ensure_group(cloud: Ecs, settings: Settings, vpc_id: str, intents: Intents) -> str:
+    """The cluster's security group in a VPC; made where there is none."""
+    own = tags.of_cluster(settings.name)
+    groups = cloud.security_groups(tags=own, vpc_id=vpc_id)
+    key = f"security group {vpc_id}"
+    if groups:
+        intents.forget(key)  # of a call that was cut off
+        return min(group.security_group_id for group in groups)
+    name = group_name(settings.name)
+    with intents.begun(key, [vpc_id, name]) as token:
+        return cloud.create_security_group(vpc_id, name, own, token)
+
+
+def ensure_rules(cloud: Ecs, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
+    """Bring a group's rules to what they should be; what was done and found, a sentence each."""
+    changes = rule_changes(cloud.rules(group_id), ssh_from)
+    said = []
+    for rule in changes.add:
+        cloud.allow(group_id, rule)
+        said.append(f"ssh is open to {rule.source}")
+    for rule in changes.revoke:
+        cloud.revoke(group_id, rule)
+        said.append(f"ssh is no longer open to {rule.source}")
+    for rule in changes.foreign:
+        said.append(f"{group_id} also lets in {rule.protocol} {rule.ports} from {rule.source}; that rule is not ours")
+    return tuple(said)

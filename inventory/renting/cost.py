@@ -1,0 +1,188 @@
+"""What machines, disks and snapshots have cost and will cost. Pure: hours, months and money."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from inventory.api.values import Disk, Instance, Price, Snapshot
+from inventory.renting import tags
+from inventory.renting.ledger import Entry
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MachineCost:
+    """A machine's hours and money. None where no tag says what an hour costs."""
+
+    instance: Instance
+    hours: float
+    """Since it was made."""
+    price_h: float | None
+    so_far: float | None
+    until_release: float | None
+    """From now on; None where it has no release time too."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A month's money, as far as it is known."""
+
+    past: float
+    """Machines that are gone."""
+    running: float
+    disks: float
+    """Disks that are attached to none: until the end of the month."""
+    planned: float
+    """What the machines there are will cost until they are released."""
+    risen: float = 0
+    """On top of it, should spot prices rise to the machines' limits."""
+
+    @property
+    def committed(self) -> float:
+        return self.past + self.running + self.disks + self.planned + self.risen
+
+
+def month_start(now: datetime) -> datetime:
+    """The first moment of the calendar month, in UTC."""
+    return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def month_shares(disks: Sequence[Disk], months: Mapping[str, float], now: datetime) -> list[float]:
+    """What disks cost in this calendar month by their price a month: from when they were made, or its start, to its
+    end. More than is billed by themselves: for a part of it they may have been in a machine's price.
+    """
+    start = month_start(now)
+    end = month_start(start + timedelta(days=32))
+    whole = hours_between(start, end)
+    return [months[d.disk_id] * hours_between(max(start, d.created), end) / whole for d in disks if d.disk_id in months]
+
+
+def hours_between(start: datetime, end: datetime) -> float:
+    """Never negative."""
+    return max(0.0, (end - start).total_seconds() / 3600)
+
+
+def machine_cost(instance: Instance, now: datetime) -> MachineCost:
+    """What a machine has cost until now by the price it was ordered at, and will until it is released."""
+    hours, price = hours_between(instance.created, now), tags.price_h(instance.tags)
+    if price is None:
+        return MachineCost(instance, hours, None, None, None)
+    ahead = None if instance.release_at is None else hours_between(now, instance.release_at) * price
+    return MachineCost(instance, hours, price, hours * price, ahead)
+
+
+def later_costs(instances: Sequence[Instance], release_at: datetime) -> float:
+    """What machines cost from when they would be released until they will be, as far as tags say."""
+    hours = [(i, hours_between(i.release_at, release_at)) for i in instances if i.release_at]
+    return sum(more * (tags.price_h(i.tags) or 0.0) for i, more in hours)
+
+
+def spent(
+    instances: Sequence[Instance],
+    past: Sequence[Entry],
+    disk_shares: Sequence[float],
+    now: datetime,
+) -> Spent:
+    """This calendar month's money; `disk_shares`: what each disk that is attached to none costs in it."""
+    start = month_start(now)
+    running = sum(
+        hours_between(max(start, i.created), now) * price
+        for i in instances
+        if (price := tags.price_h(i.tags)) is not None
+    )
+    planned = sum(machine_cost(i, now).until_release or 0 for i in instances)
+    gone = sum(hours_between(max(start, e.created), e.ended) * e.price_h for e in past if e.ended and e.ended > start)
+    most = sum(hours_between(now, i.release_at) * (tags.most_h(i.tags) or 0) for i in instances if i.release_at)
+    return Spent(gone, running, sum(disk_shares), planned, most - planned)
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """Machines about to be ordered; a price is one machine's an hour."""
+
+    nodes: int
+    price_h: float
+    hours: float
+    currency: str = ""
+
+    @property
+    def total(self) -> float:
+        return self.nodes * self.price_h * self.hours
+
+
+def over_budget(budget: float, money: Spent, wanted: Purchase) -> str:
+    """Why a purchase does not fit into what is left of a month's budget; empty where it does, or there is none."""
+    left = budget - money.committed
+    if not budget or wanted.total <= left:
+        return ""
+    said = f"{max(0, left):.2f} of this month's {budget:g} {wanted.currency} are left".replace("  ", " ")
+    if not wanted.nodes:
+        return (
+            f"aliyun.budget: keeping the machines for {wanted.hours:g} h more would cost more than it: {said}; "
+            "set a larger aliyun.budget"
+        )
+    fits = left / (wanted.nodes * wanted.price_h)
+    fewer = "fewer --nodes, or " if wanted.nodes > 1 else ""
+    way = f"--hours {int(fits * 10) / 10:g}, or " if fits >= 0.6 else fewer
+    return (
+        f"aliyun.budget: {wanted.nodes} x {wanted.hours:g} h at {wanted.price_h:.2f} {wanted.currency} an hour is "
+        f"{wanted.total:.2f}, but {said}; {way}set a larger aliyun.budget"
+    )
+
+
+def price_limit(budget: float, money: Spent, wanted: Purchase, price: Price) -> float | None:
+    """The most a spot machine may cost an hour, without its disks, for the budget to bear all that are wanted for as
+    long as they are planned: whatever the market does. None where no limit is needed: the list price is borne too.
+    """
+    if not budget or not wanted.nodes:
+        return None
+    borne = (budget - money.committed) / (wanted.nodes * wanted.hours)
+    if borne >= price.list:
+        return None
+    return math.floor(max(0.0, borne - _beside_h(price)) * 1000 + 1e-6) / 1000  # the cloud takes three decimals
+
+
+def most_h(price: Price, limit: float | None) -> float:
+    """What an hour of a spot machine can cost at most, its disks included; `limit` is without them."""
+    return price.list if limit is None else min(price.list, limit + _beside_h(price))
+
+
+def _beside_h(price: Price) -> float:
+    """What of a price is for disks and bandwidth, as far as the cloud tells."""
+    return sum(part for resource, part in price.parts.items() if resource != "instanceType")
+
+
+def budget_end(budget: float, money: Spent, price_h: float, now: datetime) -> datetime | None:
+    """When machines that cost `price_h` an hour together will have used the budget up; None without a budget.
+
+    `money.planned` does not count: it is what is being planned.
+    """
+    if not budget or price_h <= 0:
+        return None
+    left = budget - money.past - money.running - money.disks
+    return now + timedelta(hours=min(max(0.0, left) / price_h, 24 * 365))
+
+
+def snapshot_gib(snapshot: Snapshot) -> float | None:
+    """Written blocks: as the API tells, else as the file system said when it was made; None where neither does."""
+    if snapshot.size_bytes:  # 0 while it is being made
+        return snapshot.size_bytes / GIB
+    try:
+        return float(snapshot.tags[tags.WRITTEN_TAG])
+    except (KeyError, ValueError):
+        return None
+
+
+def snapshot_month(snapshot: Snapshot, price_gib_month: float) -> float:
+    """What a snapshot costs a month at most; where nobody tells its size, as if its whole disk were written."""
+    gib = snapshot_gib(snapshot)
+    return (snapshot.disk_gib if gib is None else gib) * price_gib_month
+
+
+def loose(disks: Sequence[Disk]) -> tuple[Disk, ...]:
+    """Disks that no machine has: they go on costing by themselves."""
+    return tuple(d for d in disks if not d.instance_id)

@@ -1,0 +1,96 @@
+"""Every node's data disk: with its machine, kept from an earlier one, or made apart; and what becomes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from inventory.api.errors import CloudError, Kind
+from inventory.api.values import Disk, Instance, Snapshot
+from inventory.renting import members, order, settling, tags
+from inventory.renting.intents import Intents
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+LISTED_S = 60.0
+"""How long a disk that was ordered with its machine may stay out of the lists."""
+NEW = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class DiskKeeper:
+    """Sees to the data disks of a cluster's machines. Its methods raise CloudError."""
+
+    cloud: Ecs
+    settings: Settings
+    intents: Intents
+    report: Callable[[str], None]
+    snapshot: Snapshot | None = None
+    """What disks that have to be made apart are made from; None: blank ones."""
+
+    def ensure(self, machines: Sequence[Instance]) -> None:
+        """Each machine with its data disk attached, and the right ones set to outlive their machines."""
+        numbered = [(k, each) for each in machines if (k := members.number(each))]
+        disks = self._listed([each for _, each in numbered])
+        head = min((k for k, _ in numbered), default=0)
+        for k, each in numbered:
+            keep = order.is_kept(self.settings.aliyun, k, head)
+            disk = members.data_disk(each, disks)
+            if disk is None:
+                self._give(k, each, disks, keep)
+            elif keep and disk.delete_with_instance:  # never the other way: what was kept once was kept for something
+                self.cloud.tag("disk", [disk.disk_id], {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.USED})
+                self.cloud.keep_disk(disk.disk_id, False)
+
+    def _give(self, k: int, each: Instance, disks: Sequence[Disk], keep: bool) -> None:
+        """Attach the disk that waits for a machine, else a new one; what was kept once stays so."""
+        waiting = order.kept_for(disks, {k}, each.zone_id).get(k)
+        if waiting:
+            self.report(f"te{k} gets its disk {waiting.disk_id} ({waiting.size_gib} GiB)")
+        disk_id = waiting.disk_id if waiting else self._made(k, each)
+        goes = not keep and (waiting is None or waiting.tags.get(tags.STATE_TAG) == tags.NEW)
+        used = {tags.STATE_TAG: tags.USED}
+        if not goes:  # said before it is so: a crash in between must not let `fab down` take it for a new one
+            self.cloud.tag("disk", [disk_id], used)
+        self.cloud.attach_disk(disk_id, each.instance_id, goes)
+        if goes:
+            self.cloud.tag("disk", [disk_id], used)
+
+    def _listed(self, machines: Sequence[Instance]) -> tuple[Disk, ...]:
+        """The cluster's disks, once those that came with their machines are among them."""
+        come = [i for i in machines if i.tags.get(tags.DISK_TAG) != tags.APART]
+        until = time.monotonic() + self.cloud.pace.limit_s(LISTED_S)
+        while True:
+            disks = self.cloud.disks(tags=tags.of_cluster(self.settings.name))
+            late = [i for i in come if not members.data_disk(i, disks)]
+            if not late:
+                return disks
+            if time.monotonic() > until:
+                self._refuse_late(late)
+                return disks
+            time.sleep(self.cloud.pace.poll_s)
+
+    def _refuse_late(self, machines: Sequence[Instance]) -> None:
+        """A new machine's disk is somewhere, and must not be made twice; an old one's may have been taken away."""
+        new = [i for i in machines if datetime.now(UTC) - i.created < NEW]
+        if new:
+            names = ", ".join(members.names(new))
+            raise CloudError(f"the data disks of {names} are in no list yet; again: fab up", Kind.WAIT)
+
+    def _made(self, k: int, each: Instance) -> str:
+        name = members.disk_name(self.settings.name, k)
+        wanted = order.new_disk(self.settings.aliyun, self.snapshot, name, apart=True)
+        own = tags.of_cluster(self.settings.name) | {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
+        key = f"{settling.DISK} te{k}"
+        with self.intents.begun(key, [each.zone_id, wanted, own]) as token:
+            labels, attempts = own | {tags.INTENT_TAG: token}, self.intents.attempts(key)
+            disk_id = self.cloud.create_disk(each.zone_id, wanted, labels, token, attempts=attempts)
+            self.intents.answered(key, [disk_id])
+        self.cloud.until(lambda: self.cloud.disks(ids=[disk_id]) or None, f"{disk_id} of te{k}: not in the lists")
+        self.intents.seen([disk_id])
+        return disk_id

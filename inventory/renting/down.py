@@ -1,0 +1,150 @@
+"""`fab down`: what will be deleted, what stays and goes on costing; then deleting, and seeing what is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from inventory.api.errors import CloudError, Kind, RentError
+from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.renting import keys, ledger, making, members, settling, tags
+from inventory.renting.intents import Intents
+from inventory.renting.places import ClusterPlaces
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+Report = Callable[[str], None]
+GONE_S = 120.0
+
+
+@dataclass(frozen=True)
+class DownPlan:
+    """What goes and what stays."""
+
+    machines: tuple[Instance, ...]
+    disks: tuple[Disk, ...]
+    """Data disks to delete; some go with their machines."""
+    key_pairs: tuple[str, ...] = ()
+    """Names; they cost nothing."""
+    kept: tuple[Disk, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
+    disk_months: Mapping[str, float] = field(default_factory=dict)
+    """What a kept disk costs a month, by its id, where the cloud tells."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.machines or self.disks or self.key_pairs)
+
+
+def divided(disks: Sequence[Disk], everything: bool) -> tuple[tuple[Disk, ...], tuple[Disk, ...]]:
+    """Data disks that go and those that stay. Pure.
+
+    One goes that was to go with its machine, or was made and never had one; with `everything` all go.
+    """
+    data = [d for d in disks if d.kind == "data"]
+    going = tuple(d for d in data if everything or _goes(d))
+    return going, tuple(d for d in data if d not in going)
+
+
+def _goes(disk: Disk) -> bool:
+    if disk.instance_id:
+        return disk.delete_with_instance
+    return disk.tags.get(tags.STATE_TAG) == tags.NEW
+
+
+def plan_down(cloud: Ecs, settings: Settings, disks: bool, anyway: bool = False) -> DownPlan:
+    """What `fab down` would do; `disks`: the kept disks go too. Changes nothing.
+
+    Raises CloudError; RentError where a snapshot would fail, but for `anyway`.
+    """
+    own = tags.of_cluster(settings.name)
+    notes = settling.settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
+    machines = members.members(_there(cloud, settings))
+    going, kept = divided(members.labelled(cloud.disks(tags=own), machines), disks)
+    snapshots = cloud.snapshots(tags=own)
+    if not anyway:
+        _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
+    lost = [i.instance_id for i in machines if not own.items() <= i.tags.items()]
+    if lost:
+        notes += (f"{', '.join(lost)} have lost the tag {CLUSTER_TAG}; they were of this cluster",)
+    months = {}
+    for disk in kept:
+        price = cloud.disk_price_month(disk.category, disk.size_gib, disk.performance_level, disk.zone_id)
+        if price is not None:
+            months[disk.disk_id] = price.trade
+    pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own))
+    return DownPlan(machines, going, pairs, kept, snapshots, months, notes)
+
+
+def _refuse_unstored(snapshots: Sequence[Snapshot], disks: Sequence[Disk], going: Collection[str]) -> None:
+    """Raises RentError where a disk that goes, or whose machine does, is still being copied into a snapshot. Pure."""
+    whose = {d.disk_id: d for d in disks if d.disk_id in going or d.instance_id in going}
+    for each in snapshots:
+        if each.status == "progressing" and each.disk_id in whose:
+            k = members.disk_number(whose[each.disk_id])
+            disk = f"te{k}'s disk" if k else each.disk_id
+            raise RentError(
+                f"{each.snapshot_id} ({each.name}) of {disk} is {each.progress_percent} % stored and would fail: "
+                "wait until it is whole (fab snapshots.list), or do without it: fab down --anyway"
+            )
+
+
+def _there(cloud: Ecs, settings: Settings) -> tuple[Instance, ...]:
+    """The cluster's machines by their tags; where those show none, also what was last seen by its id."""
+    found = cloud.instances(tags=tags.of_cluster(settings.name))
+    known = ledger.read(ClusterPlaces.of(settings.name).ledger).values()
+    return found or cloud.instances(ids=[entry.instance_id for entry in known if entry.ended is None])
+
+
+def carry_out_down(cloud: Ecs, settings: Settings, plan: DownPlan, report: Report) -> None:
+    """Delete what the plan names and see that nothing else is left. Raises RentError where another command is at
+    work, CloudError naming what is left. May be called again after any interruption.
+    """
+    places = ClusterPlaces.of(settings.name)
+    intents = Intents(places.intents)
+    with intents.alone():
+        now = datetime.now(UTC)
+        there = _there(cloud, settings)
+        ledger.look(places.ledger, there, now)
+        named = {i.instance_id for i in plan.machines}
+        going = [i.instance_id for i in there if i.instance_id in named]
+        if going:
+            report(f"deleting {len(going)} machines")
+            making.remove(cloud, going, intents)
+        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], datetime.now(UTC))
+        _delete_disks(cloud, settings, plan, report)
+        _forget_access(cloud, places, plan.key_pairs)
+
+
+def _delete_disks(cloud: Ecs, settings: Settings, plan: DownPlan, report: Report) -> None:
+    """Those that do not go with a machine, once it has let go of them; until the cloud's own lists show only what was
+    named as staying."""
+    own, named, stays = tags.of_cluster(settings.name), {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
+    until, deleted = time.monotonic() + cloud.pace.limit_s(GONE_S), set[str]()
+    while True:
+        disks = [d for d in cloud.disks(tags=own) if d.disk_id not in stays]
+        for disk in disks:
+            if disk.disk_id in named - deleted and not disk.instance_id:
+                report(f"deleting {disk.name or disk.disk_id}")
+                cloud.delete_disk(disk.disk_id)
+                deleted.add(disk.disk_id)
+        left = [*(i.instance_id for i in cloud.instances(tags=own)), *(d.disk_id for d in disks)]
+        if not left:
+            return
+        if time.monotonic() > until:
+            again = "fab down --disks" if named & set(left) else "fab down"
+            raise CloudError(f"still there, and maybe billed: {', '.join(left)}; again: {again}", Kind.WAIT)
+        time.sleep(cloud.pace.poll_s)
+
+
+def _forget_access(cloud: Ecs, places: ClusterPlaces, key_pairs: Sequence[str]) -> None:
+    """All host keys and key pairs: those too of machines that went by themselves."""
+    keys.forget(places, [line.split()[0] for line in keys.known(places).splitlines() if line.split()])
+    for name in key_pairs:
+        cloud.delete_key_pair(name)

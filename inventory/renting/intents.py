@@ -1,0 +1,193 @@
+"""What was about to be bought or removed: a token is on the disk before the call that uses it.
+
+A crash between call and answer leaves the intent behind; the same request then goes out with the same token, and
+the cloud answers with what it did the first time instead of doing it again. What was answered stays here too, until
+the cloud's lists show it: they lag behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inventory.api.errors import CloudError, Kind, RentError
+
+REMEMBERED_S = 30 * 60
+"""An intent older than this is not repeated: by then the cloud's own lists show what came of it, and how long it
+remembers a token is not documented."""
+UNDECIDED = (Kind.PASSING, Kind.THROTTLED)
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A call that may have been made."""
+
+    key: str
+    token: str
+    digest: str
+    at: float
+    """Of the last attempt, in seconds since 1970."""
+    count: int = 1
+    """How many things it makes."""
+    ids: tuple[str, ...] = ()
+    """What the cloud answered and has not listed yet."""
+
+
+def digest(request: Any) -> str:
+    """Of a request made of dataclasses, mappings, sequences and plain values; equal requests, equal digests."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    with suppress(TypeError, ValueError):
+        return dict(value)
+    return str(value)
+
+
+class Intents:
+    """The pending intents of one cluster, in one file that only its owner can read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def begun(self, key: str, request: Any, count: int = 1) -> Iterator[str]:
+        """The token for a call. The intent is on the disk before the block starts, and is removed when it ends, also
+        by a definite refusal. It stays where nobody knows what the cloud did: no answer, a crash, Ctrl-C; and where
+        `answered` told what it did, until that was `seen`.
+        """
+        token = self._begin(key, digest(request), count)
+        try:
+            yield token
+        except CloudError as error:
+            if error.kind not in UNDECIDED:
+                self.forget(key)
+            raise
+        if not (intent := self.pending().get(key)) or not intent.ids:
+            self.forget(key)
+
+    def attempts(self, key: str) -> Callable[[], None]:
+        """To be called before each attempt of a call that is repeated: it may be heard from then on."""
+        return lambda: self._change(key, lambda intent: replace(intent, at=time.time()))
+
+    def answered(self, key: str, ids: Sequence[str]) -> None:
+        """What a call made, as the cloud said."""
+        self._change(key, lambda intent: replace(intent, ids=tuple(ids)))
+
+    def seen(self, ids: Sequence[str]) -> None:
+        """These are listed, or deleted again."""
+        for key, intent in self.pending().items():
+            left = tuple(each for each in intent.ids if each not in ids)
+            if intent.ids and not left:
+                self.forget(key)
+            elif left != intent.ids:
+                self.answered(key, left)
+
+    def _change(self, key: str, change: Callable[[Intent], Intent]) -> None:
+        with self._edited():
+            pending = self._read()
+            if key in pending:
+                pending[key] = change(pending[key])
+                self._write(pending)
+
+    def pending(self) -> dict[str, Intent]:
+        """By key, what was begun and not ended."""
+        with self._edited(self.path.parent.is_dir()):
+            return self._read()
+
+    def forget(self, key: str) -> None:
+        """Remove an intent, if it is there."""
+        with self._edited(self.path.parent.is_dir()):
+            pending = self._read()
+            if pending.pop(key, None):
+                self._write(pending)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the cluster for this process. Raises RentError at once where another one does."""
+        self._make_folder()
+        with _opened(self.path.with_suffix(".busy")) as descriptor:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+                raise RentError(
+                    f"another fab is making or removing machines of this cluster (process {pid}); wait until it ends"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+
+    def _begin(self, key: str, wanted: str, count: int) -> str:
+        self._make_folder()
+        with self._edited():
+            pending = self._read()
+            known = pending.get(key)
+            if known and known.digest == wanted and 0 <= time.time() - known.at < REMEMBERED_S:
+                return known.token
+            pending[key] = Intent(key, uuid.uuid4().hex, wanted, time.time(), count)
+            self._write(pending)
+            return pending[key].token
+
+    def _make_folder(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextmanager
+    def _edited(self, exists: bool = True) -> Iterator[None]:
+        if not exists:
+            yield
+            return
+        with _opened(self.path.with_suffix(".lock")) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+
+    def _read(self) -> dict[str, Intent]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            return {key: _intent(key, fields) for key, fields in content.items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError):
+            raise RentError(
+                f"{self.path} is damaged; look whether machines exist (fab status), then remove the file"
+            ) from None
+
+    def _write(self, pending: dict[str, Intent]) -> None:
+        content = {key: {k: v for k, v in vars(i).items() if k != "key"} for key, i in pending.items()}
+        half = self.path.with_suffix(".half")
+        with _opened(half, os.O_TRUNC) as descriptor:
+            os.write(descriptor, json.dumps(content, indent=1).encode())
+            os.fsync(descriptor)
+        half.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _intent(key: str, fields: dict[str, Any]) -> Intent:
+    return Intent(key=key, **{**fields, "ids": tuple(fields.get("ids", ()))})
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

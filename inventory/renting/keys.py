@@ -1,0 +1,164 @@
+"""Which ssh key the machines know, and which host keys are theirs: nothing is trusted on first sight."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inventory import hostkeys
+from inventory.api.errors import CloudError, Kind, RentError
+from inventory.renting import tags
+from inventory.renting.places import ClusterPlaces
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+SHOW_HOST_KEYS = "cloud-init status --wait >/dev/null 2>&1; cat /etc/ssh/ssh_host_*_key.pub"
+"""cloud-init makes the keys anew at the first boot, and the image's are there before it does."""
+SHOWN_S = 300.0
+KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+
+IMPORTED = tuple(kind for kind in KINDS if kind != "ssh-ed25519")
+"""Kinds of key the vendor says a key pair can be made of."""
+
+
+def pair_name(cluster: str, public_key: str) -> str:
+    """The name of a key's pair in the cloud: another key is another pair, so none is ever taken for another."""
+    digest = hashlib.sha256(" ".join(public_key.split()[:2]).encode()).hexdigest()
+    return f"spotune-{cluster}-{digest[:12]}"
+
+
+def private_key(settings: Settings, places: ClusterPlaces, pair: str = "") -> Path:
+    """The private key of a machine: the one its pair was made of, else the settings' own where the cloud
+    takes it, else the cluster's."""
+    for key in (settings.ssh.key, places.own_key):
+        if pair and (public := _public(key)) and pair_name(settings.name, public) == pair:
+            return key
+    return settings.ssh.key if settings.ssh.key.is_file() and not _refused_kind(settings) else places.own_key
+
+
+def _public(key: Path) -> str:
+    """The key's public half; empty where it cannot be read."""
+    try:
+        return key.with_name(f"{key.name}.pub").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _refused_kind(settings: Settings) -> str:
+    """What kind of key the settings' own is, where that is none the cloud takes; else empty."""
+    kind = _public(settings.ssh.key).partition(" ")[0]
+    return "" if kind in IMPORTED else kind
+
+
+def note(settings: Settings, places: ClusterPlaces) -> str:
+    """A sentence where new machines are not reached with the settings' key; empty where they are."""
+    kind = _refused_kind(settings) if settings.ssh.key.is_file() else ""
+    if not kind:
+        return ""
+    return f"the cloud takes no {kind} key, as {settings.ssh.key} is: new machines get the cluster's, {places.own_key}"
+
+
+def ensure_key(settings: Settings, places: ClusterPlaces) -> str:
+    """The public key for new machines; where ssh.key does not exist or is of a kind the cloud does not
+    take, one of the cluster's own is made, once.
+
+    Raises RentError where the settings' key has no public half that can be read.
+    """
+    key = private_key(settings, places)
+    if not key.exists():
+        places.make()
+        comment = f"spotune-{settings.name}"
+        _ssh_keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(key))
+    if public := _public(key):
+        return public
+    file = key.with_name(f"{key.name}.pub")
+    raise RentError(f"ssh.key: {key} has no public half beside it; make it: ssh-keygen -y -f {key} > {file}")
+
+
+def _ssh_keygen(*argv: str) -> None:
+    try:
+        subprocess.run(["ssh-keygen", *argv], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise RentError("there is no ssh-keygen here; it comes with the OpenSSH client") from None
+    except subprocess.CalledProcessError as error:
+        raise RentError(f"ssh-keygen made no key: {error.stderr.strip() or error.stdout.strip()}") from None
+
+
+def ensure_pair(cloud: Ecs, settings: Settings, places: ClusterPlaces) -> str:
+    """The name of the key pair new machines are given; imported where the cloud does not have it."""
+    public_key = ensure_key(settings, places)
+    name = pair_name(settings.name, public_key)
+    if not cloud.key_pairs(name):
+        cloud.import_key_pair(name, public_key, tags.of_cluster(settings.name))
+    return name
+
+
+def shown(output: str) -> tuple[hostkeys.HostKey, ...]:
+    """The host keys in what a machine printed of its .pub files. Pure."""
+    words = [line.split() for line in output.splitlines()]
+    return tuple(sorted(hostkeys.HostKey(w[0], w[1]) for w in words if len(w) >= 2 and w[0] in KINDS))
+
+
+def pinned(known_hosts: str, address: str, instance_id: str, keys: Sequence[hostkeys.HostKey]) -> str:
+    """known_hosts with exactly these keys for an address: whoever had it before is another machine. Pure."""
+    kept = hostkeys.without_host(known_hosts, address)
+    return kept + "".join(f"{address} {key.kind} {key.blob} {instance_id}\n" for key in keys)
+
+
+def is_pinned(known_hosts: str, address: str, instance_id: str) -> bool:
+    """Whether the keys known for an address are this machine's. Pure."""
+    lines = [line.split() for line in known_hosts.splitlines()]
+    return any(len(w) == 4 and w[0] == address and w[3] == instance_id for w in lines)
+
+
+def asked(cloud: Ecs, instance_id: str) -> tuple[hostkeys.HostKey, ...]:
+    """A machine's host keys, read by the cloud's own agent: over the API, which has authenticated the cloud to us.
+
+    Raises CloudError where it shows none.
+    """
+    try:
+        found = shown(cloud.run_command(instance_id, SHOW_HOST_KEYS, SHOWN_S))
+    except CloudError as error:
+        if error.code or error.kind is not Kind.INPUT:
+            raise
+        raise CloudError(f"{error}; again: fab up", Kind.WAIT) from None  # the script failed, not the call
+    if not found:
+        raise CloudError(f"{instance_id} shows no ssh host key; again: fab up", Kind.WAIT)
+    return found
+
+
+def pin_all(cloud: Ecs, places: ClusterPlaces, addresses: Mapping[str, str], *, again: bool = False) -> None:
+    """Pin the host keys of machines (their addresses by id) whose address was another's, or none's, until now;
+    `again`: of all. Raises CloudError.
+    """
+    before = known(places)
+    new = [each for each, address in addresses.items() if again or not is_pinned(before, address, each)]
+    with ThreadPoolExecutor(max_workers=max(1, min(16, len(new)))) as pool:
+        for each, found in zip(new, pool.map(lambda i: asked(cloud, i), new), strict=True):
+            pin(places, each, addresses[each], found)
+
+
+def known(places: ClusterPlaces) -> str:
+    """What the cluster's known_hosts says."""
+    return hostkeys.read(places.known_hosts)
+
+
+def pin(places: ClusterPlaces, instance_id: str, address: str, found: Sequence[hostkeys.HostKey]) -> None:
+    """Write a machine's host keys down, before anything connects to it."""
+    places.make()
+    hostkeys.write(places.known_hosts, pinned(known(places), address, instance_id, found))
+
+
+def forget(places: ClusterPlaces, addresses: Sequence[str]) -> None:
+    """Drop the host keys at addresses whose machines are gone: they will be somebody else's."""
+    text = before = known(places)
+    for address in filter(None, addresses):
+        text = hostkeys.without_host(text, address)
+    if text != before:
+        hostkeys.write(places.known_hosts, text)

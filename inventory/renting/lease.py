@@ -1,0 +1,169 @@
+"""How long the machines stay: the cloud releases them by itself, later while a run is alive, never past the budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inventory.api.errors import CloudError
+from inventory.renting import cost, ledger, members, tags
+from inventory.renting.places import ClusterPlaces
+
+if TYPE_CHECKING:
+    from inventory.api.values import Disk, Instance
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+Report = Callable[[str], None]
+EVERY_S = 300.0
+AHEAD = timedelta(hours=1)
+"""While a run is alive its machines have at least this long."""
+EARLIEST = timedelta(minutes=35)
+"""The cloud takes no release time nearer than 30 minutes and drops the seconds; the calls before may take a while."""
+MARGIN = timedelta(minutes=30)
+"""On top of what a run is expected to take: to look at it, fetch it and go on."""
+SAME = timedelta(minutes=2)
+
+
+def next_release(now: datetime, current: datetime | None, wanted: datetime, latest: datetime | None) -> datetime | None:
+    """The release time to set; None where the present one is right.
+
+    Never earlier than it is but for `latest`, the end of the budget, which nothing goes beyond: machines that go
+    sooner than the cloud takes another time are then left to go. Pure.
+    """
+    soonest = now + EARLIEST
+    target = max(wanted, current or wanted)
+    if latest is not None:
+        target = min(target, latest)
+        if latest < soonest and current is not None and current <= soonest:
+            return None
+    target = max(target, soonest)
+    if current is not None and abs(target - current) < SAME:
+        return None
+    return target
+
+
+def budget_end(
+    cloud: Ecs, settings: Settings, machines: Sequence[Instance], now: datetime, *, watched: bool = True
+) -> datetime | None:
+    """Until when the budget lasts for these machines at what an hour costs now, or where nobody watches the market
+    until then, can cost at most; None without a budget.
+    """
+    budget = settings.aliyun.budget
+    if not budget:
+        return None
+    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now)
+    disks = cloud.disks(tags=tags.of_cluster(settings.name))
+    shares = cost.month_shares(disks, loose_months(cloud, disks), now)
+    told = tags.price_h if watched else tags.most_h
+    price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
+    return cost.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
+
+
+def _spot_now(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
+    """Each machine with its zone's spot price now: prices move after the order."""
+    types = {i.instance_type for i in machines if i.is_spot}
+    by_type = {name: cloud.spot_prices(name, hours=3, duration_h=1) for name in types}
+    for each in machines:
+        own = [p for p in by_type.get(each.instance_type, ()) if p.zone_id == each.zone_id]
+        yield each, max(own, key=lambda p: p.at).price if own else 0.0
+
+
+def loose_months(cloud: Ecs, disks: Sequence[Disk]) -> dict[str, float]:
+    """The price a month of each disk that is attached to none, by its id; without those the cloud has no price for."""
+    found = {}
+    for disk in cost.loose(disks):
+        price = cloud.disk_price_month(disk.category, disk.size_gib, disk.performance_level, disk.zone_id)
+        if price is not None:
+            found[disk.disk_id] = price.trade
+    return found
+
+
+def extend(
+    cloud: Ecs, settings: Settings, wanted: datetime, report: Report, *, watched: bool = True
+) -> datetime | None:
+    """Let all machines of the cluster live until `wanted`, as far as the budget reaches; when the first one goes.
+
+    `watched`: this is done again and again.
+    """
+    now = datetime.now(UTC)
+    machines = members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
+    if not machines:
+        return None
+    latest = budget_end(cloud, settings, machines, now, watched=watched)
+    ends = []
+    for each in machines:
+        target = next_release(now, each.release_at, wanted, latest)
+        if target is not None:
+            cloud.set_release_time(each.instance_id, target)
+        ends.append(target or each.release_at or wanted)
+    if latest is not None and latest < wanted:
+        report(f"the budget of {settings.aliyun.budget:g} a month ends at {_clock(latest)}: the machines go then")
+    return min(ends)
+
+
+def _clock(at: datetime) -> str:
+    return f"{at.astimezone():%Y-%m-%d %H:%M}"
+
+
+@contextmanager
+def kept(settings: Settings, report: Report, every_s: float = EVERY_S) -> Iterator[None]:
+    """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
+    if settings.provider != "aliyun":
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_keep, args=(settings, report, every_s, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _keep(settings: Settings, report: Report, every_s: float, over: threading.Event) -> None:
+    from inventory.ecs import Ecs
+
+    said: set[str] = set()
+
+    def once(what: str, line: str) -> None:
+        if what not in said:  # the lines differ: in times, in a request's id
+            said.add(what)
+            report(line)
+
+    cloud = None
+    while True:
+        try:
+            cloud = cloud or Ecs.open(settings)
+            extend(cloud, settings, datetime.now(UTC) + AHEAD, partial(once, "budget"))
+        except Exception as error:  # whatever it is: the next look may go well, and nobody else moves the time
+            once(_class_of(error), f"the machines' release time could not be moved: {_words(error)}")
+        if over.wait(every_s):
+            return
+
+
+def _class_of(error: Exception) -> str:
+    return f"{error.kind} {error.code}" if isinstance(error, CloudError) else type(error).__name__
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def cover(settings: Settings, seconds_needed: float, report: Report) -> None:
+    """Let the machines live for what a run is expected to take and a little longer. Raises CloudError.
+
+    For what a run started with --detach needs: nobody extends it afterwards.
+    """
+    if settings.provider != "aliyun":
+        return
+    from inventory.ecs import Ecs
+
+    wanted = datetime.now(UTC) + timedelta(seconds=seconds_needed) + MARGIN
+    end = extend(Ecs.open(settings), settings, wanted, report, watched=False)
+    if end is not None:
+        report(f"the cloud releases the machines at {_clock(end)}")

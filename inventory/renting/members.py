@@ -1,0 +1,167 @@
+"""The machines of a cluster: their numbers, names and ranks. Pure but for `rented_nodes`, which asks the cloud."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from inventory.api.values import CLUSTER_TAG, Disk, Instance
+from inventory.nodes import Node
+from inventory.renting import keys, tags
+from inventory.renting.places import ClusterPlaces
+from inventory.setting_types import SettingsError
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+NAMELESS = 10**6
+"""Comes after every number."""
+SSH_PORT = 22
+USER = "root"
+
+
+def so_many(count: int) -> str:
+    """Machines counted in words."""
+    return "1 machine" if count == 1 else f"{count} machines"
+
+
+def machine_name(cluster: str, first: int, count: int = 1) -> str:
+    """The name of an order's machines: several are numbered by the cloud, from `first` on, with so many digits."""
+    return f"{cluster}-te{first}" if count == 1 else f"{cluster}-te[{first},{len(str(first + count - 1))}]"
+
+
+def disk_name(cluster: str, number: int) -> str:
+    """What the data disk of a node is called."""
+    return f"{cluster}-te{number}-data"
+
+
+def number(instance: Instance) -> int | None:
+    """The k of te<k>, which the cloud may have filled up with zeros; None for a machine that got another name."""
+    cluster = instance.tags.get(CLUSTER_TAG, "")
+    match = re.fullmatch(rf"{re.escape(cluster)}-te0*([1-9]\d*)", instance.name)
+    return int(match[1]) if match else None
+
+
+def members(instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Machines in the order of their ranks: by number, then age, then id."""
+    return tuple(sorted(instances, key=lambda i: (number(i) or NAMELESS, i.created, i.instance_id)))
+
+
+def counted(instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Those that will still be there in ten minutes."""
+    return tuple(i for i in members(instances) if not i.is_reclaimed)
+
+
+def present(instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Those one can still talk to: a machine under notice is there until another one has its number."""
+    taken = {number(i) for i in counted(instances)}
+    return tuple(i for i in members(instances) if not i.is_reclaimed or number(i) not in taken)
+
+
+def names(instances: Sequence[Instance]) -> tuple[str, ...]:
+    """A name of its own for each machine, in their order: te2, and te2-2 for another one of that name."""
+    seen: Counter[str] = Counter()
+    found = []
+    for each in instances:
+        k = number(each)
+        name = f"te{k}" if k else each.instance_id[:32]
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return tuple(found)
+
+
+def missing(instances: Sequence[Instance], nodes: int) -> tuple[int, ...]:
+    """The numbers to make for a cluster of `nodes`: as many as are wanting, lowest first."""
+    there = counted(instances)
+    taken = {number(i) for i in there}
+    free = [k for k in range(1, nodes + 1) if k not in taken]
+    return tuple(free[: max(0, nodes - len(there))])
+
+
+def made_twice(instances: Sequence[Instance], made: Collection[str]) -> tuple[str, ...]:
+    """The machines just made whose number an older one has: two who look at the same moment both make it, and only
+    the younger one's goes again."""
+    first: dict[int, str] = {}
+    for each in members(instances):
+        first.setdefault(number(each) or NAMELESS, each.instance_id)
+    found = [i for i in instances if number(i) and i.instance_id in made and first[number(i) or 0] != i.instance_id]
+    return tuple(i.instance_id for i in found)
+
+
+def runs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Consecutive numbers as (first, how many): each is one order."""
+    found: list[tuple[int, int]] = []
+    for k in sorted(numbers):
+        if found and k == sum(found[-1]):
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((k, 1))
+    return tuple(found)
+
+
+def disk_number(disk: Disk) -> int | None:
+    """The k of the node a data disk belongs to, by its tag or else its name; None for any other disk."""
+    cluster = disk.tags.get(CLUSTER_TAG, "")
+    match = re.fullmatch(r"te([1-9]\d*)", disk.tags.get(tags.NODE_TAG, "")) or re.fullmatch(
+        rf"{re.escape(cluster)}-te([1-9]\d*)-data", disk.name
+    )
+    return int(match[1]) if match else None
+
+
+def labelled(disks: Sequence[Disk], instances: Sequence[Instance]) -> tuple[Disk, ...]:
+    """The disks with the number of the machine that has them, where they have none of their own."""
+    owner = {each.instance_id: k for each in instances if (k := number(each))}
+    return tuple(
+        replace(disk, tags={**disk.tags, tags.NODE_TAG: f"te{owner[disk.instance_id]}"})
+        if disk.kind == "data" and not disk_number(disk) and disk.instance_id in owner
+        else disk
+        for disk in disks
+    )
+
+
+def data_disk(instance: Instance, disks: Sequence[Disk]) -> Disk | None:
+    """The data disk a machine has; of several the one that is its node's, else the oldest."""
+    found = [d for d in disks if d.kind == "data" and d.instance_id == instance.instance_id]
+    own = number(instance)
+    return min(found, key=lambda d: (disk_number(d) != own, d.created, d.disk_id), default=None)
+
+
+def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> tuple[Node, ...]:
+    """Machines as the rest of spotune sees them, in rank order."""
+    places = ClusterPlaces.of(settings.name)
+    ordered = members(instances)
+    return tuple(
+        Node(
+            name=name,
+            rank=rank,
+            address=address(settings, each),
+            private_address=each.private_address,
+            user=USER,
+            port=SSH_PORT,
+            key=keys.private_key(settings, places, each.key_pair),
+            known_hosts=places.known_hosts,
+            gpus=each.gpus,
+            disk_serial=disk.serial if (disk := data_disk(each, disks)) else None,
+        )
+        for rank, (name, each) in enumerate(zip(names(ordered), ordered, strict=True))
+    )
+
+
+def address(settings: Settings, instance: Instance) -> str:
+    """Where this machine reaches it: hosts of the local cloud have only the one address that is on our bridge."""
+    if settings.aliyun.is_local:
+        return instance.private_address
+    return instance.public_address or instance.private_address
+
+
+def rented_nodes(cloud: Ecs, settings: Settings) -> tuple[Node, ...]:
+    """The cluster's machines, in rank order. Raises SettingsError where there is none, CloudError."""
+    wanted = tags.of_cluster(settings.name)
+    there = present(cloud.instances(tags=wanted))
+    if not there:
+        raise SettingsError(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; rent them: fab up")
+    return as_nodes(settings, there, cloud.disks(tags=wanted))

@@ -1,0 +1,45 @@
+"""`fab cost` and the machines of `fab status`: the cloud asked, and what it said in tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from inventory.renting import cost, lease, ledger, show, tags
+from inventory.renting.places import ClusterPlaces
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+
+def show_cost(cloud: Ecs, settings: Settings, now: datetime) -> None:
+    """Machines so far and until they are released, disks and snapshots a month, past machines, the budget."""
+    own = tags.of_cluster(settings.name)
+    instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
+    past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now)
+    months = lease.loose_months(cloud, disks)
+    money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
+    if instances:
+        show.show(show.cost_table(instances, now))
+    else:
+        show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}")
+    show.show(*show.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings))
+    if table := show.past_table(past, now):
+        show.show(table)
+    show.show(
+        f"this month: {money.past + money.running:.2f} so far, {money.planned:.2f} until the machines are released, "
+        f"{money.disks:.2f} for disks without a machine; traffic and snapshots are not in it"
+    )
+    if settings.aliyun.budget:
+        left = settings.aliyun.budget - money.committed
+        show.show(f"budget: {left:.2f} of {settings.aliyun.budget:g} are left")
+
+
+def show_machines(settings: Settings) -> None:
+    """The rented machines' states and release times. Raises CloudError."""
+    from inventory.ecs import Ecs
+
+    instances = Ecs.open(settings).instances(tags=tags.of_cluster(settings.name))
+    if instances:
+        show.show(show.machines_table(instances, settings, datetime.now(UTC)))

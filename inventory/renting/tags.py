@@ -1,0 +1,56 @@
+"""What is written on the cloud's own things: the tags are the only state there is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inventory.api.values import CLUSTER_TAG, Price
+
+INTENT_TAG = "spotune:intent"
+"""The token of the call that made a thing: says after a crash whether the call was heard."""
+PRICE_TAG = "spotune:price"
+"""On a machine: what an hour of it cost when it was ordered, its disks included."""
+MOST_TAG = "spotune:price-most"
+"""On a machine: what an hour of it can cost at most, its disks included: by its spot limit, or the list price."""
+CURRENCY_TAG = "spotune:currency"
+NODE_TAG = "spotune:node"
+"""On a data disk: whose it is (te1). One order makes several machines, and its disks all get the same name."""
+STATE_TAG = "spotune:state"
+"""On a data disk made by itself: whether a machine ever had it."""
+NEW, USED = "new", "used"
+WRITTEN_TAG = "spotune:written-gib"
+"""On a snapshot: what the file system said was used when it was taken."""
+DISK_TAG = "spotune:disk"
+"""On a machine: APART where its data disk is not part of its order."""
+APART = "apart"
+
+
+def of_cluster(name: str) -> dict[str, str]:
+    """The tag everything of a cluster has."""
+    return {CLUSTER_TAG: name}
+
+
+def of_machines(name: str, price: Price | None, most_h: float = 0) -> dict[str, str]:
+    """What an order's machines and disks are tagged with; the order's token comes on top."""
+    tags = of_cluster(name)
+    if price is not None:
+        tags |= {PRICE_TAG: f"{price.trade:.4f}", CURRENCY_TAG: price.currency}
+        tags |= {MOST_TAG: f"{most_h:.4f}"} if most_h > price.trade else {}
+    return tags
+
+
+def price_h(tags: Mapping[str, str]) -> float | None:
+    """What an hour of a machine cost when it was ordered; None where no tag says so."""
+    return _number(tags, PRICE_TAG)
+
+
+def most_h(tags: Mapping[str, str]) -> float | None:
+    """What an hour of a machine can cost at most, wherever spot prices go; None where no tag says so."""
+    return _number(tags, MOST_TAG) or price_h(tags)
+
+
+def _number(tags: Mapping[str, str], key: str) -> float | None:
+    try:
+        return float(tags[key])
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,151 @@
+"""fab up / down / cost: renting machines on Alibaba Cloud, or on this machine's own imitation of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from invoke import Collection, task
+
+from inventory.command_line import ask, say, sentences
+from inventory.saying_yes import yes_command
+
+HEAD_ANSWER_S = 10
+RECORD = "folder for the cloud's answers, without what they tell about you"
+
+
+def _settings() -> Any:
+    from inventory.settings import SettingsError, load_settings
+
+    settings = load_settings()
+    if settings.provider != "aliyun":
+        raise SettingsError(f'cluster.toml says provider = "{settings.provider}"; renting machines needs "aliyun"')
+    return settings
+
+
+def _cloud(settings: Any, record: str) -> Any:
+    """The cluster's region. Raises RentError."""
+    from pathlib import Path
+
+    from inventory.api.errors import RentError
+    from inventory.ecs import Ecs
+
+    folder = Path(record).expanduser() if record else None
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
+    return Ecs.open(settings, folder)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "nodes": "how many machines there are to be; 0 means aliyun.nodes in cluster.toml",
+        "hours": "until the cloud releases them by itself, also those that stand; 0 means aliyun.hours, for new ones",
+        "yes": "rent them without asking",
+        "partial": "rather some machines than none, of several types and zones if need be",
+        "dry": "only show what it would do and cost",
+        "record": RECORD,
+    },
+)
+def up(
+    c: Any,
+    nodes: int = 0,
+    hours: float = 0.0,
+    yes: bool = False,
+    partial: bool = False,
+    dry: bool = False,
+    record: str = "",
+) -> None:
+    """Rent what is missing of the cluster, after showing what it costs."""
+    from datetime import UTC, datetime
+
+    with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
+        from inventory.renting import keys, members, show
+        from inventory.renting.places import ClusterPlaces
+        from inventory.renting.up import Wish, carry_out, plan_up
+
+        settings = _settings()
+        wish = Wish(nodes or settings.aliyun.nodes, hours or settings.aliyun.hours, None, partial, bool(hours))
+        cloud = _cloud(settings, record)
+        plan = plan_up(cloud, settings, wish, datetime.now(UTC))
+        show.show(show.up_table(plan))
+        if plan.numbers and (said := keys.note(settings, ClusterPlaces.of(settings.name))):
+            show.show(said)
+        if dry:
+            return
+        again = yes_command("up", up, nodes=nodes, hours=hours, partial=partial, record=record)
+        if plan.numbers or plan.stopped:
+            ask(yes, f"rent {members.so_many(len(plan.numbers))}?", again)
+        elif plan.longer:
+            ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
+        machines = carry_out(cloud, settings, plan, say)
+        show.show(show.machines_table(machines, settings, datetime.now(UTC)))
+    say("next: pyinfra -y inventory/aliyun.py deploy/base.py")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "disks": "the kept data disks too, and what is on them",
+        "yes": "delete without asking",
+        "anyway": "although a snapshot of a disk is still being stored, which then fails",
+        "record": RECORD,
+    },
+)
+def down(c: Any, disks: bool = False, yes: bool = False, anyway: bool = False, record: str = "") -> None:
+    """Delete the rented machines; says what stays and what that costs."""
+    with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
+        from inventory.renting import show
+        from inventory.renting.down import carry_out_down, plan_down
+
+        settings = _settings()
+        cloud = _cloud(settings, record)
+        plan = plan_down(cloud, settings, disks, anyway)
+        if plan.machines and (active := _active_run()):
+            show.show(f"{active} is going on there: it ends with the machines; `fab stop` lets it save first")
+        show.show(*show.down_lines(plan, settings))
+        if not plan.is_empty:
+            ask(yes, "delete them?", yes_command("down", down, disks=disks, anyway=anyway, record=record))
+            carry_out_down(cloud, settings, plan, say)
+    say("nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left")
+
+
+def _active_run() -> str:
+    """The run that is going on, as far as the head tells within seconds."""
+    from functools import partial
+
+    from inventory import ssh
+    from inventory.cluster import load_cluster
+    from training.control import runs
+    from training.control.head_node import HeadError, RemoteHead
+
+    try:
+        head = load_cluster().head
+        remote = RemoteHead(
+            head.name,
+            lambda: ssh.connect(head, timeout_s=HEAD_ANSWER_S),
+            partial(ssh.run, timeout_s=HEAD_ANSWER_S),
+        )
+        try:
+            return next((s.status.run_id for s in runs.all_runs(remote) if s.status and not s.over), "")
+        finally:
+            remote.close()
+    except (ssh.SshError, HeadError, ValueError, RuntimeError, OSError):
+        return ""
+
+
+@task(auto_shortflags=False, help={"record": RECORD})
+def cost(c: Any, record: str = "") -> None:
+    """What the cluster has cost, will cost, and what is left of the budget."""
+    from datetime import UTC, datetime
+
+    with sentences():
+        from inventory.renting import report
+
+        settings = _settings()
+        report.show_cost(_cloud(settings, record), settings, datetime.now(UTC))
+
+
+namespace = Collection(up, down, cost)

@@ -1,0 +1,260 @@
+"""`fab up`: what is there, what is missing, what it would cost; then making it so, as often as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inventory.api.errors import CloudError, Kind, RentError
+from inventory.api.values import Disk, Instance, Snapshot
+from inventory.renting import (
+    access,
+    cost,
+    disk_claims,
+    disks,
+    keys,
+    lease,
+    ledger,
+    making,
+    members,
+    order,
+    quotes,
+    reaching,
+    settling,
+    starting,
+    tags,
+    vanishing,
+)
+from inventory.renting.intents import Intents
+from inventory.renting.places import ClusterPlaces
+from inventory.renting.quotes import Quote
+from inventory.renting.reaching import Reach, by_ssh
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.settings import Settings
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The cluster that is wanted, for how long, with what on its data disks (None: blank ones)."""
+
+    nodes: int
+    hours: float
+    snapshot: Snapshot | None = None
+    partial: bool = False
+    """Rather some machines than none, of several types and zones if need be."""
+    extend: bool = False
+    """Whether `hours` counts for machines that stand too, where none is made."""
+
+
+@dataclass(frozen=True)
+class UpPlan:
+    """What is there and what would be done."""
+
+    wish: Wish
+    there: tuple[Instance, ...]
+    numbers: tuple[int, ...]
+    """Of the machines to make: te<number>."""
+    release_at: datetime
+    quotes: tuple[Quote, ...] = ()
+    """Where they may come from, best first."""
+    kept: Mapping[int, Disk] = field(default_factory=dict)
+    """Disks that wait for these machines."""
+    staying: tuple[int, ...] = ()
+    """Numbers of the machines to make whose data disk stays when they go."""
+    pinned: str = ""
+    """Why they can come from one zone only."""
+    image_id: str = ""
+    image_gib: int = 0
+    ssh_from: tuple[str, ...] = ()
+    money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
+    notes: tuple[str, ...] = ()
+    is_spot: bool = True
+    budget: float = 0
+
+    @property
+    def longer(self) -> tuple[Instance, ...]:
+        """Machines that stand and are to be released later than now: a cluster's machines go together."""
+        if not (self.numbers or self.wish.extend):
+            return ()
+        return tuple(i for i in self.there if i.release_at and self.release_at - i.release_at >= lease.SAME)
+
+    @property
+    def stopped(self) -> tuple[Instance, ...]:
+        return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
+
+
+def plan_up(cloud: Ecs, settings: Settings, wish: Wish, now: datetime) -> UpPlan:
+    """What `fab up` would do. Changes nothing in the cloud; waits for orders that a crash cut off.
+
+    Raises RentError for what cannot be rented like that, CloudError.
+    """
+    _refuse_impossible(wish)
+    places = ClusterPlaces.of(settings.name)
+    notes = list(settling.settle(cloud, Intents(places.intents)))
+    instances = cloud.instances(tags=tags.of_cluster(settings.name))
+    there, numbers = members.counted(instances), members.missing(instances, wish.nodes)
+    plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
+    plan = replace(plan, is_spot=settings.aliyun.spot != "off", budget=settings.aliyun.budget)
+    notes += _surprises(instances, wish)
+    plan = replace(plan, money=_money(cloud, settings, plan, instances, now))
+    if numbers:
+        disk_claims.refuse(cloud.disks(tags=tags.of_cluster(settings.name)), instances, numbers)
+        plan, said = _offered(cloud, settings, plan)
+        notes += said
+    _refuse_expensive(settings, plan)
+    return replace(plan, notes=tuple(notes))
+
+
+def _refuse_impossible(wish: Wish) -> None:
+    if not 1 <= wish.nodes <= 100:
+        raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
+    if not 0.5 <= wish.hours <= 24 * 365:
+        raise RentError(f"--hours {wish.hours:g}: machines are rented for half an hour to a year")
+
+
+def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
+    there = members.counted(instances)
+    said = [f"{i.name} is being taken back by the cloud; it is not counted" for i in instances if i.is_reclaimed]
+    if len(there) > wish.nodes:
+        said.append(f"{len(there)} machines are there, more than the {wish.nodes} asked for; all stay")
+    for k in {members.number(i) for i in there}:
+        same = [i.instance_id for i in there if members.number(i) == k]
+        if k and len(same) > 1:
+            said.append(f"{', '.join(same)} are all called te{k}")
+    return said
+
+
+def _money(cloud: Ecs, settings: Settings, plan: UpPlan, instances: Sequence[Instance], now: datetime) -> cost.Spent:
+    """This month's money, the machines there are counted until their new release time, where they get one.
+
+    A disk that gets a machine again is in that machine's price.
+    """
+    past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now)
+    own = cloud.disks(tags=tags.of_cluster(settings.name))
+    back = {d.disk_id for d in order.kept_for(own, plan.numbers).values()}
+    loose = [d for d in own if d.disk_id not in back]
+    later = {i.instance_id for i in plan.longer}
+    longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
+    return cost.spent(longer, past, cost.month_shares(loose, lease.loose_months(cloud, loose), now), now)
+
+
+def _offered(cloud: Ecs, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:
+    """The plan with what can be had, at which price, reached from where."""
+    own = cloud.disks(tags=tags.of_cluster(settings.name))
+    kept = order.kept_for(own, plan.numbers)
+    first = kept[min(kept)] if kept else None
+    home = first.zone_id if first else (plan.there[0].zone_id if plan.there else "")
+    only_home = first is not None and plan.wish.snapshot is None
+    pinned = ""
+    if first is not None and only_home:
+        asked = not settings.aliyun.zones or home in settings.aliyun.zones
+        way = "try again later, add aliyun.types" if asked else f"add {home} to aliyun.zones"
+        pinned = (
+            f"{first.name or first.disk_id} ({first.disk_id}, {first.size_gib} GiB) lies in {home}, and its machine "
+            f"must be there: {way}, or give the disk up with `fab down --disks`."
+        )
+        if not asked:
+            raise RentError(pinned)
+    image = cloud.image(settings.aliyun.image)
+    same_type = plan.there[0].instance_type if plan.there else ""
+    try:
+        found, said = quotes.quotes(cloud, settings, image, home, same_type, only_home=only_home)
+    except RentError as error:
+        raise RentError(f"{pinned} {error}".strip()) from None
+    head = min([*plan.numbers, *(k for i in plan.there if (k := members.number(i)))])
+    elsewhere = [d for d in kept.values() if d.zone_id != home]
+    said += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in elsewhere)
+    return (
+        replace(
+            plan,
+            quotes=found,
+            kept=kept,
+            staying=order.staying(settings.aliyun, plan.numbers, head, kept, plan.wish.snapshot),
+            pinned=pinned,
+            image_id=image.image_id,
+            image_gib=image.size_gib,
+            ssh_from=access.ssh_sources(settings),
+        ),
+        said,
+    )
+
+
+def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
+    """The budget, before anything is made: by the first offer's price, else for keeping what is there."""
+    price = plan.quotes[0].price if plan.quotes else None
+    wanted = cost.Purchase(
+        len(plan.numbers),
+        price.trade if price else 0.0,
+        plan.wish.hours,
+        price.currency if price else "",
+    )
+    if reason := cost.over_budget(settings.aliyun.budget, plan.money, wanted):
+        raise RentError(reason)
+
+
+def carry_out(
+    cloud: Ecs, settings: Settings, plan: UpPlan, report: Report, reach: Reach = by_ssh
+) -> tuple[Instance, ...]:
+    """Make the plan so; the machines in rank order, all running, reachable, their host keys pinned.
+
+    May be called again after any interruption: what is there is asked of the cloud again. Raises RentError where
+    another command is at work, CloudError, SshError.
+    """
+    places = ClusterPlaces.of(settings.name)
+    intents = Intents(places.intents)
+    with intents.alone():
+        for line in settling.settle_alone(cloud, intents):
+            report(line)
+        there = cloud.instances(tags=tags.of_cluster(settings.name))
+        maker = making.Maker(cloud, settings, plan, intents, report)
+        numbers = [k for k in members.missing(there, plan.wish.nodes) if k in plan.numbers]
+        if numbers:  # another command may have spent money since the plan was made
+            maker.plan = replace(plan, money=_money(cloud, settings, plan, there, datetime.now(UTC)))
+            maker.make(numbers)
+        else:
+            _open_door(cloud, settings, report)
+        machines = starting.running(cloud, settings, intents, report, maker.made)
+        if twice := members.made_twice(machines, maker.made):
+            report(f"another fab up made the same machines elsewhere: removing {', '.join(twice)} of this one again")
+            making.remove(cloud, twice, intents)
+            machines = starting.running(cloud, settings, intents, report)
+        if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
+            names = ", ".join(f"te{k}" for k in wanting)
+            raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
+        ledger.look(places.ledger, machines, datetime.now(UTC))
+        with vanishing.told(cloud, machines):
+            _release_later(cloud, machines, plan)
+            disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
+            addresses = {i.instance_id: members.address(settings, i) for i in machines}
+            keys.pin_all(cloud, places, addresses)
+            nodes = members.as_nodes(settings, machines, cloud.disks(tags=tags.of_cluster(settings.name)))
+            again = partial(keys.pin_all, cloud, places, addresses, again=True)
+            reaching.with_new_keys(reach, again)(nodes)
+        there = cloud.instances(ids=[i.instance_id for i in machines])
+        vanishing.refuse_gone(machines, there)
+        return members.members(there)
+
+
+def _open_door(cloud: Ecs, settings: Settings, report: Report) -> None:
+    """ssh from where this machine is now: machines that stand were opened to where it was when they were made."""
+    sources = access.ssh_sources(settings)
+    for group in cloud.security_groups(tags=tags.of_cluster(settings.name)):
+        for line in access.ensure_rules(cloud, group.security_group_id, sources):
+            report(line)
+
+
+def _release_later(cloud: Ecs, machines: Sequence[Instance], plan: UpPlan) -> None:
+    """A look moves nothing; but no machine is left that the cloud would never release."""
+    for each in machines:
+        if each.release_at and not (plan.numbers or plan.wish.extend):
+            continue
+        target = lease.next_release(datetime.now(UTC), each.release_at, plan.release_at, None)
+        if target is not None:
+            cloud.set_release_time(each.instance_id, target)

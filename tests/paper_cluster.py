@@ -1,0 +1,103 @@
+"""A cluster rented from the local cloud's API over machines on paper: everything is real but the machines."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from inventory.api.retries import Pace
+from inventory.ecs import Ecs
+from inventory.renting import down, tags, up
+from inventory.renting.places import ClusterPlaces
+from inventory.settings import load_settings
+from tests.ecs_api import EcsApi
+
+ROOT = Path(__file__).parent.parent
+FAST = Pace(first_s=0.01, longest_s=0.05, poll_s=0.02, wait_limit_s=10, throttled_s=0.2, settle_s=0.3, read_s=3)
+TOML = """\
+name = "{name}"
+provider = "aliyun"
+[ssh]
+key = "{folder}/no-key-of-the-users"
+[aliyun]
+endpoint = "local"
+{aliyun}
+[local]
+wait_factor = 0.02
+"""
+SMALL = 'types = ["ecs.local.small"]\ndata_disk_gib = 20\n'
+
+
+class PaperCluster:
+    """`monkeypatch` gives it a state folder of its own."""
+
+    def __init__(self, tmp_path, monkeypatch, aliyun=SMALL, name="demo"):
+        self.folder, self.name, self.said = tmp_path, name, []
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        self.api = EcsApi(tmp_path / "api")
+        self.write(aliyun)
+
+    def __enter__(self):
+        self.api.__enter__()
+        self.api.write_local_state(self.name)
+        return self
+
+    def __exit__(self, *error):
+        self.api.__exit__(*error)
+
+    def write(self, aliyun):
+        self.toml = self.folder / "cluster.toml"
+        self.toml.write_text(TOML.format(name=self.name, folder=self.folder, aliyun=aliyun))
+        self.settings = load_settings(self.toml)
+
+    @property
+    def cloud(self):
+        return Ecs.open(self.settings, pace=FAST)
+
+    @property
+    def places(self):
+        return ClusterPlaces.of(self.name)
+
+    def plan(self, nodes, hours=4, snapshot=None, partial=False, extend=False):
+        wish = up.Wish(nodes, hours, snapshot, partial, extend)
+        return up.plan_up(self.cloud, self.settings, wish, datetime.now(UTC))
+
+    def up(self, nodes, hours=4, reach=lambda nodes: None, **wish):
+        plan = self.plan(nodes, hours, **wish)
+        return up.carry_out(self.cloud, self.settings, plan, self.said.append, reach)
+
+    def down(self, disks=False, **more):
+        plan = down.plan_down(self.cloud, self.settings, disks, **more)
+        down.carry_out_down(self.cloud, self.settings, plan, self.said.append)
+        return plan
+
+    @property
+    def machines(self):
+        """What the cloud has of ours, by name."""
+        return {i.name: i for i in self.cloud.instances(tags=tags.of_cluster(self.name))}
+
+    @property
+    def data_disks(self):
+        return [d for d in self.cloud.disks(tags=tags.of_cluster(self.name)) if d.kind == "data"]
+
+    def calls(self, action):
+        return [parameters for name, parameters in self.api.calls if name == action]
+
+    def fab(self, *argv, **more):
+        return self._run("fab", argv, **more)
+
+    def pyinfra(self, *argv):
+        return self._run("pyinfra", argv)
+
+    def _run(self, program, argv, **more):
+        return subprocess.run(
+            [Path(sys.executable).with_name(program), *argv],
+            cwd=ROOT,
+            env={**os.environ, "SPOTUNE_CLUSTER": str(self.toml)},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            **more,
+        )

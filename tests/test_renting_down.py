@@ -1,0 +1,228 @@
+"""Removing a cluster: what goes, what stays and what that costs, and that nothing else is left."""
+
+import dataclasses
+
+import pytest
+
+from inventory.api.errors import CloudError, Kind, RentError
+from inventory.api.values import NewDisk
+from inventory.ecs import Ecs
+from inventory.renting import down, show, tags
+from tests.paper_cluster import FAST, SMALL, PaperCluster
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        yield cluster
+
+
+def left(cluster):
+    """What the cloud still bills: machines, disks of any kind."""
+    world = cluster.api.cloud.world
+    return [*world.instances, *world.disks]
+
+
+def test_machines_and_their_disks_go_and_the_heads_disk_stays_with_its_price(cluster):
+    cluster.up(2)
+    plan = cluster.down()
+    assert [i.name for i in plan.machines] == ["demo-te1", "demo-te2"]
+    (kept,) = plan.kept
+    assert left(cluster) == [kept.disk_id]
+    lines = list(show.down_lines(plan, cluster.settings))
+    assert sum(line.startswith("delete") for line in lines) == 4, "machines, a disk, the key pair"
+    (stays,) = [line for line in lines if line.startswith("stays")]
+    assert "data disk of te1" in stays and kept.disk_id in stays and f"{plan.disk_months[kept.disk_id]:.2f}" in stays
+
+
+def test_with_its_disks_nothing_is_left(cluster):
+    cluster.up(2)
+    cluster.down(disks=True)
+    assert left(cluster) == []
+
+
+def test_kept_disks_can_go_later_and_again_is_no_error(cluster):
+    cluster.up(1)
+    cluster.down()
+    assert cluster.down().is_empty
+    plan = cluster.down(disks=True)
+    assert not plan.machines and len(plan.disks) == 1
+    assert left(cluster) == []
+
+
+def test_a_disk_that_no_machine_ever_had_goes_too(cluster):
+    own = tags.of_cluster("demo") | {tags.NODE_TAG: "te2", tags.STATE_TAG: tags.NEW}
+    cluster.cloud.create_disk("cn-hangzhou-h", NewDisk("cloud_essd", 20, "PL1", name="demo-te2-data"), own, "t-1")
+    plan = cluster.down()
+    assert len(plan.disks) == 1 and left(cluster) == []
+
+
+def test_what_is_somebody_elses_is_not_touched(cluster):
+    other = NewDisk("cloud_essd", 20, "PL1", name="demo-te1-data")
+    disk_id = cluster.cloud.create_disk("cn-hangzhou-h", other, tags.of_cluster("other"), "t-2")
+    cluster.up(1)
+    plan = cluster.down(disks=True)
+    assert disk_id not in [d.disk_id for d in plan.disks]
+    assert left(cluster) == [disk_id]
+
+
+@pytest.mark.parametrize("kind", ["lost-answer", "throttle", "error-500"])
+@pytest.mark.parametrize("action", ["DeleteInstances", "DeleteDisk", "DescribeInstances", "DescribeDisks"])
+def test_a_fault_of_the_wire_leaves_nothing_behind(cluster, action, kind):
+    cluster.up(1)
+    cluster.api.fault(action, kind)
+    cluster.down(disks=True)
+    assert left(cluster) == []
+
+
+def test_what_could_not_be_removed_is_an_error_and_the_next_call_goes_on(cluster):
+    cluster.up(2)
+    cluster.api.fault("DeleteInstances", "error-500", times=50)
+    with pytest.raises(CloudError):
+        cluster.down(disks=True)
+    cluster.api.faults.clear()
+    cluster.down(disks=True)
+    assert left(cluster) == []
+
+
+def test_the_host_keys_and_the_key_pair_of_what_is_gone_are_forgotten(cluster):
+    (machine,) = cluster.up(1)
+    assert machine.private_address in cluster.places.known_hosts.read_text()
+    assert cluster.cloud.key_pairs(machine.key_pair)
+    cluster.down()
+    assert cluster.places.known_hosts.read_text() == ""
+    assert not cluster.cloud.key_pairs(machine.key_pair)
+
+
+def test_what_machines_cost_is_remembered_after_they_are_gone(cluster):
+    cluster.up(2)
+    cluster.down(disks=True)
+    told = cluster.fab("cost").stdout
+    assert "no machines in cn-hangzhou" in told
+    assert told.count("ecs.local.small") == 2, "past machines of this month"
+
+
+def test_fab_down_asks_first_and_without_a_terminal_does_nothing(cluster):
+    cluster.up(1)
+    done = cluster.fab("down")
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "fab down --yes" in done.stderr and "delete  demo-te1" in done.stdout
+    assert "fab down --disks --yes" in cluster.fab("down", "--disks").stderr
+    assert cluster.machines
+
+
+def test_fab_down_says_what_is_left(cluster):
+    cluster.up(1)
+    done = cluster.fab("down", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "nothing that is billed is left but what stays"
+    done = cluster.fab("down", "--yes", "--disks")
+    assert done.stdout.splitlines()[-1] == "nothing is left"
+    assert left(cluster) == []
+
+
+def test_without_a_cluster_fab_down_says_so(cluster):
+    done = cluster.fab("down")
+    assert (done.returncode, done.stdout) == (0, "nothing is left\n")
+
+
+def test_a_cloud_that_does_not_run_is_one_sentence(cluster):
+    cluster.write(SMALL + 'zones = ["cn-hangzhou-h"]')
+    (cluster.folder / "state" / "spotune" / "localcloud" / "demo" / "api.json").unlink()
+    done = cluster.fab("down", "--yes")
+    assert (done.returncode, done.stderr) == (2, "the local cloud does not run: fab local.serve\n")
+
+
+def test_a_key_that_may_not_list_is_refused_instead_of_told_that_nothing_is_there(cluster):
+    cluster.up(2)
+    for action in ("DescribeInstances", "DescribeDisks"):
+        cluster.api.fault(action, "no-permission", times=0)
+        with pytest.raises(CloudError, match=f"may not list .* ecs:{action}") as refused:
+            cluster.down()
+        assert refused.value.kind is Kind.AUTH
+        with pytest.raises(CloudError, match=f"may not list .* ecs:{action}"):
+            cluster.up(2)
+        cluster.api.faults.clear()
+    assert len(cluster.machines) == 2 and len(cluster.calls("RunInstances")) == 1
+
+
+def test_machines_that_lost_their_tags_are_found_by_their_ids(cluster):
+    cluster.up(2)
+    for each in cluster.api.cloud.world.instances.values():
+        each.tags = {}
+    plan = cluster.down(disks=True)
+    assert len(plan.machines) == 2 and any("have lost the tag" in note for note in plan.notes)
+    assert left(cluster) == []
+
+
+def test_a_snapshot_that_is_still_being_stored_is_not_destroyed(cluster):
+    cluster.up(1)
+    (disk,) = cluster.data_disks
+    snapshot_id = cluster.cloud.create_snapshot(disk.disk_id, "evening", tags.of_cluster("demo"), "token-of-a-snapshot")
+    for disks in (False, True):
+        with pytest.raises(RentError, match=rf"{snapshot_id} .* of te1's disk is \d+ % stored .* --anyway"):
+            cluster.down(disks)
+    assert cluster.machines
+    cluster.api.hurry(600)
+    cluster.down()
+    assert [s.status for s in cluster.cloud.snapshots(ids=[snapshot_id])] == ["accomplished"]
+
+
+def test_a_snapshot_of_a_disk_that_stays_without_a_machine_does_not_hold_fab_down_up(cluster):
+    cluster.up(1)
+    (disk,) = cluster.data_disks
+    cluster.down()
+    cluster.cloud.create_snapshot(disk.disk_id, "evening", tags.of_cluster("demo"), "token-of-a-snapshot")
+    assert cluster.down().is_empty
+    with pytest.raises(RentError, match="te1's disk"):
+        cluster.down(disks=True)
+    assert down.plan_down(cluster.cloud, cluster.settings, disks=True, anyway=True).disks
+
+
+def test_a_disk_that_its_machine_lets_go_of_late_is_deleted_all_the_same(cluster):
+    cluster.up(1)
+    shown = iter(["i-lets-go"])
+    original = Ecs.disks
+
+    def disks(self, **asked):
+        if not cluster.api.cloud.world.instances and (late := next(shown, "")):
+            return tuple(dataclasses.replace(d, instance_id=late) for d in original(self, **asked))
+        return original(self, **asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ecs, "disks", disks)
+        cluster.down(disks=True)
+    assert next(shown, None) is None and left(cluster) == []
+
+
+def test_what_is_left_of_a_down_with_disks_is_removed_by_the_command_that_is_named(cluster):
+    cluster.up(1)
+    cluster.down()
+    quick = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, patience=0.002))
+    plan = down.plan_down(quick, cluster.settings, disks=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ecs, "delete_disk", lambda self, disk_id: None)
+        with pytest.raises(CloudError, match="again: fab down --disks"):
+            down.carry_out_down(quick, cluster.settings, plan, print)
+
+
+def test_disks_that_came_together_are_named_after_their_machines(cluster):
+    cluster.up(3)
+    plan = down.plan_down(cluster.cloud, cluster.settings, disks=True)
+    lines = [line for line in show.down_lines(plan, cluster.settings) if "data disk" in line]
+    assert sorted(line.split("  ")[1] for line in lines) == [f"data disk of te{k}" for k in (1, 2, 3)]
+
+
+def test_what_the_cloud_answers_can_be_recorded_without_what_it_tells_about_its_owner(cluster):
+    folder = cluster.folder / "answers"
+    for argv in (["up", "--nodes", "1", "--dry"], ["cost"], ["down"]):
+        done = cluster.fab(*argv, "--record", folder / argv[0])
+        assert done.returncode == 0, done.stderr
+        recorded = [path.read_text() for path in (folder / argv[0]).glob("Describe*-001.json")]
+        assert recorded and not any(cluster.api.access_key_id in text for text in recorded)
+    (folder / "file").touch()
+    refused = cluster.fab("cost", "--record", folder / "file")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"--record {folder / 'file'}: no folder can be made there: File exists\n",
+    )

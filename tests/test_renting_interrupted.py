@@ -1,0 +1,236 @@
+"""A `fab up` that ends anywhere, and the next one; faults of the wire at each of its calls."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from inventory.api.errors import CloudError, Kind
+from inventory.ecs import Ecs
+from inventory.renting import making, members, up
+from inventory.renting.intents import Intents
+from tests.paper_cluster import FAST, ROOT, SMALL, PaperCluster
+
+READS = ("Describe", "List")
+FIRST_TIME = ("CreateVpc", "CreateSecurityGroup", "AuthorizeSecurityGroup", "ImportKeyPair", "CreateVSwitch")
+CHANGES = (*FIRST_TIME, "RunInstances", "TagResources", "ModifyDiskAttribute", "RunCommand")
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        yield cluster
+
+
+def is_whole(cluster, nodes):
+    """The cluster as it was asked for: no machine and no disk too many, each with the other."""
+    machines, disks = cluster.machines, cluster.data_disks
+    assert sorted(machines) == [f"demo-te{k}" for k in range(1, nodes + 1)]
+    assert {d.instance_id for d in disks} == {i.instance_id for i in machines.values()}
+    assert len(disks) == nodes
+    kept = {members.data_disk(i, disks).delete_with_instance: i.name for i in machines.values()}
+    assert kept[False] == "demo-te1"
+    assert all(i.release_at for i in machines.values())
+    assert Intents(cluster.places.intents).pending() == {}
+
+
+def nothing_left(cluster):
+    cluster.down(disks=True)
+    world = cluster.api.cloud.world
+    assert [*world.instances, *world.disks] == []
+
+
+def dies_at(action, when):
+    """A patch: the process ends at the call, before it is sent or after it was answered."""
+    original = Ecs.once
+
+    def once(self, asked, *given, **more):
+        if asked == action and when == "before":
+            raise Died
+        answer = original(self, asked, *given, **more)
+        if asked == action:
+            raise Died
+        return answer
+
+    return once
+
+
+def loses_the_answer_of(action):
+    """A patch: the call is heard, and its answer never comes."""
+    original = Ecs.once
+
+    def once(self, asked, *given, **more):
+        answer = original(self, asked, *given, **more)
+        if asked == action:
+            raise CloudError("no answer", Kind.PASSING)
+        return answer
+
+    return once
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("action", CHANGES)
+def test_the_next_up_goes_on_and_the_next_down_leaves_nothing(cluster, action, when):
+    for ends_right in ("up", "down"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ecs, "once", dies_at(action, when))
+            if ends_right == "down" and action in FIRST_TIME:
+                continue
+            with pytest.raises(Died):
+                cluster.up(2)
+        if ends_right == "up":
+            cluster.up(2)
+            is_whole(cluster, 2)
+        nothing_left(cluster)
+
+
+@pytest.mark.parametrize("kind", ["throttle", "error-500", "lost-answer"])
+def test_one_fault_at_any_call_changes_nothing(cluster, kind):
+    cluster.up(2)
+    actions = list(dict.fromkeys(action for action, _ in cluster.api.calls))
+    nothing_left(cluster)
+    assert len(actions) > 15
+    for action in actions:
+        cluster.api.fault(action, kind)
+        cluster.up(2)
+        is_whole(cluster, 2)
+        nothing_left(cluster)
+
+
+@pytest.mark.parametrize("action", [action for action in CHANGES if action != "ImportKeyPair"])  # "duplicate" is one
+def test_a_call_that_never_gets_an_answer_is_an_error_and_the_next_one_ends_right(cluster, action):
+    cluster.api.fault(action, "lost-answer", times=99)
+    with pytest.raises(CloudError):
+        cluster.up(2)
+    cluster.api.faults.clear()
+    cluster.up(2)
+    is_whole(cluster, 2)
+    nothing_left(cluster)
+
+
+def test_machines_that_are_listed_late_are_waited_for(cluster):
+    cluster.up(1)
+    cluster.api.fault("RunInstances", "late-list", hold_s=0.25)
+    assert len(cluster.up(2)) == 2
+    is_whole(cluster, 2)
+
+
+def test_machines_that_are_listed_late_are_not_bought_twice_by_the_next_call(cluster):
+    cluster.api.fault("RunInstances", "late-list", hold_s=60)
+    with pytest.raises(CloudError, match="are in no list"):
+        cluster.up(2)
+    (intent,) = Intents(cluster.places.intents).pending().values()
+    assert set(intent.ids) == set(cluster.api.cloud.world.instances)
+    listed = threading.Timer(0.2, cluster.api.hurry, [61])
+    listed.start()
+    patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
+    plan = up.plan_up(patient, cluster.settings, up.Wish(2, 4), datetime.now(UTC))
+    assert plan.numbers == (), "they are looked for first"
+    listed.join()
+    cluster.up(2)
+    is_whole(cluster, 2)
+
+
+def test_machines_ordered_by_a_call_that_was_cut_off_and_listed_late_are_waited_for(cluster):
+    cluster.api.fault("RunInstances", "late-list", hold_s=0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ecs, "once", dies_at("RunInstances", "after"))
+        with pytest.raises(Died):
+            cluster.up(2)
+    cluster.up(2)
+    is_whole(cluster, 2)
+
+
+def test_an_order_of_two_that_was_cut_off_is_waited_for_until_both_are_listed(cluster):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ecs, "once", dies_at("RunInstances", "after"))
+        with pytest.raises(Died):
+            cluster.up(2)
+    late = next(iter(cluster.api.cloud.world.instances.values()))
+    late.listed_at = time.time() + 1
+    patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
+    assert up.plan_up(patient, cluster.settings, up.Wish(2, 4), datetime.now(UTC)).numbers == ()
+
+
+def test_a_disk_that_is_listed_late_is_waited_for_and_made_once(cluster):
+    cluster.up(1)
+    snapshot_id = cluster.cloud.create_snapshot(cluster.data_disks[0].disk_id, "env", {}, "token-of-a-snapshot")
+    cluster.api.hurry(600)
+    nothing_left(cluster)
+    (snapshot,) = cluster.cloud.snapshots(ids=[snapshot_id])
+    cluster.write(SMALL.replace("20", "40"))
+    cluster.api.fault("CreateDisk", "late-list", hold_s=0.25, times=2)
+    cluster.up(2, snapshot=snapshot)
+    is_whole(cluster, 2)
+    assert len(cluster.calls("CreateDisk")) == 2
+
+
+def test_an_order_may_be_heard_as_long_after_its_last_attempt_as_after_a_first_one(cluster):
+    intents = Intents(cluster.places.intents)
+    cluster.api.fault("RunInstances", "error-500", times=50)
+    slow = dataclasses.replace(FAST, first_s=0.4, longest_s=0.4, passing_attempts=3)
+    plan = cluster.plan(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(making.Maker, "undo", lambda self: None)
+        with pytest.raises(CloudError):
+            up.carry_out(Ecs.open(cluster.settings, pace=slow), cluster.settings, plan, print, lambda nodes: None)
+    (intent,) = intents.pending().values()
+    assert time.time() - intent.at < 0.3, "of the last attempt, half a second after the first"
+
+
+def test_an_order_whose_answers_are_all_lost_and_that_is_listed_late_is_undone(cluster):
+    cluster.api.fault("RunInstances", "late-list", hold_s=0.5)
+    patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30, passing_attempts=1))
+    plan = cluster.plan(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ecs, "once", loses_the_answer_of("RunInstances"))
+        with pytest.raises(CloudError):
+            up.carry_out(patient, cluster.settings, plan, cluster.said.append, lambda nodes: None)
+    assert cluster.api.cloud.world.instances == {}, "it was looked for until it was listed"
+    assert Intents(cluster.places.intents).pending() == {}
+
+
+def test_ctrl_c_is_one_sentence_and_the_next_command_ends_right(cluster):
+    argv = [Path(sys.executable).with_name("fab"), "up", "--yes", "--nodes", "1"]
+    env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml)}
+    with subprocess.Popen(argv, cwd=ROOT, env=env, stdout=-1, stderr=-1, stdin=subprocess.DEVNULL, text=True) as fab:
+        until = time.monotonic() + 30
+        while not (cluster.places.known_hosts.exists() and cluster.machines) and time.monotonic() < until:
+            time.sleep(0.1)
+        fab.send_signal(signal.SIGINT)
+        _, error = fab.communicate(timeout=60)
+    assert fab.returncode == 130, error
+    assert error.splitlines()[-1].startswith("interrupted; what was made is tagged: `fab up` goes on")
+    assert "Traceback" not in error
+    cluster.up(1)
+    is_whole(cluster, 1)
+
+
+def test_killed_at_any_moment_the_next_up_ends_right(cluster):
+    code = (
+        "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
+        "from inventory.ecs import Ecs; from inventory.renting import up\n"
+        "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"
+        "plan = up.plan_up(cloud, settings, up.Wish(2, 4), datetime.now(UTC))\n"
+        "up.carry_out(cloud, settings, plan, print, lambda nodes: None)\n"
+    )
+    env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml), "PYTHONPATH": str(ROOT)}
+    for tenths in (1, 2, 3, 4):
+        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=-1) as process:
+            process.stdout.readline()
+            time.sleep(tenths / 10)
+            process.kill()
+        cluster.up(2)
+        is_whole(cluster, 2)
+        nothing_left(cluster)

@@ -1,0 +1,138 @@
+"""When the cloud releases the machines."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from inventory.ecs import Ecs
+from inventory.renting import tags
+from inventory.renting.lease import EARLIEST, budget_end, cover, kept, next_release
+from inventory.settings import Settings
+from tests.paper_cluster import SMALL, PaperCluster
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("current", "wanted", "latest", "target"),
+    [
+        (NOON + HOUR, NOON + 2 * HOUR, None, NOON + 2 * HOUR),  # later
+        (NOON + 3 * HOUR, NOON + HOUR, None, None),  # never earlier by itself
+        (None, NOON + HOUR, None, NOON + HOUR),  # there must be one
+        (NOON + HOUR, NOON + HOUR + timedelta(seconds=40), None, None),  # not for a minute
+        (NOON + HOUR, NOON + 5 * HOUR, NOON + 2 * HOUR, NOON + 2 * HOUR),  # up to the budget
+        (NOON + 5 * HOUR, NOON + HOUR, NOON + 2 * HOUR, NOON + 2 * HOUR),  # the budget shortens
+        (NOON + 5 * HOUR, NOON + HOUR, NOON - HOUR, NOON + EARLIEST),  # as soon as the cloud takes it
+        (NOON + MINUTE * 20, NOON + HOUR, NOON, None),  # the budget is used up: they go when they go
+        (NOON + MINUTE * 10, NOON + HOUR, NOON + MINUTE * 20, None),  # the soonest time would be past the budget
+        (NOON + MINUTE * 10, NOON + MINUTE * 20, None, NOON + EARLIEST),  # the soonest the cloud takes
+        (None, NOON + HOUR, NOON, NOON + EARLIEST),  # there must be one
+    ],
+)
+def test_the_release_time_moves_only_when_it_must(current, wanted, latest, target):
+    assert next_release(NOON, current, wanted, latest) == target
+
+
+@pytest.mark.parametrize("current", [NOON + HOUR, NOON + MINUTE * 31, NOON + 9 * HOUR])
+def test_a_run_that_is_looked_at_every_five_minutes_ends_soon_after_the_budget_does(current):
+    now, end = NOON, NOON + MINUTE * 12
+    while now < current:
+        current = next_release(now, current, now + HOUR, end) or current
+        now += MINUTE * 5
+        assert now < NOON + 2 * HOUR, "for ever"
+    assert current <= NOON + EARLIEST
+
+
+def test_a_release_time_an_order_is_given_is_far_enough_ahead_when_the_order_comes():
+    assert EARLIEST - timedelta(minutes=30) >= 4 * MINUTE
+
+
+def test_machines_that_are_not_rented_are_nobodys_lease():
+    said = []
+    with kept(Settings(), said.append):
+        cover(Settings(), 1e6, said.append)
+    assert said == []
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        yield cluster
+
+
+def release_of(cluster):
+    return min(i.release_at for i in cluster.machines.values())
+
+
+def test_a_run_that_needs_longer_is_covered(cluster):
+    cluster.up(2, 1)
+    said = []
+    cover(cluster.settings, 5 * 3600, said.append)
+    assert release_of(cluster) - datetime.now(UTC) > timedelta(hours=5, minutes=25)
+    assert said[0].startswith("the cloud releases the machines at ")
+
+
+def test_the_budget_ends_a_lease_before_the_run_does(cluster):
+    cluster.up(2, 1)
+    cluster.write(SMALL + "budget = 1")
+    said = []
+    cover(cluster.settings, 100 * 3600, said.append)
+    assert release_of(cluster) - datetime.now(UTC) < timedelta(hours=10)
+    assert said[0].startswith("the budget of 1 a month ends at ")
+
+
+def test_what_nobody_watches_is_planned_at_the_most_it_can_cost(cluster):
+    cluster.write(SMALL + "budget = 100")
+    cluster.up(1, 1)
+    cluster.write(SMALL + "budget = 1")
+    machines, now = tuple(cluster.machines.values()), datetime.now(UTC)
+    watched = budget_end(cluster.cloud, cluster.settings, machines, now)
+    alone = budget_end(cluster.cloud, cluster.settings, machines, now, watched=False)
+    assert tags.most_h(machines[0].tags) > 1.2 * tags.price_h(machines[0].tags)
+    assert alone - now < (watched - now) / 1.1
+
+
+def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster):
+    cluster.up(1, 0.6)
+    before = release_of(cluster)
+    with kept(cluster.settings, lambda line: None, every_s=0.1):
+        until = time.monotonic() + 10
+        while release_of(cluster) == before and time.monotonic() < until:
+            time.sleep(0.1)
+    assert release_of(cluster) - datetime.now(UTC) > timedelta(minutes=55)
+
+
+def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(cluster, monkeypatch):
+    cluster.up(1)
+    looks = []
+
+    def strange(settings):
+        looks.append(settings)
+        raise KeyError(f"look {len(looks)}")
+
+    monkeypatch.setattr(Ecs, "open", strange)
+    said = []
+    with kept(cluster.settings, said.append, every_s=0.02):
+        time.sleep(0.3)
+    assert len(looks) > 2 and len(said) == 1 and "look 1" in said[0]
+
+
+def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster):
+    cluster.up(1)
+    cluster.api.fault("DescribeInstances", "error-500", times=0)
+    said = []
+    with kept(cluster.settings, said.append, every_s=0.02):
+        time.sleep(3)
+    assert len(said) == 1 and "request" in said[0]
+
+
+def test_a_cloud_that_does_not_answer_is_said_once_and_ends_no_run(cluster):
+    cluster.up(1)
+    (cluster.folder / "state" / "spotune" / "localcloud" / "demo" / "api.json").unlink()
+    said = []
+    with kept(cluster.settings, said.append, every_s=0.05):
+        time.sleep(0.5)
+    assert said == ["the machines' release time could not be moved: the local cloud does not run: fab local.serve"]

@@ -1,0 +1,113 @@
+"""Which machines a cluster has, what they are called, and which are wanting."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from inventory.api.values import CLUSTER_TAG, Disk, Instance
+from inventory.renting import members
+from inventory.settings import Settings
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def machine(name, instance_id="i-1", age_h=0, **more):
+    return Instance(
+        instance_id=instance_id,
+        name=name,
+        status=more.pop("status", "Running"),
+        instance_type="ecs.local.small",
+        zone_id="cn-hangzhou-h",
+        created=NOON - timedelta(hours=age_h),
+        tags={CLUSTER_TAG: "demo"},
+        **more,
+    )
+
+
+def disk(disk_id, name="", instance_id="", **more):
+    tags = {CLUSTER_TAG: "demo", **more.pop("tags", {})}
+    return Disk(disk_id, disk_id.removeprefix("d-"), "data", 20, "cloud_essd", "In_use", "cn-hangzhou-h", NOON, name,
+                instance_id=instance_id, tags=tags, **more)  # fmt: skip
+
+
+def test_ranks_follow_the_numbers_and_not_the_order_of_the_answer_or_of_age():
+    found = members.members([machine("demo-te10", "c"), machine("demo-te2", "b", 1), machine("demo-te1", "a", 0)])
+    assert members.names(found) == ("te1", "te2", "te10")
+
+
+def test_of_two_machines_of_one_name_the_older_keeps_it():
+    found = members.members([machine("demo-te2", "new"), machine("demo-te2", "old", 5), machine("demo-te1", "head")])
+    assert [(i.instance_id, n) for i, n in zip(found, members.names(found), strict=True)] == [
+        ("head", "te1"),
+        ("old", "te2"),
+        ("new", "te2-2"),
+    ]
+
+
+def test_a_machine_with_another_name_comes_last_and_is_called_by_its_id():
+    found = members.members([machine("my own name", "i-bp1x"), machine("demo-te3", "i-3")])
+    assert members.names(found) == ("te3", "i-bp1x")
+
+
+@pytest.mark.parametrize("name", ["demo-te0", "demo-te", "demo-te2-data", "other-te2", "xdemo-te2"])
+def test_only_the_names_that_were_given_count_as_numbers(name):
+    assert members.number(machine(name)) is None
+
+
+def test_as_many_are_wanting_as_the_cluster_lacks_lowest_numbers_first():
+    three = [machine("demo-te1", "a"), machine("demo-te3", "c"), machine("demo-te7", "g")]
+    assert members.missing(three, 4) == (2,)
+    assert members.missing([], 3) == (1, 2, 3)
+    assert members.missing(three, 2) == ()
+
+
+def test_a_machine_being_reclaimed_is_not_counted_but_still_a_node_until_replaced():
+    dying = machine("demo-te2", "dying", 3, locks=("recycling",))
+    head = machine("demo-te1", "head", 3)
+    assert members.missing([head, dying], 2) == (2,)
+    assert members.present([head, dying]) == (head, dying)
+    fresh = machine("demo-te2", "fresh")
+    assert members.present([dying, fresh, head]) == (head, fresh)
+    assert members.missing([head, dying, fresh], 2) == ()
+
+
+def test_a_stopped_machine_is_there():
+    assert members.missing([machine("demo-te1", status="Stopped")], 1) == ()
+
+
+def test_consecutive_numbers_are_one_order():
+    assert members.runs([4, 1, 2, 7, 8, 9]) == ((1, 2), (4, 1), (7, 3))
+    assert members.runs([]) == ()
+
+
+def test_several_machines_are_numbered_by_the_cloud_and_one_is_not():
+    assert members.machine_name("demo", 2, 3) == "demo-te[2,1]"
+    assert members.machine_name("demo", 8, 3) == "demo-te[8,2]", "te08, te09, te10"
+    assert [members.number(machine(name)) for name in ("demo-te08", "demo-te10")] == [8, 10]
+    assert members.machine_name("demo", 2) == "demo-te2"
+
+
+def test_a_disk_belongs_to_the_node_its_tag_says_else_to_that_of_its_name():
+    assert members.disk_number(disk("d-1", "demo-te3-data")) == 3
+    assert members.disk_number(disk("d-1", "demo-data", tags={"spotune:node": "te2"})) == 2
+    assert members.disk_number(disk("d-1", "demo-te3-data", tags={"spotune:node": "te2"})) == 2
+    assert members.disk_number(disk("d-1", "demo-data")) is None
+
+
+def test_a_nodes_disk_is_its_own_also_beside_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    settings = Settings(name="demo", provider="aliyun")
+    te1 = machine("demo-te1", "i-1", private_address="172.16.0.1", public_address="203.0.113.5", gpus=1)
+    te2 = machine("demo-te2", "i-2", private_address="172.16.0.2", public_address="203.0.113.6", gpus=1)
+    disks = [disk("d-scratch", "x", "i-1"), disk("d-one", "demo-te1-data", "i-1"), disk("d-two", "y", "i-2")]
+    first, second = members.as_nodes(settings, [te2, te1], disks)
+    assert (first.name, first.rank, first.disk_serial, first.gpus) == ("te1", 0, "one", 1)
+    assert (first.address, first.private_address, first.user) == ("203.0.113.5", "172.16.0.1", "root")
+    assert (second.name, second.rank, second.disk_serial) == ("te2", 1, "two")
+    assert first.known_hosts == tmp_path / "spotune/clusters/demo/known_hosts"
+
+
+def test_hosts_of_this_machine_have_the_one_address(tmp_path):
+    settings = Settings.model_validate({"name": "demo", "provider": "aliyun", "aliyun": {"endpoint": "local"}})
+    te1 = machine("demo-te1", private_address="10.213.77.10", public_address="8.8.8.8")
+    assert members.as_nodes(settings, [te1], [])[0].address == "10.213.77.10"

@@ -1,0 +1,77 @@
+"""A new machine's host keys: read when they are the last ones, and asked for again where it shows others."""
+
+import base64
+import subprocess
+import time
+
+import paramiko
+import pytest
+
+from inventory.api.errors import CloudError, Kind
+from inventory.nodes import Node
+from inventory.renting import keys, reaching
+from inventory.ssh import SshError
+from tests.paper_cluster import PaperCluster
+from tests.ssh_server import SshServer
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", tmp_path / "id"], check=True)
+    server = SshServer((tmp_path / "id.pub").read_text().split()[1])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def node(server, tmp_path):
+    return Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", server.port, tmp_path / "id", tmp_path / "known_hosts", 0)
+
+
+def another(server):
+    key = paramiko.ECDSAKey.generate()
+    return f"[127.0.0.1]:{server.port} {key.get_name()} {key.get_base64()}\n"
+
+
+def test_a_node_that_shows_another_key_than_is_pinned_is_asked_about_once_more(node, server):
+    node.known_hosts.write_text(another(server))
+    pins = []
+
+    def pin_again():
+        pins.append(node.known_hosts.write_text(server.known_hosts_line))
+
+    started = time.monotonic()
+    reaching.with_new_keys(reaching.by_ssh, pin_again)([node])
+    assert len(pins) == 1 and time.monotonic() - started < 20
+    reaching.with_new_keys(reaching.by_ssh, pin_again)([node])
+    assert len(pins) == 1, "nothing was wrong"
+
+
+def test_a_node_that_still_shows_another_key_is_not_trusted(node, server):
+    node.known_hosts.write_text(another(server))
+    pins = []
+    with pytest.raises(SshError, match="its host key is not the one"):
+        reaching.with_new_keys(reaching.by_ssh, lambda: pins.append(1))([node])
+    assert pins == [1]
+
+
+def test_host_keys_are_read_only_once_the_first_boot_has_made_them(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        cluster.up(1)
+        (asked,) = cluster.calls("RunCommand")
+        script = base64.b64decode(asked["CommandContent"]).decode()
+        assert script.startswith("cloud-init status --wait ") and asked["Timeout"] == "300"
+        (tmp_path / "cloud-init").write_text('#!/bin/sh\necho "$@" > "${0%/*}/waited"\n')
+        (tmp_path / "cloud-init").chmod(0o755)
+        subprocess.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True)
+        assert (tmp_path / "waited").read_text() == "status --wait\n"
+
+
+def test_keys_that_cannot_be_read_yet_are_no_wrong_request(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        (machine,) = cluster.up(1)
+        monkeypatch.setattr(cluster.api.paper, "run", lambda *_: (1, b"cat: no such file"))
+        with pytest.raises(CloudError, match="no such file; again: fab up") as refused:
+            keys.asked(cluster.cloud, machine.instance_id)
+        assert refused.value.kind is Kind.WAIT
