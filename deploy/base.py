@@ -9,12 +9,14 @@ from deploy.network import name_nodes
 from deploy.nvidia import install_driver
 from deploy.packages import install_packages
 from deploy.python_env import build_environment
+from deploy.spot import watch_for_notices
 from deploy.storage import mount_data_disk
 from deploy.trust import share_trust
 
 install_packages()
 name_nodes()
 share_trust()  # names first: host keys are known by name
+watch_for_notices()  # over that trust, and before the long part: the machine may be taken back meanwhile
 mount_data_disk()
 install_driver()
 build_environment()  # on /data, and over the trust between the nodes

@@ -73,6 +73,8 @@ class Answer(GpuAnswer):
     free_ports: int | None
     """The first of two free ports in a row where a run could meet."""
     clock_synchronised: bool | None
+    spot_watch: str
+    """State of the unit that watches for the cloud's notice, in systemd's word."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Survey:
     models: Sequence[str]
     """Folders under /data/models that training will need."""
     deploy_command: str
+    rented: bool = False
+    """Whether a cloud may take the nodes back."""
 
     @property
     def head(self) -> Answer | None:
@@ -287,6 +291,15 @@ def _idle(node: Node, answer: Answer, survey: Survey) -> Result | None:
     return "fine", "no process holds a GPU but active runs'"
 
 
+def _spot_watch(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    if not survey.rented:
+        return None
+    if answer.spot_watch != "active":
+        message = f"nothing watches for the cloud's notice (the watcher is {answer.spot_watch or 'not there'})"
+        return "broken", message, survey.deploy_command
+    return "fine", "the cloud's notice is watched for"
+
+
 def running(answers: Iterable[GpuAnswer]) -> frozenset[str]:
     """The runs that are active; their units are on the head, their processes on every node."""
     return frozenset(run for answer in answers for run in answer.active_runs)
@@ -305,4 +318,5 @@ CHECKS: Mapping[str, Check] = {
     "models": _models,
     "port": _port,
     "GPU processes": _idle,
+    "spot notice": _spot_watch,
 }

@@ -66,13 +66,18 @@ def _persistently(command: str, attempts: int = 3) -> str:
     return f"for attempt in $(seq {attempts}); do {command} && break; {again}; done"
 
 
-def state_command(path: str, stamp: str, check: str, source: str = "") -> str:
-    """Shell that prints what `parse_state` reads. `check`: "none", "check" (sizes) or "verify" (contents)."""
+def state_command(path: str, stamp: str, check: str, source: str = "", probe: str = "") -> str:
+    """Shell that prints what `parse_state` reads. `check`: "none", "check" (sizes) or "verify" (contents).
+
+    `probe`: shell of the caller's that prints a line for each thing wrong with a stamped folder.
+    """
     file = shlex.quote(f"{path}/{stamp}")
     look = f"cat {file} 2>/dev/null; echo; echo {_MARK}"
     if check != "none":
         arguments = [check, path] if check == "verify" else [check, path, stamp]
         look += f"; [ ! -s {file} ] || {manifest_command(*arguments)} 2>&1"
+    if probe:
+        look += f"; [ ! -s {file} ] || {{ {probe}; }}"
     look += f"; echo {_MARK}"
     if source:
         look += f"; ssh -o BatchMode=yes {source} cat {file} 2>/dev/null"
@@ -106,8 +111,8 @@ class TreeState(FactBase[dict[str, Any]]):
     def default() -> dict[str, Any]:
         return parse_state([])
 
-    def command(self, path: str, stamp: str, check: str = "none", source: str = "") -> str:
-        return state_command(path, stamp, check, source)
+    def command(self, path: str, stamp: str, check: str = "none", source: str = "", probe: str = "") -> str:
+        return state_command(path, stamp, check, source, probe)
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:
         return parse_state(output)
@@ -121,14 +126,23 @@ def same_as_source(state: dict[str, Any], wanted_hash: str = "") -> bool:
 
 @node_operation
 def copy(
-    path: str, stamp: str, source: str, *, wanted_hash: str = "", check: str = "none", runs_use_it: bool = False
+    path: str,
+    stamp: str,
+    source: str,
+    *,
+    wanted_hash: str = "",
+    check: str = "none",
+    probe: str = "",
+    runs_use_it: bool = False,
 ) -> Commands:
     """`path` as the node `source` has it.
 
     The own stamp is compared with wanted_hash, or else with the source's stamp, read over the same ssh.
+    check, probe: what is looked at here besides the stamp, see state_command
     runs_use_it: whether to leave it alone while a run is active on this node
     """
-    state = host.get_fact(TreeState, path=path, stamp=stamp, check=check, source="" if wanted_hash else source)
+    asked = "" if wanted_hash else source
+    state = host.get_fact(TreeState, path=path, stamp=stamp, check=check, source=asked, probe=probe)
     if same_as_source(state, wanted_hash):
         host.noop(f"{path} is {state['stamp']['hash'][:12]}")
         return

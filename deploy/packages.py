@@ -15,19 +15,23 @@ from pyinfra.operations import apt, files
 
 from deploy.apt_sources import through_mirror
 from deploy.node_operation import Commands, node_operation
+from inventory.settings import Settings
 
 BASE_PACKAGES = [
     # what one works with on a node
     "git", "curl", "wget", "tmux", "htop", "ncdu", "unzip", "ca-certificates",
-    # torch and DeepSpeed compile extensions
-    "build-essential", "ninja-build",
     # the launcher, and files from node to node
-    "pdsh", "rsync",
+    "pdsh", "ninja-build", "rsync",
     # the data disk: made, grown, checked
     "e2fsprogs", "xfsprogs", "fdisk", "cloud-guest-utils",
     # the driver and its GPU
     "pciutils", "kmod",
 ]  # fmt: skip
+
+COMPILERS = ["build-essential"]
+"""Triton's kernels and DeepSpeed's own optimizers are compiled where they first run: on GPUs. Nothing is on a CPU node,
+and they are two thirds of all the packages' bytes, on every new machine again.
+"""
 
 LOCK_TIMEOUT = 'DPkg::Lock::Timeout "600";\n'
 ORIGINALS = "/var/lib/spotune/apt-sources"
@@ -62,6 +66,17 @@ class AptSources(FactBase[list[str]]):
         return []
 
 
+def packages_for(settings: Settings) -> list[str]:
+    """What the distribution is asked for on every node. Pure."""
+    compiles, system_python = settings.torch_flavour == "cuda", settings.python_provider == "venv"
+    return [
+        *BASE_PACKAGES,
+        *(COMPILERS if compiles else []),
+        *(["python3-venv"] if system_python else []),
+        *(["python3-dev"] if system_python and compiles else []),
+    ]
+
+
 @deploy("Packages")
 def install_packages() -> None:
     """Everything the other deploys stand on."""
@@ -73,10 +88,8 @@ def install_packages() -> None:
         mode="644",
     )
     set_apt_mirror(name="apt sources", mirror=host.data.settings.mirrors.resolved().apt)
-    extra = ["python3-venv", "python3-dev"] if host.data.settings.python_provider == "venv" else []
-    present_packages(
-        name="Base packages", packages=[*BASE_PACKAGES, *extra], _retries=5, _retry_delay=10, _timeout=1800
-    )
+    packages = packages_for(host.data.settings)
+    present_packages(name="Base packages", packages=packages, _retries=5, _retry_delay=10, _timeout=1800)
     files.put(
         name="pdsh calls over ssh",
         src=StringIO("ssh\n"),

@@ -20,6 +20,9 @@ from typing import Any
 ENVIRONMENT = Path("/data/env")
 MODELS = Path("/data/models")
 SSH_TIMEOUT_S = 8
+RUN_UNIT = re.compile(r"^spotune-(.+-\d{8}-\d{6})\.service\b")
+"""A run's unit ends with the time it was made; spotune has other units too."""
+SPOT_WATCH = "spotune-spot-watch.service"
 RUN_FOLDER = re.compile(r"/data/runs/([A-Za-z0-9._-]+)")
 
 
@@ -128,8 +131,7 @@ def active_runs() -> list[str]:
     """Runs whose unit is active on this node."""
     pattern = "spotune-*.service"
     _, out, _ = say("systemctl", "list-units", pattern, "--state=active,activating", "--plain", "--no-legend")
-    names = (line.split()[0] for line in out.splitlines() if line.strip())
-    return [name.removeprefix("spotune-").removesuffix(".service") for name in names]
+    return [found[1] for line in out.splitlines() if (found := RUN_UNIT.match(line.strip()))]
 
 
 def torch_versions() -> tuple[str, str]:
@@ -203,6 +205,7 @@ def node(names: list[str], ssh_to: list[str], ports: list[int]) -> dict[str, Any
         "logins": logins,
         "free_ports": free_ports(*ports),
         "clock_synchronised": clock_synchronised(),
+        "spot_watch": say("systemctl", "is-active", SPOT_WATCH)[1],
     }
 
 

@@ -227,14 +227,35 @@ def finishing_commands(wanted: Environment, at: Places) -> Iterator[str]:
     yield shlex.join(["rm", "-rf", at.cache])
 
 
+INTERPRETER = """
+import json, sys
+with open(sys.argv[1]) as file:
+    built = json.load(file)["python"]
+if built.split(".")[:2] != [str(part) for part in sys.version_info[:2]]:
+    print(f"built with Python {built}, run by {sys.version.split()[0]}")
+"""
+
+
+def interpreter_probe(env: str) -> str:
+    """Shell that prints a line where an environment's interpreter is not the one it was built with.
+
+    One that was made by the system's Python comes along with a disk; what it points to may be another on this image.
+    """
+    python = f"{env}/bin/python"
+    asked = shlex.join([python, "-I", "-c", INTERPRETER, f"{env}/{STAMP}"])
+    return f"{asked} 2>/dev/null || echo {shlex.quote(f'{python} does not run')}"
+
+
 @node_operation
 def environment(wanted: Environment) -> Commands:
     """The finished environment on the head."""
     at = Places()
-    state = host.get_fact(fan_out.TreeState, path=at.env, stamp=STAMP)
-    if state["stamp"].get("hash") == wanted.hash:
+    state = host.get_fact(fan_out.TreeState, path=at.env, stamp=STAMP, probe=interpreter_probe(at.env))
+    if fan_out.same_as_source(state, wanted.hash):
         host.noop(f"{at.env} is {wanted.hash[:12]}")
         return
+    for problem in state["problems"]:
+        _say(f"{at.env} cannot be used here: {problem}")
     complete_wheelhouse = bool(host.get_fact(Directory, path=at.wheelhouse))
     yield refuse_unless_mounted()
     yield refuse_while_running(at.env)
@@ -271,5 +292,6 @@ def build_environment() -> None:
             stamp=STAMP,
             source=head.name,
             wanted_hash=wanted.hash,
+            probe=interpreter_probe(Places.env),
             runs_use_it=True,
         )

@@ -38,7 +38,8 @@ def refuse_while_running(path: str, proc: str = "/proc") -> str:
     The head has the run's unit; the other nodes have only its processes, known by their environment.
     """
     units = "systemctl list-units 'spotune-*.service' --state=active,activating --plain --no-legend 2>/dev/null"
-    in_units = f"{units} | sed -n 's/^spotune-\\(.*\\)\\.service .*/\\1/p'"
+    # a run's unit ends with the time it was made; spotune has other units too
+    in_units = f"{units} | sed -n 's/^spotune-\\(.*-[0-9]\\{{8\\}}-[0-9]\\{{6\\}}\\)\\.service .*/\\1/p'"
     processes = f"grep -hsoz '^{RUN_VARIABLE}=.*' {proc}/[0-9]*/environ"
     in_processes = f"{processes} | tr '\\0' '\\n' | sed 's#.*/##'"
     reason = f"{path} is used by $runs: end that with \\`fab stop\\`, then deploy again"

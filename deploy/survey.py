@@ -38,6 +38,7 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
         offsets_s=offsets,
         models=models,
         deploy_command=f"pyinfra -y inventory/{cluster.settings.provider}.py deploy/base.py",
+        rented=cluster.settings.provider == "aliyun",
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
-from inventory.command_line import one_sentence
+from inventory.command_line import agreed, one_sentence
 
 if TYPE_CHECKING:
     from deploy.doctor import GpuAnswer
@@ -90,7 +90,7 @@ def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> N
     if not chosen:
         print("nothing to end")
         return
-    if not yes and not _agreed(f"End {len(chosen)} processes?"):
+    if not yes and not (sys.stdin.isatty() and agreed(f"End {len(chosen)} processes?")):
         raise Exit("nothing was ended", code=1)
     commands = {
         name: kill_command(one.process for one in chosen if one.node == name) for name in {one.node for one in chosen}
@@ -132,12 +132,6 @@ def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
         run = f"{process.run or '-'}{' (active)' if one.protected else ''}"
         table.add_row(one.node, str(process.pid), process.user, process.age, memory, run, process.command)
     Console().print(table)
-
-
-def _agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        return False
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 gpu = Collection("gpu")

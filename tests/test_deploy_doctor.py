@@ -55,6 +55,7 @@ def answer(of: Node, **changes: Any) -> Answer:
         driver_loaded="580.178.04",
         driver_installed="580.178.04",
         active_runs=(),
+        spot_watch="active",
     ).model_copy(update=changes)
 
 
@@ -66,6 +67,7 @@ def survey(**changes_of_te2: Any) -> Survey:
         offsets_s={"te1": 3600.0, "te2": 3600.2},
         models=("tiny",),
         deploy_command=DEPLOY,
+        rented=True,
     )
 
 
@@ -123,6 +125,8 @@ def process(run: str = "") -> GpuProcess:
             "7 (ann, 02:11)",
             "fab gpu.kill",
         ),
+        ({"spot_watch": "activating"}, "spot notice", "broken", "the watcher is activating", DEPLOY),
+        ({"spot_watch": ""}, "spot notice", "broken", "the watcher is not there", DEPLOY),
     ],
 )
 def test_what_is_wrong_is_named_with_its_cure(
@@ -204,6 +208,12 @@ def test_nodes_without_gpus_need_neither_driver_nor_cuda() -> None:
     findings = examine(replace(survey(), nodes=nodes, answers=answers))
     assert wrong(findings) == []
     assert "driver" not in {finding.check for finding in findings}
+
+
+def test_nobody_takes_back_machines_that_are_not_rented() -> None:
+    findings = examine(replace(survey(spot_watch="inactive"), rented=False))
+    assert "spot notice" not in {finding.check for finding in findings}
+    assert wrong(findings) == []
 
 
 def test_the_table_fits_80_columns_and_lists_every_cure_once() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.packages import packages_for
+from inventory.settings import Settings
 from tests.fake_nodes import NODE, deploy
 
 REPOSITORY = Path(__file__).parent.parent
@@ -88,3 +90,18 @@ def test_a_mirror_is_set_once_and_taken_away_again(tmp_path: Path) -> None:
     assert set_mirror(tmp_path, "") == 1
     assert {path: (root / path).read_text() for path in ORIGINALS} == ORIGINALS
     assert set_mirror(tmp_path, "") == 0
+
+
+@pytest.mark.parametrize(
+    ("torch", "provider", "there"),
+    [
+        ("cuda", "conda", {"build-essential"}),
+        ("cuda", "venv", {"build-essential", "python3-dev", "python3-venv"}),
+        ("cpu", "venv", {"python3-venv"}),
+        ("cpu", "conda", set()),
+    ],
+)
+def test_compilers_are_asked_for_only_where_something_is_compiled(torch, provider, there):
+    asked = set(packages_for(Settings(python={"torch": torch, "provider": provider})))
+    assert asked & {"build-essential", "python3-dev", "python3-venv"} == there
+    assert {"pdsh", "ninja-build", "rsync"} <= asked

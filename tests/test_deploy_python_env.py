@@ -20,6 +20,7 @@ from deploy import fan_out, python_env, requirements_lock
 from deploy.python_env import Environment, Installer, Places
 from deploy.refusal import REFUSED
 from inventory.settings import Mirrors, Python, Settings
+from tests.fake_nodes import NODE, deploy
 
 LOCK = python_env.LOCK.read_text()
 STAND_IN = Path(__file__).with_name("conda_stand_in")
@@ -133,6 +134,44 @@ def test_an_environment_is_built_from_hashed_wheels_and_stamped_last(ground: Gro
     assert (stamp["hash"], stamp["torch"]) == (wanted.hash, "2.13.0+cpu")
     assert not Path(ground.at.cache).exists()
     ground.run(iter([fan_out.manifest_command("verify", ground.at.env)]))
+
+
+def found(ground: Ground) -> dict[str, object]:
+    """What the base deploy learns of the environment on a node."""
+    probe = python_env.interpreter_probe(ground.at.env)
+    command = fan_out.state_command(ground.at.env, python_env.STAMP, "none", probe=probe)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    return fan_out.parse_state(done.stdout.splitlines())
+
+
+def test_an_environment_whose_interpreter_is_another_on_this_image_is_not_taken(ground: Ground) -> None:
+    wanted = ground.wanted()
+    ground.run(python_env.interpreter_commands(wanted, ground.at))
+    ground.fill(wanted)
+    ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
+    ground.run(python_env.finishing_commands(wanted, ground.at))
+    assert fan_out.same_as_source(found(ground), wanted.hash)
+    stamp = Path(ground.at.env, python_env.STAMP)
+    stamp.write_text(json.dumps({**ground.stamp(), "python": "3.4.1"}))
+    (problem,) = found(ground)["problems"]
+    assert problem.startswith("built with Python 3.4.1, run by 3.")
+    ground.python.unlink()
+    ground.python.symlink_to("/usr/bin/python-of-another-image")
+    state = found(ground)
+    assert state["stamp"]["hash"] == wanted.hash and state["problems"] == [f"{ground.python} does not run"]
+    assert not fan_out.same_as_source(state, wanted.hash)
+    stamp.unlink()
+    assert found(ground)["problems"] == []
+
+
+@pytest.mark.parametrize("problem", ["", "built with Python 3.4.1, run by 3.13.5"])
+def test_head_and_workers_take_a_restored_environment_only_with_its_interpreter(problem: str) -> None:
+    wanted = python_env.environment_from(Settings(), LOCK)
+    stamp = json.dumps({"hash": wanted.hash, "python": "3.4.1"})
+    restored = {**NODE, "sys.version_info[:2]": [stamp, "--spotune--", problem, "--spotune--"]}
+    told = deploy("deploy.python_env.build_environment", {"te1": restored, "te2": restored})["told"]
+    assert any("rm -rf /data/env" in command for command in told["te1"]) is bool(problem)
+    assert any("rsync" in command for command in told["te2"]) is bool(problem)
 
 
 def test_a_wheel_with_another_hash_is_refused(ground: Ground) -> None:

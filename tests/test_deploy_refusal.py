@@ -59,6 +59,7 @@ def test_an_environment_in_use_by_ranks_of_a_run_is_refused(systemctl: Path) -> 
 
 
 def test_without_a_run_the_environment_may_be_replaced(systemctl: Path, tmp_path: Path) -> None:
+    (systemctl / "units").write_text("spotune-spot-watch.service loaded active running the watcher, no run\n")
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/environ").write_bytes(b"HOME=/root\0NOT_SPOTUNE_RUN=/data/runs/x\0")
     assert sh(refuse_while_running("/data/env", proc=str(tmp_path / "proc")), systemctl) == (0, "")

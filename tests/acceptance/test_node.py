@@ -71,9 +71,13 @@ def test_nccl_is_told_the_interface_of_the_private_address(host, node):
     assert f"NCCL_SOCKET_IFNAME=={name}" in host.file("/etc/nccl.conf").content_string.splitlines()
 
 
-@pytest.mark.parametrize("package", ["git", "rsync", "pdsh", "ninja-build", "build-essential", "tmux"])
+@pytest.mark.parametrize("package", ["git", "rsync", "pdsh", "ninja-build", "tmux"])
 def test_the_base_packages_are_there(host, package):
     assert host.package(package).is_installed
+
+
+def test_a_compiler_is_there_where_something_is_compiled(host, cluster):
+    assert host.package("build-essential").is_installed or cluster.settings.torch_flavour == "cpu"
 
 
 def test_the_environment_imports_what_training_needs(host):
