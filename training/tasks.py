@@ -25,6 +25,7 @@ RUN_HELP = "run id; without it the newest run"
 @contextmanager
 def _sentences() -> Iterator[None]:
     """Mistakes end with one sentence and code 2, failed runs and broken connections with one and code 1."""
+    from inventory.api.errors import CloudError, RentError
     from training.control.attend import RunFailed
     from training.control.fetch import FetchInterrupted
     from training.control.head_node import HeadError
@@ -34,8 +35,8 @@ def _sentences() -> Iterator[None]:
     from training.plan.shape import PlanError
     from training.recipe import RecipeError
 
-    mistakes = (RecipeError, DataError, PlanError, LaunchError, FetchError)
-    with one_sentence(mistakes, failures=(HeadError, RunFailed, FetchInterrupted)):
+    mistakes = (RecipeError, DataError, PlanError, LaunchError, FetchError, RentError)
+    with one_sentence(mistakes, failures=(HeadError, RunFailed, FetchInterrupted, CloudError)):
         yield
 
 
@@ -85,6 +86,27 @@ def _on_all(nodes: Sequence[Node], command: str) -> dict[str, str | Exception]:
     from inventory import ssh
 
     return ssh.on_all(nodes, lambda node: _on(node, command))
+
+
+def _cover(seconds: float) -> None:
+    """Let rented machines live for as long as a run takes."""
+    from inventory.renting import lease
+    from inventory.settings import load_settings
+
+    lease.cover(load_settings(), seconds, print)
+
+
+@contextmanager
+def _lease(here: bool) -> Iterator[None]:
+    """Inside, the cloud does not release rented machines at their planned end."""
+    if here:
+        yield
+        return
+    from inventory.renting import lease
+    from inventory.settings import load_settings
+
+    with lease.kept(load_settings(), print):
+        yield
 
 
 @task(
@@ -139,9 +161,10 @@ def train(
         inspected = debugger.options(debug_rank, profile, detach)
         found = cache(lambda: stack.enter_context(_place(here)))
         place = cache(lambda: replace(found()[0], **inspected))
+        cover = start_run.cover_nothing if here else _cover
         if resume is None:
             recipe = start_run.chosen_recipe(model, set or (), steps)
-            wishes = start_run.Wishes(dry, anyway, skip_bad)
+            wishes = start_run.Wishes(dry, anyway, skip_bad, cover)
             run_id = start_run.start(place, recipe, data, datetime.now(), wishes)
         elif data or dry or anyway or skip_bad:
             raise LaunchError(
@@ -151,10 +174,11 @@ def train(
         else:
             overrides = start_run.overrides_of(set or (), steps)
             asked = resume if isinstance(resume, str) else None
-            run_id = resume_run.resume(place(), asked, model or None, overrides, force=force)
+            run_id = resume_run.resume(place(), asked, model or None, overrides, force=force, cover=cover)
         if run_id and detach:
             attend.say_detached(run_id, here)
             return
+        stack.enter_context(_lease(here))
         if run_id and debug_rank:
             stack.enter_context(debugger.reached(place().head, run_id, _tunnel(found()[1])))
         if run_id and (seen := attend.attend(place().head, run_id)):
@@ -192,8 +216,12 @@ def logs(
             print("\n".join(attend.nccl_lines(head, run_id)))
         elif not follow:
             print(head.shell(f"tail -n 100 {shlex.quote(str(head.runs / run_id))}/logs/launcher.log"))
-        elif seen := attend.attend(head, run_id):
-            attend.conclude(head, run_id, seen)
+            print(attend.ending(run_id, runs.look(head, run_id)))
+        else:
+            with _lease(here):
+                seen = attend.attend(head, run_id)
+            if seen:
+                attend.conclude(head, run_id, seen)
 
 
 def _on_node(head: Head, nodes: Sequence[Node], name: str, command: str) -> str:
@@ -220,7 +248,10 @@ def _tunnel(nodes: Sequence[Node]) -> Tunnel:
 
 @task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
 def status(c: Context, here: bool = False) -> None:
-    """All runs with their state; whether every node answers."""
+    """All runs with their state; whether every node answers; until when rented machines are there."""
+    with _sentences():
+        if not here:
+            _show_rented()
     with _sentences(), _place(here) as (place, nodes):
         from training.control import runs
         from training.control.terminal import runs_table, table
@@ -229,6 +260,17 @@ def status(c: Context, here: bool = False) -> None:
             answers = _on_all(nodes, "uptime -p")
             table(["node", "address", "state"], [[n.name, n.address, str(answers[n.name])] for n in nodes])
         runs_table(runs.all_runs(place.head))
+
+
+def _show_rented() -> None:
+    """Rented machines before anything is asked of them: one that is being taken back may not answer."""
+    from inventory.settings import load_settings
+
+    settings = load_settings()
+    if settings.provider == "aliyun":
+        from inventory.renting.report import show_machines
+
+        show_machines(settings)
 
 
 @task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})

@@ -15,6 +15,7 @@ from training.launch import LaunchError
 from training.plan.shape import ModelShape
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS, REPORT
+from training.supervision.reclaim import GO_ON, RECLAIMED
 
 WATCH_EVERY_S = 5.0
 OUT_OF_MEMORY = "ran out of GPU memory"
@@ -58,7 +59,15 @@ def conclude(head: Head, run_id: str, seen: Look) -> None:
         if seen.status and seen.status.mistake:
             raise LaunchError(f"{run_id}: {reason}")
         raise RunFailed(f"{run_id} failed: {reason}")
-    print(f"{run_id} {seen.state}")
+    print(ending(run_id, seen))
+    if seen.status and RECLAIMED in seen.status.reason:
+        print(f"go on when it is gone: {GO_ON}; then fab train --resume {run_id}")
+
+
+def ending(run_id: str, seen: Look) -> str:
+    """How a run ended, in one line."""
+    reason = seen.status.reason if seen.status else ""
+    return f"{run_id} {seen.state}{f': {reason}' if reason else ''}"
 
 
 def memory_ladder(head: Head, run_id: str) -> list[str]:

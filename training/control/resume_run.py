@@ -12,6 +12,7 @@ from pathlib import Path
 from training.control import preparing, runs
 from training.control.head_node import Head, HeadError
 from training.control.place import Place
+from training.control.start_run import Cover, cover_nothing, planned_s
 from training.launch import Launch, LaunchError
 from training.recipe import read_recipe
 
@@ -23,7 +24,13 @@ OTHER_TENSORS = (
 
 
 def resume(
-    place: Place, run_id: str | None, model: str | None, overrides: Mapping[str, str], *, force: bool
+    place: Place,
+    run_id: str | None,
+    model: str | None,
+    overrides: Mapping[str, str],
+    *,
+    force: bool,
+    cover: Cover = cover_nothing,
 ) -> str | None:
     """Start a run again from its newest checkpoint; None where it is finished already.
 
@@ -40,6 +47,7 @@ def resume(
         )
         return None
     runs.refuse_second(head)
+    runs.refuse_reclaimed(head, place.hosts)
     step, damaged = runs.whole_checkpoint(head, run_id)
     names = ", ".join(f"step-{number}" for number in damaged)
     if step is None and damaged:
@@ -47,6 +55,7 @@ def resume(
     if step is None:
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
     change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else Change()
+    cover(planned_s(runs.read_plan(head, run_id).get("predicted") or {}))
     runs.wait_for_reports(head, run_id)
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     launch = runs.put_again(head, runs.read_launch(head, run_id), place.target(run_id), change.files, force)

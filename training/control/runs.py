@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,12 +19,14 @@ from training.control.place import Place, Target
 from training.control.ship import code_files, launch_files, pack
 from training.launch import (
     ENV_FOLDER,
+    Host,
     Launch,
     LaunchError,
     parse_launch,
 )
 from training.run_folder import LAUNCH, LAUNCHER_LOG, PREPARING, is_run_id, new_run_id, recipe_of, unit_of
 from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
+from training.supervision import reclaim
 
 CHECK = "check"
 GENERATE = "generate"
@@ -124,6 +126,19 @@ def refuse_second(head: Head) -> None:
             )
 
 
+def refuse_reclaimed(head: Head, hosts: Sequence[Host]) -> None:
+    """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
+    if head.here:
+        return
+    answer = head.shell(f"date +%s; for f in {reclaim.FOLDER}/*.json; do cat $f && echo; done 2>/dev/null; true")
+    now, *lines = answer.splitlines()
+    notices = reclaim.parse_notices(lines)
+    if soon := reclaim.pending(notices, [host.name for host in hosts], float(now)):
+        raise LaunchError(
+            f"{reclaim.words(soon)}: nothing is started; when it is gone: {reclaim.GO_ON}, then the same again"
+        )
+
+
 def wait_for_reports(head: Head, run_id: str) -> None:
     """Of a run that is over: while they are made, its supervisor stands where the next one is to go."""
     follow(lambda: look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
@@ -219,6 +234,7 @@ def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
 def start_check(place: Place, now: datetime) -> str:
     """Start a communication check as trainings are started; gives its run id."""
     refuse_second(place.head)
+    refuse_reclaimed(place.head, place.hosts)
     run_id = new_run_id(CHECK, now)
     launch = place.target(run_id).launch(place.head.runs / run_id, "training.commcheck")
     plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from training import tiny
 from training.control import preparing, runs
@@ -130,6 +131,19 @@ def _make_tiny(folder: Path, target: Target) -> None:
     fresh.rename(folder)
 
 
+Cover = Callable[[float], None]
+"""Sees to it that the machines stay for so many seconds, before a run starts; raises where they cannot."""
+
+
+def cover_nothing(seconds: float) -> None:
+    """Machines that nobody takes away."""
+
+
+def planned_s(predicted: Mapping[str, Any]) -> float:
+    """Seconds a run takes by its plan; 0 where the plan does not know."""
+    return 60 * float(predicted.get("minutes") or 0)
+
+
 @dataclass(frozen=True)
 class Wishes:
     """How a start treats what it finds."""
@@ -140,6 +154,7 @@ class Wishes:
     """Start in spite of an estimate that says no."""
     skip_bad: bool = False
     """Leave records out that cannot be used."""
+    cover: Cover = cover_nothing
 
 
 def start(
@@ -155,6 +170,7 @@ def start(
         place = find_place()
         head = place.head
         runs.refuse_second(head)
+        runs.refuse_reclaimed(head, place.hosts)
         runs.remove_abandoned(head, ABANDONED_MIN)
         run_id = new_run_id(recipe.name, now)
         target = place.target(run_id)
@@ -170,6 +186,7 @@ def start(
             plan = plan_run(place, launch, recipe, preparing.Order(wishes.skip_bad, given.from_hub), wishes.anyway)
             if not wishes.dry:
                 launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
+                wishes.cover(planned_s(plan.predicted))
                 runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, base, plan.data, plan.predicted))
         except BaseException:
             with contextlib.suppress(HeadError):  # the reason is being raised already

@@ -35,7 +35,13 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(label, total=None, words="starting")
 
+        said = ""
+
         def show(seen: Look) -> None:
+            nonlocal said
+            if (reason := news(seen)) and reason != said:
+                bar.console.print(reason)
+                said = reason
             if seen.metrics:
                 last = seen.metrics[-1]
                 words = describe(last, eta_s(seen.metrics), seen.evaluation)
@@ -46,13 +52,21 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
         yield show
 
 
+def news(seen: Look) -> str:
+    """What a run that goes on says of itself: that it is being stopped, and why."""
+    return seen.status.reason if seen.status and not seen.status.over else ""
+
+
 def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
-    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0}
+    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "reason": ""}
 
     def show(seen: Look) -> None:
         if seen.state != said["state"]:
             write(seen.state)
             said["state"] = seen.state
+        if (reason := news(seen)) and reason != said["reason"]:
+            write(reason)
+            said["reason"] = reason
         row = seen.metrics[-1] if seen.metrics else None
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - said["at"] > PLAIN_EVERY_S

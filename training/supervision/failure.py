@@ -55,6 +55,7 @@ _SAID: tuple[tuple[re.Pattern[str], int, str], ...] = (
 _SSH_LOST = re.compile(r"Timeout, server \S+ not responding|client_loop: send disconnect|Connection to \S+ closed by")
 """ssh's own words; pdsh passes its exit code on only once all output has ended."""
 SSH_LOST_CODE = 255
+SAVED = "stopped on request, after saving a checkpoint"
 _OWN_NAME = re.compile(r"^rank \d+ \([^)]*\): ")
 
 
@@ -223,7 +224,7 @@ def verdict(seen: Observation, stop_requested: bool, launcher_code: int | None) 
     if seen.all_ended and codes == {0}:
         return Verdict("finished")
     if seen.all_ended and codes <= {FINISHED, STOPPED}:
-        return Verdict("stopped", "stopped on request, after saving a checkpoint")
+        return Verdict("stopped", SAVED)
     if stop_requested:
         return Verdict("stopped", "stopped on request; the ranks did not save in time, the last checkpoint stands")
     if not causes:

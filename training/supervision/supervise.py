@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import queue
 import shlex
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +28,6 @@ from training.diagnosis.progress import FOLDER as PROGRESS
 from training.diagnosis.progress import read_progress
 from training.launch import (
     LONGEST_STOP_S,
-    NO_DATA_DISK,
     STOP_GRACE_S,
     Host,
     Launch,
@@ -34,11 +35,12 @@ from training.launch import (
     runner_argv,
     sweep_command,
 )
-from training.run_folder import HANG, LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
-from training.supervision import afterwards, hung_run
+from training.run_folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+from training.supervision import afterwards, hung_run, reclaim
 from training.supervision.end_processes import sweep
-from training.supervision.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
+from training.supervision.failure import LAST_LINES, SAVED, SECONDARY, Observation, Verdict, verdict
 from training.supervision.node_ssh import NodeError, answers, master_port, on_hosts, output_of, ssh, ssh_port
+from training.supervision.readying import RESERVE, ready
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
 STATUS_EVERY_S = 5.0
@@ -46,18 +48,13 @@ SETTLE_S = 3.0
 """How long to listen on after a failure: the others' last words, and the cause behind it."""
 SETTLE_SECONDARY_S = 25.0
 """The same after what is usually a consequence; ssh notices a lost node after 15 to 20 seconds."""
-RESERVE = ".reserve"
 RESERVE_BYTES = 256 * 1024
-OF_THE_HEAD = (
-    *("logs", "checkpoints", STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
-    *("tb", "wandb", "report.html", "versions.json", "after", "merged"),
-)
 
 
 class Supervisor:
     """One run from its start to its end."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER) -> None:
         self.run_dir = run_dir
         self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self.seen = Observation(self.launch)
@@ -65,6 +62,9 @@ class Supervisor:
         self.stop_requested_at: float | None = None
         self.stall = StallWatch(0 if self.launch.debug_rank is not None else self.launch.hang_s)
         now = time.time()
+        self.reclaims = reclaim.Reclaims(tuple(host.name for host in self.launch.hosts), now, notices)
+        self.leave_by = math.inf
+        """By the monotonic clock: when the ranks must have left because a node goes."""
         self.status = Status(self.launch.run_id, "starting", started=now, updated=now, supervisor_pid=os.getpid())
 
     def request_stop(self, *_: object) -> None:
@@ -81,44 +81,23 @@ class Supervisor:
         for folder in (PROGRESS, PROFILE):
             shutil.rmtree(self.run_dir / folder, ignore_errors=True)
         self._write_status()
-        try:
-            self._prepare_nodes()
-            end, code = self._supervise()
-        except NodeError as error:
-            end, code = Verdict("failed", f"node {error.node} is not ready: {error}", node=error.node), 1
+        end, code = self._run()
         self._write_end(end, code)
         afterwards.evaluate(self.launch)
         return 0 if end.state in {"finished", "stopped"} else 1
 
-    def _prepare_nodes(self) -> None:
-        """Every node answers, has the run's code and data, and no process of an earlier try."""
-        if self.launch.here:
-            sweep(str(self.run_dir))
-            return
-        for step in (
-            self._make_folder,
-            self._ship,
-            lambda host: ssh(host.name, sweep_command(self.launch), 30),
-        ):
-            errors = on_hosts(self.launch.hosts, step)
-            if errors:
-                raise errors[0]
-
-    def _make_folder(self, host: Host) -> None:
-        make = f"mkdir -p {shlex.quote(str(self.run_dir))}/logs"
-        if disk := self.launch.data_disk:
-            missing = shlex.quote(NO_DATA_DISK.format(disk=disk))
-            make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
-        ssh(host.name, make, 8)
-
-    def _ship(self, host: Host) -> None:
-        if host == self.launch.hosts[0]:
-            return
-        excluded = [f"--exclude=/{name}" for name in OF_THE_HEAD]
-        source, target = f"{self.run_dir}/", f"{host.name}:{self.run_dir}/"
-        # what is shipped to the head has no time of its own: a recipe of the same size would pass for the old one
-        for options in (["--checksum", "--exclude=/data"], []):
-            output_of(["rsync", "-a", "--timeout=20", *options, *excluded, source, target], host.name, 600)
+    def _run(self) -> tuple[Verdict, int | None]:
+        """From the first look at the nodes to the last rank's end; the launcher's exit code where it was started."""
+        try:
+            if not self.reclaims.look(time.time()):
+                ready(self.launch)
+                self.reclaims.look(time.time())
+            if not self.reclaims.known:
+                return self._supervise()
+        except NodeError as error:
+            if not self.reclaims.look(time.time()):
+                return Verdict("failed", f"node {error.node} is not ready: {error}", node=error.node), 1
+        return Verdict("stopped", self.reclaims.not_started), None
 
     def _supervise(self) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
@@ -141,6 +120,9 @@ class Supervisor:
         self._watch(launcher)
         code = launcher.poll()
         end = verdict(self.seen, self.stop_requested_at is not None, code)
+        if self.reclaims.known and end.state == "stopped":
+            why = self.reclaims.ending(end.reason == SAVED, reclaim.newest_step(self.run_dir))
+            end = replace(end, reason=why)
         self._end_all(launcher)
         return end, code
 
@@ -176,10 +158,11 @@ class Supervisor:
         ended_at: float | None = None
         while True:
             self._take_event()
+            self._heed_notices()
             now = time.monotonic()
             if time.time() - self.status.updated > STATUS_EVERY_S:
                 self._refresh()
-            if self.stop_requested_at and now - self.stop_requested_at > self._stop_grace_s():
+            if self.stop_requested_at and (now - self.stop_requested_at > self._stop_grace_s() or now > self.leave_by):
                 return
             if causes := self.seen.causes():
                 failed_at = failed_at or now
@@ -192,6 +175,15 @@ class Supervisor:
                 ended_at = ended_at or now
                 if self.events.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
                     return
+
+    def _heed_notices(self) -> None:
+        """A node is to be taken back: what a stop does, within the time that is left."""
+        if self.reclaims.look(time.time()):
+            self.leave_by = time.monotonic() + self.reclaims.left_s(time.time())
+            self.status = self.status.changed(reason=self.reclaims.stopping)
+            self._refresh()
+            print(self.reclaims.stopping, flush=True)
+            self.request_stop()
 
     def _stop_grace_s(self) -> float:
         """As planned; longer where three steps at the pace so far, and a minute to save, are more than that."""
@@ -231,7 +223,9 @@ class Supervisor:
         for error in on_hosts(reachable, lambda host: ssh(host.name, sweep_command(self.launch), 20)):
             print(f"could not end the ranks on {error.node}: {error}", file=sys.stderr, flush=True)
             lost.add(error.node)
-        afterwards.collect(self.launch, tuple(host for host in self.launch.hosts[1:] if host.name not in lost))
+        others = tuple(host for host in self.launch.hosts[1:] if host.name not in lost)
+        # profiles are large, and the machines may go
+        afterwards.collect(replace(self.launch, profile="") if self.reclaims.known else self.launch, others)
 
     def _last_lines(self, end: Verdict) -> tuple[str, ...]:
         """The failing rank's last words: from its own log, which also has what it did not say aloud."""
@@ -280,7 +274,9 @@ class Supervisor:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
-    supervisor = Supervisor(parser.parse_args().run.resolve())
+    parser.add_argument("--notices", type=Path, default=reclaim.FOLDER, help="where nodes leave the cloud's notices")
+    arguments = parser.parse_args()
+    supervisor = Supervisor(arguments.run.resolve(), arguments.notices)
     signal.signal(signal.SIGTERM, supervisor.request_stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return supervisor.main()

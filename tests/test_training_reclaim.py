@@ -1,0 +1,189 @@
+"""A node is taken back: what the supervisor makes of the notices on the head, with real ranks on this machine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.supervised import status_of, supervisors, wait_for, wait_for_output
+from training.control import attend, runs
+from training.control.follow import Look
+from training.control.terminal import _plain
+from training.launch import Host, LaunchError
+from training.run_folder import Status
+from training.supervision.end_processes import processes_of
+from training.supervision.reclaim import Notice, Reclaims, parse_notices, pending, words
+
+NOON = 1_769_860_980.0
+"""2026-01-31 12:03 UTC"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a supervisor of two ranks that run one of PROGRAMS."""
+    with supervisors(tmp_path) as started:
+        yield started
+
+
+def notice(folder: Path, node: str, in_s: float, noticed_ago_s: float = 0.0) -> None:
+    """What a node's watcher leaves on the head."""
+    folder.mkdir(exist_ok=True)
+    moments = (time.time() + in_s, time.time() - noticed_ago_s)
+    at, noticed = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment)) for moment in moments)
+    (folder / f"{node}.json").write_text(json.dumps({"node": node, "at": at, "noticed": noticed}) + "\n")
+
+
+def test_the_sentence_names_every_node_and_its_time():
+    one, two, later = Notice("te3", NOON, 0), Notice("te2", NOON + 20, 0), Notice("te1", NOON + 120, 0)
+    assert words([one]) == "te3 is being reclaimed at 12:03 UTC (spot)"
+    assert words([one, two]) == "te3 and te2 are being reclaimed at 12:03 UTC (spot)"
+    assert words([one, two, later]) == (
+        "te3 at 12:03 UTC, te2 at 12:03 UTC and te1 at 12:05 UTC are being reclaimed (spot)"
+    )
+
+
+def test_a_notice_counts_for_the_nodes_of_a_run_while_its_time_is_to_come():
+    notices = [Notice("te3", NOON, 0), Notice("te2", NOON - 60, 0), Notice("old", NOON + 60, 0)]
+    assert pending(notices, ["te1", "te2", "te3"], NOON - 120) == [notices[1], notices[0]]
+    assert pending(notices, ["te1", "te2", "te3"], NOON - 30) == [notices[0]]
+    assert pending(notices, ["te1"], 0) == []
+
+
+def test_what_is_no_notice_is_passed_over():
+    good = '{"node": "te3", "at": "2026-01-31T12:03:00Z", "noticed": "2026-01-31T11:58:00Z"}'
+    assert parse_notices(["", "{", "[]", '{"node": "te3"}', good, '{"node": "x", "at": 7, "noticed": ""}']) == [
+        Notice("te3", NOON, NOON - 300)
+    ]
+
+
+def test_a_machine_that_went_before_the_run_began_is_no_concern_of_it(tmp_path: Path):
+    now = time.time()
+    notice(tmp_path, "te2", in_s=-400, noticed_ago_s=700)
+    reclaims = Reclaims(("te1", "te2"), now, tmp_path)
+    assert not reclaims.look(now)
+    notice(tmp_path, "te2", in_s=-5)
+    reclaims = Reclaims(("te1", "te2"), now - 10, tmp_path)
+    assert reclaims.look(now), "a notice that came late is of this run"
+    assert not reclaims.look(now), "it is no news any more"
+
+
+def test_the_ranks_get_what_is_left_minus_half_a_minute():
+    reclaims = Reclaims(("te1",), 0, known={"te1": Notice("te1", NOON, NOON - 300), "te2": Notice("te2", NOON - 60, 0)})
+    assert reclaims.left_s(NOON - 300) == 300 - 60 - 30
+    assert reclaims.left_s(NOON - 70) == 5
+
+
+@pytest.mark.torch
+def test_the_ranks_of_a_run_whose_node_is_taken_back_save_and_leave_and_the_end_says_why(start):
+    run_dir, supervisor = start("saves_a_checkpoint")
+    wait_for_output(run_dir, 1, "waiting 1")
+    notice(run_dir.parent / "notices", "elsewhere", in_s=270)
+    time.sleep(1.2)
+    assert status_of(run_dir).reason == "", "not a node of this run"
+    notice(run_dir.parent / "notices", "localhost", in_s=270)
+    wait_for(lambda: "localhost is being reclaimed" in status_of(run_dir).reason)
+    assert supervisor.wait(30) == 0
+    status = status_of(run_dir)
+    assert status.state == "stopped"
+    assert status.reason.startswith("localhost is being reclaimed at ") and status.reason.endswith("; saved at step 30")
+    assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
+    assert processes_of(str(run_dir)) == []
+
+
+@pytest.mark.torch
+def test_ranks_that_do_not_leave_are_ended_before_the_node_goes_whatever_grace_was_planned(start):
+    run_dir, supervisor = start("is_deaf", stop_grace_s=600)
+    wait_for_output(run_dir, 1, "deaf")
+    began = time.monotonic()
+    notice(run_dir.parent / "notices", "localhost", in_s=36)
+    assert supervisor.wait(30) == 0
+    assert 4 < time.monotonic() - began < 20
+    status = status_of(run_dir)
+    assert status.state == "stopped"
+    assert status.reason.endswith("; the ranks did not save in time, there is no checkpoint")
+    assert processes_of(str(run_dir)) == []
+
+
+@pytest.mark.torch
+def test_a_run_that_begins_after_the_notice_starts_no_rank(start):
+    def before(run_dir: Path) -> None:
+        notice(run_dir.parent / "notices", "localhost", in_s=270, noticed_ago_s=60)
+
+    run_dir, supervisor = start("waits", before=before)
+    assert supervisor.wait(20) == 0
+    status = status_of(run_dir)
+    assert (status.state, status.exit_code) == ("stopped", None)
+    assert status.reason.endswith("(spot); the ranks were not started")
+    assert not (run_dir / "logs" / "launcher.log").exists()
+
+
+@pytest.mark.torch
+def test_a_notice_while_the_ranks_are_starting_is_heeded_as_soon_as_they_can(start):
+    run_dir, supervisor = start("starts_slowly")
+    wait_for((run_dir / "logs" / "launcher.log").exists)
+    notice(run_dir.parent / "notices", "localhost", in_s=270)
+    assert supervisor.wait(40) == 0
+    assert status_of(run_dir).reason.endswith("; saved at step 1")
+
+
+@pytest.mark.torch
+def test_a_stop_that_was_asked_for_gets_no_more_time_than_the_node_has(start):
+    run_dir, supervisor = start("is_deaf", stop_grace_s=600)
+    wait_for_output(run_dir, 1, "deaf")
+    supervisor.send_signal(signal.SIGTERM)
+    wait_for((run_dir / "stop").exists)
+    notice(run_dir.parent / "notices", "localhost", in_s=20)
+    assert supervisor.wait(30) == 0
+    assert "localhost is being reclaimed" in status_of(run_dir).reason
+
+
+class Head:
+    """A head whose shell is this machine's, its notices in a folder of the test's."""
+
+    here = False
+    name = "te1"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def shell(self, command: str, timeout_s: float = 20) -> str:
+        command = command.replace("/run/spotune/reclaim", str(self.folder))
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
+def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path):
+    hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
+    head = Head(tmp_path / "notices")
+    runs.refuse_reclaimed(head, hosts)
+    notice(head.folder, "te9", in_s=200)
+    notice(head.folder, "te2", in_s=-20, noticed_ago_s=320)
+    runs.refuse_reclaimed(head, hosts)
+    notice(head.folder, "te2", in_s=200)
+    with pytest.raises(LaunchError, match=r"^te2 is being reclaimed at \d\d:\d\d UTC \(spot\): ") as refused:
+        runs.refuse_reclaimed(head, hosts)
+    way = "when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot, then the same again"
+    assert str(refused.value).endswith(way)
+
+
+def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
+    status = Status("tiny-20260131-154500", "stopped", reason="te2 is being reclaimed at 15:05 UTC (spot); saved")
+    attend.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "go on when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot; "
+        "then fab train --resume tiny-20260131-154500"
+    )
+
+
+def test_who_follows_a_run_is_told_once_that_it_is_being_stopped_and_why():
+    lines: list[str] = []
+    show = _plain(lines.append)
+    for reason in ("", "te3 is being reclaimed", "te3 is being reclaimed"):
+        status = Status("tiny-20260131-154500", "running", reason=reason)
+        show(SimpleNamespace(state="running", metrics=(), status=status, evaluation=None))
+    assert lines == ["running", "te3 is being reclaimed"]

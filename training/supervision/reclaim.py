@@ -1,0 +1,141 @@
+"""The cloud takes a node of a run back: what the nodes' watchers leave on the head, and what that means for the run.
+
+A notice is a file NODE.json in /run/spotune/reclaim: {"node", "at", "noticed"}, both times UTC. Standard library only.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = Path("/run/spotune/reclaim")
+SAFETY_S = 30.0
+"""Of what is left until a node goes: to end the ranks, to collect their logs, to write down why."""
+LEAST_S = 5.0
+"""The ranks are given so much even where that little is left."""
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+GO_ON = "fab rebuild, or fab up and the base deploy where there is no snapshot"
+"""What gives a cluster its machines back once one of them is gone."""
+RECLAIMED = "being reclaimed"
+"""In the reason of a run that ended for a notice."""
+_CHECKPOINT = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One node is taken back; times in seconds since 1970."""
+
+    node: str
+    at: float
+    noticed: float
+
+
+def parse_notice(text: str) -> Notice:
+    """The notice in a file's text. Raises ValueError where there is none."""
+    content = json.loads(text)
+    try:
+        return Notice(str(content["node"]), _seconds(content["at"]), _seconds(content["noticed"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no notice: {text[:80]!r}") from error
+
+
+def _seconds(text: str) -> float:
+    return calendar.timegm(time.strptime(text, TIME))
+
+
+def parse_notices(texts: Iterable[str]) -> list[Notice]:
+    """The notices among some texts; what is none is passed over."""
+    found = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            found.append(parse_notice(text))
+    return found
+
+
+def read_notices(folder: Path) -> list[Notice]:
+    """Every notice in a folder."""
+    texts = []
+    for path in folder.glob("*.json") if folder.is_dir() else ():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts.append(path.read_text(encoding="utf-8"))
+    return parse_notices(texts)
+
+
+def pending(notices: Iterable[Notice], nodes: Iterable[str], now: float) -> list[Notice]:
+    """Those of these nodes whose time is still to come, the soonest first."""
+    wanted = set(nodes)
+    return sorted((n for n in notices if n.node in wanted and n.at > now), key=lambda n: (n.at, n.node))
+
+
+def words(notices: Sequence[Notice]) -> str:
+    """Who goes when, as the beginning of a sentence."""
+    each = [(notice.node, f"{time.strftime('%H:%M', time.gmtime(notice.at))}") for notice in notices]
+    verb = "is" if len(each) == 1 else "are"
+    if len({at for _, at in each}) == 1:
+        return f"{_list([node for node, _ in each])} {verb} {RECLAIMED} at {each[0][1]} UTC (spot)"
+    return f"{_list([f'{node} at {at} UTC' for node, at in each])} {verb} {RECLAIMED} (spot)"
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def newest_step(run_dir: Path) -> int | None:
+    """The step of a run's newest checkpoint; a folder of that name is a whole one."""
+    folder = run_dir / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=None)
+
+
+@dataclass
+class Reclaims:
+    """What a supervisor knows of its run's nodes being taken back."""
+
+    nodes: tuple[str, ...]
+    since: float
+    """When the supervisor began: older notices, of a time that has passed, are of machines that are gone."""
+    folder: Path = FOLDER
+    known: dict[str, Notice] = field(default_factory=dict)
+
+    def look(self, now: float) -> bool:
+        """Look once; whether there is something new."""
+        fresh = {
+            notice.node: notice
+            for notice in read_notices(self.folder)
+            if notice.node in self.nodes and (notice.at > now or notice.noticed >= self.since)
+        }
+        before = dict(self.known)
+        self.known.update(fresh)
+        return self.known != before
+
+    @property
+    def notices(self) -> list[Notice]:
+        """All so far, the soonest first."""
+        return sorted(self.known.values(), key=lambda notice: (notice.at, notice.node))
+
+    def left_s(self, now: float) -> float:
+        """Seconds the ranks may still have to save and to leave."""
+        return max(LEAST_S, self.notices[0].at - now - SAFETY_S)
+
+    @property
+    def stopping(self) -> str:
+        """What is going on, while the ranks save."""
+        return f"{words(self.notices)}: saving, then leaving"
+
+    @property
+    def not_started(self) -> str:
+        """Why a run ended that had not begun."""
+        return f"{words(self.notices)}; the ranks were not started"
+
+    def ending(self, saved: bool, step: int | None) -> str:
+        """Why the run ended, and with which checkpoint it can go on."""
+        if saved:
+            return f"{words(self.notices)}; saved at step {step}"
+        left = "there is no checkpoint" if step is None else f"the newest checkpoint is of step {step}"
+        return f"{words(self.notices)}; the ranks did not save in time, {left}"
