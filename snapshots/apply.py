@@ -1,0 +1,123 @@
+"""What a rebuild looks at and does in the cloud and on this machine. No decisions: rebuild.py has made them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inventory.api.errors import RentError
+from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.renting import members
+from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
+from snapshots.choose import LATEST, choose
+from snapshots.create import SnapshotError
+from snapshots.rebuild import Desired, Existing, Rebuild, diff
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.renting.up import UpPlan
+
+CHECKOUT = Path(__file__).parents[1]
+DEPLOY = "pyinfra -y inventory/aliyun.py deploy/base.py"
+
+
+def existing(cloud: Ecs, settings: Settings) -> Existing:
+    """The cluster's machines and disks, as the cloud's tags say."""
+    tags = {CLUSTER_TAG: settings.name}
+    return Existing(members.members(cloud.instances(tags=tags)), cloud.disks(tags=tags))
+
+
+def head_disk(cloud: Ecs, settings: Settings) -> tuple[Instance, Disk]:
+    """The head's machine and its data disk. Raises SnapshotError where there is none."""
+    there = existing(cloud, settings)
+    head = members.present(there.instances)[0]
+    disk = members.data_disk(head, there.disks)
+    if disk is None:
+        raise SnapshotError(f"{head.name} has no data disk: nothing to make a snapshot of")
+    return head, disk
+
+
+def disk_to_keep(cloud: Ecs, settings: Settings) -> Disk:
+    """The disk a snapshot is made of: the head's, which has the runs.
+
+    Raises RentError where the head is gone and its disk waits for the next one: a worker's has no runs.
+    """
+    head, disk = head_disk(cloud, settings)
+    first = members.number(head) or 0
+    for other in existing(cloud, settings).disks:
+        k = members.disk_number(other)
+        if not other.instance_id and k is not None and k < first:
+            raise RentError(
+                f"te{k}, the head, is gone and its disk {other.disk_id} with the runs waits for the next one; "
+                f"te{first}'s has none of them. First: fab rebuild, or fab up and the base deploy"
+            )
+    return disk
+
+
+def chosen(cloud: Ecs, settings: Settings, asked: str) -> Snapshot:
+    """The snapshot an id or "latest" stands for. Raises RentError."""
+    if asked == LATEST:
+        found = all_snapshots(cloud, settings)
+    else:
+        found = cloud.snapshots(ids=[asked])
+    return choose(asked, found, settings.name, cloud.region_id)
+
+
+def base_deploy() -> int:
+    """The base deploy as a process of its own, its output where ours goes; its exit code."""
+    program, *arguments = DEPLOY.split()
+    argv = [str(Path(sys.executable).with_name(program)), *arguments]
+    cluster = Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH)).resolve()
+    return subprocess.run(argv, cwd=CHECKOUT, env={**os.environ, PATH_VARIABLE: str(cluster)}, check=False).returncode
+
+
+def all_snapshots(cloud: Ecs, settings: Settings) -> tuple[Snapshot, ...]:
+    """The cluster's own, as the cloud's tags say."""
+    return cloud.snapshots(tags={CLUSTER_TAG: settings.name})
+
+
+def delete(cloud: Ecs, snapshots: Sequence[Snapshot], say: Callable[[str], None]) -> None:
+    """One after the other, never by force: one that a disk was made from meanwhile is refused by the cloud."""
+    for snapshot in snapshots:
+        cloud.delete_snapshot(snapshot.snapshot_id, force=False)
+        say(f"deleted {snapshot.snapshot_id} ({snapshot.name})")
+
+
+def desired(cloud: Ecs, settings: Settings, asked: str, nodes: int, hours: float) -> Desired:
+    """The cluster as a rebuild is to leave it; 0: as cluster.toml says. Raises RentError, CloudError."""
+    if nodes < 0 or nodes > 100:
+        raise RentError(f"--nodes {nodes}: a cluster has 1 to 100 machines")
+    if hours and hours < 0.5:
+        raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
+    rented = settings.aliyun
+    return Desired(
+        cluster=settings.name,
+        nodes=nodes or rented.nodes,
+        hours=hours or rented.hours,
+        snapshot=chosen(cloud, settings, asked),
+        named=asked != LATEST,
+        disk_gib=rented.data_disk_gib,
+    )
+
+
+def planned(cloud: Ecs, settings: Settings, wanted: Desired, there: Existing) -> tuple[Rebuild, UpPlan | None]:
+    """The steps of a rebuild and, where they need machines, what those would be. Raises RentError, CloudError."""
+    plan = diff(wanted, there)
+    if all(step.kind != "machines" for step in plan.steps):
+        return plan, None
+    from inventory.renting.up import Wish, plan_up
+
+    offer = plan_up(cloud, settings, Wish(wanted.nodes, wanted.hours, wanted.snapshot), datetime.now(UTC))
+    return diff(wanted, there, offer.quotes[0].price if offer.quotes else None), offer
+
+
+def version() -> str:
+    """spotune's own; it runs from its checkout."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(project["project"]["version"])

@@ -1,0 +1,98 @@
+"""The steps of a rebuild, done one after the other. Each can be repeated: what is there is left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from inventory.renting import vanishing
+from inventory.renting.members import rented_nodes
+from snapshots import apply
+from snapshots.contents import YES
+from snapshots.create import SnapshotError, wait_until_usable
+from snapshots.on_node import look
+from snapshots.progress import progress
+from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG, Desired, Step, cold_disks, left_behind
+from snapshots.warm import groups_for, warm
+
+if TYPE_CHECKING:
+    from inventory.api.values import Instance
+    from inventory.ecs import Ecs
+    from inventory.renting.up import UpPlan
+    from inventory.settings import Settings
+
+
+@dataclass(frozen=True)
+class Work:
+    """A rebuild under way. What belongs to other folders comes as values and functions."""
+
+    cloud: Ecs
+    settings: Settings
+    wanted: Desired
+    offer: UpPlan | None
+    """What the missing machines are; None where none is missing."""
+    model: str
+    """Folder of the model to read first; empty: the newest run's."""
+    models: Sequence[str]
+    """Folders of the settings' models, read where there is no run."""
+    doctor: Callable[[], None]
+    say: Callable[[str], None]
+
+    def do_all(self, steps: Sequence[Step]) -> None:
+        """The steps, then what a user would not expect. Raises as `do`."""
+        before = apply.existing(self.cloud, self.settings)
+        for step in steps:
+            self.do(step)
+        for line in left_behind(self.wanted, before, apply.existing(self.cloud, self.settings)):
+            self.say(line)
+
+    def do(self, step: Step) -> None:
+        """One step. Raises RentError, CloudError, SshError, SnapshotError."""
+        self.say(f"-- {step.what}")
+        if step.kind == "wait":
+            self._wait()
+        elif step.kind == "machines":
+            self._machines()
+        elif step.kind in ("deploy", "warm"):
+            machines = apply.existing(self.cloud, self.settings).instances
+            with vanishing.told(self.cloud, machines):
+                self._deploy(machines) if step.kind == "deploy" else self._warm()
+        else:
+            self.doctor()
+
+    def _wait(self) -> None:
+        wait_until_usable(self.cloud, self.wanted.snapshot)
+
+    def _machines(self) -> None:
+        from inventory.renting.up import carry_out
+
+        assert self.offer is not None
+        carry_out(self.cloud, self.settings, self.offer, self.say)
+
+    def _deploy(self, instances: Sequence[Instance]) -> None:
+        if code := apply.base_deploy():
+            raise SnapshotError(f"the base deploy ended with {code}; mend what it named, then go on: fab rebuild")
+        self.cloud.tag("instance", [instance.instance_id for instance in instances], {DEPLOYED_TAG: YES})
+
+    def _warm(self) -> None:
+        cold = [disk for disk in cold_disks(apply.existing(self.cloud, self.settings)) if disk.instance_id]
+        serials = {disk.serial for disk in cold}
+        nodes = rented_nodes(self.cloud, self.settings)
+        run = look(nodes[0])["run"]
+        models = self._models_to_warm(run)
+        asked = [node for node in nodes if node.disk_serial in serials]
+        with progress() as at:
+            failed = warm(asked, {node.name: groups_for(node.rank, models, run) for node in asked}, at)
+        if failed is None:
+            self.say("skipped: the first start will be slower; fab rebuild reads what is left")
+        elif failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            raise SnapshotError(f"not read ahead: {reasons}; again with: fab rebuild")
+        else:
+            self.cloud.tag("disk", [disk.disk_id for disk in cold], {WARMED_TAG: YES})
+
+    def _models_to_warm(self, run: dict[str, Any] | None) -> list[str]:
+        if self.model:
+            return [self.model]
+        return [run["model_dir"]] if run and run["model_dir"] else list(self.models)

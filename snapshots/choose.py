@@ -1,0 +1,75 @@
+"""Which snapshot a rebuild or a verify is about, or one sentence why there is none. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inventory.api.errors import RentError
+from inventory.api.values import CLUSTER_TAG, Snapshot
+from snapshots.policy import FAILED, newest_first
+
+LATEST = "latest"
+FROM_NOTHING = (
+    "fab snapshots.create makes one of a cluster that stands; a cluster from nothing: fab up, then "
+    "pyinfra -y inventory/aliyun.py deploy/base.py"
+)
+
+
+def choose(asked: str, snapshots: Sequence[Snapshot], cluster: str, region: str) -> Snapshot:
+    """The snapshot `asked` for: an id, or "latest": the cluster's newest that did not fail.
+
+    `snapshots`: for an id, what the region has of that id; for latest, those tagged as the cluster's.
+    Raises RentError: none, failed, foreign, of a system disk, of another region.
+    """
+    if asked == LATEST:
+        return _latest(snapshots, cluster, region)
+    found = next((s for s in snapshots if s.snapshot_id == asked), None)
+    if found is None:
+        raise RentError(
+            f"there is no snapshot {asked} in {region}; snapshots belong to one region: one of another region has to "
+            f"be copied here first (CopySnapshot, which costs a fee) and the copy tagged {CLUSTER_TAG}={cluster}. "
+            "Known ones: fab snapshots.list"
+        )
+    if problem := unfit(found, cluster):
+        raise RentError(problem)
+    return found
+
+
+def _latest(snapshots: Sequence[Snapshot], cluster: str, region: str) -> Snapshot:
+    ours = newest_first([s for s in snapshots if s.tags.get(CLUSTER_TAG) == cluster])
+    for snapshot in ours:
+        if not unfit(snapshot, cluster):
+            return snapshot
+    if ours:
+        raise RentError(f"no snapshot of cluster {cluster!r} in {region} can be used: {unfit(ours[0], cluster)}")
+    raise RentError(f"there is no snapshot of cluster {cluster!r} in {region}; {FROM_NOTHING}")
+
+
+def unfit(snapshot: Snapshot, cluster: str) -> str:
+    """Why the cluster cannot be rebuilt from a snapshot; empty where it can, now or when it is ready."""
+    owner = snapshot.tags.get(CLUSTER_TAG)
+    what = f"{snapshot.snapshot_id} ({snapshot.name or 'no name'}, {snapshot.disk_kind} disk, {snapshot.disk_gib} GiB)"
+    if snapshot.disk_kind != "data":
+        return f"{what} is of a system disk: it holds no /data, and no data disk can be made from it"
+    if owner is None:
+        return (
+            f"{what} has no tag {CLUSTER_TAG}: spotune did not make it. Where it is a copy of one of this cluster, tag "
+            f"the copy {CLUSTER_TAG}={cluster}"
+        )
+    if owner != cluster:
+        return f'{what} belongs to the cluster {owner!r}: name = "{owner}" in cluster.toml rebuilds that one'
+    if snapshot.status == FAILED:
+        return f"{what} failed: nothing can be made from it; fab snapshots.prune removes it"
+    return ""
+
+
+def size_note(snapshot: Snapshot, wanted_gib: int) -> str:
+    """What becomes of the wanted disk size; empty where it is the snapshot's."""
+    if wanted_gib > snapshot.disk_gib:
+        return f"disks of {wanted_gib} GiB from a snapshot of {snapshot.disk_gib} GiB: the base deploy grows them"
+    if wanted_gib < snapshot.disk_gib:
+        return (
+            f"data_disk_gib = {wanted_gib} is less than the snapshot's {snapshot.disk_gib} GiB: a disk cannot be "
+            f"smaller than its snapshot, so {snapshot.disk_gib} GiB are made and billed"
+        )
+    return ""

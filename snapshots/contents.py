@@ -1,0 +1,212 @@
+"""What a snapshot holds: as values, as the tags it carries in the cloud, and as a table for people. Pure.
+
+A snapshot can have 20 tags of 128 characters. Nothing else says what is inside without making a disk of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from inventory.api.values import CLUSTER_TAG, Tags
+from inventory.renting.tags import WRITTEN_TAG
+
+PREFIX = "spotune:"
+KEEP_TAG = f"{PREFIX}keep"
+"""On snapshots that no prune deletes."""
+UNFROZEN_TAG = f"{PREFIX}unfrozen"
+"""On snapshots taken while the file system was not at rest: as a power cut would leave it."""
+SCRATCH_TAG = f"{PREFIX}scratch"
+"""On disks made to look into a snapshot; whoever finds one may delete it."""
+YES = "yes"
+MAX_CHARACTERS = 128
+MODEL_TAGS = 5
+"""Tags that may name models: all that the other facts and the call's own tag leave."""
+HASH_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class ModelInside:
+    """A base model's folder below /data/models, and the sha256 of its SHA256SUMS (its first digits in a tag)."""
+
+    folder: str
+    manifest: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What lies on a data disk. Empty text and None: it is not there, or nobody knows."""
+
+    cluster: str
+    spotune: str = ""
+    """Version that made the snapshot."""
+    environment: str = ""
+    """Hash of what was asked of the Python environment: interpreter, torch flavour, every pin."""
+    environment_manifest: str = ""
+    """sha256 of its SHA256SUMS: what was built."""
+    torch: str = ""
+    python: str = ""
+    models: tuple[ModelInside, ...] = ()
+    models_unnamed: int = 0
+    """Models beyond those the tags have room for."""
+    run: str = ""
+    """The newest training."""
+    step: int | None = None
+    """Of its newest checkpoint."""
+    checkpoint_manifest: str = ""
+    written_gib: float | None = None
+    """What the file system says is used."""
+    filesystem: str = ""
+    keep: bool = False
+    unfrozen: bool = False
+
+
+TEXT_TAGS = {
+    "version": "spotune",
+    "env": "environment",
+    "env-manifest": "environment_manifest",
+    "torch": "torch",
+    "python": "python",
+    "run": "run",
+    "checkpoint-manifest": "checkpoint_manifest",
+    "filesystem": "filesystem",
+}
+"""Tag, without its prefix -> field of Contents."""
+
+
+def to_tags(contents: Contents) -> dict[str, str]:
+    """The tags for a snapshot; what does not fit is counted, never cut."""
+    tags = {CLUSTER_TAG: contents.cluster}
+    for tag, name in TEXT_TAGS.items():
+        value: str = getattr(contents, name)
+        if value and len(value) <= MAX_CHARACTERS:
+            tags[PREFIX + tag] = value
+    if contents.step is not None:
+        tags[f"{PREFIX}step"] = str(contents.step)
+    if contents.written_gib is not None:
+        tags[WRITTEN_TAG] = f"{contents.written_gib:.1f}"
+    for tag, holds in ((KEEP_TAG, contents.keep), (UNFROZEN_TAG, contents.unfrozen)):
+        if holds:
+            tags[tag] = YES
+    lines, left = _packed([_model_text(model) for model in contents.models])
+    for number, line in enumerate(lines, 1):
+        tags[f"{PREFIX}models-{number}"] = line
+    if unnamed := left + contents.models_unnamed:
+        tags[f"{PREFIX}models-more"] = str(unnamed)
+    return tags
+
+
+def _model_text(model: ModelInside) -> str:
+    return f"{quote(model.folder, safe='')}={model.manifest[:HASH_DIGITS]}"
+
+
+def _packed(texts: Sequence[str]) -> tuple[list[str], int]:
+    """Texts joined into as many lines as there are tags for models; how many found no room."""
+    lines: list[str] = []
+    left = 0
+    for text in texts:
+        fitting = next((n for n, line in enumerate(lines) if len(line) + 1 + len(text) <= MAX_CHARACTERS), None)
+        if fitting is not None:
+            lines[fitting] += f" {text}"
+        elif len(lines) < MODEL_TAGS and len(text) <= MAX_CHARACTERS:
+            lines.append(text)
+        else:
+            left += 1
+    return lines, left
+
+
+def from_tags(tags: Tags) -> Contents:
+    """What a snapshot's tags say; what they do not say, or say unreadably, stays empty."""
+    texts = {name: tags.get(PREFIX + tag, "") for tag, name in TEXT_TAGS.items()}
+    return Contents(
+        cluster=tags.get(CLUSTER_TAG, ""),
+        models=tuple(sorted(_models(tags), key=lambda model: model.folder)),
+        models_unnamed=int(_number(tags.get(f"{PREFIX}models-more", "")) or 0),
+        step=None if (step := _number(tags.get(f"{PREFIX}step", ""))) is None else int(step),
+        written_gib=_number(tags.get(WRITTEN_TAG, "")),
+        keep=tags.get(KEEP_TAG) == YES,
+        unfrozen=tags.get(UNFROZEN_TAG) == YES,
+        **texts,
+    )
+
+
+def _models(tags: Tags) -> Iterator[ModelInside]:
+    for number in range(1, MODEL_TAGS + 1):
+        for text in tags.get(f"{PREFIX}models-{number}", "").split():
+            folder, _, manifest = text.partition("=")
+            yield ModelInside(unquote(folder), manifest)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def from_look(seen: Mapping[str, Any], cluster: str, spotune: str, keep: bool) -> Contents:
+    """What `look.py` saw on a head's data disk."""
+    environment, run = seen["environment"], seen["run"] or {}
+    return Contents(
+        cluster=cluster,
+        spotune=spotune,
+        environment=environment["stamp"].get("hash", ""),
+        environment_manifest=environment["manifest"],
+        torch=environment["stamp"].get("torch", ""),
+        python=environment["stamp"].get("python", ""),
+        models=tuple(ModelInside(m["folder"], m["manifest"][:HASH_DIGITS]) for m in seen["models"] if m["stamp"]),
+        run=run.get("id", ""),
+        step=run.get("step"),
+        checkpoint_manifest=run.get("manifest", ""),
+        written_gib=round(seen["used_bytes"] / 2**30, 1),
+        filesystem=seen["filesystem"],
+        keep=keep,
+    )
+
+
+def in_words(contents: Contents) -> list[str]:
+    """One line for each thing inside."""
+    torch, python = contents.torch or "unknown", contents.python or "unknown"
+    yes = f"environment {contents.environment[:12]} (torch {torch}, python {python})"
+    models = [model.folder for model in contents.models]
+    models += [f"{contents.models_unnamed} more"] if contents.models_unnamed else []
+    checkpoint = "no checkpoint" if contents.step is None else f"checkpoint of step {contents.step}"
+    return [
+        yes if contents.environment else "no finished Python environment",
+        f"models: {', '.join(models)}" if models else "no base model",
+        f"newest run {contents.run}, {checkpoint}" if contents.run else "no run",
+    ]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A thing a cluster consists of: whether the snapshotted disk has it, and what a rebuild does about it."""
+
+    thing: str
+    where: str
+    on_disk: bool
+    after_rebuild: str
+
+
+WHERE_THINGS_LIVE = (
+    Kept(
+        "Python environment",
+        "/data/env (and /data/conda)",
+        True,
+        "taken by its hash; built again if pins or Python moved",
+    ),
+    Kept("base models", "/data/models", True, "sizes and manifest compared, nothing fetched"),
+    Kept("runs, checkpoints, metrics, logs", "/data/runs", True, "the head's, as they were"),
+    Kept("data sets and prepared data", "/data/cache, /data/runs/*/data", True, "as they were"),
+    Kept("packages, the system's Python", "system disk", False, "installed by the base deploy"),
+    Kept("NVIDIA driver", "system disk", False, "installed by the base deploy, with a reboot; an image may bring it"),
+    Kept("host names, /etc/hosts, the interface for NCCL", "system disk", False, "written for the new addresses"),
+    Kept("ssh host keys", "system disk", False, "new ones, read over the cloud's own channel before the first ssh"),
+    Kept("keys between the nodes, sshd's rules", "system disk", False, "made anew by the base deploy"),
+    Kept("the line for /data in /etc/fstab", "system disk", False, "written for the new disk's serial"),
+    Kept("the spot watcher", "system disk", False, "installed by the base deploy"),
+    Kept("anything else outside /data", "system disk", False, "gone with the machine"),
+)
+"""What a rebuild brings back from the snapshot and what it makes again."""

@@ -1,0 +1,42 @@
+"""What snapshots and scratch disks cost. Pure.
+
+The API tells no price of snapshots: it stands in cluster.toml. Billing is by written block and incremental, so what
+is computed from a disk's used bytes is the most one snapshot adds.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from inventory.api.values import HOURS_A_MONTH, Price
+
+
+def money(amount: float, currency: str = "") -> str:
+    """An amount as a table shows it."""
+    return f"{amount:.2f}{f' {currency}' if currency else ''}"
+
+
+def before_creating(used_gib: float, price_gib_month: float) -> str:
+    """What a snapshot of so much will cost, in one sentence."""
+    price = money(used_gib * price_gib_month)
+    return (
+        f"{used_gib:.1f} GiB are written on /data: the snapshot costs at most {price} a month at "
+        f"{price_gib_month:g} a GiB (aliyun.snapshot_price_gib_month); unchanged blocks of earlier snapshots are shared"
+    )
+
+
+def scratch_sentence(gib: int, month: Price | None) -> str:
+    """What a disk that lives for the length of a check costs."""
+    if month is None:
+        return f"a scratch disk of {gib} GiB is billed while it is there; the cloud told no price"
+    hour = month.trade / HOURS_A_MONTH
+    return f"a scratch disk of {gib} GiB costs {money(hour, month.currency)} for each hour that has begun"
+
+
+def age(then: datetime, now: datetime) -> str:
+    """How long ago, in the largest unit."""
+    seconds = max(0.0, (now - then).total_seconds())
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

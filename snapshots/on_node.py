@@ -1,0 +1,72 @@
+"""Small programs sent to a node over ssh, that tell how far they are: JSON lines out, and they end with their input.
+
+So nothing is left behind by Ctrl-C, a closed laptop or a lost network.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from inventory.nodes import Node
+from inventory.ssh import SshError, ask, connect
+
+Heard = Callable[[dict[str, Any]], None]
+PRIVATE_MOUNTS = ("unshare", "--mount")
+"""What a program mounts is seen by it alone, and gone with it, however it ends."""
+
+
+def program(name: str) -> str:
+    """The text of a node's program."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def look(node: Node) -> dict[str, Any]:
+    """What lies on a node's data disk (look.py). Raises SshError, also where no disk is mounted at /data."""
+    seen: dict[str, Any] = json.loads(ask(node, "python3 - /data", stdin=program("look.py")))
+    if not seen["mounted"]:
+        raise SshError(f"{node.name}: no disk is mounted at /data yet: pyinfra -y inventory/aliyun.py deploy/base.py")
+    return seen
+
+
+def follow(
+    node: Node, name: str, question: Any, heard: Heard, stop: threading.Event, *, prefix: Sequence[str] = ()
+) -> None:
+    """Run a program on a node as root until it ends or `stop` is set; every line of JSON it prints goes to `heard`.
+
+    Raises SshError with its last words where it ends badly or the connection breaks.
+    """
+    argv = [*prefix, "python3", "-c", program(name), json.dumps(question)]
+    with connect(node) as connection:
+        line = shlex.join(argv if connection.user == "root" else ["sudo", "-n", *argv])
+        channel = connection.transport.open_session()
+        try:
+            channel.set_combine_stderr(True)
+            channel.exec_command(line)
+            words = _listen(channel.makefile("rb"), heard, stop)
+            code = 0 if stop.is_set() else channel.recv_exit_status()
+        except (EOFError, OSError) as error:
+            raise SshError(f"{node.name}: {name}: the connection broke: {error or type(error).__name__}") from error
+        finally:
+            channel.close()
+    if code:
+        raise SshError(f"{node.name}: {words[-1] if words else f'{name} ended with {code}, or the connection did'}")
+
+
+def _listen(lines: Any, heard: Heard, stop: threading.Event) -> list[str]:
+    """Hand on what is JSON; gives the last of what is not."""
+    words: deque[str] = deque(maxlen=5)
+    for raw in lines:
+        if stop.is_set():
+            break
+        text = raw.decode("utf-8", errors="replace").strip()
+        if text.startswith("{"):
+            heard(json.loads(text))
+        elif text:
+            words.append(text)
+    return list(words)

@@ -1,0 +1,118 @@
+"""Which snapshots may go. Pure.
+
+A snapshot stays that disks were made from: the cloud would delete it by force, and those disks could then never be
+set back. The last whole one stays too, unless all are to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from inventory.api.errors import RentError
+from inventory.api.values import Disk, Snapshot
+from snapshots.contents import from_tags
+
+KEEP_LAST = 3
+FAILED_WHY = "failed: nothing can be made from it"
+ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", "failed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a snapshot goes, and why it goes or stays."""
+
+    snapshot: Snapshot
+    delete: bool
+    reason: str
+
+
+def made_from(snapshot: Snapshot, disks: Sequence[Disk]) -> tuple[Disk, ...]:
+    """The disks that were made from a snapshot."""
+    return tuple(disk for disk in disks if disk.source_snapshot_id == snapshot.snapshot_id)
+
+
+def going(verdicts: Sequence[Verdict]) -> list[Snapshot]:
+    """Those that are to be deleted."""
+    return [verdict.snapshot for verdict in verdicts if verdict.delete]
+
+
+def question(verdicts: Sequence[Verdict]) -> str:
+    """What is asked before they go: what cannot be had back, and what is lost with the last one."""
+    count = len(going(verdicts))
+    left = [v for v in verdicts if not v.delete and v.snapshot.status == ACCOMPLISHED]
+    none = "" if left else " No whole one is left then: fab rebuild has nothing to build from."
+    return f"delete {count} snapshot{'s' if count > 1 else ''}? They cannot be had back.{none}"
+
+
+def what_is_left(verdicts: Sequence[Verdict], *, everything: bool) -> Iterator[str]:
+    """The end of a prune, in words: what stays where all were to go, and how that goes too."""
+    if not going(verdicts):
+        yield "nothing to delete"
+    staying = [v.snapshot for v in verdicts if not v.delete]
+    if everything and staying:
+        names = ", ".join(s.snapshot_id for s in staying)
+        yield f"{names} cost on, as disks were made from them: fab down --disks, then fab snapshots.prune --all again"
+    elif everything:
+        yield "no snapshot is left; machines and disks that are: fab cost"
+
+
+def newest_first(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    return sorted(snapshots, key=lambda s: (s.created, s.snapshot_id), reverse=True)
+
+
+def all_unused(snapshots: Sequence[Snapshot], disks: Sequence[Disk]) -> tuple[Verdict, ...]:
+    """The verdicts where everything is to be given back: only what disks were made from stays. `disks`: all of the
+    region."""
+    return tuple(_used(s, disks) or Verdict(s, True, _loss(s)) for s in newest_first(snapshots))
+
+
+def _loss(snapshot: Snapshot) -> str:
+    if snapshot.status == FAILED:
+        return FAILED_WHY
+    if snapshot.status == PROGRESSING:
+        return f"all; still being made ({snapshot.progress_percent} %), which ends then"
+    return "all; although made with --keep" if from_tags(snapshot.tags).keep else "all"
+
+
+def prune(snapshots: Sequence[Snapshot], disks: Sequence[Disk], keep_last: int = KEEP_LAST) -> tuple[Verdict, ...]:
+    """A verdict on each of a cluster's snapshots, newest first. `disks`: all of the region.
+
+    Raises RentError for a count below 0.
+    """
+    if keep_last < 0:
+        raise RentError(f"--keep-last {keep_last}: how many whole snapshots stay; 0 or more")
+    ordered = newest_first(snapshots)
+    whole = [s for s in ordered if s.status == ACCOMPLISHED]
+    recent = {s.snapshot_id for s in whole[:keep_last]}
+    verdicts = [_verdict(s, disks, recent, keep_last) for s in ordered]
+    staying = [v for v in verdicts if not v.delete and v.snapshot.status == ACCOMPLISHED]
+    if whole and not staying:
+        last = whole[0].snapshot_id
+        verdicts = [
+            Verdict(v.snapshot, False, "the only whole one") if v.snapshot.snapshot_id == last else v for v in verdicts
+        ]
+    return tuple(verdicts)
+
+
+def _used(snapshot: Snapshot, disks: Sequence[Disk]) -> Verdict | None:
+    used = made_from(snapshot, disks)
+    if not used:
+        return None
+    names = ", ".join(disk.name or disk.disk_id for disk in used[:4])
+    more = f" and {len(used) - 4} more" if len(used) > 4 else ""
+    return Verdict(snapshot, False, f"disks made from it exist: {names}{more}")
+
+
+def _verdict(snapshot: Snapshot, disks: Sequence[Disk], recent: set[str], keep_last: int) -> Verdict:
+    if used := _used(snapshot, disks):
+        return used
+    if snapshot.status == PROGRESSING:
+        return Verdict(snapshot, False, f"still being made ({snapshot.progress_percent} %)")
+    if from_tags(snapshot.tags).keep:
+        return Verdict(snapshot, False, "made with --keep")
+    if snapshot.status == FAILED:
+        return Verdict(snapshot, True, FAILED_WHY)
+    if snapshot.snapshot_id in recent:
+        return Verdict(snapshot, False, f"one of the last {keep_last}" if keep_last > 1 else "the last one")
+    return Verdict(snapshot, True, f"older than the last {keep_last}" if keep_last else "not kept")

@@ -1,0 +1,128 @@
+"""Snapshots, plans and checks as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from inventory.api.values import Disk, Snapshot
+from inventory.renting.cost import snapshot_gib, snapshot_month
+from inventory.renting.show import show, table, up_table
+from snapshots.contents import WHERE_THINGS_LIVE, from_tags
+from snapshots.cost import age, money
+from snapshots.create import usable, whole
+from snapshots.policy import Verdict, made_from, newest_first
+
+if TYPE_CHECKING:
+    from inventory.renting.up import UpPlan
+    from snapshots.rebuild import Existing, Rebuild
+    from snapshots.verify import Checked
+
+LIST_HEADER = ("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "disks from it")
+VERDICT_HEADER = ("", "snapshot", "name", "age", "a month", "why")
+WHERE_HEADER = ("what", "where", "in the snapshot", "after a rebuild")
+
+
+def list_rows(
+    snapshots: Sequence[Snapshot], disks: Sequence[Disk], price_gib_month: float, now: datetime
+) -> list[list[str]]:
+    """One row a snapshot, newest first."""
+    return [_row(snapshot, disks, price_gib_month, now) for snapshot in newest_first(snapshots)]
+
+
+def _row(snapshot: Snapshot, disks: Sequence[Disk], price_gib_month: float, now: datetime) -> list[str]:
+    inside, gib = from_tags(snapshot.tags), snapshot_gib(snapshot)
+    run = inside.run and (inside.run if inside.step is None else f"{inside.run} step {inside.step}")
+    models = [model.folder for model in inside.models]
+    models += [f"+{inside.models_unnamed}"] if inside.models_unnamed else []
+    used = [disk.name or disk.disk_id for disk in made_from(snapshot, disks)]
+    return [
+        snapshot.snapshot_id,
+        snapshot.name,
+        age(snapshot.created, now),
+        "?" if gib is None else f"{gib:.1f}",
+        money(snapshot_month(snapshot, price_gib_month)),
+        state(snapshot),
+        run or "-",
+        ", ".join(models) or "-",
+        inside.torch or "-",
+        "yes" if inside.keep else "-",
+        ", ".join(used) or "-",
+    ]
+
+
+def state(snapshot: Snapshot) -> str:
+    """Complete, usable before it is complete, still being made, failed."""
+    if whole(snapshot):
+        return "complete"
+    if snapshot.status == "failed":
+        return "failed"
+    return f"{'usable, ' if usable(snapshot) else ''}{snapshot.progress_percent} %"
+
+
+def sum_words(snapshots: Sequence[Snapshot], price_gib_month: float) -> str:
+    """What all of them cost together at most."""
+    together = money(sum(snapshot_month(snapshot, price_gib_month) for snapshot in snapshots))
+    return f"at most {together} a month together: snapshots of a disk share their unchanged blocks"
+
+
+def verdict_rows(verdicts: Sequence[Verdict], price_gib_month: float, now: datetime) -> list[list[str]]:
+    """What a prune would do, and why."""
+    return [
+        [
+            "delete" if v.delete else "keep",
+            v.snapshot.snapshot_id,
+            v.snapshot.name,
+            age(v.snapshot.created, now),
+            money(snapshot_month(v.snapshot, price_gib_month)),
+            v.reason,
+        ]
+        for v in verdicts
+    ]
+
+
+def checked_rows(results: Sequence[Checked]) -> list[list[str]]:
+    """What a verify found."""
+    rows = []
+    for one in results:
+        more = f" and {one.count - 3} more" if one.count > 3 else ""
+        said = f"{'; '.join(one.problems[:3])}{more}" if one.count else "whole"
+        rows.append([one.label, said, f"{one.took_s:.0f} s"])
+    return rows
+
+
+def print_list(snapshots: Sequence[Snapshot], disks: Sequence[Disk], price_gib_month: float) -> None:
+    """All of them, newest first, and what they cost together."""
+    rows = list_rows(snapshots, disks, price_gib_month, datetime.now(UTC))
+    show(table(LIST_HEADER, rows), sum_words(snapshots, price_gib_month))
+
+
+def print_verdicts(verdicts: Sequence[Verdict], price_gib_month: float) -> None:
+    """What a prune would do, and why."""
+    show(table(VERDICT_HEADER, verdict_rows(verdicts, price_gib_month, datetime.now(UTC))))
+
+
+def print_checked(results: Sequence[Checked]) -> None:
+    """What a verify found."""
+    show(table(("folder", "", "took"), checked_rows(results)))
+
+
+def print_rebuild(plan: Rebuild, there: Existing, offer: UpPlan | None) -> None:
+    """The machines, the steps in order, then the notes."""
+    if not plan.steps:
+        show(
+            f"there is nothing to do: {len(there.instances)} machines stand, deployed and warm; see fab doctor",
+            *plan.notes,
+        )
+        return
+    if offer is not None:
+        show(up_table(offer))
+    rows = [[str(n), step.what, step.reason, step.cost] for n, step in enumerate(plan.steps, 1)]
+    show(table(("", "step", "why", "cost"), rows), *plan.notes)
+
+
+def print_where_things_live() -> None:
+    """What a snapshot brings back and what is made again."""
+    rows = [[k.thing, k.where, "yes" if k.on_disk else "no", k.after_rebuild] for k in WHERE_THINGS_LIVE]
+    show(table(WHERE_HEADER, rows))

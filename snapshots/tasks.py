@@ -1,0 +1,223 @@
+"""fab snapshots.create / list / prune / verify, and fab rebuild."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from invoke import Collection, Context, Exit, task
+
+from inventory.command_line import FAILURE, ask, say, sentences
+from inventory.saying_yes import yes_command
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+    from inventory.nodes import Node
+    from inventory.settings import Settings
+
+SNAPSHOT_HELP = "snapshot id, or latest: the newest of this cluster"
+
+
+@contextmanager
+def _sentences(interrupted: str) -> Iterator[None]:
+    """The errors of these tasks, each as one sentence."""
+    from snapshots.create import SnapshotError
+    from training.control.head_node import HeadError
+    from training.recipe import RecipeError
+
+    with sentences(interrupted, (RecipeError,), (SnapshotError, HeadError)):
+        yield
+
+
+def _rented() -> tuple[Settings, Ecs]:
+    """The settings and the cloud they name. Raises SettingsError for a provider that has no snapshots."""
+    from inventory.ecs import Ecs
+    from inventory.settings import SettingsError, load_settings
+
+    settings = load_settings()
+    if settings.provider != "aliyun":
+        raise SettingsError(
+            f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = "aliyun"'
+        )
+    return settings, Ecs.open(settings)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "name": "what it is called; without it cluster and run",
+        "keep": "no prune deletes it but prune --all",
+        "stop_run": "stop a run that is going on, in order, as fab stop does",
+        "detach": "come back as soon as it is begun",
+    },
+)
+def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False) -> None:
+    """Keep the head's data disk as it is now: environment, models, runs."""
+    with _sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
+        from inventory.renting.members import rented_nodes
+        from snapshots.create import checked_name
+        from snapshots.taking import attended, take
+
+        settings, cloud = _rented()
+        checked_name(name, settings.name, "")
+        head = rented_nodes(cloud, settings)[0]
+        _end_runs(c, head, stop_run)
+        snapshot_id = take(cloud, settings, head, name=name, keep=keep, say=say)
+        if detach or not attended(cloud, snapshot_id):
+            say("it goes on by itself: fab snapshots.list; stop or release no machine before it is complete")
+            return
+    say(f"{snapshot_id} is complete; the machines may go: fab down. Back again: fab rebuild")
+
+
+def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
+    """No run is going on when this returns. Raises RentError where one is and may not be stopped."""
+    from inventory import ssh
+    from inventory.api.errors import RentError
+    from training.control import runs
+    from training.control.head_node import RemoteHead
+    from training.tasks import stop
+
+    remote = RemoteHead(head.name, lambda: ssh.connect(head), ssh.run)
+    try:
+        alive = [seen.status for seen in runs.all_runs(remote) if seen.alive and seen.status]
+        for status in alive:
+            if status.over:
+                runs.wait_for_reports(remote, status.run_id)
+            elif stop_run:
+                say(f"stopping {status.run_id}")
+                stop(c, run=status.run_id)
+            else:
+                raise RentError(
+                    f"{status.run_id} is running on {head.name}; --stop-run stops it in order, or wait for its end"
+                )
+    finally:
+        remote.close()
+
+
+@task(name="list")
+def list_snapshots(c: Context) -> None:
+    """The cluster's snapshots: size, age, price, what is inside."""
+    with _sentences("interrupted"):
+        from snapshots import apply, show
+
+        settings, cloud = _rented()
+        if found := apply.all_snapshots(cloud, settings):
+            show.print_list(found, cloud.disks(), settings.aliyun.snapshot_price_gib_month)
+        else:
+            say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "keep_last": "how many whole snapshots stay",
+        "all_": "every one that no disk was made from, those made with --keep too",
+        "yes": "do not ask",
+        "dry": "only say what would go",
+    },
+)
+def prune(c: Context, keep_last: int = 3, all_: bool = False, yes: bool = False, dry: bool = False) -> None:
+    """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
+    with _sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
+        from snapshots import apply, policy, show
+
+        settings, cloud = _rented()
+        found, disks = apply.all_snapshots(cloud, settings), cloud.disks()
+        verdicts = policy.all_unused(found, disks) if all_ else policy.prune(found, disks, keep_last)
+        show.print_verdicts(verdicts, settings.aliyun.snapshot_price_gib_month)
+        if going := policy.going(verdicts):
+            question = policy.question(verdicts)
+            if dry:
+                return
+            ask(yes, question, yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_))
+            apply.delete(cloud, going, say)
+        for line in policy.what_is_left(verdicts, everything=all_):
+            say(line)
+
+
+@task(auto_shortflags=False, help={"snapshot": SNAPSHOT_HELP})
+def verify(c: Context, snapshot: str = "latest") -> None:
+    """Make a scratch disk from a snapshot and compare all of it with its checksums."""
+    from pathlib import Path
+
+    with _sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
+        import deploy
+        from inventory.renting.members import rented_nodes
+        from snapshots import apply, show
+        from snapshots.verify import compared
+
+        settings, cloud = _rented()
+        chosen = apply.chosen(cloud, settings, snapshot)
+        source = Path(deploy.__file__).with_name("manifest.py").read_text(encoding="utf-8")
+        head = rented_nodes(cloud, settings)[0]
+        results = compared(cloud, settings, head, chosen, manifest_source=source, report=say)
+        show.print_checked(results)
+    if broken := [one.label for one in results if one.count]:
+        raise Exit(
+            f"{chosen.snapshot_id} is damaged: {', '.join(broken)}. Rebuild from another: fab snapshots.list", FAILURE
+        )
+    say(f"{chosen.snapshot_id} is whole; rebuild from it: fab rebuild --snapshot {chosen.snapshot_id}")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "snapshot": SNAPSHOT_HELP,
+        "nodes": "how many machines; without it aliyun.nodes",
+        "hours": "for how long; without it aliyun.hours",
+        "model": "recipe whose base model is read first; without it the newest run's",
+        "dry": "only show the steps, and what a snapshot brings back",
+        "yes": "do not ask",
+    },
+)
+def rebuild(
+    c: Context,
+    snapshot: str = "latest",
+    nodes: int = 0,
+    hours: float = 0.0,
+    model: str = "",
+    dry: bool = False,
+    yes: bool = False,
+) -> None:
+    """The cluster back from a snapshot: machines, base deploy, warm disks, doctor."""
+    with _sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
+        from snapshots import apply, show
+        from snapshots.carry_out import Work
+
+        folder = _model_folder(model) if model else ""
+        settings, cloud = _rented()
+        wanted = apply.desired(cloud, settings, snapshot, nodes, hours)
+        there = apply.existing(cloud, settings)
+        plan, offer = apply.planned(cloud, settings, wanted, there)
+        show.print_rebuild(plan, there, offer)
+        if dry:
+            show.print_where_things_live()
+        if dry or not plan.steps:
+            return
+        again = yes_command("rebuild", rebuild, snapshot=snapshot, nodes=nodes, hours=hours, model=model)
+        ask(yes, "do that?", again)
+        models = [_model_folder(name) for name in settings.models.names]
+        Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say).do_all(plan.steps)
+    say("next: fab train --resume, or fab train --model NAME --data FILE")
+
+
+def _model_folder(recipe: str) -> str:
+    from training.recipe import load_recipe
+
+    return load_recipe(recipe).model_dir
+
+
+def _doctor(c: Context) -> None:
+    """Warnings are shown and are no failure; what is broken is."""
+    from deploy.tasks import doctor
+
+    try:
+        doctor(c)
+    except Exit as ended:
+        if ended.code != 1 or ended.message:
+            raise Exit("the doctor found something broken; mend it as it says, then: fab doctor", FAILURE) from None
+
+
+snapshots = Collection("snapshots", create, list_snapshots, prune, verify)
+namespace = Collection(snapshots, rebuild)

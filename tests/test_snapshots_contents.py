@@ -1,0 +1,140 @@
+"""What a snapshot's tags say: all of it comes back, within what the cloud allows."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import manifest
+from inventory.api.values import CLUSTER_TAG
+from inventory.renting.tags import INTENT_TAG
+from snapshots import contents, look
+from snapshots.contents import Contents, ModelInside, from_look, from_tags, in_words, to_tags
+from snapshots.show import WHERE_HEADER
+
+ROOT = Path(__file__).parent.parent
+SHA = hashlib.sha256(b"a").hexdigest()
+FULL = Contents(
+    cluster="spotune",
+    spotune="0.1.0",
+    environment=SHA,
+    environment_manifest=SHA,
+    torch="2.13.0+cu130",
+    python="3.12.9",
+    models=(ModelInside("qwen2.5-14b-instruct", SHA[:16]), ModelInside("tiny", SHA[16:32])),
+    run="qwen2.5-14b-20261121-101500",
+    step=1200,
+    checkpoint_manifest=SHA,
+    written_gib=66.9,
+    filesystem="ext4",
+    keep=True,
+    unfrozen=True,
+)
+
+
+def test_everything_comes_back_from_the_tags():
+    assert from_tags(to_tags(FULL)) == FULL
+
+
+def test_what_is_not_there_has_no_tag_and_comes_back_as_nothing():
+    assert to_tags(Contents("spotune")) == {CLUSTER_TAG: "spotune"}
+    assert from_tags({CLUSTER_TAG: "spotune"}) == Contents("spotune")
+
+
+def test_step_0_is_a_step():
+    assert from_tags(to_tags(Contents("a", run="r", step=0))).step == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 400])
+def test_the_tags_stay_within_the_clouds_limits_and_no_model_is_lost_uncounted(count):
+    models = tuple(ModelInside(f"some-model-{n:03}-instruct", SHA[:16]) for n in range(count))
+    given = Contents(**{**FULL.__dict__, "models": models})
+    tags = to_tags(given)
+    assert len({*tags, INTENT_TAG}) <= 20
+    for key, value in tags.items():
+        assert 0 < len(key) <= 128 and 0 < len(value) <= 128
+        assert not key.startswith(("aliyun", "acs:")) and "://" not in key + value
+    back = from_tags(tags)
+    assert len(back.models) + back.models_unnamed == count
+    assert set(back.models) <= set(models)
+    assert (count <= 15) == (back.models_unnamed == 0)
+
+
+def test_names_with_the_encodings_own_signs_survive_and_an_endless_one_is_counted():
+    odd = (ModelInside("a b=c,d é", SHA[:16]), ModelInside("x" * 200, SHA[:16]))
+    back = from_tags(to_tags(Contents("a", models=odd)))
+    assert (back.models, back.models_unnamed) == (odd[:1], 1)
+
+
+def test_tags_somebody_wrote_by_hand_are_read_as_far_as_they_go():
+    strange = {"spotune:step": "many", "spotune:written-gib": "", "spotune:models-1": "x", "colour": "red"}
+    assert from_tags(strange) == Contents("", models=(ModelInside("x", ""),))
+
+
+def make_disk(disk):
+    """A data disk as the deploy and two trainings leave it."""
+    (disk / "env/bin").mkdir(parents=True)
+    (disk / "env/bin/python").write_text("python")
+    manifest.write(disk / "env")
+    stamp = {"hash": SHA, "torch": "2.13.0+cpu", "python": "3.11.2"}
+    (disk / "env/spotune-env.json").write_text(json.dumps(stamp))
+    for name in ("tiny", "half"):
+        (disk / "models" / name).mkdir(parents=True)
+        (disk / "models" / name / "config.json").write_text("{}")
+    manifest.seal(disk / "models/tiny", "spotune-model.json", {"repo": "built-in:tiny"})
+    for run in ("tiny-20261120-235959", "tiny-20261121-000001", "check-20261121-100000"):
+        (disk / "runs" / run).mkdir(parents=True)
+        (disk / "runs" / run / "recipe.toml").write_text('name = "tiny"\nmodel_dir = "tiny"\n\n[lora]\nrank = 1\n')
+    for step in (8, 16, 9):
+        folder = disk / "runs/tiny-20261121-000001/checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(str(step))
+        manifest.write(folder)
+    (disk / "runs/tiny-20261121-000001/checkpoints/.tmp-step-24").mkdir()
+    return disk
+
+
+def seen_on(disk):
+    program = Path(look.__file__).read_text(encoding="utf-8")
+    done = subprocess.run([sys.executable, "-", str(disk)], input=program, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_look_at_a_disk_finds_what_is_finished_and_the_newest_checkpoint_of_the_newest_training(tmp_path):
+    disk = make_disk(tmp_path)
+    inside = from_look(seen_on(disk), "spotune", "0.1.0", keep=False)
+    assert (inside.environment, inside.torch, inside.python) == (SHA, "2.13.0+cpu", "3.11.2")
+    assert inside.environment_manifest == manifest.file_sha256(disk / "env/SHA256SUMS")
+    sealed = json.loads((disk / "models/tiny/spotune-model.json").read_text())["hash"]
+    assert inside.models == (ModelInside("tiny", sealed[:16]),)
+    assert (inside.run, inside.step) == ("tiny-20261121-000001", 16)
+    assert inside.checkpoint_manifest == manifest.file_sha256(
+        disk / "runs/tiny-20261121-000001/checkpoints/step-16/SHA256SUMS"
+    )
+    assert seen_on(disk)["run"]["model_dir"] == "tiny"
+    assert seen_on(disk)["mounted"] is False
+    assert from_tags(to_tags(inside)) == inside
+
+
+def test_a_look_at_an_empty_disk_says_so(tmp_path):
+    inside = from_look(seen_on(tmp_path), "spotune", "0.1.0", keep=False)
+    assert in_words(inside) == ["no finished Python environment", "no base model", "no run"]
+
+
+def test_the_page_has_the_same_table_as_the_command():
+    rows = [(k.thing, k.where, "yes" if k.on_disk else "no", k.after_rebuild) for k in contents.WHERE_THINGS_LIVE]
+    lines = [WHERE_HEADER, ["---"] * 4, *rows]
+    markdown = "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace(
+        "| --- | --- | --- | --- |", "|---|---|---|---|"
+    )
+    assert markdown in (ROOT / "docs/snapshots.md").read_text(encoding="utf-8")
+
+
+def test_programs_for_nodes_need_nothing_but_the_standard_library():
+    for name in ("look", "check_disk", "read_ahead"):
+        text = (ROOT / f"snapshots/{name}.py").read_text(encoding="utf-8")
+        roots = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
+        assert roots <= set(sys.stdlib_module_names), name
