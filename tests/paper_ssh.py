@@ -1,0 +1,123 @@
+"""A stand-in for ssh to machines on paper: what the commands that rent, keep and rebuild ask of a machine is answered
+as a fresh host with an empty data disk would, and only where its host key was pinned before.
+
+`python -m tests.paper_ssh up --yes` is `fab up --yes` with it; $SPOTUNE_PAPER_WORLD names the cloud's world.json.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from inventory.localcloud.ecs import world as worlds
+from inventory.localcloud.ecs.paper import Paper
+from inventory.ssh import SshError
+from snapshots.freeze import FROZEN
+
+WORLD = "SPOTUNE_PAPER_WORLD"
+MADE_BY_NAME = ("inventory.ssh.connect", "snapshots.freeze.connect", "snapshots.on_node.connect")
+"""Every name under which a connection is opened."""
+LOOK = {
+    "mounted": True,
+    "filesystem": "ext4",
+    "used_bytes": 3 << 30,
+    "size_bytes": 20 << 30,
+    "environment": {"stamp": {"hash": "0" * 64, "torch": "2.13.0", "python": "3.12"}, "manifest": "1" * 64},
+    "models": [],
+    "run": None,
+}
+
+
+def host_key(instance_id):
+    """A machine's public host key: of nothing but its id, so that every process knows it."""
+    kind = b"ssh-ed25519"
+    blob = len(kind).to_bytes(4, "big") + kind + (32).to_bytes(4, "big") + hashlib.sha256(instance_id.encode()).digest()
+    return f"ssh-ed25519 {base64.b64encode(blob).decode()}"
+
+
+class KeyedPaper(Paper):
+    """Machines on paper whose host keys cost no process to make."""
+
+    def _host_key(self, instance):
+        return f"{host_key(instance.instance_id)} root@{instance.hostname}\n".encode()
+
+
+class Connection:
+    """What inventory.ssh uses of a connection."""
+
+    user = "root"
+
+    def __init__(self, node, frozen):
+        self.host, self.frozen = node.address, frozen
+        self.transport = SimpleNamespace(close=lambda: None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Nothing is open."""
+
+    def run(self, command, **_):
+        return SimpleNamespace(stdout=self._answer(command), stderr="", exited=0, failed=False)
+
+    def _answer(self, command):
+        if "fsfreeze --freeze" in command:
+            self.frozen.add(self.host)
+            return ""
+        if "fsfreeze --unfreeze" in command:
+            was = FROZEN if self.host in self.frozen else ""
+            self.frozen.discard(self.host)
+            return was
+        if command == "python3 - /data":
+            return json.dumps(LOOK)
+        if command == "true" or "/data/runs" in command:  # that it answers; that there are no runs
+            return ""
+        raise AssertionError(f"a machine on paper does not know: {command}")
+
+
+class PaperSsh:
+    """`with PaperSsh(world):` lets this process reach the machines of the world that `world()` gives."""
+
+    def __init__(self, world):
+        self.world = world
+        self.frozen = set()
+        """Addresses whose /data is frozen."""
+
+    def connect(self, node, timeout_s=10):
+        there = next((i for i in self.world().instances.values() if i.address == node.address), None)
+        if there is None or there.status != "Running":
+            raise SshError(f"{node.name} ({node.address}:22): cannot be reached: timed out")
+        pinned = [line.split()[:3] for line in node.known_hosts.read_text().splitlines()]
+        if [node.address, *host_key(there.instance_id).split()] not in pinned:
+            raise SshError(f"{node.name} ({node.address}:22): its host key is not in {node.known_hosts}")
+        return Connection(node, self.frozen)
+
+    def __enter__(self):
+        self._patches = [patch(name, self.connect) for name in MADE_BY_NAME]
+        self._patches += [patch("inventory.renting.reaching.ANSWER_S", 0.1)]
+        self._patches += [patch("inventory.renting.reaching.POLL_S", 0.01)]
+        for each in self._patches:
+            each.start()
+        return self
+
+    def __exit__(self, *_):
+        for each in self._patches:
+            each.stop()
+
+
+def main():
+    from fabric.main import program
+
+    with PaperSsh(lambda: worlds.load(Path(os.environ[WORLD]))):
+        program.run(["fab", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
