@@ -1,4 +1,4 @@
-# Two doors for a fresh machine: `make demo` (the main job on hosts booted here) and `make test`.
+# Two doors for a fresh machine: `make demo` (the life of a rented cluster, on hosts booted here) and `make test`.
 # Both need Linux and root for the hosts; without, `make test` runs the rest and says what it skipped.
 
 PYTHON ?= python3
@@ -16,6 +16,7 @@ TEST_PACKAGES := chromium
 demo: system $(VENV)/control
 	$(DEMO) PATH="$(CURDIR)/$(BIN):$$PATH" sh inventory/localcloud/demo.sh
 
+# What an interrupted demo leaves; a whole one leaves nothing.
 demo-down: $(VENV)/control
 	$(DEMO) $(BIN)/fab local.down
 
@@ -43,7 +44,7 @@ system:
 
 $(VENV)/control: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -e '.[dev]'
+	$(BIN)/pip install -q -e '.[dev,aliyun]'
 	touch $@
 
 $(VENV)/train: $(VENV)/control

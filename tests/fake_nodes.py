@@ -27,13 +27,14 @@ from inventory.nodes import Node
 from inventory.settings import Settings
 
 function, answers, lost, question = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
+settings = Settings(**json.loads(sys.argv[5]))
 nodes = [
     Node(name=name, rank=rank, address=f"203.0.113.{rank + 1}", private_address=f"10.0.0.{rank + 1}", user="root",
          port=22, key=Path("key"), known_hosts=Path("known"), gpus=0, disk_serial="bp1")
     for rank, name in enumerate(answers)
 ]
 hosts = [
-    (f"@fake/{node.name}", {"node": node, "cluster": tuple(nodes), "settings": Settings(), "fake_delay": 0,
+    (f"@fake/{node.name}", {"node": node, "cluster": tuple(nodes), "settings": settings, "fake_delay": 0,
                             "fake_delay_jitter": 0.01, "fake_responses": answers[node.name]})
     for node in nodes
 ]
@@ -65,10 +66,16 @@ print(json.dumps({
 """
 
 
-def deploy(function: str, answers: dict[str, dict[str, Any]], lost: str = "", question: str = "") -> dict[str, Any]:
+def deploy(
+    function: str,
+    answers: dict[str, dict[str, Any]],
+    lost: str = "",
+    question: str = "",
+    settings: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """A deploy over fake nodes; `lost` fails the question that contains this text, and with it every later one."""
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, function, json.dumps(answers), lost, question],
+        [sys.executable, "-c", SCRIPT, function, json.dumps(answers), lost, question, json.dumps(settings or {})],
         capture_output=True,
         text=True,
         check=False,

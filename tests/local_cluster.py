@@ -22,32 +22,22 @@ subnet = "{subnet}"
 """
 
 
-class LocalCluster:
-    """Hosts of the local cloud under a name and subnet of their own."""
+class TypedCluster:
+    """A cluster that is driven as a user drives one: a cluster.toml, and commands typed in the checkout."""
 
-    def __init__(self, folder, name="e2e", nodes=4, subnet="10.213.79.0/24"):
+    inventory = ""
+    """The pyinfra inventory its base deploys go by."""
+
+    def __init__(self, folder, toml):
         self.folder = Path(folder)
         self.toml = self.folder / "cluster.toml"
-        self.toml.write_text(TOML.format(name=name, nodes=nodes, subnet=subnet))
+        self.toml.write_text(toml)
         self.env = {
             **os.environ,
             "SPOTUNE_CLUSTER": str(self.toml),
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "160",
         }
-
-    def without(self, name):
-        """The same hosts but one, as a cluster.toml that lists machines names them."""
-        nodes = [node for node in self.cluster.nodes if node.name != name]
-        lines = [f'name = "{self.cluster.settings.name}"', 'provider = "static"', "[ssh]"]
-        lines += [f'key = "{nodes[0].key}"', f'known_hosts = "{nodes[0].known_hosts}"']
-        for node in nodes:
-            lines += ["[[nodes]]", f'name = "{node.name}"', f'address = "{node.address}"', "gpus = 0"]
-        toml = self.folder / f"without-{name}.toml"
-        toml.write_text("\n".join(lines) + "\n")
-        fewer = copy.copy(self)
-        fewer.toml, fewer.env = toml, {**self.env, "SPOTUNE_CLUSTER": str(toml)}
-        return fewer
 
     def call(self, *argv, timeout=600, env=None):
         """Run a command from the checkout; the finished process, output and errors together in `.stdout`."""
@@ -69,7 +59,7 @@ class LocalCluster:
     def deploy(self, timeout=1500):
         """One base deploy; (exit code, pyinfra's JSON results, its log)."""
         done = subprocess.run(
-            ["pyinfra", "-y", "--json", "inventory/local.py", "deploy/base.py"],
+            ["pyinfra", "-y", "--json", self.inventory, "deploy/base.py"],
             cwd=ROOT,
             env=self.env,
             capture_output=True,
@@ -104,6 +94,28 @@ class LocalCluster:
         if check and done.returncode:
             raise AssertionError(f"{name}: {command!r} ended with {done.returncode}: {done.stderr or done.stdout}")
         return done.stdout
+
+
+class LocalCluster(TypedCluster):
+    """Hosts of the local cloud under a name and subnet of their own."""
+
+    inventory = "inventory/local.py"
+
+    def __init__(self, folder, name="e2e", nodes=4, subnet="10.213.79.0/24"):
+        super().__init__(folder, TOML.format(name=name, nodes=nodes, subnet=subnet))
+
+    def without(self, name):
+        """The same hosts but one, as a cluster.toml that lists machines names them."""
+        nodes = [node for node in self.cluster.nodes if node.name != name]
+        lines = [f'name = "{self.cluster.settings.name}"', 'provider = "static"', "[ssh]"]
+        lines += [f'key = "{nodes[0].key}"', f'known_hosts = "{nodes[0].known_hosts}"']
+        for node in nodes:
+            lines += ["[[nodes]]", f'name = "{node.name}"', f'address = "{node.address}"', "gpus = 0"]
+        toml = self.folder / f"without-{name}.toml"
+        toml.write_text("\n".join(lines) + "\n")
+        fewer = copy.copy(self)
+        fewer.toml, fewer.env = toml, {**self.env, "SPOTUNE_CLUSTER": str(toml)}
+        return fewer
 
 
 def wait_for(what, condition, timeout_s):

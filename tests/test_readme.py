@@ -1,5 +1,6 @@
 """What the READMEs tell a user to type is there, in both languages."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -8,11 +9,13 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 import fabfile
+from inventory.settings import load_settings
 from training.recipe import NOT_PART_OF_THE_MATHS, Recipe, Table, recipe_names
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.zh.md")
-PAGES = ("docs/data.md", "docs/training.md", "docs/troubleshooting.md")
+PAGES = ("docs/aliyun.md", "docs/data.md", "docs/snapshots.md", "docs/training.md", "docs/troubleshooting.md")
+ONLY_TESTS_CALL = {"StopInstances", "DescribeZones"}
 PROGRAMS = ("fab", "make", "pyinfra", "pytest")
 
 
@@ -137,3 +140,17 @@ def test_both_languages_say_the_same_commands():
 def test_the_commands_are_found_at_all():
     assert ["fab", "train", "--model", "qwen2.5-14b", "--data", "conversations.jsonl"] in commands("README.md")
     assert ["pyinfra", "inventory/static.py", "deploy/base.py"] in commands("README.zh.md")
+
+
+def test_the_policy_in_the_docs_allows_every_action_that_is_called_and_no_other():
+    calls = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "inventory/api").glob("*_calls.py"))
+    called = set(re.findall(r'(?:\bcall|pages|_move|_gone)\(\s*"([A-Z]\w+)"', calls))
+    policy = json.loads(re.search(r"```json\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL)[1])
+    allowed = {action.split(":")[1] for action in policy["Statement"][0]["Action"]}
+    assert allowed == called - ONLY_TESTS_CALL
+
+
+def test_the_example_of_cluster_toml_in_the_docs_can_be_read(tmp_path):
+    example = re.search(r"```toml\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL)[1]
+    (tmp_path / "cluster.toml").write_text(example, encoding="utf-8")
+    assert load_settings(tmp_path / "cluster.toml").aliyun.nodes == 4

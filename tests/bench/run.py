@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from tests.bench import training
+from tests.bench import rebuild, training
 from tests.local_cluster import ROOT, LocalCluster, wait_for
 
 RUNS = 5
@@ -72,7 +72,7 @@ class Ansible:
     """The playbook over the same hosts, keys checked, pipelining on, sockets cold in every run."""
 
     def __init__(self, local: LocalCluster, folder: Path, mitogen: bool) -> None:
-        from deploy.packages import BASE_PACKAGES
+        from deploy.packages import packages_for
         from deploy.trust_files import SSHD_CONFIG, client_config
 
         nodes = local.cluster.nodes
@@ -92,7 +92,7 @@ class Ansible:
         self.variables.write_text(
             json.dumps(
                 {
-                    "packages": [*BASE_PACKAGES, "python3-venv", "python3-dev"],
+                    "packages": packages_for(local.cluster.settings),
                     "nodes": [{"name": n.name, "private_address": n.private_address} for n in nodes],
                     "client_config": client_config([n.name for n in nodes], [n.private_address for n in nodes]),
                     "sshd_config": SSHD_CONFIG,
@@ -232,6 +232,8 @@ def main() -> None:
             results = [fab_list(local), *base_reruns(local, Path(folder)), *first_steps(local)]
         finally:
             local.fab("local.down")
+    with tempfile.TemporaryDirectory() as folder:
+        results.append(rebuild.row(Path(folder)))
     with tempfile.TemporaryDirectory() as folder:
         results += training.rows(Path(folder))
     (ROOT / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
