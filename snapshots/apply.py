@@ -35,7 +35,11 @@ def existing(cloud: Ecs, settings: Settings) -> Existing:
 
 def head_disk(cloud: Ecs, settings: Settings) -> tuple[Instance, Disk]:
     """The head's machine and its data disk. Raises SnapshotError where there is none."""
-    there = existing(cloud, settings)
+    return head_disk_of(existing(cloud, settings))
+
+
+def head_disk_of(there: Existing) -> tuple[Instance, Disk]:
+    """The head's machine and its data disk. Raises SnapshotError where there is none."""
     head = members.present(there.instances)[0]
     disk = members.data_disk(head, there.disks)
     if disk is None:
@@ -43,21 +47,17 @@ def head_disk(cloud: Ecs, settings: Settings) -> tuple[Instance, Disk]:
     return head, disk
 
 
-def disk_to_keep(cloud: Ecs, settings: Settings) -> Disk:
-    """The disk a snapshot is made of: the head's, which has the runs.
-
-    Raises RentError where the head is gone and its disk waits for the next one: a worker's has no runs.
-    """
-    head, disk = head_disk(cloud, settings)
-    first = members.number(head) or 0
-    for other in existing(cloud, settings).disks:
-        k = members.disk_number(other)
-        if not other.instance_id and k is not None and k < first:
-            raise RentError(
-                f"te{k}, the head, is gone and its disk {other.disk_id} with the runs waits for the next one; "
-                f"te{first}'s has none of them. First: fab rebuild, or fab up and the base deploy"
+def without_the_runs(there: Existing) -> str:
+    """Said where the head is gone and its disk waits for the next: a snapshot is of a worker's then; else empty."""
+    first = members.number(members.present(there.instances)[0]) or 0
+    for disk in there.disks:
+        k = members.disk_number(disk)
+        if not disk.instance_id and k is not None and k < first:
+            return (
+                f"te{k} is gone and its disk {disk.disk_id} with the runs waits for the next te{k} (fab rebuild): "
+                f"this snapshot is of te{first}'s, which has none of them"
             )
-    return disk
+    return ""
 
 
 def chosen(cloud: Ecs, settings: Settings, asked: str) -> Snapshot:

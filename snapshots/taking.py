@@ -27,7 +27,10 @@ def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, s
     Raises CloudError, SshError, SnapshotError, RentError where the name will not do or another command is at work.
     """
     intents = Intents(ClusterPlaces.of(settings.name).intents)
-    disk = apply.disk_to_keep(cloud, settings)
+    there = apply.existing(cloud, settings)
+    _, disk = apply.head_disk_of(there)
+    if words := apply.without_the_runs(there):
+        say(words)
     tell_cut_off(cloud, intents, say)
     _wait_for_another(cloud, disk, say)
     inside = contents.from_look(look(head), settings.name, apply.version(), keep)
