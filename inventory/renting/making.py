@@ -26,6 +26,7 @@ GONE_S = 120.0
 ROUNDING = 0.005
 """Of the prices that were shown and agreed to."""
 NAMED_OFFERS = 2
+NAMED_REASONS = 2
 NAMED_ZONES = 3
 NEXT_OFFER = (Kind.NO_STOCK, Kind.PRICE)
 """Refusals that are about this type in this zone, now."""
@@ -188,8 +189,9 @@ class Maker:
         if len(refused) > NAMED_OFFERS:  # each was said as it was refused
             zones = sorted({offer.zone_id for offer in refused})
             where = ", ".join(zones) if len(zones) <= NAMED_ZONES else f"{len(zones)} zones"
-            first, *others = dict.fromkeys(refused.values())
-            tried = f"{len(refused)} offers in {where}: {first}{', and others above' if others else ''}"
+            reasons = list(dict.fromkeys(refused.values()))
+            more = ", and others above" if len(reasons) > NAMED_REASONS else ""
+            tried = f"{len(refused)} offers in {where}: {'; '.join(reasons[:NAMED_REASONS])}{more}"
         if self.plan.pinned:
             return f"{self.plan.pinned} Tried: {tried}"
         return (
