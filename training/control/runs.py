@@ -68,6 +68,13 @@ def read_plan(head: Head, run_id: str) -> dict[str, Any]:
     return plan
 
 
+def predicted(head: Head, run_id: str) -> dict[str, Any]:
+    """What the plan of a run foresaw; nothing where it has no plan."""
+    text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
+    found: dict[str, Any] = json.loads(text or "{}").get("predicted") or {}
+    return found
+
+
 def nccl_log(head: Head, run_id: str) -> str:
     """What NCCL said in the log of all ranks."""
     return head.shell(f"grep -a NCCL {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
