@@ -286,7 +286,7 @@ def test_what_our_code_reads_of_answers_is_there(answers):
         "DescribeVSwitches": ("access_answers", "vswitches"),
     }
     for action, (module, name) in readers.items():
-        read = getattr(importlib.import_module(f"inventory.renting.{module}"), name)
+        read = getattr(importlib.import_module(f"inventory.api.{module}"), name)
         missing = []
         for each in answers[action]:
             vain = []
