@@ -74,7 +74,7 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
     """What a run that did not fit into its cards could change, from its own recipe and plan."""
     try:
         recipe = Recipe.model_validate(tomllib.loads(runs.recipe_text(head, run_id)))
-        predicted = runs.read_plan(head, run_id)["predicted"]
+        predicted = runs.predicted(head, run_id)
         cards = predicted["card"] is not None
         rungs = ladder(recipe, ModelShape(**predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
     except (HeadError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone

@@ -62,12 +62,6 @@ def remove_abandoned(head: Head, older_than_min: int) -> None:
     head.shell(f"{found} 2>/dev/null | {each}; true", 60)
 
 
-def read_plan(head: Head, run_id: str) -> dict[str, Any]:
-    """plan.json of a run."""
-    plan: dict[str, Any] = json.loads(head.shell(f"cat {_quoted(head, run_id)}/plan.json"))
-    return plan
-
-
 def predicted(head: Head, run_id: str) -> dict[str, Any]:
     """What the plan of a run foresaw; nothing where it has no plan."""
     text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
