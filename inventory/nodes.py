@@ -26,6 +26,9 @@ class Node:
     known_hosts: Path
     gpus: int
     disk_serial: str | None = None
+    price_h: float | None = None
+    """What an hour of it costs; None where nobody said."""
+    currency: str = ""
 
     @property
     def slots(self) -> int:
@@ -48,9 +51,19 @@ def static_nodes(settings: Settings) -> tuple[Node, ...]:
             known_hosts=ssh.known_hosts,
             gpus=entry.gpus,
             disk_serial=entry.disk_serial,
+            price_h=entry.price_per_hour,
+            currency=entry.currency,
         )
         for rank, entry in enumerate(settings.nodes)
     )
+
+
+def price_of(nodes: Sequence[Node]) -> tuple[float | None, str]:
+    """What an hour of nodes costs together, and in which currency; None unless each says it, in the same one."""
+    prices, currencies = [node.price_h for node in nodes], {node.currency for node in nodes}
+    if len(currencies) != 1 or any(price is None for price in prices):
+        return None, ""
+    return sum(price or 0.0 for price in prices), currencies.pop()
 
 
 def pyinfra_hosts(settings: Settings, nodes: Sequence[Node]) -> list[tuple[str, dict[str, Any]]]:

@@ -55,6 +55,10 @@ class StaticNode(Section):
     user: UserName | None = None
     port: Port | None = None
     key: UserPath | None = None
+    price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What an hour of it costs, for `fab status` and the report of a run; without it a run's cost is not known."""
+    currency: Annotated[str, Field(pattern=r"^([A-Z]{3})?$")] = ""
+    """Of the price, as in "CNY"."""
 
 
 class LocalCloud(Section):
@@ -213,6 +217,8 @@ def _static_contradictions(nodes: list[dict[str, Any]], ssh: Mapping[str, Any]) 
                 f"nodes.private_address: {name} has the name {address!r} as address; "
                 "give the address the other nodes reach it by"
             )
+    if len(currencies := sorted({str(node["currency"]) for node in nodes if node.get("currency")})) > 1:
+        yield f"nodes.currency: {', '.join(currencies)}; prices are added up, give them all in one currency"
     shared = ssh.get("key", str(Ssh().key))
     keys = [("nodes.key" if "key" in node else "ssh.key", node.get("key", shared)) for node in nodes]
     for setting, key in dict.fromkeys((setting, key) for setting, key in keys if isinstance(key, str)):

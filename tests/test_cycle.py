@@ -204,7 +204,16 @@ def test_what_it_learned_comes_home(rented, story):
     done = rented.fab("fetch", "--run", story["run"].run_id)
     assert done.returncode == 0, done.stdout
     assert "verified" in done.stdout
-    assert "finished" in (ROOT / "runs" / story["run"].run_id / "report.html").read_text()
+    folder = ROOT / "runs" / story["run"].run_id
+    report = (folder / "report.html").read_text()
+    assert "finished" in report
+    machines = rented.ecs.instances(tags={"spotune:cluster": rented.name})
+    status = json.loads((folder / "status.json").read_text())
+    assert math.isclose(status["price_h"], sum(float(m.tags["spotune:price"]) for m in machines), rel_tol=1e-6)
+    assert status["spent_before"] > 0, "the start that was taken back cost something too"
+    whole = status["spent_before"] + status["price_h"] * (status["ended"] - status["started"]) / 3600
+    assert f"{whole:.2f} {status['currency']}" in report, whole
+    assert f"{whole:.2f} {status['currency']}" in rented.fab("status").stdout
 
 
 def test_down_again_and_nothing_that_is_billed_is_left(rented, evidence):

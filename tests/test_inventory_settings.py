@@ -191,3 +191,13 @@ def test_auto_is_venv_and_cpu_on_local_hosts_conda_and_cuda_elsewhere(tmp_path):
     rented = load(tmp_path, static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"'))
     assert (local.python_provider, local.torch_flavour) == ("venv", "cpu")
     assert (rented.python_provider, rented.torch_flavour) == ("conda", "cuda")
+
+
+def test_prices_of_static_nodes_are_in_one_currency(tmp_path):
+    nodes = [("te1", "10.0.0.1", "CNY"), ("te2", "10.0.0.2", "USD")]
+    text = f'provider = "static"\n[ssh]\nkey = "{key_file(tmp_path)}"\n' + "".join(
+        f'[[nodes]]\nname = "{n}"\naddress = "{a}"\nprice_per_hour = 8.5\ncurrency = "{c}"\n' for n, a, c in nodes
+    )
+    (line,) = problems(tmp_path, text)
+    assert "nodes.currency: CNY, USD" in line
+    assert [n.price_per_hour for n in load(tmp_path, text.replace("USD", "CNY")).nodes] == [8.5, 8.5]

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import absent
-from training.control.ship import code_files
+from training.control.ship import code_files, plan_text
+from training.launch import Host, Launch, launch_text
 from training.metrics import EvaluationMetrics, StepMetrics, append
 from training.metrics.plots import MOST_POINTS, Plot, draw, means, plots
-from training.metrics.report import content, cost, make_report
+from training.metrics.report import content, make_report
 from training.recipe import load_recipe
+from training.run_folder import Status, status_text
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -39,6 +41,9 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--hide-scrollbars",
 ]
+
+
+BEGAN = 1_767_225_600.0
 
 
 def loss(step: int) -> float:
@@ -60,13 +65,15 @@ def make_run(run: Path, steps: int = STEPS) -> Path:
             value = loss(step) + 0.1 + 0.004 * abs(step - 30)
             evaluation = EvaluationMetrics(step, value, math.exp(value), 0.6, 50, 2.0, "2026-01-01T00:00:00+00:00")
             append(run / "metrics.jsonl", evaluation)
-    hosts = [{"name": f"te{n}", "private_address": f"10.0.0.{n}", "slots": 1} for n in (1, 2)]
     predicted = {"memory_gib": 5.0, "step_s": 1.0, "minutes": None, "tokens_per_step": 2000, "total_steps": steps}
-    plan = {"model_dir": "tiny", "base_model_hash": "b" * 64, "predicted": predicted, "price_per_hour": 12.5}
-    write(run / "plan.json", {**plan, "currency": "CNY"})
-    write(run / "launch.json", {"hosts": hosts})
-    status = {"state": "failed", "reason": EVIL, "started": 1_767_225_600, "ended": 1_767_225_600 + 5400}
-    write(run / "status.json", {**status, "last_lines": ["第一行", "FloatingPointError: step 41"]})
+    hosts = tuple(Host(f"te{n}", f"10.0.0.{n}", 1) for n in (1, 2))
+    launch = Launch(run.name, str(run), hosts, "training.finetune", (), "python", {})
+    data = {"shape": "messages", "content_hash": "c" * 64}
+    (run / "plan.json").write_text(plan_text(launch, "tiny", "b" * 64, data, predicted), encoding="utf-8")
+    (run / "launch.json").write_text(launch_text(launch), encoding="utf-8")
+    words = ("第一行", "FloatingPointError: step 41")
+    status = Status(run.name, "failed", EVIL, started=BEGAN, ended=BEGAN + 5400, last_lines=words, price_h=12.5)
+    (run / "status.json").write_text(status_text(status.changed(currency="CNY", spent_before=1.25)), encoding="utf-8")
     write(run / "data" / "report.json", {"report": {"shape": "messages", "records": 160, "end_of_turn": "<|im_end|>"}})
     write(run / "versions.json", {"torch": "2.13.0", "transformers": "5.23.0"})
     (run / "recipe.toml").write_text(load_recipe("tiny", {"about": '"小模型，用于测试"'}).to_toml(), encoding="utf-8")
@@ -178,7 +185,7 @@ def test_what_the_run_says_is_text_and_never_markup(dom, report):
 def test_plan_cost_checkpoints_and_origin_are_told(dom):
     joined = " | ".join(dom.texts)
     assert "memory, GiB a rank | 5 | 5.25 | 105%" in joined and "seconds a step | 1 | 1.1 | 110%" in joined
-    assert "1 h 30 min" in dom.texts and "18.75 CNY" in dom.texts
+    assert "1 h 30 min" in dom.texts and "20.00 CNY" in dom.texts
     assert "step-30 | 1.331 | 0.0 | best | step-40" in joined and ".tmp-step-50" not in joined
     assert "Resumed from step 20, which 4 ranks had saved." in dom.texts
     assert {"te1", "10.0.0.2", "b" * 64, "d" * 64, "2.13.0", "lora.rank"} <= set(dom.texts)
@@ -258,9 +265,16 @@ def test_values_that_were_not_finite_leave_a_gap_and_no_error(tmp_path):
     assert "tiny-20260101-000000" in make_report(run).read_text(encoding="utf-8")
 
 
-def test_without_a_price_no_cost_is_made_up():
-    assert cost({}, 3600) == "not known" and cost({"price_per_hour": 2}, None) == "not known"
-    assert cost({"price_per_hour": 2.0, "currency": "USD"}, 5400) == "3.00 USD"
+def test_without_a_price_no_cost_is_made_up(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
+    (run / "status.json").write_text(status_text(Status(run.name, "finished", started=BEGAN, ended=BEGAN + 60)))
+    assert ("cost", "not known", "") in content(run, BEGAN + 60)["tiles"]
+
+
+def test_before_its_first_checkpoint_the_data_are_named_by_what_the_plan_says(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
+    shutil.rmtree(run / "checkpoints")
+    assert ("data, hash", "c" * 64) in content(run, BEGAN)["origin"]
 
 
 def test_a_run_that_goes_on_counts_its_time_until_now(tmp_path):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from inventory.nodes import Node
 from training import tasks
 from training.recipe import load_recipe
 from training.sums import PARTS, sums_of, sums_text
@@ -174,9 +175,14 @@ class Door:
         self.closed = True
 
 
+def node(rank: int, name: str) -> Node:
+    address, here = f"10.0.0.{rank + 1}", Path()
+    return Node(name, rank, address, address, "root", 22, here, here, gpus=0, price_h=1.5, currency="CNY")
+
+
 def cluster(monkeypatch, line_rate_gbps: float = 0) -> list[Door]:
     """Two nodes whose connections are kept in the list given back; te2's commands fail."""
-    nodes = tuple(SimpleNamespace(name=n, private_address="10.0.0.1", slots=1, gpus=0) for n in ("te1", "te2"))
+    nodes = tuple(node(rank, name) for rank, name in enumerate(("te1", "te2")))
     network = SimpleNamespace(line_rate_gbps=line_rate_gbps)
     settings = SimpleNamespace(name="mine", torch_flavour="cpu", network=network)
     found = SimpleNamespace(head=nodes[0], nodes=nodes, settings=settings)
@@ -211,4 +217,8 @@ def test_the_line_rate_comes_from_the_settings_and_the_check_bears_the_clusters_
     cluster(monkeypatch, said)
     with tasks._place(here=False) as (place, _):
         assert (place.line_rate_gbps, place.cluster) == (rate, "mine")
+        launch = place.target("tiny-20260101-000000").launch(
+            Path("/data/runs/tiny-20260101-000000"), "training.finetune"
+        )
+        assert (launch.price_h, launch.currency) == (3.0, "CNY"), "of both machines together"
         assert place.target("check-20260101-000000").data_disk == "/data"

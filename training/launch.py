@@ -71,6 +71,11 @@ class Launch:
     """The rank that waits for a debugger; the others then wait for it without a time-out."""
     profile: str = ""
     """Steps to profile: see training/diagnosis/profiling.py."""
+    price_h: float | None = None
+    """What an hour of all its machines costs together; None where nobody said."""
+    currency: str = ""
+    spent_before: float = 0.0
+    """What earlier starts of the run cost."""
 
     @property
     def world_size(self) -> int:

@@ -81,6 +81,11 @@ class Status:
     supervisor_pid: int = 0
     mistake: bool = False
     """Failed because of what it was given: recipe, data, base model or checkpoint."""
+    price_h: float | None = None
+    """What an hour of its machines costs together; None where nobody said."""
+    currency: str = ""
+    spent_before: float = 0.0
+    """What earlier starts of the run cost."""
 
     @property
     def over(self) -> bool:

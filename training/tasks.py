@@ -64,15 +64,18 @@ def _find_place(here: bool) -> tuple[Place, tuple[Node, ...]]:
         return Place(HereHead(Path(LOCAL_RUNS))), ()
     from inventory import ssh
     from inventory.cluster import load_cluster
+    from inventory.nodes import price_of
 
     cluster = load_cluster()
     head = cluster.head
     hosts = tuple(Host(node.name, node.private_address, node.slots) for node in cluster.nodes)
     cuda = cluster.settings.torch_flavour == "cuda" and any(node.gpus for node in cluster.nodes)
     rate = cluster.settings.network.line_rate_gbps or None
+    price_h, currency = price_of(cluster.nodes)
     # the head gives up a command by its own clock; this one is for what takes longest, preparing data
     remote = RemoteHead(head.name, lambda: ssh.connect(head), partial(ssh.run, timeout_s=PREPARE_S))
-    return Place(remote, hosts, cuda, cluster.settings.name, rate), cluster.nodes
+    place = Place(remote, hosts, cuda, cluster.settings.name, rate, price_h=price_h, currency=currency)
+    return place, cluster.nodes
 
 
 def _on(node: Node, command: str) -> str:

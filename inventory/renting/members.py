@@ -146,6 +146,8 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
             known_hosts=places.known_hosts,
             gpus=each.gpus,
             disk_serial=disk.serial if (disk := data_disk(each, disks)) else None,
+            price_h=tags.price_h(each.tags),
+            currency=each.tags.get(tags.CURRENCY_TAG, ""),
         )
         for rank, (name, each) in enumerate(zip(names(ordered), ordered, strict=True))
     )

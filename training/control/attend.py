@@ -67,7 +67,8 @@ def conclude(head: Head, run_id: str, seen: Look) -> None:
 def ending(run_id: str, seen: Look) -> str:
     """How a run ended, in one line."""
     reason = seen.status.reason if seen.status else ""
-    return f"{run_id} {seen.state}{f': {reason}' if reason else ''}"
+    spent = f" ({seen.money} so far)" if seen.money else ""
+    return f"{run_id} {seen.state}{spent}{f': {reason}' if reason else ''}"
 
 
 def memory_ladder(head: Head, run_id: str) -> list[str]:

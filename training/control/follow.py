@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.cost import cost, money
 from training.run_folder import ENDED, LAUNCH, METRICS, STATUS, Status, parse_metrics, parse_status, unit_of
 
 SEPARATOR = "\x1e"
@@ -38,6 +39,18 @@ class Look:
     def over(self) -> bool:
         """Whether nothing more will come."""
         return self.state in {*ENDED, "lost"}
+
+    @property
+    def cost(self) -> float | None:
+        """What the run has cost so far; None where no price is known. One that was lost ended with its last word."""
+        if self.status is None:
+            return None
+        return cost(self.status, self.status.updated + (self.age_s if self.alive else 0))
+
+    @property
+    def money(self) -> str:
+        """The same with its currency; empty where it is not known."""
+        return money(self.cost, self.status.currency) if self.status else ""
 
     @property
     def state(self) -> str:
@@ -133,8 +146,8 @@ def follow(
         time.sleep(every_s)
 
 
-def describe(row: dict[str, Any], eta: float | None, evaluation: dict[str, Any] | None = None) -> str:
-    """One step in one line, with the newest validation loss there is."""
+def describe(row: dict[str, Any], eta: float | None, evaluation: dict[str, Any] | None = None, spent: str = "") -> str:
+    """One step in one line, with the newest validation loss there is and what the run has cost so far."""
     left = "" if eta is None else f"  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
     validation = ""
     if evaluation is not None:
@@ -142,6 +155,7 @@ def describe(row: dict[str, Any], eta: float | None, evaluation: dict[str, Any] 
     return (
         f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{validation}  lr {row['lr']:.2e}  "
         f"{row['tokens_per_s']:.0f} tokens/s  {row['memory_gib']:.2f} GiB{left}"
+        f"{spent and f'  {spent}'}"
     )
 
 

@@ -27,6 +27,8 @@ class Target:
     data_disk: str = ""
     debug_rank: int | None = None
     profile: str = ""
+    price_h: float | None = None
+    currency: str = ""
 
     def launch(self, run_dir: Path, module: str, arguments: Sequence[str] = ()) -> Launch:
         """A launch of a module in a run folder."""
@@ -43,6 +45,8 @@ class Target:
             data_disk=self.data_disk,
             debug_rank=self.debug_rank,
             profile=self.profile,
+            price_h=self.price_h,
+            currency=self.currency,
         )
 
 
@@ -75,6 +79,9 @@ class Place:
     """Of the runs started here: the rank that waits for a debugger."""
     profile: str = ""
     """Of the runs started here: the steps to profile."""
+    price_h: float | None = None
+    """What an hour of its machines costs together; None where that is not known."""
+    currency: str = ""
 
     def target(self, run_id: str) -> Target:
         """Where the ranks of a run go. Raises LaunchError where there is no such rank to debug."""
@@ -86,4 +93,10 @@ class Place:
         ranks = sum(host.slots for host in target.hosts)
         if self.debug_rank is not None and not 0 <= self.debug_rank < ranks:
             raise LaunchError(f"--debug-rank {self.debug_rank}: there are ranks 0 to {ranks - 1}")
-        return replace(target, debug_rank=self.debug_rank, profile=self.profile)
+        return replace(
+            target,
+            debug_rank=self.debug_rank,
+            profile=self.profile,
+            price_h=self.price_h,
+            currency=self.currency,
+        )

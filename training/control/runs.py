@@ -78,9 +78,17 @@ def put_again(head: Head, old: Launch, target: Target, files: Mapping[str, Path 
     """Make a run ready to go on from its newest checkpoint, on the nodes there are now, with today's code and
     `files`."""
     launch = target.launch(Path(old.run_dir), old.module, ("--resume", *(["--force"] if force else [])))
-    launch = replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s)
+    launch = replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
     _ship(head, launch, {**code_files(), **launch_files(launch), **files})
     return launch
+
+
+def _spent(head: Head, old: Launch, new: Launch) -> float:
+    """What the starts of a run until now have cost, in the currency it goes on in."""
+    if old.currency != new.currency:
+        return 0.0
+    so_far = look(head, old.run_id).cost
+    return old.spent_before if so_far is None else so_far
 
 
 def _ship(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:

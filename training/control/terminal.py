@@ -44,7 +44,7 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
                 said = reason
             if seen.metrics:
                 last = seen.metrics[-1]
-                words = describe(last, eta_s(seen.metrics), seen.evaluation)
+                words = describe(last, eta_s(seen.metrics), seen.evaluation, seen.money)
                 bar.update(task, total=last["total_steps"], completed=last["step"], words=words)
             elif seen.status:
                 bar.update(task, words=seen.status.state)
@@ -71,14 +71,14 @@ def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - said["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != said["step"] and (due or last):
-            write(describe(row, eta_s(seen.metrics), seen.evaluation))
+            write(describe(row, eta_s(seen.metrics), seen.evaluation, seen.money))
             said.update(step=row["step"], at=time.monotonic())
 
     return show
 
 
 def runs_table(looks: Sequence[Look]) -> None:
-    """All runs of a head with state, step, loss and age."""
+    """All runs of a head with state, step, loss, what they cost and age."""
     rows = []
     for seen in looks:
         assert seen.status is not None
@@ -86,8 +86,9 @@ def runs_table(looks: Sequence[Look]) -> None:
         step = f"{row['step']}/{row['total_steps']}" if row else "-"
         loss = number(row["loss"]) if row else "-"
         validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
-        rows.append([seen.status.run_id, seen.state, step, loss, validation, age(seen.age_s), seen.status.reason])
-    table(["run", "state", "step", "loss", "validation", "updated", "reason"], rows)
+        shown = [seen.status.run_id, seen.state, step, loss, validation, seen.money or "-"]
+        rows.append([*shown, age(seen.age_s), seen.status.reason])
+    table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows)
 
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:

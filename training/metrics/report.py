@@ -20,8 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from training.cost import cost, money
 from training.metrics.plots import Drawn, draw, plots
-from training.run_folder import LAUNCH, METRICS, REPORT, STATUS, VERSIONS, parse_metrics, write_atomically
+from training.run_folder import (
+    LAUNCH,
+    METRICS,
+    REPORT,
+    STATUS,
+    VERSIONS,
+    parse_metrics,
+    parse_status,
+    write_atomically,
+)
 
 Row = dict[str, Any]
 TEMPLATE = "report.html.jinja"
@@ -65,7 +75,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "last_lines": status.get("last_lines") or (),
         "began": _moment(status.get("started")),
         "made": _moment(now),
-        "tiles": tiles(steps, evaluations, seconds, cost(plan, seconds)),
+        "tiles": tiles(steps, evaluations, seconds, _cost(status, now)),
         "plots": [one for one in drawn if isinstance(one, Drawn)],
         "plan": plan_against_actual(predicted, steps, seconds),
         "checkpoints": checkpoints,
@@ -96,7 +106,7 @@ def tiles(
         found.append(("useful tokens/s", f"{speed:,.0f}", f"MFU {statistics.median(mfu):.0%}" if mfu else "median"))
         found.append(("memory", f"{max(row['memory_gib'] for row in steps):.1f} GiB", "most, on rank 0"))
     found.append(("time", _duration(seconds), "of the last start"))
-    found.append(("cost", money, "" if money == NOT_KNOWN else "machines for that time"))
+    found.append(("cost", money, "" if money == NOT_KNOWN else "machines, over all starts"))
     return found
 
 
@@ -123,12 +133,13 @@ def plan_against_actual(predicted: Row, steps: Sequence[Row], seconds: float | N
     ]
 
 
-def cost(plan: Row, seconds: float | None) -> str:
-    """What the machines cost for the time of the run, where the plan knows their price."""
-    price = plan.get("price_per_hour")
-    if price is None or seconds is None:
+def _cost(status: Row, now: float) -> str:
+    """What the machines cost for the time of the run, where the status knows their price."""
+    try:
+        read = parse_status(json.dumps(status))
+    except (TypeError, ValueError):  # of no run that was started
         return NOT_KNOWN
-    return f"{price * seconds / 3600:.2f} {plan.get('currency', '')}".strip()
+    return money(cost(read, now), read.currency) or NOT_KNOWN
 
 
 def _loss(row: Row) -> float:
@@ -169,7 +180,7 @@ def _facts(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]
 def _origin(plan: Row, checkpoints: Sequence[Row]) -> list[tuple[str, str]]:
     """What it was made from, by hash."""
     found = [("base model", plan.get("model_dir")), ("base model, sha256 of its files", plan.get("base_model_hash"))]
-    data = checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get("sha256")
+    data = checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get("content_hash")
     return [(name, value) for name, value in [*found, ("data, hash", data)] if value]
 
 

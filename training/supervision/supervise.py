@@ -65,7 +65,16 @@ class Supervisor:
         self.reclaims = reclaim.Reclaims(tuple(host.name for host in self.launch.hosts), now, notices)
         self.leave_by = math.inf
         """By the monotonic clock: when the ranks must have left because a node goes."""
-        self.status = Status(self.launch.run_id, "starting", started=now, updated=now, supervisor_pid=os.getpid())
+        self.status = Status(
+            self.launch.run_id,
+            "starting",
+            started=now,
+            updated=now,
+            supervisor_pid=os.getpid(),
+            price_h=self.launch.price_h,
+            currency=self.launch.currency,
+            spent_before=self.launch.spent_before,
+        )
 
     def request_stop(self, *_: object) -> None:
         """SIGTERM: the ranks see the `stop` file, save and leave; the grace period starts."""
