@@ -4,6 +4,7 @@ Run it: `pyinfra inventory/local.py deploy/base.py` (or inventory/static.py; add
 A second run changes nothing.
 """
 
+from deploy.disk_record import record_disk
 from deploy.models import fetch_models
 from deploy.network import name_nodes
 from deploy.nvidia import install_driver
@@ -18,6 +19,7 @@ name_nodes()
 share_trust()  # names first: host keys are known by name
 watch_for_notices()  # over that trust, and before the long part: the machine may be taken back meanwhile
 mount_data_disk()
+record_disk()
 install_driver()
 build_environment()  # on /data, and over the trust between the nodes
 fetch_models()  # with the environment's own hf

@@ -22,6 +22,7 @@ import pytest
 from deploy.disk_facts import LIST_DISKS, inspect_command, parse_disk, parse_disks
 from deploy.disk_plan import DiskPlan, format_command, plan_disk
 from deploy.refusal import refuse_unless_mounted
+from training.lineage import RECORD, DiskRecord, parse_record, record_text
 
 MIB = 2**20
 SERIAL = "bp1test0000000000001"
@@ -389,7 +390,10 @@ def deploy_to(node: FakeNode, tmp_path: Path, serial: str | None) -> tuple[int, 
         "from inventory.settings import Settings\n"
         f"nodes = [({host!r}, {{'node': SimpleNamespace(disk_serial={serial!r}), 'settings': Settings()}})]\n"
     )
-    (tmp_path / "deploy_disk.py").write_text("from deploy.storage import mount_data_disk\n\nmount_data_disk()\n")
+    (tmp_path / "deploy_disk.py").write_text(
+        "from deploy.disk_record import record_disk\nfrom deploy.storage import mount_data_disk\n\n"
+        "mount_data_disk()\nrecord_disk()\n"
+    )
     command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(tmp_path / "hosts.py")]
     result = subprocess.run(
         node.inside(*command, str(tmp_path / "deploy_disk.py")),
@@ -410,7 +414,15 @@ def test_the_deploy_formats_once_and_changes_nothing_the_second_time(node: FakeN
     assert node.must("findmnt -no FSTYPE /data").strip() == "ext4"
     code, second, errors = deploy_to(node, tmp_path, SERIAL)
     assert code == 0, errors
-    assert (first, second) == (["Data disk | Mounted at /data"], [])
+    assert (first, second) == (["Data disk | Mounted at /data", "Whose disk | Cluster and generation"], [])
+    found = parse_record(node.must(f"cat /data/{RECORD}"))
+    assert found == DiskRecord("spotune", (SERIAL,)) and found.generation == 1
+    earlier = DiskRecord("spotune", ("bp1of-the-snapshot",))
+    node.must(f"printf '%s' '{record_text(earlier)}' > /data/{RECORD}")
+    code, third, errors = deploy_to(node, tmp_path, SERIAL)
+    assert (code, third) == (0, ["Whose disk | Cluster and generation"]), errors
+    found = parse_record(node.must(f"cat /data/{RECORD}"))
+    assert found == DiskRecord("spotune", ("bp1of-the-snapshot", SERIAL)) and found.generation == 2
 
 
 def test_the_deploy_ends_a_refusing_node_with_the_reason(node: FakeNode, tmp_path: Path) -> None:

@@ -39,6 +39,21 @@ def test_ranks_stay_when_a_machine_in_the_middle_is_replaced(cluster):
     assert after["te2"] != before["te2"] and (after["te1"], after["te3"]) == (before["te1"], before["te3"])
 
 
+def test_no_worker_becomes_the_head_when_the_head_is_gone(cluster):
+    cluster.up(2)
+    cluster.cloud.delete([cluster.machines["demo-te1"].instance_id], "by-hand")
+    while "demo-te1" in cluster.machines:
+        time.sleep(0.05)
+    with pytest.raises(SettingsError, match=r"te1, the head of 'demo', is missing .*te2\): fab rebuild"):
+        load_cluster()
+    done = cluster.fab("status")
+    assert done.returncode == 2 and "te2 " in done.stdout and "fab rebuild" in done.stderr, done.stdout
+    done = cluster.fab("train", "--resume")
+    assert done.returncode == 2 and "te1, the head of 'demo', is missing" in done.stderr
+    cluster.up(2)
+    assert load_cluster().head.name == "te1"
+
+
 def test_each_node_has_its_disks_serial_its_key_and_its_pinned_host_key(cluster):
     cluster.up(2)
     disks = {d.instance_id: d.serial for d in cluster.data_disks}

@@ -12,7 +12,7 @@ FOLDERS = ("inventory", "deploy", "training", "snapshots")
 ALLOWED = {
     "inventory": {"inventory"},
     "training": {"training"},
-    "deploy": {"deploy", "inventory", "training.launch", "training.recipe"},
+    "deploy": {"deploy", "inventory", "training.launch", "training.lineage", "training.recipe"},
     "snapshots": {"snapshots", "inventory"},
 }
 TASKS = {"inventory", "deploy", "training", "snapshots"}

@@ -76,6 +76,8 @@ class Launch:
     currency: str = ""
     spent_before: float = 0.0
     """What earlier starts of the run cost."""
+    disks: tuple[str, ...] = ()
+    """Of the head: the disks that its /data has lived on (training/lineage.py); empty where that is not known."""
 
     @property
     def world_size(self) -> int:
@@ -101,6 +103,7 @@ def parse_launch(text: str) -> Launch:
     content: dict[str, Any] = json.loads(text)
     content["hosts"] = tuple(Host(**host) for host in content["hosts"])
     content["arguments"] = tuple(content["arguments"])
+    content["disks"] = tuple(content.get("disks", ()))
     return Launch(**content)
 
 

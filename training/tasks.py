@@ -74,7 +74,16 @@ def _find_place(here: bool) -> tuple[Place, tuple[Node, ...]]:
     price_h, currency = price_of(cluster.nodes)
     # the head gives up a command by its own clock; this one is for what takes longest, preparing data
     remote = RemoteHead(head.name, lambda: ssh.connect(head), partial(ssh.run, timeout_s=PREPARE_S))
-    place = Place(remote, hosts, cuda, cluster.settings.name, rate, price_h=price_h, currency=currency)
+    place = Place(
+        remote,
+        hosts,
+        cuda,
+        cluster.settings.name,
+        rate,
+        price_h=price_h,
+        currency=currency,
+        disk=head.disk_serial or "",
+    )
     return place, cluster.nodes
 
 
@@ -262,6 +271,8 @@ def status(c: Context, here: bool = False) -> None:
         if nodes:
             answers = _on_all(nodes, "uptime -p")
             table(["node", "address", "state"], [[n.name, n.address, str(answers[n.name])] for n in nodes])
+            if record := runs.disk_record(place.head):
+                print(f"/data on {place.head.name}: of the cluster {record.cluster}, generation {record.generation}")
         runs_table(runs.all_runs(place.head))
 
 

@@ -161,9 +161,17 @@ def address(settings: Settings, instance: Instance) -> str:
 
 
 def rented_nodes(cloud: Ecs, settings: Settings) -> tuple[Node, ...]:
-    """The cluster's machines, in rank order. Raises SettingsError where there is none, CloudError."""
+    """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
+
+    The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.
+    """
     wanted = tags.of_cluster(settings.name)
     there = present(cloud.instances(tags=wanted))
     if not there:
         raise SettingsError(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; rent them: fab up")
+    if number(there[0]) != 1:
+        rest = ", ".join(names(there))
+        raise SettingsError(
+            f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest}): fab rebuild"
+        )
     return as_nodes(settings, there, cloud.disks(tags=wanted))

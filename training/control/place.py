@@ -29,6 +29,7 @@ class Target:
     profile: str = ""
     price_h: float | None = None
     currency: str = ""
+    disks: tuple[str, ...] = ()
 
     def launch(self, run_dir: Path, module: str, arguments: Sequence[str] = ()) -> Launch:
         """A launch of a module in a run folder."""
@@ -47,6 +48,7 @@ class Target:
             profile=self.profile,
             price_h=self.price_h,
             currency=self.currency,
+            disks=self.disks,
         )
 
 
@@ -82,8 +84,10 @@ class Place:
     price_h: float | None = None
     """What an hour of its machines costs together; None where that is not known."""
     currency: str = ""
+    disk: str = ""
+    """Serial of the head's data disk; empty where that is not known."""
 
-    def target(self, run_id: str) -> Target:
+    def target(self, run_id: str, disks: tuple[str, ...] = ()) -> Target:
         """Where the ranks of a run go. Raises LaunchError where there is no such rank to debug."""
         run_dir = self.head.runs / run_id
         if self.head.here:
@@ -99,4 +103,5 @@ class Place:
             profile=self.profile,
             price_h=self.price_h,
             currency=self.currency,
+            disks=disks,
         )

@@ -24,6 +24,7 @@ from training.launch import (
     LaunchError,
     parse_launch,
 )
+from training.lineage import RECORD, DiskRecord, parse_record
 from training.run_folder import LAUNCH, LAUNCHER_LOG, PREPARING, is_run_id, new_run_id, recipe_of, unit_of
 from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
 from training.supervision import reclaim
@@ -146,6 +147,28 @@ def refuse_reclaimed(head: Head, hosts: Sequence[Host]) -> None:
         raise LaunchError(
             f"{reclaim.words(soon)}: nothing is started; when it is gone: {reclaim.GO_ON}, then the same again"
         )
+
+
+def disk_record(head: Head) -> DiskRecord | None:
+    """Whose data disk the head has; None where it does not say."""
+    return parse_record(head.shell(f"cat {shlex.quote(str(head.runs.parent / RECORD))} 2>/dev/null; true"))
+
+
+def head_disks(place: Place) -> tuple[str, ...]:
+    """The disks that the head's /data has lived on. LaunchError where it is another cluster's, or not the one it had
+    at the last base deploy."""
+    if place.head.here or (record := disk_record(place.head)) is None:
+        return ()
+    deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
+    if record.cluster != place.cluster:
+        raise LaunchError(
+            f"/data on {place.head.name} is of the cluster {record.cluster!r}, not {place.cluster!r}; {deploy}"
+        )
+    if place.disk and record.disks[-1] != place.disk:
+        raise LaunchError(
+            f"{place.head.name} has the data disk {place.disk}, but its /data is set up as {record.disks[-1]}; {deploy}"
+        )
+    return record.disks
 
 
 def wait_for_reports(head: Head, run_id: str) -> None:

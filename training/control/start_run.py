@@ -173,7 +173,7 @@ def start(
         runs.refuse_reclaimed(head, place.hosts)
         runs.remove_abandoned(head, ABANDONED_MIN)
         run_id = new_run_id(recipe.name, now)
-        target = place.target(run_id)
+        target = place.target(run_id, runs.head_disks(place))
         if head.here:
             base = here_base_model(recipe, target)
         else:

@@ -1,0 +1,65 @@
+"""Whose data disk it is: written by the base deploy, read before a run starts."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_training_head_node import sh
+from training.control import runs
+from training.control.head_node import RemoteHead
+from training.control.place import Place
+from training.launch import Launch, LaunchError, launch_text, parse_launch
+from training.lineage import RECORD, DiskRecord, next_record, parse_record, record_text
+
+
+def test_a_blank_disk_is_the_first_generation_and_stays_it_wherever_it_goes():
+    first = next_record(None, "demo", "a")
+    assert first.generation == 1 and next_record(first, "demo", "a") == first
+
+
+def test_a_disk_from_a_snapshot_is_the_next_generation_and_names_its_source():
+    made = next_record(DiskRecord("demo", ("a",)), "demo", "b")
+    assert made == DiskRecord("demo", ("a", "b")) and made.generation == 2
+
+
+def test_another_cluster_takes_a_disk_over_by_its_base_deploy():
+    assert next_record(DiskRecord("other", ("a",)), "demo", "a") == DiskRecord("demo", ("a",))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": "demo"}', '{"cluster": "demo", "disks": []}', "null"])
+def test_what_is_no_record_is_none(text):
+    assert parse_record(text) is None
+
+
+def test_a_record_is_read_as_it_was_written():
+    record = DiskRecord("demo", ("a", "b"))
+    assert parse_record(record_text(record)) == record
+
+
+def place(tmp_path: Path, record: DiskRecord | None, **more: str) -> Place:
+    head = RemoteHead("te1", lambda: None, lambda _, command: sh(command))
+    head.runs = tmp_path / "runs"
+    if record:
+        (tmp_path / RECORD).write_text(record_text(record))
+    return Place(head, cluster="demo", **more)
+
+
+def test_a_run_knows_the_disks_its_head_has_lived_on(tmp_path):
+    mine = place(tmp_path, DiskRecord("demo", ("a", "b")), disk="b")
+    disks = runs.head_disks(mine)
+    launch = Launch("r", "/data/runs/r", (), "m", (), "python", {}, disks=disks)
+    assert parse_launch(launch_text(launch)).disks == ("a", "b")
+
+
+def test_a_head_without_a_record_is_one_of_an_earlier_version(tmp_path):
+    assert runs.head_disks(place(tmp_path, None, disk="b")) == ()
+
+
+def test_no_run_starts_on_another_clusters_disk(tmp_path):
+    with pytest.raises(LaunchError, match=r"/data on te1 is of the cluster 'other', not 'demo'; run the base deploy"):
+        runs.head_disks(place(tmp_path, DiskRecord("other", ("a",)), disk="a"))
+
+
+def test_no_run_starts_on_a_disk_that_came_after_the_base_deploy(tmp_path):
+    with pytest.raises(LaunchError, match="has the data disk b, but its /data is set up as a; run the base deploy"):
+        runs.head_disks(place(tmp_path, DiskRecord("demo", ("a",)), disk="b"))
