@@ -27,6 +27,7 @@ from training.data.readers import data_files
 from training.launch import Launch, LaunchError
 from training.plan.predict import Plan, make_plan
 from training.plan.shape import PlanError
+from training.plan.teaching import short_warmup
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
 from training.run_folder import PREPARING, new_run_id
 from training.sums import SUMS, sha256_of, sums_of, sums_text
@@ -35,15 +36,24 @@ BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
 RECORD = "spotune-model.json"
 MAKING_S = 900.0
+WARMUP = "optimizer.warmup_steps"
 ABANDONED_MIN = 4 * 60
 """A folder still being prepared after this long belongs to nobody: preparing itself ends before."""
 
 
 def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
-    """The recipe with `--set key=value` and `--steps` applied. Raises RecipeError."""
+    """The recipe with `--set key=value` and `--steps` applied; says so where fewer steps shorten its warm-up. Raises
+    RecipeError."""
     if not name:
         raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
-    return load_recipe(name, overrides_of(settings, steps))
+    overrides = overrides_of(settings, steps)
+    recipe = load_recipe(name, overrides)
+    total, warmup = recipe.steps, recipe.optimizer.warmup_steps
+    if total is None or warmup < total or "steps" not in overrides or WARMUP in overrides:
+        return recipe
+    shorter = short_warmup(total)
+    print(f"warm-up: {shorter} of {total} steps; the recipe's {warmup} would last as long as the run", flush=True)
+    return load_recipe(name, overrides | {WARMUP: str(shorter)})
 
 
 def overrides_of(settings: Sequence[str], steps: str) -> dict[str, str]:
