@@ -6,43 +6,46 @@ reads the files ahead that training needs. Images, wheels and the API's server a
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared
 from tests.rented_cluster import RentedCluster
 
 RUNS = 2
 
 
-def row(folder: Path) -> dict:
-    """rebuild_vs_fresh, in pairs; each begins with no machine and no disk."""
+@contextmanager
+def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
+    """A cloud to rent from."""
     cluster = RentedCluster(folder, name="benchr", nodes=2, subnet="10.213.84.0/24", keep_data_disk="none")
     cluster.leave()
     try:
         cluster.serve()
-        pairs = [_pair(cluster, first=number == 0) for number in range(RUNS)]
+        yield {"rebuild_vs_fresh": partial(rebuild_vs_fresh, cluster)}
     finally:
         cluster.leave()
-    return {
-        "name": "rebuild_vs_fresh",
-        "ours": round(statistics.median(ours for ours, _ in pairs), 1),
-        "peer": round(statistics.median(peer for _, peer in pairs), 1),
-        "ratio": round(statistics.median(peer / ours for ours, peer in pairs), 2),
-        "unit": "s",
-        "runs": len(pairs),
-    }
+
+
+GROUP = Group(("rebuild_vs_fresh",), ready)
+
+
+def rebuild_vs_fresh(cluster: RentedCluster) -> Row:
+    """In pairs; each begins with no machine and no disk."""
+    return compared([_pair(cluster, first=number == 0) for number in range(RUNS)], digits=1)
 
 
 def _pair(cluster: RentedCluster, first: bool) -> tuple[float, float]:
     """Seconds to a rebuilt cluster, and to a fresh one; the first fresh one's disk is what is rebuilt."""
     fresh = _timed(lambda: _from_nothing(cluster))
     if first:
-        _fine(cluster, "snapshots.create")
+        checked(cluster.fab("snapshots.create", timeout=1500))
     cluster.down()
     rebuilt = _timed(cluster.rebuild)
-    _fine(cluster, "doctor")
+    checked(cluster.fab("doctor", timeout=1500))
     cluster.down()
     return rebuilt, fresh
 
@@ -51,14 +54,8 @@ def _from_nothing(cluster: RentedCluster) -> None:
     cluster.up()
     code, _, log = cluster.deploy()
     if code:
-        raise SystemExit(log[-3000:])
-    _fine(cluster, "doctor")
-
-
-def _fine(cluster: RentedCluster, *words: str) -> None:
-    done = cluster.fab(*words, timeout=1500)
-    if done.returncode:
-        raise SystemExit(f"fab {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        raise CommandFailed(f"the base deploy ended with {code}:\n{log[-3000:]}")
+    checked(cluster.fab("doctor", timeout=1500))
 
 
 def _timed(work: Callable[[], object]) -> float:

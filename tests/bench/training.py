@@ -1,6 +1,4 @@
-"""Our engine against transformers.Trainer and TRL: same model, records and effective batch. Part of `make bench`.
-
-    python -m tests.bench.training
+"""Rows of the training engine, against transformers.Trainer and TRL: same model, records and effective batch.
 
 One process on one core in fp32, each with the batching it is named for; useful tokens per second of the steps after
 the first, and each process's largest resident size. Ours and the peers take turns.
@@ -14,17 +12,20 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.bench import training_setup
+from tests.bench.rows import Group, Measure, Row, checked
 from tests.local_cluster import ROOT
 from training.recipe import load_recipe
 
-STEPS = 8
-ROUNDS = 3
+STEPS = 6
+ROUNDS = 2
 PEERS = ("hf_padded", "hf_packed", "trl_packed")
 
 
@@ -50,8 +51,7 @@ def call(argv: list[str], setup: dict[str, Any], **variables: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
+    checked(done)
 
 
 def run_folder(bench: Path, setup: dict[str, Any]) -> Path:
@@ -119,19 +119,11 @@ def peer(kind: str, bench: Path, setup: dict[str, Any]) -> Measured:
     return found["tokens_per_s"], found["peak_mib"]
 
 
-def against_all(bench: Path, run: Path, setup: dict[str, Any]) -> list[dict[str, Any]]:
-    """Ours and every peer in turn, round after round; the first round does not count."""
-    rounds = []
-    for _ in range(1 + ROUNDS):
-        mine = ours(run, setup)
-        rounds.append((mine, {kind: peer(kind, bench, setup) for kind in PEERS}))
-    return [_row(kind, [(mine, theirs[kind]) for mine, theirs in rounds[1:]]) for kind in PEERS]
-
-
-def _row(kind: str, pairs: list[tuple[Measured, Measured]]) -> dict[str, Any]:
+def against(kind: str, bench: Path, run: Path, setup: dict[str, Any]) -> Row:
+    """Ours and a peer in turn; the first round does not count."""
+    pairs = [(ours(run, setup), peer(kind, bench, setup)) for _ in range(1 + ROUNDS)][1:]
     mine, theirs = zip(*pairs, strict=True)
     return {
-        "name": f"train_vs_{kind}",
         "ours": round(statistics.median(rate for rate, _ in mine)),
         "peer": round(statistics.median(rate for rate, _ in theirs)),
         "ratio": round(statistics.median(a[0] / b[0] for a, b in pairs), 2),
@@ -144,7 +136,7 @@ def _row(kind: str, pairs: list[tuple[Measured, Measured]]) -> dict[str, Any]:
     }
 
 
-def loop_overhead(bench: Path, run: Path, setup: dict[str, Any]) -> dict[str, Any]:
+def loop_overhead(bench: Path, run: Path, setup: dict[str, Any]) -> Row:
     """A step of our loop against the strategy's forward, backward and update alone, in one process."""
     out = bench / "loop.json"
     call(
@@ -156,24 +148,18 @@ def loop_overhead(bench: Path, run: Path, setup: dict[str, Any]) -> dict[str, An
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(random.randrange(20000, 32000, 2)),
     )
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return {"name": "loop_overhead", **found, "unit": "s"}
+    found: Row = json.loads(out.read_text(encoding="utf-8"))
+    return {**found, "unit": "s"}
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Every row of this benchmark."""
+@contextmanager
+def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
+    """Model, data and a run folder that all rows share."""
     setup = training_setup.write(folder, STEPS)
     run = run_folder(folder, setup)
     write_tokens(folder, run)
-    return [*against_all(folder, run, setup), loop_overhead(folder, run, setup)]
+    measures = {f"train_vs_{kind}": partial(against, kind, folder, run, setup) for kind in PEERS}
+    yield {**measures, "loop_overhead": partial(loop_overhead, folder, run, setup)}
 
 
-def main() -> None:
-    from tests.bench.run import show
-
-    with tempfile.TemporaryDirectory() as folder:
-        show(rows(Path(folder)))
-
-
-if __name__ == "__main__":
-    main()
+GROUP = Group((*(f"train_vs_{kind}" for kind in PEERS), "loop_overhead"), ready)

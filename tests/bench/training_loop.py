@@ -26,7 +26,7 @@ from training.diagnosis.progress import STEP
 from training.rank import Rank
 from training.strategies.zero import init_process_group
 
-PAIRS = 14
+PAIRS = 10
 
 
 class Bare:
