@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from training.control import place
 from training.launch import (
     LONGEST_STOP_S,
     Host,
@@ -59,8 +61,29 @@ def test_deepspeed_env_has_one_assignment_a_line_and_nothing_else():
     )
 
 
-def test_gpus_are_left_for_deepspeed_to_find():
-    assert "DS_ACCELERATOR" not in rank_env(RUN, "cuda")
+def test_gpu_nodes_compute_on_their_gpus_or_not_at_all():
+    assert rank_env(RUN, "cuda")["DS_ACCELERATOR"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("built", "cards", "wanted"),
+    [
+        ("cuda: Optional[str] = '13.0'", 1, (1, "cuda")),
+        ("cuda: Optional[str] = '13.0'", 4, (2, "cuda")),
+        ("cuda: Optional[str] = '13.0'", 0, (2, "cpu")),
+        ("cuda: Optional[str] = None", 2, (2, "cpu")),
+    ],
+)
+def test_here_takes_the_gpus_that_this_python_can_use(tmp_path, monkeypatch, built, cards, wanted):
+    devices, torch = tmp_path / "dev", tmp_path / "torch"
+    for folder in (devices, torch):
+        folder.mkdir()
+    (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{built}\n")
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(cards))):
+        (devices / name).touch()
+    monkeypatch.setattr(place, "here_gpus", partial(place.here_gpus, devices, torch))
+    target = place.here_target(Path(RUN), "/usr/bin", tmp_path)
+    assert (target.hosts[0].slots, target.env["DS_ACCELERATOR"]) == wanted
 
 
 @pytest.mark.parametrize("value", ["", "two\nlines", 'a "quote"', "$HOME/x"])

@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 
 from training.control.comm_report import algbw_gbyte_s, busbw_gbyte_s
+from training.device import DeviceError, device
+from training.exit_codes import NO_DEVICE
 from training.interfaces import interfaces_in_use
 from training.run_folder import RESULT, write_atomically
 from training.supervision.rank_start import NODE_FILE
@@ -63,14 +65,13 @@ class Group:
 
 
 def join() -> Group:
-    """Join the process group the launcher's environment describes."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    backend = "nccl" if cuda else "gloo"
+    """Join the process group the launcher's environment describes. Raises DeviceError."""
+    mine = device(int(os.environ["LOCAL_RANK"]))
+    if mine.type == "cuda":
+        torch.cuda.set_device(mine)
+    backend = "nccl" if mine.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=TIMEOUT)
-    return Group(dist.get_rank(), dist.get_world_size(), device, backend)
+    return Group(dist.get_rank(), dist.get_world_size(), mine, backend)
 
 
 def values(rank: int, dtype: torch.dtype, world: int, count: int = ELEMENTS) -> torch.Tensor:
@@ -258,7 +259,11 @@ def main() -> int:
     parser.add_argument("--run", type=Path, required=True)
     run_dir = parser.parse_args().run
     began = time.time()
-    group = join()
+    try:
+        group = join()
+    except DeviceError as error:
+        print(error, flush=True)
+        return NO_DEVICE
     print(f"{group.backend} with {group.world} ranks", flush=True)
     checks = check_correctness(group)
     nodes: list[Any] = [None] * group.world

@@ -13,8 +13,10 @@ PEER_LOST = 5
 """It no longer heard the head or another rank, and left by itself."""
 UNSAVED = 6
 """A checkpoint could not be written."""
+NO_DEVICE = 7
+"""The node's GPU cannot be used."""
 
 MISTAKES = frozenset({UNUSABLE, WRONG_CHECKPOINT})
 """What the user gave cannot be used: the same start would end the same way."""
-SPOKEN = MISTAKES | {UNSAVED}
+SPOKEN = MISTAKES | {UNSAVED, NO_DEVICE}
 """Such a rank said why in one last sentence."""

@@ -26,10 +26,11 @@ from training.data import DataError, Order, micro_batches
 from training.data.build import TRAIN, VALIDATION
 from training.data.collate import collate
 from training.data.prepared import Prepared, open_prepared
+from training.device import DeviceError
 from training.diagnosis import debug
 from training.diagnosis.profiling import Profile
 from training.diagnosis.progress import STEP
-from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED, UNUSABLE
+from training.exit_codes import FAILED, FINISHED, NO_DEVICE, PEER_LOST, STOPPED, UNUSABLE
 from training.isolation import CURE, too_long
 from training.measuring import Meter, StepTotals
 from training.metrics import Recorder
@@ -59,10 +60,10 @@ def main() -> None:
     debug.wait(rank)
     try:
         code = train(rank, args.resume, args.force)
-    except (RecipeError, DataError) as error:
+    except (RecipeError, DataError, DeviceError) as error:
         rank.note_failure(str(error))
         rank.heartbeat.fail(str(error))
-        rank.leave(UNUSABLE)
+        rank.leave(NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE)
     except CheckpointError as error:  # the head's, and raised on every rank: Rank.on_head
         rank.note_failure(str(error) if rank.is_head else f"leaving, because of the head: {error}")
         code = error.exit_code if rank.is_head else PEER_LOST

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.control.head_node import Head
     from training.control.place import Place
 
-HERE_HELP = "two ranks on this machine; nothing is provisioned"
+HERE_HELP = "on this machine, a rank a GPU or two on its CPU; nothing is provisioned"
 HERE_RUNS_HELP = "the runs of this machine, made with --here"
 NODE_ANSWER_S = 45.0
 RUN_HELP = "run id; without it the newest run"

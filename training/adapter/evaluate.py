@@ -30,6 +30,7 @@ from training.adapter.models import BASE, TUNED, load_base, reader, with_adapter
 from training.adapter.questions import Sampling
 from training.adapter.scores import score
 from training.data import IGNORED, Sample
+from training.device import device
 from training.run_folder import write_atomically
 
 CHUNK = 2048
@@ -80,7 +81,7 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked) -> Measured:
     tasks = _harness(model, asked) if asked.tasks else {}
     del model
     gc.collect()
-    if torch.cuda.is_available():
+    if device().type == "cuda":
         torch.cuda.empty_cache()
     return Measured(
         loss=loss / tokens,

@@ -16,20 +16,20 @@ from training.adapter import AdapterError
 from training.adapter.decoding import Forward
 from training.adapter.merge import refuse_other_base
 from training.adapter.model_files import read_config
+from training.device import DeviceError, device
 
 BASE, TUNED = "base", "tuned"
 
 
-def device() -> torch.device:
-    """The first GPU, or the CPU where there is none."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
 def load_base(model_dir: Path) -> Any:
-    """A base model in its own dtype."""
+    """A base model in its own dtype, on the first GPU or where there is none on the CPU. Raises AdapterError."""
     read_config(model_dir)
+    try:
+        mine = device()
+    except DeviceError as error:
+        raise AdapterError(str(error)) from error
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto", local_files_only=True)
-    return model.to(device()).eval()
+    return model.to(mine).eval()
 
 
 def with_adapter(model: Any, model_dir: Path, adapter: Path) -> Any:

@@ -36,7 +36,8 @@ from training.adapter.model_files import places
 from training.adapter.models import BASE, TUNED, speaking
 from training.adapter.questions import Messages, Sampling
 from training.adapter.weights import PREFIX, Adapter
-from training.exit_codes import UNUSABLE
+from training.device import DeviceError, device
+from training.exit_codes import NO_DEVICE, UNUSABLE
 from training.run_folder import RESULT, write_atomically
 
 QUESTIONS = "questions.json"
@@ -240,9 +241,9 @@ def main() -> int:
     run_dir: Path = parser.parse_args().run
     try:
         run(run_dir)
-    except AdapterError as error:
+    except (AdapterError, DeviceError) as error:
         print(error, flush=True)
-        return UNUSABLE
+        return NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE
     dist.destroy_process_group()
     return 0
 
@@ -251,14 +252,13 @@ def run(run_dir: Path) -> None:
     """What questions.json asks for, on this rank."""
     asked = json.loads((run_dir / QUESTIONS).read_text(encoding="utf-8"))
     model_dir = Path(asked["model"])
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=TIMEOUT)
+    mine = device(int(os.environ["LOCAL_RANK"]))
+    if mine.type == "cuda":
+        torch.cuda.set_device(mine)
+    dist.init_process_group("nccl" if mine.type == "cuda" else "gloo", timeout=TIMEOUT)
     began = time.monotonic()
     adapter = run_dir / "adapter" if (run_dir / "adapter").is_dir() else None
-    stage = Stage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), device)
+    stage = Stage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)
     loaded: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(loaded, stage.loaded_bytes)
     head = stage.share.is_first

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +15,8 @@ from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, he
 from training.run_folder import DATA_DISK
 
 HERE_RANKS = 2
+_GPU = re.compile(r"nvidia\d+")
+_BUILT_FOR = re.compile(r"^cuda\b[^=\n]*= '", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,21 @@ def cluster_target(hosts: Sequence[Host], run_dir: Path, cuda: bool) -> Target:
 
 
 def here_target(run_dir: Path, path: str, home: Path) -> Target:
-    """Two ranks on this machine, with this very Python."""
-    cuda = Path("/dev/nvidia1").exists()  # NCCL wants a GPU a rank
-    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, cuda, str(home))
-    host = Host("localhost", "127.0.0.1", HERE_RANKS)
+    """Ranks on this machine, with this very Python: on its GPUs, NCCL wants one a rank, else two on its CPU."""
+    gpus = here_gpus()
+    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, gpus > 0, str(home))
+    host = Host("localhost", "127.0.0.1", min(HERE_RANKS, gpus or HERE_RANKS))
     return Target((host,), sys.executable, env, str(home / ".cache" / "spotune" / "models"), here=True)
+
+
+def here_gpus(devices: Path = Path("/dev"), torch: Path | None = None) -> int:
+    """GPUs of this machine that this Python's torch was built for. Torch is not imported: the control side is light."""
+    found = importlib.util.find_spec("torch") if torch is None else None
+    torch = Path(found.origin).parent if found and found.origin else torch
+    version = torch / "version.py" if torch else None
+    if version is None or not version.is_file() or not _BUILT_FOR.search(version.read_text(encoding="utf-8")):
+        return 0
+    return sum(_GPU.fullmatch(path.name) is not None for path in devices.iterdir())
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def find_facts(place: Place, launch: Launch, recipe: Recipe, prepared: Mapping[s
     generation = place.head.shell(
         f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'"
     )
-    if "DS_ACCELERATOR" in launch.env:  # the ranks compute on the CPU, whatever cards there are
+    if launch.env.get("DS_ACCELERATOR") == "cpu":  # the ranks compute on the CPU, whatever cards there are
         prepared = {**prepared, "machine": {**prepared["machine"], "gpus": []}}
     papers = Papers(recipe.base_model, prepared["model"], json.loads(generation))
     return read_facts(prepared, papers, tuple(host.slots for host in launch.hosts), bytes_per_s(place, launch))

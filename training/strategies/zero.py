@@ -21,6 +21,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from training import model
 from training.data import micro_steps
 from training.data.collate import Batch
+from training.device import device
 from training.recipe import Recipe
 from training.strategies import Behind, Stepped, Sums, TrainableState, loss_scale
 
@@ -29,7 +30,9 @@ BUCKET = 50_000_000
 
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:
-    """Join the ranks named by RANK, WORLD_SIZE and MASTER_ADDR; must precede the loading of any model."""
+    """Join the ranks named by RANK, WORLD_SIZE and MASTER_ADDR; must precede the loading of any model. Raises
+    DeviceError."""
+    device(local_rank)
     get_accelerator().set_device(local_rank)
     # init_distributed asks this table only whether to compile its shared-memory all-reduce, which nothing
     # here calls: answering no saves the compiler run, and the need for a compiler, on every node.

@@ -1,0 +1,39 @@
+"""Which device this process computes on: the one its launch names, else the GPU that is there, else the CPU.
+
+A launch on GPU nodes says DS_ACCELERATOR=cuda. Without it DeepSpeed, like torch, would take a node whose driver is
+broken for one without GPUs, and train on its CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+
+class DeviceError(RuntimeError):
+    """The GPU that this process should compute on cannot be used; the message says why."""
+
+
+def device(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> torch.device:
+    """Of this process among those of its node. Raises DeviceError."""
+    named = environ.get("DS_ACCELERATOR")
+    if named == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        if local_rank >= (count := torch.cuda.device_count()):
+            raise DeviceError(f"rank {local_rank} of this node has no GPU: torch sees {count}; `fab doctor` says more")
+        return torch.device("cuda", local_rank)
+    if named == "cuda":
+        raise DeviceError(f"no GPU of this node can be used ({_reason()}); `fab doctor` says more")
+    return torch.device("cpu")
+
+
+def _reason() -> str:
+    """Torch's own words."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).strip().splitlines()[0]
+    return "torch sees none"
