@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from training import lost_peer as words_of_loss
 from training.checkpoint import CheckpointError
 from training.diagnosis import debug
 from training.diagnosis.progress import ProgressFile
@@ -38,8 +39,7 @@ def place_of(environ: Mapping[str, str]) -> Place:
 
 def lost_peer(error: BaseException) -> bool:
     """Whether a collective failed only because a partner went away; the cause is to be found on that one."""
-    signs = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return isinstance(error, RuntimeError) and words_of_loss.said(str(error))
 
 
 class Rank:

@@ -13,12 +13,18 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from training import lost_peer
+from training.diagnosis import xid
 from training.exit_codes import FINISHED, MISTAKES, PEER_LOST, SPOKEN, STOPPED
 from training.launch import Launch
 from training.run_folder import State
 from training.supervision.rank_start import ENDED, STARTED
 
 LAST_LINES = 30
+HEARD_LINES = 300
+"""Of each rank: NCCL's watchdog follows its one telling line with a page of stack frames, several times over."""
+WIDTH = 300
+"""Characters of a quoted line."""
 SECONDARY = 6
 """Causes from this weight on are mostly consequences of something not seen yet: worth a wait."""
 
@@ -42,16 +48,14 @@ _SAID: tuple[tuple[re.Pattern[str], int, str], ...] = (
         "ran out of memory",
     ),
     (
-        re.compile(
-            r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited|"
-            r"Connection timed out|Connection refused|Timed out waiting|[Tt]imed? ?out after|Socket Timeout"
-        ),
-        7,
-        "lost its connection to the others: {last}",
+        re.compile(r"CUDA error: (?!out of memory).*|CUBLAS_STATUS_(?!ALLOC)\w+|uncorrectable (ECC|NVLink) error.*"),
+        4,
+        "failed on its GPU: {found}",
     ),
-    (re.compile(""), 5, "ended with code {code}: {last}"),
+    (lost_peer.WORDS, 7, "lost its connection to the others: {line}"),
 )
-"""What the last lines of a rank that ended by itself mean: pattern, weight, words; the first that matches."""
+"""What the words of a rank that ended by itself mean: pattern, weight, words; the first that matches."""
+_CHATTER = re.compile(r"^frame #\d+:| NCCL INFO ")
 _SSH_LOST = re.compile(r"Timeout, server \S+ not responding|client_loop: send disconnect|Connection to \S+ closed by")
 """ssh's own words; pdsh passes its exit code on only once all output has ended."""
 SSH_LOST_CODE = 255
@@ -89,9 +93,11 @@ class Observation:
     ended: dict[int, RankEnd] = field(default_factory=dict)
     lost_nodes: list[str] = field(default_factory=list)
     node_codes: dict[str, int] = field(default_factory=dict)
-    rank_lines: dict[int, deque[str]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=LAST_LINES)))
+    rank_lines: dict[int, deque[str]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=HEARD_LINES)))
     hung: Cause | None = None
     """Who fell behind, where the run stopped to progress."""
+    xids: dict[str, list[str]] = field(default_factory=dict)
+    """What the driver said of each node's GPUs since the run started."""
     node_lines: dict[str, deque[str]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=LAST_LINES)))
 
     def take(self, line: str) -> None:
@@ -136,7 +142,9 @@ class Observation:
     def causes(self) -> list[Cause]:
         """Everything that went wrong so far, the likeliest origin first."""
         hung = [self.hung] if self.hung else []
-        return sorted([*hung, *self._node_causes(), *self._rank_causes()], key=lambda cause: cause.weight)
+        return sorted(
+            [*hung, *self._node_causes(), *self._gpu_causes(), *self._rank_causes()], key=lambda cause: cause.weight
+        )
 
     def _node_causes(self) -> Iterable[Cause]:
         others = [host.name for host in self.launch.hosts[1:]]
@@ -169,10 +177,15 @@ class Observation:
             weight, words = rank_cause(end, list(self.rank_lines[rank]))
             yield Cause(weight, f"rank {rank} on {node} {words}", node, rank, end.code in MISTAKES)
 
+    def _gpu_causes(self) -> Iterable[Cause]:
+        for node, lines in self.xids.items():
+            if broken := [line for line in lines if xid.of_hardware(line)]:
+                yield Cause(1, f"a GPU of {node} failed: {broken[-1]}; take this machine out of the cluster", node)
+
     def last_lines(self, cause: Cause) -> tuple[str, ...]:
         """The last words of what failed: the rank's, else its node's launcher's."""
         if cause.rank is not None:
-            return tuple(self.rank_lines[cause.rank])
+            return tuple(self.rank_lines[cause.rank])[-LAST_LINES:]
         lines = self.node_lines[cause.node] if cause.node else deque()
         return tuple(lines)
 
@@ -183,18 +196,25 @@ def rank_cause(end: RankEnd, lines: list[str]) -> tuple[int, str]:
         return 0, "was killed by the kernel: the node ran out of memory"
     if end.code == -signal.SIGTERM:
         return 8, "was ended by signal 15 (SIGTERM)"
-    if end.code < 0:
+    if end.code < 0 and end.code != -signal.SIGABRT:
         return 2, f"was killed by signal {-end.code} ({_signal_name(-end.code)})"
-    text = "\n".join(lines)
     last = next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
     if end.code == PEER_LOST:
         return (8 if "because of" in last else SECONDARY), f"left by itself: {last}"
     if end.code in SPOKEN:
         return 3, f"could not go on: {_OWN_NAME.sub('', last)}"
-    if not text.strip():
+    lines = [line.strip() for line in lines if line.strip() and not _CHATTER.search(line)]
+    if end.code > 0:
+        lines = lines[-LAST_LINES:]
+    if end.code > 0 and not lines:
         return SECONDARY, f"ended with code {end.code} without a word"
-    weight, words = next((weight, words) for pattern, weight, words in _SAID if pattern.search(text))
-    return weight, words.format(code=end.code, last=last)
+    for pattern, weight, words in _SAID:
+        for line in lines:
+            if match := pattern.search(line):
+                return weight, words.format(found=match[0].strip()[:WIDTH], line=line[:WIDTH])
+    if end.code < 0:  # by itself: an assertion of some library
+        return 2, f"was killed by signal {-end.code} ({_signal_name(-end.code)}){f': {last[:WIDTH]}' if lines else ''}"
+    return 5, f"ended with code {end.code}: {last}"
 
 
 def _signal_name(number: int) -> str:
@@ -234,4 +254,7 @@ def verdict(seen: Observation, stop_requested: bool, launcher_code: int | None) 
         end = "still runs" if launcher_code is None else f"ended with code {launcher_code}"
         causes = [Cause(9, f"rank {rank} on {node} was not heard to end although the launcher {end}", node, rank)]
     cause = causes[0]
-    return Verdict("failed", cause.reason, cause.rank, cause.node, seen.last_lines(cause), cause.mistake)
+    reason = cause.reason
+    if (lines := seen.xids.get(cause.node or "", [])) and lines[-1] not in reason:
+        reason += f"; its driver says: {lines[-1]}"
+    return Verdict("failed", reason, cause.rank, cause.node, seen.last_lines(cause), cause.mistake)

@@ -39,15 +39,26 @@ from training.run_folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Sta
 from training.supervision import afterwards, hung_run, reclaim
 from training.supervision.end_processes import sweep
 from training.supervision.failure import LAST_LINES, SAVED, SECONDARY, Observation, Verdict, verdict
-from training.supervision.node_ssh import NodeError, answers, master_port, on_hosts, output_of, ssh, ssh_port
+from training.supervision.node_ssh import (
+    PING_TIMEOUT_S,
+    NodeError,
+    answers,
+    master_port,
+    on_hosts,
+    output_of,
+    ssh,
+    ssh_port,
+)
 from training.supervision.readying import RESERVE, ready
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
 STATUS_EVERY_S = 5.0
 SETTLE_S = 3.0
 """How long to listen on after a failure: the others' last words, and the cause behind it."""
-SETTLE_SECONDARY_S = 25.0
-"""The same after what is usually a consequence; ssh notices a lost node after 15 to 20 seconds."""
+SETTLE_SECONDARY_S = PING_MISSES * (PING_EVERY_S + PING_TIMEOUT_S) + 6
+"""The same after what is usually a consequence: until a node that is gone has been missed, which ssh notices after 15
+to 20 seconds and the pings later still."""
+XID_S = 15.0
 RESERVE_BYTES = 256 * 1024
 
 
@@ -128,12 +139,31 @@ class Supervisor:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
         code = launcher.poll()
+        if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.causes():
+            self._ask_drivers()
         end = verdict(self.seen, self.stop_requested_at is not None, code)
         if self.reclaims.known and end.state == "stopped":
             why = self.reclaims.ending(end.reason == SAVED, reclaim.newest_step(self.run_dir))
             end = replace(end, reason=why)
         self._end_all(launcher)
         return end, code
+
+    def _ask_drivers(self) -> None:
+        """What the kernel of every node that answers has heard of its GPUs since the run started."""
+        argv = [self.launch.python, "-m", "training.diagnosis.xid", "--since", f"{self.status.started:.0f}"]
+        command = f"cd {shlex.quote(str(self.run_dir))} && {shlex.join(argv)}"
+
+        def ask(host: Host) -> None:
+            if self.launch.here:
+                text = output_of(["sh", "-c", command], host.name, XID_S)
+            else:
+                text = ssh(host.name, command, XID_S)
+            if lines := text.splitlines():
+                self.seen.xids[host.name] = lines
+
+        answering = tuple(host for host in self.launch.hosts if host.name not in self.seen.lost_nodes)
+        for error in on_hosts(answering, ask):
+            print(f"no word from the driver on {error.node}: {error}", file=sys.stderr, flush=True)
 
     def _read(self, stream: IO[bytes]) -> None:
         """Thread: the launcher's output, into its log and to the main thread."""
