@@ -178,8 +178,8 @@ ASSERT = [
 MEMORY = [
     "Traceback (most recent call last):",
     '  File "/data/runs/x/training/loss.py", line 99, in forward',
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 21.98 GiB of "
-    "which 822.44 MiB is free.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 21.98 GiB "
+    "of which 822.44 MiB is free.",
     *FRAMES,
 ]
 ABORTED = -6
