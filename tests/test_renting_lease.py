@@ -5,8 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from inventory.api.errors import RentError
 from inventory.ecs import Ecs
-from inventory.renting import tags
+from inventory.renting import making, members, tags
+from inventory.renting.intents import Intents
 from inventory.renting.lease import EARLIEST, budget_end, cover, kept, next_release
 from inventory.settings import Settings
 from tests.paper_cluster import SMALL, PaperCluster
@@ -73,6 +75,29 @@ def test_a_run_that_needs_longer_is_covered(cluster):
     cover(cluster.settings, 5 * 3600, said.append)
     assert release_of(cluster) - datetime.now(UTC) > timedelta(hours=5, minutes=25)
     assert said[0].startswith("the cloud releases the machines at ")
+
+
+def test_the_disk_of_a_head_that_took_over_is_kept_before_a_run_writes_to_it(cluster):
+    cluster.up(2, 1)
+    making.remove(cluster.cloud, [cluster.machines["demo-te1"].instance_id], Intents(cluster.places.intents))
+    disk = members.data_disk(cluster.machines["demo-te2"], cluster.data_disks)
+    assert disk.delete_with_instance
+    said = []
+    cover(cluster.settings, 60, said.append)
+    making.remove(cluster.cloud, [disk.instance_id], Intents(cluster.places.intents))
+    left = {members.disk_number(d): d.disk_id for d in cluster.data_disks}
+    assert left[2] == disk.disk_id and set(left) == {1, 2}
+    assert said[0] == f"te2 is the head now: its data disk {disk.disk_id} stays from here on, and goes on costing"
+
+
+def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_alone(cluster):
+    cluster.up(1, 1)
+    (disk,) = cluster.data_disks
+    cluster.cloud.detach_disk(disk.disk_id, disk.instance_id)
+    with pytest.raises(RentError, match=r"^demo-te1, the head, has no data disk: nothing is started; fab up "):
+        cover(cluster.settings, 60, print)
+    cluster.write(SMALL + 'keep_data_disk = "none"')
+    cover(cluster.settings, 60, print)
 
 
 def test_the_budget_ends_a_lease_before_the_run_does(cluster):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind
+from inventory.api.errors import CloudError, Kind, RentError
 from inventory.api.values import Disk, Instance, Snapshot
 from inventory.renting import members, order, settling, tags
 from inventory.renting.intents import Intents
@@ -17,9 +17,36 @@ if TYPE_CHECKING:
     from inventory.ecs import Ecs
     from inventory.settings import Settings
 
+Report = Callable[[str], None]
 LISTED_S = 60.0
 """How long a disk that was ordered with its machine may stay out of the lists."""
 NEW = timedelta(minutes=10)
+
+
+def keep_disk(cloud: Ecs, k: int, disk: Disk) -> bool:
+    """See to it that te<k>'s disk outlives its machine; whether it would not have. Raises CloudError."""
+    if not disk.delete_with_instance:
+        return False
+    cloud.tag("disk", [disk.disk_id], {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.USED})
+    cloud.keep_disk(disk.disk_id, False)
+    return True
+
+
+def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance], report: Report) -> None:
+    """Before a run writes its checkpoints there: the disk of the machine that is the head now outlives it.
+
+    The head may be another than when the machines were rented: te1 was taken back, and te2's disk was to go with te2.
+    Raises RentError where there is no disk to keep, CloudError.
+    """
+    if settings.aliyun.keep_data_disk == "none" or not (there := members.present(instances)):
+        return
+    head, k = there[0], members.number(there[0])
+    disk = members.data_disk(head, cloud.disks(tags=tags.of_cluster(settings.name), instance_id=head.instance_id))
+    if disk is None or k is None:
+        what = "has no data disk" if k else "is none of te1, te2, ..., so its data disk would wait for no machine"
+        raise RentError(f"{head.name}, the head, {what}: nothing is started; fab up makes the cluster whole")
+    if keep_disk(cloud, k, disk):
+        report(f"te{k} is the head now: its data disk {disk.disk_id} stays from here on, and goes on costing")
 
 
 @dataclass(frozen=True)
@@ -29,7 +56,7 @@ class DiskKeeper:
     cloud: Ecs
     settings: Settings
     intents: Intents
-    report: Callable[[str], None]
+    report: Report
     snapshot: Snapshot | None = None
     """What disks that have to be made apart are made from; None: blank ones."""
 
@@ -43,9 +70,8 @@ class DiskKeeper:
             disk = members.data_disk(each, disks)
             if disk is None:
                 self._give(k, each, disks, keep)
-            elif keep and disk.delete_with_instance:  # never the other way: what was kept once was kept for something
-                self.cloud.tag("disk", [disk.disk_id], {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.USED})
-                self.cloud.keep_disk(disk.disk_id, False)
+            elif keep:  # never the other way: what was kept once was kept for something
+                keep_disk(self.cloud, k, disk)
 
     def _give(self, k: int, each: Instance, disks: Sequence[Disk], keep: bool) -> None:
         """Attach the disk that waits for a machine, else a new one; what was kept once stays so."""

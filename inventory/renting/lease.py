@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError
-from inventory.renting import cost, ledger, members, tags
+from inventory.renting import cost, disks, ledger, members, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def budget_end(
     if not budget:
         return None
     past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now)
-    disks = cloud.disks(tags=tags.of_cluster(settings.name))
-    shares = cost.month_shares(disks, loose_months(cloud, disks), now)
+    own = cloud.disks(tags=tags.of_cluster(settings.name))
+    shares = cost.month_shares(own, loose_months(cloud, own), now)
     told = tags.price_h if watched else tags.most_h
     price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
     return cost.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
@@ -73,10 +73,10 @@ def _spot_now(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[tuple[Instan
         yield each, max(own, key=lambda p: p.at).price if own else 0.0
 
 
-def loose_months(cloud: Ecs, disks: Sequence[Disk]) -> dict[str, float]:
+def loose_months(cloud: Ecs, owned: Sequence[Disk]) -> dict[str, float]:
     """The price a month of each disk that is attached to none, by its id; without those the cloud has no price for."""
     found = {}
-    for disk in cost.loose(disks):
+    for disk in cost.loose(owned):
         price = cloud.disk_price_month(disk.category, disk.size_gib, disk.performance_level, disk.zone_id)
         if price is not None:
             found[disk.disk_id] = price.trade
@@ -155,7 +155,8 @@ def _words(error: Exception) -> str:
 
 
 def cover(settings: Settings, seconds_needed: float, report: Report) -> None:
-    """Let the machines live for what a run is expected to take and a little longer. Raises CloudError.
+    """Before a run starts: what it writes is kept, and the machines live for what it is expected to take and a
+    little longer. Raises CloudError, RentError.
 
     For what a run started with --detach needs: nobody extends it afterwards.
     """
@@ -163,7 +164,9 @@ def cover(settings: Settings, seconds_needed: float, report: Report) -> None:
         return
     from inventory.ecs import Ecs
 
+    cloud = Ecs.open(settings)
+    disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)
     wanted = datetime.now(UTC) + timedelta(seconds=seconds_needed) + MARGIN
-    end = extend(Ecs.open(settings), settings, wanted, report, watched=False)
+    end = extend(cloud, settings, wanted, report, watched=False)
     if end is not None:
         report(f"the cloud releases the machines at {_clock(end)}")
