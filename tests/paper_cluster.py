@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from inventory.api.retries import Pace
@@ -29,14 +31,29 @@ wait_factor = 0.02
 SMALL = 'types = ["ecs.local.small"]\ndata_disk_gib = 20\n'
 
 
+@cache
+def rsa_key():
+    """A key pair, made once: it takes a second of a processor."""
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder) / "key"
+        argv = ["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", "paper", "-f", str(key)]
+        subprocess.run(argv, check=True)
+        return key.read_bytes(), key.with_name("key.pub").read_bytes()
+
+
 class PaperCluster:
-    """`monkeypatch` gives it a state folder of its own."""
+    """`monkeypatch` gives it a state folder of its own, which has the cluster's key already."""
 
     def __init__(self, tmp_path, monkeypatch, aliyun=SMALL, name="demo"):
         self.folder, self.name, self.said = tmp_path, name, []
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         self.api = EcsApi(tmp_path / "api")
         self.write(aliyun)
+        self.places.make()
+        private, public = rsa_key()
+        self.places.own_key.write_bytes(private)
+        self.places.own_key.chmod(0o600)
+        self.places.own_key.with_name("id_rsa.pub").write_bytes(public)
 
     def __enter__(self):
         self.api.__enter__()

@@ -54,8 +54,8 @@ def test_a_release_time_an_order_is_given_is_far_enough_ahead_when_the_order_com
 
 def test_machines_that_are_not_rented_are_nobodys_lease():
     said = []
-    with kept(Settings(), said.append):
-        cover(Settings(), 1e6, said.append)
+    with kept(Settings(), said.append, said.append):
+        cover(Settings(), 1e6, said.append, said.append)
     assert said == []
 
 
@@ -65,15 +65,20 @@ def cluster(tmp_path, monkeypatch):
         yield cluster
 
 
+def nobody(at):
+    """Who is told."""
+
+
 def release_of(cluster):
     return min(i.release_at for i in cluster.machines.values())
 
 
 def test_a_run_that_needs_longer_is_covered(cluster):
     cluster.up(2, 1)
-    said = []
-    cover(cluster.settings, 5 * 3600, said.append)
+    said, told = [], []
+    cover(cluster.settings, 5 * 3600, said.append, told.append)
     assert release_of(cluster) - datetime.now(UTC) > timedelta(hours=5, minutes=25)
+    assert abs(told[0] - release_of(cluster)) < MINUTE
     assert said[0].startswith("the cloud releases the machines at ")
 
 
@@ -83,7 +88,7 @@ def test_the_disk_of_a_head_that_took_over_is_kept_before_a_run_writes_to_it(clu
     disk = members.data_disk(cluster.machines["demo-te2"], cluster.data_disks)
     assert disk.delete_with_instance
     said = []
-    cover(cluster.settings, 60, said.append)
+    cover(cluster.settings, 60, said.append, nobody)
     making.remove(cluster.cloud, [disk.instance_id], Intents(cluster.places.intents))
     left = {members.disk_number(d): d.disk_id for d in cluster.data_disks}
     assert left[2] == disk.disk_id and set(left) == {1, 2}
@@ -95,18 +100,44 @@ def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_al
     (disk,) = cluster.data_disks
     cluster.cloud.detach_disk(disk.disk_id, disk.instance_id)
     with pytest.raises(RentError, match=r"^demo-te1, the head, has no data disk: nothing is started; fab up "):
-        cover(cluster.settings, 60, print)
+        cover(cluster.settings, 60, print, nobody)
     cluster.write(SMALL + 'keep_data_disk = "none"')
-    cover(cluster.settings, 60, print)
+    cover(cluster.settings, 60, print, nobody)
 
 
 def test_the_budget_ends_a_lease_before_the_run_does(cluster):
     cluster.up(2, 1)
     cluster.write(SMALL + "budget = 1")
     said = []
-    cover(cluster.settings, 100 * 3600, said.append)
+    cover(cluster.settings, 100 * 3600, said.append, nobody)
     assert release_of(cluster) - datetime.now(UTC) < timedelta(hours=10)
     assert said[0].startswith("the budget of 1 a month ends at ")
+    assert said[1].startswith("this run is expected to take longer: it has until ")
+
+
+def test_a_run_nobody_can_estimate_is_told_until_when_it_has_time(cluster):
+    cluster.up(1, 3)
+    said, told = [], []
+    cover(cluster.settings, 0, said.append, told.append)
+    clock = f"{release_of(cluster).astimezone():%Y-%m-%d %H:%M}"
+    assert said[0].startswith(f"how long this run takes is not known: it has until {clock}, when the cloud releases")
+    assert told == [release_of(cluster)]
+
+
+def test_a_head_that_cannot_be_told_is_said_once_and_told_again(cluster):
+    cluster.up(1, 3)
+    said, told = [], []
+
+    def tell(at):
+        told.append(at)
+        raise OSError("cut")
+
+    with kept(cluster.settings, said.append, tell, every_s=0.02):
+        until = time.monotonic() + 10
+        while len(told) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+    assert len(told) >= 2 and told[0] == release_of(cluster)
+    assert said == ["the machines' release time could not be told to the head, which still has the one before: cut"]
 
 
 def test_what_nobody_watches_is_planned_at_the_most_it_can_cost(cluster):
@@ -123,7 +154,7 @@ def test_what_nobody_watches_is_planned_at_the_most_it_can_cost(cluster):
 def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster):
     cluster.up(1, 0.6)
     before = release_of(cluster)
-    with kept(cluster.settings, lambda line: None, every_s=0.1):
+    with kept(cluster.settings, lambda line: None, nobody, every_s=0.1):
         until = time.monotonic() + 10
         while release_of(cluster) == before and time.monotonic() < until:
             time.sleep(0.1)
@@ -140,7 +171,7 @@ def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(clu
 
     monkeypatch.setattr(Ecs, "open", strange)
     said = []
-    with kept(cluster.settings, said.append, every_s=0.02):
+    with kept(cluster.settings, said.append, nobody, every_s=0.02):
         time.sleep(0.3)
     assert len(looks) > 2 and len(said) == 1 and "look 1" in said[0]
 
@@ -149,7 +180,7 @@ def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster):
     cluster.up(1)
     cluster.api.fault("DescribeInstances", "error-500", times=0)
     said = []
-    with kept(cluster.settings, said.append, every_s=0.02):
+    with kept(cluster.settings, said.append, nobody, every_s=0.02):
         time.sleep(3)
     assert len(said) == 1 and "request" in said[0]
 
@@ -158,6 +189,6 @@ def test_a_cloud_that_does_not_answer_is_said_once_and_ends_no_run(cluster):
     cluster.up(1)
     (cluster.folder / "state" / "spotune" / "localcloud" / "demo" / "api.json").unlink()
     said = []
-    with kept(cluster.settings, said.append, every_s=0.05):
+    with kept(cluster.settings, said.append, nobody, every_s=0.05):
         time.sleep(0.5)
     assert said == ["the machines' release time could not be moved: the local cloud does not run: fab local.serve"]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.supervised import status_of, supervisors, wait_for, wait_for_output
-from training.control import attend, runs
+from training.control import attend, release, runs
 from training.control.follow import Look
 from training.control.terminal import _plain
 from training.launch import Host, LaunchError
 from training.run_folder import Status
 from training.supervision.end_processes import processes_of
-from training.supervision.reclaim import Notice, Reclaims, parse_notices, pending, words
+from training.supervision.reclaim import Notice, Reclaims, parse_notices, pending, read_release, release_text, words
 
 NOON = 1_769_860_980.0
 """2026-01-31 12:03 UTC"""
@@ -37,6 +39,12 @@ def notice(folder: Path, node: str, in_s: float, noticed_ago_s: float = 0.0) -> 
     moments = (time.time() + in_s, time.time() - noticed_ago_s)
     at, noticed = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment)) for moment in moments)
     (folder / f"{node}.json").write_text(json.dumps({"node": node, "at": at, "noticed": noticed}) + "\n")
+
+
+def released(folder: Path, in_s: float) -> None:
+    """What `fab up` leaves on the head."""
+    folder.mkdir(exist_ok=True)
+    (folder / "release").write_text(release_text(time.time() + in_s))
 
 
 def test_the_sentence_names_every_node_and_its_time():
@@ -94,6 +102,49 @@ def test_the_ranks_of_a_run_whose_node_is_taken_back_save_and_leave_and_the_end_
     assert status.reason.startswith("localhost is being reclaimed at ") and status.reason.endswith("; saved at step 30")
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
     assert processes_of(str(run_dir)) == []
+
+
+@pytest.mark.torch
+def test_a_run_saves_and_leaves_before_its_machines_are_released(start):
+    run_dir, supervisor = start("saves_a_checkpoint")
+    released(run_dir.parent / "notices", in_s=3600)
+    wait_for_output(run_dir, 1, "waiting 1")
+    assert status_of(run_dir).reason == "", "there is an hour"
+    released(run_dir.parent / "notices", in_s=290)
+    assert supervisor.wait(30) == 0
+    status = status_of(run_dir)
+    assert status.state == "stopped"
+    assert re.fullmatch(
+        r"the machines are released at \d\d:\d\d UTC, when their time is over; saved at step 30", status.reason
+    )
+    assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
+
+
+def test_a_release_is_heeded_as_early_as_the_ranks_need_and_never_after_it_has_passed(tmp_path: Path):
+    now = time.time()
+    reclaims = Reclaims(("te1",), now, tmp_path)
+    assert not reclaims.look(now), "nobody said when"
+    released(tmp_path, in_s=-100)
+    assert not reclaims.look(now), "of machines that are gone: these are there"
+    released(tmp_path, in_s=1000)
+    assert not reclaims.look(now, needs_s=900)
+    assert reclaims.look(now, needs_s=980)
+    assert not reclaims.look(now, needs_s=980), "it is no news any more"
+    notice(tmp_path, "te1", in_s=60)
+    assert reclaims.look(now) and re.fullmatch(
+        r"te1 is being reclaimed at \S+ UTC \(spot\); the machines are released at \S+ UTC, when their time is over",
+        words(reclaims.notices),
+    )
+    (tmp_path / "release").write_text("soon")
+    assert not Reclaims(("te9",), now, tmp_path).look(now)
+
+
+def test_what_is_told_to_the_head_is_what_its_supervisor_reads(tmp_path: Path):
+    at = datetime(2026, 1, 31, 12, 3, tzinfo=UTC)
+    release.tell(Head(tmp_path / "notices"), at)
+    assert read_release(tmp_path / "notices") == NOON == at.timestamp()
+    assert [path.name for path in (tmp_path / "notices").iterdir()] == ["release"]
+    assert parse_notices([(tmp_path / "notices" / "release").read_text()]) == []
 
 
 @pytest.mark.torch
@@ -177,6 +228,16 @@ def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snap
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot; "
         "then fab train --resume tiny-20260131-154500"
+    )
+
+
+def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(capsys):
+    reason = "the machines are released at 15:05 UTC, when their time is over; saved at step 30"
+    status = Status("tiny-20260131-154500", "stopped", reason=reason)
+    attend.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "go on: fab up --hours N while they are there, else fab rebuild, or fab up and the base deploy where there is "
+        "no snapshot; then fab train --resume tiny-20260131-154500"
     )
 
 

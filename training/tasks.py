@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
@@ -100,24 +100,33 @@ def _on_all(nodes: Sequence[Node], command: str) -> dict[str, str | Exception]:
     return ssh.on_all(nodes, lambda node: _on(node, command))
 
 
-def _cover(seconds: float) -> None:
+def _cover(head: Head, seconds: float) -> None:
     """Let rented machines live for as long as a run takes."""
+    from functools import partial
+
     from inventory.renting import lease
     from inventory.settings import load_settings
+    from training.control import release
 
-    lease.cover(load_settings(), seconds, print)
+    lease.cover(load_settings(), seconds, print, partial(release.tell, head))
 
 
 @contextmanager
-def _lease(here: bool) -> Iterator[None]:
+def _lease(head: Head) -> Iterator[None]:
     """Inside, the cloud does not release rented machines at their planned end."""
-    if here:
+    from training.control.head_node import RemoteHead
+
+    if not isinstance(head, RemoteHead):
         yield
         return
+    from functools import partial
+
     from inventory.renting import lease
     from inventory.settings import load_settings
+    from training.control import release
 
-    with lease.kept(load_settings(), print):
+    own = head.another()
+    with closing(own), lease.kept(load_settings(), print, partial(release.tell, own)):
         yield
 
 
@@ -190,7 +199,7 @@ def train(
         if run_id and detach:
             attend.say_detached(run_id, here)
             return
-        stack.enter_context(_lease(here))
+        stack.enter_context(_lease(place().head))
         if run_id and debug_rank:
             stack.enter_context(debugger.reached(place().head, run_id, _tunnel(found()[1])))
         if run_id and (seen := attend.attend(place().head, run_id)):
@@ -230,7 +239,7 @@ def logs(
             print(head.shell(f"tail -n 100 {shlex.quote(str(head.runs / run_id))}/logs/launcher.log"))
             print(attend.ending(run_id, runs.look(head, run_id)))
         else:
-            with _lease(here):
+            with _lease(head):
                 seen = attend.attend(head, run_id)
             if seen:
                 attend.conclude(head, run_id, seen)

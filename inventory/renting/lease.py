@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
+Tell = Callable[[datetime], None]
+"""Tells the head until when the machines are there: a run saves and leaves before."""
 EVERY_S = 300.0
 AHEAD = timedelta(hours=1)
 """While a run is alive its machines have at least this long."""
@@ -111,13 +113,13 @@ def _clock(at: datetime) -> str:
 
 
 @contextmanager
-def kept(settings: Settings, report: Report, every_s: float = EVERY_S) -> Iterator[None]:
+def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_S) -> Iterator[None]:
     """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
     if settings.provider != "aliyun":
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_keep, args=(settings, report, every_s, over), daemon=True)
+    thread = threading.Thread(target=_keep, args=(settings, report, tell, every_s, over), daemon=True)
     thread.start()
     try:
         yield
@@ -125,7 +127,7 @@ def kept(settings: Settings, report: Report, every_s: float = EVERY_S) -> Iterat
         over.set()
 
 
-def _keep(settings: Settings, report: Report, every_s: float, over: threading.Event) -> None:
+def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: threading.Event) -> None:
     from inventory.ecs import Ecs
 
     said: set[str] = set()
@@ -137,11 +139,15 @@ def _keep(settings: Settings, report: Report, every_s: float, over: threading.Ev
 
     cloud = None
     while True:
+        doing = "moved"
         try:
             cloud = cloud or Ecs.open(settings)
-            extend(cloud, settings, datetime.now(UTC) + AHEAD, partial(once, "budget"))
+            end = extend(cloud, settings, datetime.now(UTC) + AHEAD, partial(once, "budget"))
+            doing = "told to the head, which still has the one before"
+            if end is not None:
+                tell(end)
         except Exception as error:  # whatever it is: the next look may go well, and nobody else moves the time
-            once(_class_of(error), f"the machines' release time could not be moved: {_words(error)}")
+            once(_class_of(error), f"the machines' release time could not be {doing}: {_words(error)}")
         if over.wait(every_s):
             return
 
@@ -154,11 +160,11 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def cover(settings: Settings, seconds_needed: float, report: Report) -> None:
+def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell) -> None:
     """Before a run starts: what it writes is kept, and the machines live for what it is expected to take and a
-    little longer. Raises CloudError, RentError.
+    little longer; the head is told until when. Raises CloudError, RentError.
 
-    For what a run started with --detach needs: nobody extends it afterwards.
+    For what a run started with --detach needs: nobody extends it afterwards. `seconds_needed` 0: nobody knows.
     """
     if settings.provider != "aliyun":
         return
@@ -169,4 +175,16 @@ def cover(settings: Settings, seconds_needed: float, report: Report) -> None:
     wanted = datetime.now(UTC) + timedelta(seconds=seconds_needed) + MARGIN
     end = extend(cloud, settings, wanted, report, watched=False)
     if end is not None:
-        report(f"the cloud releases the machines at {_clock(end)}")
+        tell(end)
+        report(_time_left(seconds_needed, end, wanted))
+
+
+def _time_left(seconds_needed: float, end: datetime, wanted: datetime) -> str:
+    """What a run that is about to start is told about its time."""
+    if seconds_needed and wanted - end < MARGIN:
+        return f"the cloud releases the machines at {_clock(end)}"
+    known = "this run is expected to take longer" if seconds_needed else "how long this run takes is not known"
+    return (
+        f"{known}: it has until {_clock(end)}, when the cloud releases the machines, and saves and leaves some minutes "
+        "before; `fab up --hours N` gives it more"
+    )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, task
 
 from inventory.command_line import ask, say, sentences
 from inventory.saying_yes import yes_command
+
+if TYPE_CHECKING:
+    from inventory.api.values import Instance
+    from inventory.nodes import Node
+    from inventory.settings import Settings
+    from training.control.head_node import RemoteHead
 
 HEAD_ANSWER_S = 10
 RECORD = "folder for the cloud's answers, without what they tell about you"
@@ -81,6 +88,7 @@ def up(
         elif plan.longer:
             ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
         machines = carry_out(cloud, settings, plan, say)
+        _tell_head(settings, machines)
         show.show(show.machines_table(machines, settings, datetime.now(UTC)))
     say("next: pyinfra -y inventory/aliyun.py deploy/base.py")
 
@@ -112,22 +120,45 @@ def down(c: Any, disks: bool = False, yes: bool = False, anyway: bool = False, r
     say("nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left")
 
 
-def _active_run() -> str:
-    """The run that is going on, as far as the head tells within seconds."""
+def _remote(head: Node) -> RemoteHead:
+    """The head, asked for some seconds only."""
     from functools import partial
 
     from inventory import ssh
+    from training.control.head_node import RemoteHead
+
+    return RemoteHead(
+        head.name, lambda: ssh.connect(head, timeout_s=HEAD_ANSWER_S), partial(ssh.run, timeout_s=HEAD_ANSWER_S)
+    )
+
+
+def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
+    """A run that is going on, or will be, saves and leaves before the machines are released."""
+    from contextlib import closing
+
+    from inventory.renting import members
+    from training.control import release
+    from training.control.head_node import HeadError
+
+    ends = [each.release_at for each in machines if each.release_at]
+    if not ends:
+        return
+    try:
+        with closing(_remote(members.as_nodes(settings, machines, ())[0])) as head:
+            release.tell(head, min(ends))
+    except HeadError as error:
+        say(f"the head could not be told until when it has time ({error}): the next start of a run does, or fab up")
+
+
+def _active_run() -> str:
+    """The run that is going on, as far as the head tells within seconds."""
+    from inventory import ssh
     from inventory.cluster import load_cluster
     from training.control import runs
-    from training.control.head_node import HeadError, RemoteHead
+    from training.control.head_node import HeadError
 
     try:
-        head = load_cluster().head
-        remote = RemoteHead(
-            head.name,
-            lambda: ssh.connect(head, timeout_s=HEAD_ANSWER_S),
-            partial(ssh.run, timeout_s=HEAD_ANSWER_S),
-        )
+        remote = _remote(load_cluster().head)
         try:
             return next((s.status.run_id for s in runs.all_runs(remote) if s.status and not s.over), "")
         finally:

@@ -15,7 +15,7 @@ from training.launch import LaunchError
 from training.plan.shape import ModelShape
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS, REPORT
-from training.supervision.reclaim import GO_ON, RECLAIMED
+from training.supervision.reclaim import GO_ON, RECLAIMED, RELEASED
 
 WATCH_EVERY_S = 5.0
 OUT_OF_MEMORY = "ran out of GPU memory"
@@ -62,6 +62,8 @@ def conclude(head: Head, run_id: str, seen: Look) -> None:
     print(ending(run_id, seen))
     if seen.status and RECLAIMED in seen.status.reason:
         print(f"go on when it is gone: {GO_ON}; then fab train --resume {run_id}")
+    elif seen.status and RELEASED in seen.status.reason:
+        print(f"go on: fab up --hours N while they are there, else {GO_ON}; then fab train --resume {run_id}")
 
 
 def ending(run_id: str, seen: Look) -> str:

@@ -66,6 +66,10 @@ class RemoteHead:
         self._connect, self._run = connect, run
         self._connection: Any = None
 
+    def another(self) -> RemoteHead:
+        """The same node over a connection of its own: for another thread."""
+        return RemoteHead(self.name, self._connect, self._run)
+
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         try:
             return within(timeout_s, lambda: self._run(self._open(), command))

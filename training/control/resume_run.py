@@ -56,7 +56,7 @@ def resume(
     if step is None:
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
     change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else Change()
-    cover(planned_s(runs.predicted(head, run_id)))
+    cover(head, planned_s(runs.predicted(head, run_id)))
     runs.wait_for_reports(head, run_id)
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     launch = runs.put_again(head, runs.read_launch(head, run_id), place.target(run_id, disks), change.files, force)

@@ -17,7 +17,7 @@ from typing import Any
 
 from training import tiny
 from training.control import preparing, runs
-from training.control.head_node import HeadError
+from training.control.head_node import Head, HeadError
 from training.control.place import Place, Target
 from training.control.plan_table import show_plan
 from training.control.ship import plan_text
@@ -141,11 +141,12 @@ def _make_tiny(folder: Path, target: Target) -> None:
     fresh.rename(folder)
 
 
-Cover = Callable[[float], None]
-"""Sees to it that the machines stay for so many seconds, before a run starts; raises where they cannot."""
+Cover = Callable[[Head, float], None]
+"""Sees to it that the machines stay for so many seconds, before a run starts, and tells the head until when; raises
+where they cannot. 0 seconds: nobody knows how long."""
 
 
-def cover_nothing(seconds: float) -> None:
+def cover_nothing(head: Head, seconds: float) -> None:
     """Machines that nobody takes away."""
 
 
@@ -196,7 +197,7 @@ def start(
             plan = plan_run(place, launch, recipe, preparing.Order(wishes.skip_bad, given.from_hub), wishes.anyway)
             if not wishes.dry:
                 launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
-                wishes.cover(planned_s(plan.predicted))
+                wishes.cover(head, planned_s(plan.predicted))
                 runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, base, plan.data, plan.predicted))
         except BaseException:
             with contextlib.suppress(HeadError):  # the reason is being raised already

@@ -1,6 +1,8 @@
 """The cloud takes a node of a run back: what the nodes' watchers leave on the head, and what that means for the run.
 
-A notice is a file NODE.json in /run/spotune/reclaim: {"node", "at", "noticed"}, both times UTC. Standard library only.
+A notice is a file NODE.json in /run/spotune/reclaim: {"node", "at", "noticed"}, both times UTC. Beside them the file
+`release` says until when all machines are rented, as one time: `fab up`, and every start, write it. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -24,6 +26,13 @@ GO_ON = "fab rebuild, or fab up and the base deploy where there is no snapshot"
 """What gives a cluster its machines back once one of them is gone."""
 RECLAIMED = "being reclaimed"
 """In the reason of a run that ended for a notice."""
+RELEASE = "release"
+BEFORE_RELEASE_S = 300.0
+"""A run leaves so long before the machines are released, as at a spot notice; earlier where its ranks need longer."""
+RELEASED = "the machines are released at"
+"""In the reason of a run that ended because its machines were rented no longer."""
+EVERYBODY = ""
+"""As the node of a notice: all of them."""
 _CHECKPOINT = re.compile(r"step-(\d+)")
 
 
@@ -67,6 +76,18 @@ def read_notices(folder: Path) -> list[Notice]:
     return parse_notices(texts)
 
 
+def release_text(at: float) -> str:
+    """What the file RELEASE says."""
+    return time.strftime(TIME, time.gmtime(at))
+
+
+def read_release(folder: Path) -> float | None:
+    """When the machines are released; None where nothing, or nothing readable, says so."""
+    with contextlib.suppress(OSError, ValueError):
+        return _seconds((folder / RELEASE).read_text(encoding="utf-8").strip())
+    return None
+
+
 def pending(notices: Iterable[Notice], nodes: Iterable[str], now: float) -> list[Notice]:
     """Those of these nodes whose time is still to come, the soonest first."""
     wanted = set(nodes)
@@ -75,11 +96,21 @@ def pending(notices: Iterable[Notice], nodes: Iterable[str], now: float) -> list
 
 def words(notices: Sequence[Notice]) -> str:
     """Who goes when, as the beginning of a sentence."""
-    each = [(notice.node, f"{time.strftime('%H:%M', time.gmtime(notice.at))}") for notice in notices]
+    all_go = [f"{RELEASED} {_clock(notice)}, when their time is over" for notice in notices if notice.node == EVERYBODY]
+    spot = [notice for notice in notices if notice.node != EVERYBODY]
+    return "; ".join([*([_spot_words(spot)] if spot else []), *all_go])
+
+
+def _clock(notice: Notice) -> str:
+    return f"{time.strftime('%H:%M', time.gmtime(notice.at))} UTC"
+
+
+def _spot_words(notices: Sequence[Notice]) -> str:
+    each = [(notice.node, _clock(notice)) for notice in notices]
     verb = "is" if len(each) == 1 else "are"
     if len({at for _, at in each}) == 1:
-        return f"{_list([node for node, _ in each])} {verb} {RECLAIMED} at {each[0][1]} UTC (spot)"
-    return f"{_list([f'{node} at {at} UTC' for node, at in each])} {verb} {RECLAIMED} (spot)"
+        return f"{_list([node for node, _ in each])} {verb} {RECLAIMED} at {each[0][1]} (spot)"
+    return f"{_list([f'{node} at {at}' for node, at in each])} {verb} {RECLAIMED} (spot)"
 
 
 def _list(names: Sequence[str]) -> str:
@@ -103,13 +134,16 @@ class Reclaims:
     folder: Path = FOLDER
     known: dict[str, Notice] = field(default_factory=dict)
 
-    def look(self, now: float) -> bool:
-        """Look once; whether there is something new."""
+    def look(self, now: float, needs_s: float = 0.0) -> bool:
+        """Look once; whether there is something new. `needs_s`: what the ranks need to save and to leave."""
         fresh = {
             notice.node: notice
             for notice in read_notices(self.folder)
             if notice.node in self.nodes and (notice.at > now or notice.noticed >= self.since)
         }
+        at = read_release(self.folder)
+        if at is not None and self.since < at <= now + max(BEFORE_RELEASE_S, needs_s + SAFETY_S):
+            fresh[EVERYBODY] = Notice(EVERYBODY, at, self.since)
         before = dict(self.known)
         self.known.update(fresh)
         return self.known != before

@@ -109,9 +109,9 @@ class Supervisor:
     def _run(self) -> tuple[Verdict, int | None]:
         """From the first look at the nodes to the last rank's end; the launcher's exit code where it was started."""
         try:
-            if not self.reclaims.look(time.time()):
+            if not self.reclaims.look(time.time(), self.launch.stop_grace_s):
                 ready(self.launch)
-                self.reclaims.look(time.time())
+                self.reclaims.look(time.time(), self.launch.stop_grace_s)
             if not self.reclaims.known:
                 return self._supervise()
         except NodeError as error:
@@ -217,7 +217,7 @@ class Supervisor:
 
     def _heed_notices(self) -> None:
         """A node is to be taken back: what a stop does, within the time that is left."""
-        if self.reclaims.look(time.time()):
+        if self.reclaims.look(time.time(), self._stop_grace_s()):
             self.leave_by = time.monotonic() + self.reclaims.left_s(time.time())
             self.status = self.status.changed(reason=self.reclaims.stopping)
             self._refresh()
