@@ -8,12 +8,14 @@ from deploy.disk_record import record_disk
 from deploy.models import fetch_models
 from deploy.network import name_nodes
 from deploy.nvidia import install_driver
+from deploy.operation_times import tell_operation_times
 from deploy.packages import install_packages
 from deploy.python_env import build_environment
 from deploy.spot import watch_for_notices
 from deploy.storage import mount_data_disk
 from deploy.trust import share_trust
 
+tell_operation_times()
 install_packages()
 name_nodes()
 share_trust()  # names first: host keys are known by name

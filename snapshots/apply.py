@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from inventory.api.errors import RentError
 from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.phases import PARTS, Phases
 from inventory.renting import members
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.choose import LATEST, choose
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[1]
 DEPLOY = "pyinfra -y inventory/aliyun.py deploy/base.py"
+OPERATION_TIMES = "SPOTUNE_OPERATION_TIMES"
+"""Names a file for the deploy; deploy/operation_times.py reads it."""
+BASE_DEPLOY = "base deploy"
+BEFORE_OPERATIONS = "start and questions"
 
 
 def existing(cloud: Ecs, settings: Settings) -> Existing:
@@ -69,12 +77,33 @@ def chosen(cloud: Ecs, settings: Settings, asked: str) -> Snapshot:
     return choose(asked, found, settings.name, cloud.region_id)
 
 
-def base_deploy() -> int:
+def base_deploy(phases: Phases) -> int:
     """The base deploy as a process of its own, its output where ours goes; its exit code."""
     program, *arguments = DEPLOY.split()
     argv = [str(Path(sys.executable).with_name(program)), *arguments]
     cluster = Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH)).resolve()
-    return subprocess.run(argv, cwd=CHECKOUT, env={**os.environ, PATH_VARIABLE: str(cluster)}, check=False).returncode
+    with tempfile.TemporaryDirectory(prefix="spotune-") as folder:
+        times = Path(folder) / "operations.jsonl"
+        env = {**os.environ, PATH_VARIABLE: str(cluster), OPERATION_TIMES: str(times)}
+        began = time.time()
+        with phases.phase(BASE_DEPLOY):
+            code = subprocess.run(argv, cwd=CHECKOUT, env=env, check=False).returncode
+        lines = times.read_text(encoding="utf-8").splitlines() if times.exists() else []
+    for name, start, end in groups_of(lines, began):
+        phases.add(f"{BASE_DEPLOY}{PARTS}{name}", start, end)
+    return code
+
+
+def groups_of(lines: Sequence[str], began: float) -> list[tuple[str, float, float]]:
+    """(group, from, to) of the deploy's operations as they follow each other, and what came before the first. Pure."""
+    groups: list[tuple[str, float, float]] = []
+    for line in lines:
+        told = json.loads(line)
+        name, start, end = told["group"], told["began"], told["ended"]
+        if groups and groups[-1][0] == name:
+            start = groups.pop()[1]
+        groups.append((name, start, end))
+    return [(BEFORE_OPERATIONS, began, groups[0][1]), *groups] if groups else []
 
 
 def all_snapshots(cloud: Ecs, settings: Settings) -> tuple[Snapshot, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from inventory.phases import Phases
 from inventory.renting import vanishing
 from inventory.renting.members import rented_nodes
 from snapshots import apply
@@ -38,6 +39,7 @@ class Work:
     """Folders of the settings' models, read where there is no run."""
     doctor: Callable[[], None]
     say: Callable[[str], None]
+    phases: Phases = field(default_factory=Phases)
 
     def do_all(self, steps: Sequence[Step]) -> None:
         """The steps, then what a user would not expect. Raises as `do`."""
@@ -59,19 +61,21 @@ class Work:
             with vanishing.told(self.cloud, machines):
                 self._deploy(machines) if step.kind == "deploy" else self._warm()
         else:
-            self.doctor()
+            with self.phases.phase("doctor"):
+                self.doctor()
 
     def _wait(self) -> None:
-        wait_until_usable(self.cloud, self.wanted.snapshot)
+        with self.phases.phase("wait for the snapshot"):
+            wait_until_usable(self.cloud, self.wanted.snapshot)
 
     def _machines(self) -> None:
         from inventory.renting.up import carry_out
 
         assert self.offer is not None
-        carry_out(self.cloud, self.settings, self.offer, self.say)
+        carry_out(self.cloud, self.settings, self.offer, self.say, phases=self.phases)
 
     def _deploy(self, instances: Sequence[Instance]) -> None:
-        if code := apply.base_deploy():
+        if code := apply.base_deploy(self.phases):
             raise SnapshotError(f"the base deploy ended with {code}; mend what it named, then go on: fab rebuild")
         self.cloud.tag("instance", [instance.instance_id for instance in instances], {DEPLOYED_TAG: YES})
 
@@ -82,7 +86,7 @@ class Work:
         run = look(nodes[0])["run"]
         models = self._models_to_warm(run)
         asked = [node for node in nodes if node.disk_serial in serials]
-        with progress() as at:
+        with self.phases.phase("read ahead"), progress() as at:
             failed = warm(asked, {node.name: groups_for(node.rank, models, run) for node in asked}, at)
         if failed is None:
             self.say("skipped: the first start will be slower; fab rebuild reads what is left")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from inventory.api.values import Disk, Snapshot
+from inventory.phases import PARTS, Phase
 from inventory.renting.cost import snapshot_gib, snapshot_month
 from inventory.renting.show import show, table, up_table
 from snapshots.contents import WHERE_THINGS_LIVE, from_tags
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LIST_HEADER = ("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "disks from it")
 VERDICT_HEADER = ("", "snapshot", "name", "age", "a month", "why")
+PHASE_HEADER = ("phase", "from s", "seconds")
+SHOWN_S = 0.05
 WHERE_HEADER = ("what", "where", "in the snapshot", "after a rebuild")
 
 
@@ -120,6 +123,22 @@ def print_rebuild(plan: Rebuild, there: Existing, offer: UpPlan | None) -> None:
         show(up_table(offer))
     rows = [[str(n), step.what, step.reason, step.cost] for n, step in enumerate(plan.steps, 1)]
     show(table(("", "step", "why", "cost"), rows), *plan.notes)
+
+
+def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
+    """A row a phase, parts set in below their whole; the last is the command's own time."""
+    rows = []
+    for each in phases:
+        if each.took_s < SHOWN_S:
+            continue
+        whole, _, part = each.name.partition(PARTS)
+        rows.append([f"  {part}" if part else whole, f"{each.began_s:.1f}", f"{each.took_s:.1f}"])
+    return [*rows, ["all of it", "0.0", f"{total_s:.1f}"]]
+
+
+def print_phases(phases: Sequence[Phase], total_s: float) -> None:
+    """Where the seconds went."""
+    show(table(PHASE_HEADER, phase_rows(phases, total_s)))
 
 
 def print_where_things_live() -> None:

@@ -182,23 +182,35 @@ def rebuild(
 ) -> None:
     """The cluster back from a snapshot: machines, base deploy, warm disks, doctor."""
     with _sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
+        from inventory.phases import Phases
+        from inventory.renting.places import ClusterPlaces
         from snapshots import apply, show
         from snapshots.carry_out import Work
 
+        phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
-        wanted = apply.desired(cloud, settings, snapshot, nodes, hours)
-        there = apply.existing(cloud, settings)
-        plan, offer = apply.planned(cloud, settings, wanted, there)
+        with phases.phase("plan"):
+            wanted = apply.desired(cloud, settings, snapshot, nodes, hours)
+            there = apply.existing(cloud, settings)
+            plan, offer = apply.planned(cloud, settings, wanted, there)
         show.print_rebuild(plan, there, offer)
         if dry:
             show.print_where_things_live()
         if dry or not plan.steps:
             return
         again = yes_command("rebuild", rebuild, snapshot=snapshot, nodes=nodes, hours=hours, model=model)
-        ask(yes, "do that?", again)
+        with phases.phase("your answer"):
+            ask(yes, "do that?", again)
         models = [_model_folder(name) for name in settings.models.names]
-        Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say).do_all(plan.steps)
+        work = Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say, phases)
+        try:
+            work.do_all(plan.steps)
+        finally:
+            show.print_phases(phases.in_order(), phases.total_s())
+            places = ClusterPlaces.of(settings.name)
+            places.make()
+            phases.write(places.phases)
     say("next: fab train --resume, or fab train --model NAME --data FILE")
 
 

@@ -37,6 +37,11 @@ class ClusterPlaces:
     def ledger(self) -> Path:
         return self.folder / "ledger.jsonl"
 
+    @property
+    def phases(self) -> Path:
+        """Where the seconds of the last rebuild went."""
+        return self.folder / "rebuild.json"
+
     def make(self) -> None:
         """The folder, readable by its owner alone."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
 from inventory.api.values import Disk, Instance, Snapshot
+from inventory.phases import Phases
 from inventory.renting import (
     access,
     cost,
@@ -200,7 +201,13 @@ def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
 
 
 def carry_out(
-    cloud: Ecs, settings: Settings, plan: UpPlan, report: Report, reach: Reach = by_ssh
+    cloud: Ecs,
+    settings: Settings,
+    plan: UpPlan,
+    report: Report,
+    reach: Reach = by_ssh,
+    *,
+    phases: Phases | None = None,
 ) -> tuple[Instance, ...]:
     """Make the plan so; the machines in rank order, all running, reachable, their host keys pinned.
 
@@ -209,6 +216,7 @@ def carry_out(
     """
     places = ClusterPlaces.of(settings.name)
     intents = Intents(places.intents)
+    timed = (phases or Phases()).phase
     with intents.alone():
         for line in settling.settle_alone(cloud, intents):
             report(line)
@@ -217,10 +225,12 @@ def carry_out(
         numbers = [k for k in members.missing(there, plan.wish.nodes) if k in plan.numbers]
         if numbers:  # another command may have spent money since the plan was made
             maker.plan = replace(plan, money=_money(cloud, settings, plan, there, datetime.now(UTC)))
-            maker.make(numbers)
+            with timed("order"):
+                maker.make(numbers)
         else:
             _open_door(cloud, settings, report)
-        machines = starting.running(cloud, settings, intents, report, maker.made)
+        with timed("boot"):
+            machines = starting.running(cloud, settings, intents, report, maker.made)
         if twice := members.made_twice(machines, maker.made):
             report(f"another fab up made the same machines elsewhere: removing {', '.join(twice)} of this one again")
             making.remove(cloud, twice, intents)
@@ -231,12 +241,15 @@ def carry_out(
         ledger.look(places.ledger, machines, datetime.now(UTC))
         with vanishing.told(cloud, machines):
             _release_later(cloud, machines, plan)
-            disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
+            with timed("disks"):
+                disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
             addresses = {i.instance_id: members.address(settings, i) for i in machines}
-            keys.pin_all(cloud, places, addresses)
+            with timed("host keys"):
+                keys.pin_all(cloud, places, addresses)
             nodes = members.as_nodes(settings, machines, cloud.disks(tags=tags.of_cluster(settings.name)))
             again = partial(keys.pin_all, cloud, places, addresses, again=True)
-            reaching.with_new_keys(reach, again)(nodes)
+            with timed("ssh answers"):
+                reaching.with_new_keys(reach, again)(nodes)
         there = cloud.instances(ids=[i.instance_id for i in machines])
         vanishing.refuse_gone(machines, there)
         return members.members(there)
