@@ -12,10 +12,11 @@ from deploy.operation_times import tell_operation_times
 from deploy.packages import install_packages
 from deploy.python_env import build_environment
 from deploy.spot import watch_for_notices
-from deploy.storage import mount_data_disk
+from deploy.storage import mount_data_disk, mount_restored_disk
 from deploy.trust import share_trust
 
 tell_operation_times()
+mount_restored_disk()  # the packages a snapshot brought along
 install_packages()
 name_nodes()
 share_trust()  # names first: host keys are known by name

@@ -85,6 +85,14 @@ def plan_disk(facts: DiskFacts, disks: Disks, filesystem: str, may_format: bool)
     return DiskPlan((format_command(disk.link, filesystem), *_mounting(facts, disk, filesystem, disks)))
 
 
+def plan_mount(facts: DiskFacts, disks: Disks) -> tuple[str, ...]:
+    """What mounts a disk that has a filesystem of ours, as it is; nothing where it is mounted or not to be touched."""
+    volume = _usable(facts)
+    if volume is None or _in_use(facts, disks) or disks.data_number == volume.number:
+        return ()
+    return tuple(_naming_and_mounting(facts, volume, volume.kind, mounted=False))
+
+
 def _in_use(facts: DiskFacts, disks: Disks) -> str:
     volumes = (facts.disk, *facts.partitions)
     holders = [holder for volume in volumes for holder in volume.holders]
@@ -154,13 +162,17 @@ def _mounting(facts: DiskFacts, volume: Volume, filesystem: str, disks: Disks) -
         # e2fsck: 1 is "errors corrected". It must have run before an unmounted ext4 may be resized.
         check = "" if mounted else f"e2fsck -fp {volume.device} || [ $? -eq 1 ]\n"
         yield f"set -e\n{check}resize2fs {volume.device}"
+    yield from _naming_and_mounting(facts, volume, filesystem, mounted)
+    if grows and filesystem == "xfs":
+        yield f"xfs_growfs {MOUNT_POINT}"
+
+
+def _naming_and_mounting(facts: DiskFacts, volume: Volume, filesystem: str, mounted: bool) -> Iterable[str]:
     fstab = fstab_with(facts.fstab, volume, filesystem)
     if fstab != facts.fstab:
         yield fstab_command(fstab)
     if not mounted:
         yield mount_command(volume.device)
-    if grows and filesystem == "xfs":
-        yield f"xfs_growfs {MOUNT_POINT}"
 
 
 def fstab_with(fstab: str, volume: Volume, filesystem: str) -> str:

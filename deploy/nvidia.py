@@ -18,6 +18,7 @@ from deploy.driver_facts import (
     parse_pci,
 )
 from deploy.driver_plan import plan_driver
+from deploy.kept_packages import archives_command
 from deploy.node_operation import Commands, node_operation
 from deploy.refusal import refuse
 
@@ -66,6 +67,7 @@ def driver_packages(branch: int) -> Commands:
         logger.info(f"{host.print_prefix}{plan.reason}")
         if held := sorted(facts.held & facts.installed.keys()):
             yield f"apt-mark unhold {' '.join(held)}"
+        yield archives_command(plan.install)
         yield f"{APT_GET} install {' '.join(plan.install)}"
     if plan.blacklist_nouveau:
         yield f"printf %s '{BLACKLIST}' > {BLACKLIST_FILE} && update-initramfs -u"

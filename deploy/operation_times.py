@@ -17,7 +17,7 @@ from pyinfra.api.state import BaseStateCallback, State
 FILE_VARIABLE = "SPOTUNE_OPERATION_TIMES"
 
 
-class Stopwatch(BaseStateCallback):  # type: ignore[misc]
+class Stopwatch(BaseStateCallback):
     """Writes a line after each operation, and where one fails, so that a deploy that fails has told what it did."""
 
     def __init__(self, file: Path) -> None:

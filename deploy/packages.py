@@ -14,6 +14,7 @@ from pyinfra.facts.files import FileContents
 from pyinfra.operations import apt, files
 
 from deploy.apt_sources import through_mirror
+from deploy.kept_packages import archives_command, lists_command
 from deploy.node_operation import Commands, node_operation
 from inventory.settings import Settings
 
@@ -133,5 +134,7 @@ def present_packages(packages: Sequence[str]) -> Commands:
     if not missing:
         host.noop(f"{len(packages)} packages are installed")
         return
-    yield "apt-get -q update"
+    yield lists_command()
+    yield "apt-get -q -o Acquire::Languages=none update"
+    yield archives_command(missing)
     yield from apt.packages._inner(packages=missing, no_recommends=True)

@@ -6,7 +6,7 @@ from pyinfra import host
 from pyinfra.api import FactBase, deploy
 
 from deploy.disk_facts import LIST_DISKS, DiskFacts, Disks, inspect_command, parse_disk, parse_disks
-from deploy.disk_plan import DiskPlan, find_disk, plan_disk, plan_without_serial
+from deploy.disk_plan import DiskPlan, find_disk, plan_disk, plan_mount, plan_without_serial
 from deploy.node_operation import Commands, node_operation
 from deploy.refusal import refuse
 
@@ -50,6 +50,21 @@ def data_disk(serial: str | None, filesystem: str, may_format: bool) -> Commands
     yield from plan.commands
 
 
+@node_operation
+def restored_disk(serial: str | None) -> Commands:
+    """A disk that brings a file system along is mounted at /data before anything is installed: packages lie there.
+
+    Nothing is formatted, grown or refused here: `data_disk` does that when the programs for it are there.
+    """
+    disks = host.get_fact(NodeDisks)
+    link, problem = find_disk(serial, disks) if serial else ("", "it has its own /data")
+    content = host.get_fact(DiskContent, link=link) if link else None
+    commands = plan_mount(content, disks) if content and not problem else ()
+    if not commands:
+        host.noop(problem or "nothing to mount yet")
+    yield from commands
+
+
 def _plan(serial: str | None, filesystem: str, may_format: bool) -> DiskPlan:
     disks = host.get_fact(NodeDisks)
     if serial is None:
@@ -61,6 +76,12 @@ def _plan(serial: str | None, filesystem: str, may_format: bool) -> DiskPlan:
     if content is None:
         return DiskPlan(refusal=f"{link} cannot be read; it was not touched")
     return plan_disk(content, disks, filesystem, may_format)
+
+
+@deploy("Restored disk")
+def mount_restored_disk() -> None:
+    """What a snapshot brought back is at hand from the beginning."""
+    restored_disk(name="Mounted where it can be", serial=host.data.node.disk_serial)
 
 
 @deploy("Data disk")

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from inventory.nodes import Node
-from inventory.ssh import SshError, ask, connect
+from inventory.ssh import SshError, ask, connect, on_all
 
 Heard = Callable[[dict[str, Any]], None]
+COPY_TIMEOUT_S = 300
+MOUNTED_S = 120
+"""From the beginning of a base deploy until its first steps have mounted a disk."""
 PRIVATE_MOUNTS = ("unshare", "--mount")
 """What a program mounts is seen by it alone, and gone with it, however it ends."""
 
@@ -32,6 +35,20 @@ def look(node: Node) -> dict[str, Any]:
     if not seen["mounted"]:
         raise SshError(f"{node.name}: no disk is mounted at /data yet: pyinfra -y inventory/aliyun.py deploy/base.py")
     return seen
+
+
+def wait_for_data(nodes: Sequence[Node]) -> None:
+    """Return when every node has a disk mounted at /data. Raises SshError where one has none in time."""
+    look_again = f"for _ in $(seq {MOUNTED_S * 2}); do mountpoint -q /data && exit; sleep 0.5; done; exit 1"
+    for answer in on_all(nodes, lambda node: ask(node, look_again, timeout_s=MOUNTED_S + 30)).values():
+        if isinstance(answer, Exception):
+            raise answer
+
+
+def keep_packages(node: Node, source: str) -> tuple[int, int]:
+    """What apt has fetched there, kept on its data disk by the program `source`: (packages, bytes). Raises SshError."""
+    told = json.loads(ask(node, "python3 -", stdin=source, timeout_s=COPY_TIMEOUT_S))
+    return told["packages"], told["bytes"]
 
 
 def follow(

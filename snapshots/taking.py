@@ -9,7 +9,7 @@ from inventory.renting.intents import Intents
 from inventory.renting.places import ClusterPlaces
 from snapshots import apply, contents, cost, freeze
 from snapshots.create import INTENT, checked_name, create, cut_off, one_in_progress, wait, whole
-from snapshots.on_node import look
+from snapshots.on_node import keep_packages, look
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, say: Say) -> str:
+def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, packages: str, say: Say) -> str:
     """Begin a snapshot of the head's data disk; its id. /data can be written to again when this returns.
+
+    packages: source of the program that keeps the head's packages on that disk
 
     Raises CloudError, SshError, SnapshotError, RentError where the name will not do or another command is at work.
     """
@@ -33,9 +35,12 @@ def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, s
         say(words)
     tell_cut_off(cloud, intents, say)
     _wait_for_another(cloud, disk, say)
+    count, size = keep_packages(head, packages)
     inside = contents.from_look(look(head), settings.name, apply.version(), keep)
     for line in contents.in_words(inside):
         say(f"  {line}")
+    if count:
+        say(f"  {count} of the system's packages, {size / 2**20:.0f} MiB")
     say(cost.before_creating(inside.written_gib or 0, settings.aliyun.snapshot_price_gib_month))
     called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside)
     snapshot_id, held = create(cloud, intents, disk, called, tags=tags, at_rest=lambda: freeze.at_rest(head))

@@ -54,7 +54,10 @@ def _rented() -> tuple[Settings, Ecs]:
 )
 def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False) -> None:
     """Keep the head's data disk as it is now: environment, models, runs."""
+    from pathlib import Path
+
     with _sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
+        import deploy
         from inventory.renting.members import rented_nodes
         from snapshots.create import checked_name
         from snapshots.taking import attended, take
@@ -63,7 +66,8 @@ def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = Fals
         checked_name(name, settings.name, "")
         head = rented_nodes(cloud, settings)[0]
         _end_runs(c, head, stop_run)
-        snapshot_id = take(cloud, settings, head, name=name, keep=keep, say=say)
+        packages = Path(deploy.__file__).with_name("keep_packages.py").read_text(encoding="utf-8")
+        snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=packages, say=say)
         if detach or not attended(cloud, snapshot_id):
             say("it goes on by itself: fab snapshots.list; stop or release no machine before it is complete")
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,26 +58,53 @@ def groups_for(rank: int, model_folders: Sequence[str], run: Mapping[str, Any] |
     return groups
 
 
-def warm(nodes: Sequence[Node], groups: Mapping[str, Groups], show: Show) -> Mapping[str, str] | None:
-    """Read on every node what `groups` says for it: by node why it failed; None where Ctrl-C skipped the rest."""
-    stop, so_far = threading.Event(), ReadSoFar()
-    answers: dict[str, Exception | None] = {}
+@dataclass
+class Reading:
+    """What is being read on the nodes, in the background."""
 
-    def read(node: Node) -> None:
-        question = {"groups": groups[node.name], "readers": READERS}
-        follow(node, "read_ahead.py", question, lambda message: so_far.take(node.name, message), stop)
+    so_far: ReadSoFar = field(default_factory=ReadSoFar)
+    stop: threading.Event = field(default_factory=threading.Event)
+    answers: dict[str, object] = field(default_factory=dict)
+    """By node: how its reading ended; an exception where badly."""
+    began: float = field(default_factory=time.time)
+    ended: float = 0
+    """When all of it was read, in seconds since 1970."""
+    thread: threading.Thread = field(default_factory=threading.Thread)
 
-    worker = threading.Thread(target=lambda: answers.update(on_all(nodes, read)), daemon=True)
-    worker.start()
-    try:
-        while worker.is_alive():
-            worker.join(LOOK_EVERY_S)
-            show(*so_far.words(time.monotonic()))
-    except KeyboardInterrupt:
-        stop.set()
-        worker.join(10)
-        return None
-    return {name: _reason(error) for name, error in answers.items() if isinstance(error, Exception)}
+    def watch(self, show: Show) -> Mapping[str, str] | None:
+        """Wait for the end: by node why it failed; None where Ctrl-C skipped the rest."""
+        try:
+            while self.thread.is_alive():
+                self.thread.join(LOOK_EVERY_S)
+                show(*self.so_far.words(time.monotonic()))
+        except KeyboardInterrupt:
+            self.stop.set()
+            self.thread.join(10)
+            return None
+        return {name: _reason(error) for name, error in self.answers.items() if isinstance(error, Exception)}
+
+
+def begin(nodes: Sequence[Node], groups: Callable[[], Mapping[str, Groups]]) -> Reading:
+    """Read on every node what `groups` says for it, asked in the background too; it may wait for what it needs."""
+    reading = Reading()
+
+    def work() -> None:
+        try:
+            wanted = groups()
+        except Exception as error:  # told by whoever waits
+            reading.answers["before it"] = error
+            return
+        reading.so_far.began = time.monotonic()
+        reading.answers.update(on_all(nodes, lambda node: read(node, wanted[node.name])))
+        reading.ended = time.time()
+
+    def read(node: Node, of_node: Groups) -> None:
+        question = {"groups": of_node, "readers": READERS}
+        follow(node, "read_ahead.py", question, lambda heard: reading.so_far.take(node.name, heard), reading.stop)
+
+    reading.thread = threading.Thread(target=work, daemon=True)
+    reading.thread.start()
+    return reading
 
 
 def _reason(error: Exception) -> str:

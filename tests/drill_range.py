@@ -15,6 +15,7 @@ from inventory.localcloud.ecs import due
 from inventory.localcloud.ecs.work import wait_until_idle
 from inventory.localcloud.ecs.world import World
 from inventory.renting.places import ClusterPlaces
+from snapshots.warm import Reading
 from tests.ecs_api import EcsApi
 from tests.paper_ssh import KeyedPaper, PaperSsh
 
@@ -102,7 +103,7 @@ class Range:
         self.ssh = self._stack.enter_context(PaperSsh(lambda: self.world))
         # What a rebuild does over ssh once its machines are there.
         self._stack.enter_context(patch("snapshots.apply.base_deploy", lambda _: 0))
-        self._stack.enter_context(patch("snapshots.carry_out.warm", lambda *_: {}))
+        self._stack.enter_context(patch("snapshots.carry_out.begin", lambda *_: Reading()))
         self._stack.enter_context(patch("snapshots.tasks._doctor", lambda _: None))
         self.set_disk_gib(20)
         return self

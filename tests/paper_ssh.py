@@ -77,6 +77,8 @@ class Connection:
             return was
         if command == "python3 - /data":
             return json.dumps(LOOK)
+        if command == "python3 -":
+            return json.dumps({"packages": 0, "bytes": 0})
         if command == "true" or "/data/runs" in command:  # that it answers; that there are no runs
             return ""
         if command.startswith("mkdir -p /run/spotune/reclaim"):  # until when it is rented

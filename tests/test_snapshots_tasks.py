@@ -28,7 +28,7 @@ from snapshots.create import SnapshotError, checked_name, create, cut_off, one_i
 from snapshots.freeze import Rest, freeze_command, thaw_command
 from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG
 from snapshots.taking import tell_cut_off
-from snapshots.warm import ReadSoFar, groups_for, warm
+from snapshots.warm import ReadSoFar, begin, groups_for
 from tests.paper_cluster import SMALL, PaperCluster
 from tests.ssh_server import SshServer
 
@@ -528,7 +528,7 @@ def test_warming_reads_on_all_nodes_and_names_the_one_that_fails(node, tmp_path)
     gone = Node("te2", 1, "127.0.0.1", "127.0.0.1", "root", 1, node.key, node.known_hosts, 0, "2")
     shown = []
     groups = {name: [("files", [str(tmp_path)])] for name in ("te1", "te2")}
-    failed = warm([node, gone], groups, lambda words, share: shown.append((words, share)))
+    failed = begin([node, gone], lambda: groups).watch(lambda words, share: shown.append((words, share)))
     assert list(failed) == ["te2"] and "cannot be reached" in failed["te2"]
     assert "warming files" in shown[-1][0]
 
@@ -539,7 +539,7 @@ def test_ctrl_c_skips_the_warming(node, tmp_path):
     def interrupt(words, share):
         raise KeyboardInterrupt
 
-    assert warm([node], {"te1": [("files", [str(tmp_path)])]}, interrupt) is None
+    assert begin([node], lambda: {"te1": [("files", [str(tmp_path)])]}).watch(interrupt) is None
 
 
 def test_what_was_read_says_what_is_left_of_the_slowest_node():
