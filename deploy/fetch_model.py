@@ -1,9 +1,13 @@
 """Fetch one model from the hub into a folder, every file checked against what the hub announced.
 
-Runs on the head with the Python of /data/env, whose `hf` does the transfer; imports nothing of ours.
-Standard input is the hub token (or nothing); standard output is the resolved commit.
+Runs on the head with the Python of /data/env, whose `hf` does the transfer, where training/ was unpacked.
+Standard input is the hub token (or nothing); standard output is the resolved commit. COMMIT is the one that
+the revision stood for when it was first fetched, "" where this is the first time.
 
-    python3 fetch_model.py REPO REVISION FOLDER < token
+    python3 fetch_model.py REPO REVISION COMMIT FOLDER < token
+
+What a hub answers is data: a name that leads out of the folder ends the fetch, and the token is shown only to a
+hub that asks for one and that it is meant for (training/hub_access.py).
 
 A file of the wrong size or content is removed and fetched again. `hf` continues a broken transfer as long
 as it runs; since huggingface_hub 1.18 it keeps no half files for the next start, so few files are fetched
@@ -15,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +27,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from training.hub_access import OWN_HOST, Hub, HubError, commit_id, file_name, hub_of, place_of, without_tokens
+
+STAMP = "spotune-model.json"
+MANIFEST = "SHA256SUMS"
+OUR_FILES = (STAMP, MANIFEST, ".cache")
+"""What is written beside a model; a file of its own that begins so is left out."""
 ATTEMPTS = 3
 ROUNDS = 2
 AT_ONCE = 4
@@ -54,9 +66,18 @@ class Announced:
         return not self.git_id or _digest(file, hashlib.sha1(b"blob %d\0" % self.size)) == self.git_id
 
 
+@dataclass(frozen=True)
+class Listing:
+    """A revision as the hub has it, and the token that opens its files; None where they are open to all."""
+
+    commit: str
+    files: list[Announced]
+    token: str | None
+
+
 def wanted(files: Iterable[Announced]) -> list[Announced]:
-    """The files a training needs: all but other formats of the same weights."""
-    files = list(files)
+    """The files a training needs: all but other formats of the same weights, and names that are ours."""
+    files = [file for file in files if not file.path.startswith(OUR_FILES)]
     if not any(file.path.endswith(".safetensors") for file in files):
         return files
     return [
@@ -66,9 +87,9 @@ def wanted(files: Iterable[Announced]) -> list[Announced]:
     ]
 
 
-def announced(repo: str, revision: str, token: str | None) -> tuple[str, list[Announced]]:
-    """(commit, files) of a revision as the hub has it now."""
-    from huggingface_hub import HfApi
+def listed(hub: Hub, repo: str, revision: str) -> Listing:
+    """A revision as the hub has it now; the token is tried only where the hub wants one."""
+    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -77,45 +98,81 @@ def announced(repo: str, revision: str, token: str | None) -> tuple[str, list[An
         RevisionNotFoundError,
     )
 
-    hub = os.environ.get("HF_ENDPOINT", "the model hub")
+    shown: list[str] = []
+
+    def told(token: Any) -> Any:
+        shown.extend([token] if token else [])
+        return HfApi(hub.address, token=token).model_info(repo, revision=revision, files_metadata=True)
+
     try:
-        info = HfApi(token=token).model_info(repo, revision=revision, files_metadata=True)
+        info = hub.asked(told)
+        commit, files = commit_id(info.sha), [_announced(sibling) for sibling in info.siblings or []]
+        if files and not shown:  # of a gated model the list is open, the files are not
+            url = hf_hub_url(repo, files[0].path, revision=commit, endpoint=hub.address)
+
+            def looked(token: Any) -> None:
+                shown.extend([token] if token else [])
+                get_hf_file_metadata(url, token=token, endpoint=hub.address)
+
+            hub.asked(looked)
     except GatedRepoError:
-        raise FetchError(f"{repo} is gated: accept its licence on its page and set HF_TOKEN") from None
+        raise FetchError(f"{repo} is gated: accept its licence on its page, and {hub.how_to_enter}") from None
     except RevisionNotFoundError:
         raise FetchError(f"{repo} has no revision {revision}") from None
     except RepositoryNotFoundError:
-        raise FetchError(f"{hub} knows no model {repo}, or it is private and HF_TOKEN is not set") from None
+        raise FetchError(f"{hub.address} knows no model {repo}, or it is private: then {hub.how_to_enter}") from None
     except HfHubHTTPError as error:
-        raise FetchError(f"{hub} answered {error.response.status_code} for {repo}") from None
+        raise FetchError(f"{hub.address} answered {error.response.status_code} for {repo}") from None
     except (HTTPError, OSError) as error:
-        raise FetchError(f"{hub} cannot be reached: {error}") from None
-    files = [
-        Announced(s.rfilename, s.size or 0, s.blob_id, s.lfs.sha256 if s.lfs else None) for s in info.siblings or []
-    ]
-    return str(info.sha), files
+        raise FetchError(f"{hub.address} cannot be reached: {error}") from None
+    except HubError as error:
+        raise FetchError(f"{hub.address} answered for {repo}: {error}; nothing was fetched or removed") from None
+    return Listing(commit, files, shown[-1] if shown else None)
+
+
+def _announced(sibling: Any) -> Announced:
+    """One file of a hub's answer, which may hold anything."""
+    size = sibling.size or 0
+    if not isinstance(size, int) or size < 0:
+        raise HubError(f"{size!r} is no size of a file")
+    sha256 = sibling.lfs.sha256 if sibling.lfs else None
+    return Announced(file_name(sibling.rfilename), size, sibling.blob_id, sha256)
 
 
 def remove_wrong(folder: Path, files: Iterable[Announced]) -> list[str]:
     """Remove every present file that is not the announced one; returns their paths."""
     removed = []
     for file in files:
-        place = folder / file.path
+        place = _place(folder, file.path)
         if place.exists() and not file.is_at(place):
-            place.unlink()
+            _remove(place)
             # else `hf` takes the file for present
-            (folder / f".cache/huggingface/download/{file.path}.metadata").unlink(missing_ok=True)
+            _place(folder, f".cache/huggingface/download/{file.path}.metadata").unlink(missing_ok=True)
             removed.append(file.path)
     return removed
 
 
 def remove_stale(folder: Path, files: Iterable[Announced]) -> None:
     """Remove what an earlier revision had and this one has not: a stray shard would be loaded too."""
-    manifest = folder / "SHA256SUMS"
+    manifest = folder / MANIFEST
     if manifest.is_file():
-        before = {line.partition("  ")[2] for line in manifest.read_text().splitlines()}
+        before = {line.partition("  ")[2] for line in manifest.read_text().splitlines() if not line.startswith("#")}
         for path in before - {"", *(file.path for file in files)}:
-            (folder / path).unlink(missing_ok=True)
+            _remove(_place(folder, path))
+
+
+def _place(folder: Path, path: str) -> Path:
+    try:
+        return place_of(folder, path)
+    except HubError as error:
+        raise FetchError(f"{folder}: {error}; nothing was removed there") from None
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def refuse_if_short_of_space(folder: Path, files: Iterable[Announced]) -> None:
@@ -127,16 +184,19 @@ def refuse_if_short_of_space(folder: Path, files: Iterable[Announced]) -> None:
         raise FetchError(f"{folder} needs {need} more and 1 GiB to spare, but {have} are free")
 
 
-def download(repo: str, commit: str, folder: Path, files: list[Announced], token: str | None) -> None:
+def download(repo: str, listing: Listing, folder: Path, files: list[Announced], hub: Hub) -> None:
     """`hf download` of the files still missing."""
     missing = [file.path for file in files if not (folder / file.path).exists()]
     if not missing:
         return
-    command = [str(Path(sys.executable).with_name("hf")), "download", repo, *missing]
-    command += ["--revision", commit, "--local-dir", str(folder), "--max-workers", str(AT_ONCE)]
+    command = [str(Path(sys.executable).with_name("hf")), "download", "--revision", listing.commit]
+    # after `--` no file's name is read as an option
+    command += ["--local-dir", str(folder), "--max-workers", str(AT_ONCE), "--", repo, *missing]
     for attempt in range(1, ATTEMPTS + 1):
         _say(f"fetching {len(missing)} files of {repo}, attempt {attempt}")
-        done = subprocess.run(command, env=_environment(folder, token), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=_environment(folder, listing.token, hub), capture_output=True, text=True, check=False
+        )
         if done.returncode == 0:
             return
         if attempt < ATTEMPTS:
@@ -145,8 +205,9 @@ def download(repo: str, commit: str, folder: Path, files: list[Announced], token
     raise FetchError(f"{repo} could not be fetched in {ATTEMPTS} attempts: {' '.join(said[-1:])}")
 
 
-def _environment(folder: Path, token: str | None) -> dict[str, str]:
+def _environment(folder: Path, token: str | None, hub: Hub) -> dict[str, str]:
     more = {
+        "HF_ENDPOINT": hub.address,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_UPDATE_CHECK": "1",
@@ -155,28 +216,41 @@ def _environment(folder: Path, token: str | None) -> dict[str, str]:
         "HF_HOME": str(folder / ".cache/home"),
     }
     if token:
-        more["HF_TOKEN"] = token
-    if "HF_ENDPOINT" in os.environ:
+        more |= {"HF_TOKEN": token, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "0"}
+    if hub.host != OWN_HOST:
         # Xet's servers come from the hub's answers, not from the mirror
         more["HF_HUB_DISABLE_XET"] = "1"
-    return {**os.environ, **more}
+    return {**without_tokens(), **more}
 
 
-def fetch(repo: str, revision: str, folder: Path, token: str | None) -> str:
-    """Make folder hold the revision's files, verified; returns the commit."""
+def fetch(hub: Hub, repo: str, revision: str, pinned: str, folder: Path) -> str:
+    """Make folder hold the revision's files, verified; returns the commit.
+
+    `pinned`: the commit that the revision was when it was first fetched; that one is fetched, wherever it points now.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     # A fetch whose terminal went away may still be running: wait for it instead of writing beside it.
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        return _fetch(repo, revision, folder, token)
+        if pinned:
+            _say_if_changed(hub, repo, revision, pinned)
+        return _fetch(hub, repo, pinned or revision, folder)
     finally:
         os.close(lock)
 
 
-def _fetch(repo: str, revision: str, folder: Path, token: str | None) -> str:
-    commit, all_files = announced(repo, revision, token)
-    files = wanted(all_files)
+def _say_if_changed(hub: Hub, repo: str, revision: str, pinned: str) -> None:
+    now = listed(hub, repo, revision).commit
+    if now != pinned:
+        _say(f"{repo} was changed: its {revision} is {now[:12]} by now; {pinned[:12]} is fetched, as models.lock says")
+
+
+def _fetch(hub: Hub, repo: str, revision: str, folder: Path) -> str:
+    listing = listed(hub, repo, revision)
+    if re.fullmatch(r"[0-9a-f]{40}", revision) and listing.commit != revision:
+        raise FetchError(f"{hub.address} was asked for commit {revision} of {repo} and answered {listing.commit}")
+    files = wanted(listing.files)
     if not files:
         raise FetchError(f"{repo} has no files at {revision}")
     remove_stale(folder, files)
@@ -185,11 +259,11 @@ def _fetch(repo: str, revision: str, folder: Path, token: str | None) -> str:
         half.unlink()
     for _ in range(ROUNDS):
         refuse_if_short_of_space(folder, files)
-        download(repo, commit, folder, files, token)
+        download(repo, listing, folder, files, hub)
         wrong = remove_wrong(folder, files)
         if not wrong:
             shutil.rmtree(folder / ".cache", ignore_errors=True)
-            return commit
+            return listing.commit
         _say(f"not what the hub announced, fetched again: {', '.join(wrong)}")
     raise FetchError(f"the hub sends other content than it announces: {', '.join(wrong)} of {repo}")
 
@@ -206,10 +280,11 @@ def _say(message: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    repo, revision, folder = arguments
+    repo, revision, pinned, folder = arguments
     try:
-        print(fetch(repo, revision, Path(folder), sys.stdin.readline().strip() or None))
-    except FetchError as error:
+        hub = hub_of(os.environ, sys.stdin.readline().strip() or None)
+        print(fetch(hub, repo, revision, pinned, Path(folder)))
+    except (FetchError, HubError) as error:
         sys.exit(str(error))
 
 

@@ -3,7 +3,10 @@
 spotune-model.json is written last and says which repository, revision and commit lie there; SHA256SUMS has
 every file. Sizes are compared on each run, contents too with `--data deep_verify=true`; what is wrong is
 fetched again. A gated model needs HF_TOKEN in the environment of whoever runs pyinfra; it reaches the
-head's standard input only.
+head's standard input only, and the hub only when that asks for it (training/hub_access.py).
+
+A recipe's revision is what training/recipes/models.lock says it is; what the lock does not know yet is written
+there when it was fetched.
 """
 
 from __future__ import annotations
@@ -20,20 +23,23 @@ from typing import Any
 
 from pyinfra import host
 from pyinfra.api import DeployError, FileUploadCommand, StringCommand, deploy
+from pyinfra.operations import python
 
 from deploy import fan_out
 from deploy.disk_facts import MOUNT_POINT
+from deploy.fetch_model import STAMP
 from deploy.node_operation import Commands, node_operation
 from deploy.refusal import refuse_unless, refuse_unless_mounted
+from training.hub_access import TOKEN_HOST
+from training.model_lock import LOCK, pinned, read_pins, remember
 from training.recipe import RecipeError, load_recipe
 
-STAMP = "spotune-model.json"
 MODELS = f"{MOUNT_POINT}/models"
 PYTHON = f"{MOUNT_POINT}/env/bin/python"
 BUILT_IN = "built-in:"
 TRAINING = Path(__file__).parents[1] / "training"
 CODE = "/opt/spotune/code"
-"""Where the head gets training/ to make a built-in model with."""
+"""Where the head gets training/, to make a built-in model or to fetch one with."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,9 @@ class BaseModel:
     revision: str
     folder: str
     commit: str = ""
-    """Known beforehand for built-in models only: the hash of the code that makes them."""
+    """Known beforehand: for a built-in model the hash of the code that makes it, else what models.lock says."""
+    files: str = ""
+    """sha256 of its manifest, where models.lock knows it."""
 
     @property
     def path(self) -> str:
@@ -58,20 +66,23 @@ class BaseModel:
         """Whether the state found (fan_out.TreeState) is this model, complete."""
         stamp = state["stamp"]
         same = (stamp.get("repo"), stamp.get("revision")) == (self.repo, self.revision)
-        return same and self.commit in ("", stamp.get("commit")) and not state["problems"]
+        pinned = self.commit in ("", stamp.get("commit")) and self.files in ("", stamp.get("hash"))
+        return same and pinned and not state["problems"]
 
 
 def base_models(recipes: Iterable[str]) -> list[BaseModel]:
     """The models of the recipes, one a folder; RecipeError for an unknown recipe or a folder wanted twice."""
     models: dict[str, BaseModel] = {}
+    pins = read_pins()
     for name in recipes:
         recipe = load_recipe(name)
-        built_in = recipe.base_model.startswith(BUILT_IN)
+        pin = pinned(pins, recipe.base_model, recipe.revision)
         model = BaseModel(
             repo=recipe.base_model,
             revision=recipe.revision,
             folder=recipe.model_dir,
-            commit=code_hash(TRAINING) if built_in else "",
+            commit=code_hash(TRAINING) if recipe.base_model.startswith(BUILT_IN) else pin.commit,
+            files=pin.files,
         )
         other = models.setdefault(model.folder, model)
         if other != model:
@@ -87,12 +98,18 @@ def code_hash(training: Path) -> str:
     return hashlib.sha256((training / "tiny.py").read_bytes()).hexdigest()
 
 
-def fetch_command(model: BaseModel, python: str, endpoint: str) -> str:
-    """Shell that fetches and seals a hub model; the token comes on standard input."""
+def fetch_command(model: BaseModel, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
+    """Shell that fetches and seals a hub model with the code unpacked at `code`; the token comes on standard input."""
     script = Path(__file__).with_name("fetch_model.py").read_text(encoding="utf-8")
-    variables = ["env", f"HF_ENDPOINT={endpoint}"] if endpoint else []
-    fetch = shlex.join([*variables, python, "-c", script, model.repo, model.revision, model.path])
-    return f'commit=$({fetch}) && {seal_command(model, python)} commit="$commit"'
+    variables = ["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", f"PYTHONPATH={code}"]
+    fetch = shlex.join([*variables, python, "-c", script, model.repo, model.revision, model.commit, model.path])
+    sealed = f'commit=$({fetch}) && {seal_command(model, python)} commit="$commit"'
+    if not model.files:
+        return sealed
+    stamp = shlex.quote(f"{model.path}/{STAMP}")
+    kept = f'{{ grep -qs \'"hash": "{model.files}"\' {stamp} || {{ rm -f {stamp}; false; }}; }}'
+    other = f"{model.repo} at {model.commit} has other files than those first fetched: models.lock names their manifest"
+    return f"{sealed} && {refuse_unless(kept, other)}"
 
 
 def make_commands(model: BaseModel, python: str, code: str) -> Iterator[str]:
@@ -128,17 +145,26 @@ def base_model(model: BaseModel, endpoint: str, check: str) -> Commands:
     stamp = shlex.quote(f"{model.path}/{STAMP}")
     yield refuse_unless(f"[ -x {PYTHON} ]", f"{model.path} is made with {PYTHON}, which is not there")
     yield f"mkdir -p {MODELS} && rm -f {stamp}"
+    archive = f"{CODE}.tar"
+    yield shlex.join(["mkdir", "-p", CODE])
+    yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
+    yield shlex.join(["rm", "-rf", f"{CODE}/training"])
+    yield f"tar -xf {archive} -C {CODE} --no-same-owner && rm {archive}"
     if model.is_built_in:
-        archive = f"{CODE}.tar"
-        yield shlex.join(["mkdir", "-p", CODE])
-        yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
-        yield shlex.join(["rm", "-rf", f"{CODE}/training"])
-        yield f"tar -xf {archive} -C {CODE} --no-same-owner && rm {archive}"
         yield from make_commands(model, PYTHON, CODE)
         return
     # Read here, not passed as an argument: pyinfra shows operations' arguments.
-    token = os.environ.get("HF_TOKEN", "")
-    yield StringCommand(fetch_command(model, PYTHON, endpoint), _stdin=f"{token}\n")
+    token, token_host = os.environ.get("HF_TOKEN", ""), os.environ.get(TOKEN_HOST, "")
+    fetch = fetch_command(model, PYTHON, endpoint, token_host=token_host)
+    yield StringCommand(fetch, _stdin=f"{token}\n")
+
+
+def pin(model: BaseModel) -> None:
+    """Write the commit of a model that lies on the head into models.lock, where that does not know it yet."""
+    state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP)
+    if remember(state["stamp"], model.repo, model.revision):
+        commit = state["stamp"]["commit"][:12]
+        host.log(f"{model.repo}: {model.revision} is {commit} from now on; commit {LOCK.name} to keep it so")
 
 
 @deploy("Base models")
@@ -159,6 +185,8 @@ def fetch_models() -> None:
                 endpoint=settings.mirrors.resolved().hub,
                 check=check,
             )
+            if not model.is_built_in and not model.files:
+                python.call(name=f"{model.folder} in {LOCK.name}", function=pin, model=model)
         else:
             fan_out.copy(
                 name=f"{model.folder} from {head.name}",

@@ -17,6 +17,7 @@ from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.setting_types import (
     HostName,
     IpAddress,
+    Mirror,
     Port,
     Reachable,
     Section,
@@ -87,10 +88,11 @@ class Mirrors(Section):
 
     preset: Literal["", "china"] = ""
     apt: str = ""
-    pypi: str = ""
-    conda: str = ""
-    miniforge: str = ""
-    hub: str = ""
+    """By http too: its packages are signed."""
+    pypi: Mirror = ""
+    conda: Mirror = ""
+    miniforge: Mirror = ""
+    hub: Mirror = ""
 
     def resolved(self) -> Mirrors:
         """The preset's values, each overridden by what the table itself says."""

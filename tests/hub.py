@@ -27,6 +27,14 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     token: str = "hf_right"
     """What opens a gated model."""
+    gated_files: set[str] = field(default_factory=set)
+    """Models of which anyone may see the list of files, and only the token opens a file: as the Hub gates."""
+    head: str = COMMIT
+    """The commit that `main` is."""
+    gone: set[str] = field(default_factory=set)
+    """Commits that there are no longer."""
+    storage: str = ""
+    """Address of another server that files are fetched from, by a redirect."""
     unavailable: set[str] = field(default_factory=set)
     """Files the server fails to send."""
     private: set[str] = field(default_factory=set)
@@ -101,12 +109,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._note_token(b"")
         for model in self.hub.models:
             name = model if model.startswith("datasets/") else f"models/{model}"
-            if model in self.hub.private and not self._has_token():
-                continue
+            if model in self.hub.private and not self._has_token() and path.startswith((f"/api/{name}", f"/{model}/")):
+                return self._refuse(401, "RepoNotFound", "Repository not found")
             if path == f"/api/{name}":
-                return self._allowed(model, "main", self._revision)
+                return self._allowed(model, "main", self._listing)
             for prefix, answer in (
-                (f"/api/{name}/revision/", self._revision),
+                (f"/api/{name}/revision/", self._listing),
                 (f"/api/{name}/tree/", self._tree),
                 (f"/{model}/resolve/", self._file),
             ):
@@ -117,16 +125,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _allowed(self, model: str, rest: str, answer: Any) -> None:
         if model in self.hub.gated and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
             return self._refuse(403, "GatedRepo", "Access to this model is restricted")
-        if rest.partition("/")[0] not in ("main", COMMIT):
+        revision = rest.partition("/")[0]
+        if revision not in ("main", COMMIT, self.hub.head) or revision in self.hub.gone:
             return self._refuse(404, "RevisionNotFound", "Invalid rev id")
         answer(model, rest)
 
-    def _revision(self, model: str, _: str) -> None:
+    def _listing(self, model: str, rest: str) -> None:
         siblings = [
             {"rfilename": path, "size": len(data), "blobId": _git_id(data), "lfs": _lfs(path, data, "sha256")}
             for path, data in self.hub.models[model].items()
         ]
-        facts = {"id": model, "modelId": model, "sha": COMMIT, "private": model in self.hub.private}
+        sha = self.hub.head if rest.partition("/")[0] == "main" else rest.partition("/")[0]
+        facts = {"id": model, "modelId": model, "sha": sha, "private": model in self.hub.private}
         self._json({**facts, "siblings": siblings})
 
     def _tree(self, model: str, _: str) -> None:
@@ -139,17 +149,21 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _file(self, model: str, rest: str) -> None:
-        path = rest.partition("/")[2]
+        revision, _, path = rest.partition("/")
+        if model in self.hub.gated_files and not self._has_token():
+            return self._refuse(401, "GatedRepo", "Access to this model is restricted")
         if path not in self.hub.models[model]:
             return self._refuse(404, "EntryNotFound", "Entry not found")
         if path in self.hub.unavailable and self.command == "GET":
             return self._refuse(503, "", "Service unavailable")
         right = self.hub.models[model][path]
+        if self.hub.storage and self.command == "GET":
+            return self._answer(302, b"", {"Location": f"{self.hub.storage}{self.path}"})
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         getting = self.command == "GET"
         body = (self.hub.body(model, path) if getting else right)[start:]
         self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.hub.head if revision == "main" else revision)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(body)))
         if "Range" in self.headers:

@@ -16,8 +16,10 @@ import pytest
 
 from deploy import fan_out, fetch_model, models
 from tests.hub import COMMIT, Hub
+from training.hub_access import HubError, file_name, hub_at
 from training.recipe import RecipeError
 
+ROOT = Path(__file__).parent.parent
 WEIGHTS = random.Random(0).randbytes(3_000_000)
 FILES = {"config.json": b'{"model_type": "qwen2"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
 REPO = "acme/model"
@@ -34,11 +36,26 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
+class _At(models.BaseModel):
+    """A base model that lies where the test wants it."""
+
+    @property
+    def path(self) -> str:
+        return self.folder
+
+
 def fetched(
-    hub: Hub, folder: Path, repo: str = REPO, revision: str = "main", token: str = ""
+    hub: Hub, folder: Path, repo: str = REPO, revision: str = "main", *, token: str = "", token_host: str = "127.0.0.1"
 ) -> subprocess.CompletedProcess[str]:
     """The very shell line the deploy runs, with `folder` in the place of /data/models/NAME."""
-    command = models.fetch_command(_At(repo, revision, str(folder)), sys.executable, hub.url)
+    return fetched_as(hub, _At(repo, revision, str(folder)), token, token_host)
+
+
+def fetched_as(
+    hub: Hub, model: models.BaseModel, token: str = "", token_host: str = ""
+) -> subprocess.CompletedProcess[str]:
+    folder = Path(model.path)
+    command = models.fetch_command(model, sys.executable, hub.url, str(ROOT), token_host)
     home = {"HOME": str(folder.parent), "SPOTUNE_RETRY_DELAY_S": "0"}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
     return subprocess.run(
@@ -50,14 +67,6 @@ def fetched(
         timeout=120,
         check=False,
     )
-
-
-class _At(models.BaseModel):
-    """A base model that lies where the test wants it."""
-
-    @property
-    def path(self) -> str:
-        return self.folder
 
 
 def state(folder: Path, check: str = "check") -> dict:
@@ -169,7 +178,7 @@ def test_a_later_revision_takes_the_files_it_no_longer_has_away(hub: Hub, tmp_pa
     [
         ("acme/unknown", "main", "knows no model acme/unknown"),
         (REPO, "v9", "acme/model has no revision v9"),
-        ("acme/gated", "main", "acme/gated is gated: accept its licence on its page and set HF_TOKEN"),
+        ("acme/gated", "main", "acme/gated is gated: accept its licence on its page, and set HF_TOKEN"),
     ],
 )
 def test_a_refusal_of_the_hub_is_one_sentence(
@@ -191,6 +200,110 @@ def test_a_token_opens_a_gated_model_and_is_in_no_argument(hub: Hub, tmp_path: P
     assert hub.token not in done.stdout + done.stderr
     left = [p for p in tmp_path.rglob("*") if p.is_file() and hub.token.encode() in p.read_bytes()]
     assert left == []
+
+
+HOSTILE = ["../../outside", "/etc/passwd", "a/../../../outside", "a//b", "..", "", "line\nbreak", "back\\slash", "*"]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, None, 7])
+def test_a_name_that_is_none_of_a_file_inside_its_folder_is_not_followed(name: object) -> None:
+    with pytest.raises(HubError, match="is no name of a file inside its folder"):
+        file_name(name)
+
+
+def test_a_hub_that_names_a_file_elsewhere_is_refused_and_nothing_is_removed(hub: Hub, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "models/m", tmp_path / "outside"
+    outside.write_text("not the hub's")
+    hub.models[REPO]["../../outside"] = b"x"
+    done = fetched(hub, folder)
+    assert done.returncode != 0
+    assert "is no name of a file inside its folder" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert outside.read_text() == "not the hub's"
+    assert not list(folder.iterdir())
+
+
+def test_a_manifest_that_leads_out_of_the_folder_removes_nothing(hub: Hub, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "models/m", tmp_path / "outside"
+    outside.write_text("not the hub's")
+    folder.mkdir(parents=True)
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../outside\n")
+    done = fetched(hub, folder)
+    assert done.returncode != 0 and "nothing was removed there" in done.stderr
+    assert outside.exists()
+
+
+def test_a_link_in_the_folder_leads_nothing_out_of_it(hub: Hub, tmp_path: Path) -> None:
+    folder, outside = tmp_path / "m", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (outside / "config.json").write_text("not the hub's")
+    (folder / "sub").symlink_to(outside)
+    hub.models[REPO]["sub/config.json"] = b"x"
+    assert "leads out of" in fetched(hub, folder).stderr
+    assert (outside / "config.json").read_text() == "not the hub's"
+
+
+def test_a_file_named_like_an_option_or_like_one_of_ours_does_no_harm(hub: Hub, tmp_path: Path) -> None:
+    ours = {"SHA256SUMS": f"{'0' * 64}  ../../outside\n".encode(), "spotune-model.json": b"{}", ".cache/x": b"x"}
+    hub.models[REPO] |= {**ours, "--token": b"x"}
+    for _ in range(2):
+        done = fetched(hub, tmp_path / "m")
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "m/--token").read_bytes() == b"x"
+    assert json.loads((tmp_path / "m" / models.STAMP).read_text())["repo"] == REPO
+
+
+def test_a_token_is_not_shown_to_a_hub_that_did_not_ask_for_one(hub: Hub, tmp_path: Path) -> None:
+    assert fetched(hub, tmp_path / "m", token=hub.token).returncode == 0
+    assert (hub.authorised, hub.leaked) == ([], [])
+    assert hub.downloads("model.safetensors")
+
+
+def test_a_mirror_that_asks_gets_no_token_until_it_is_named(hub: Hub, tmp_path: Path) -> None:
+    hub.gated_files.add(REPO)
+    done = fetched(hub, tmp_path / "m", token=hub.token, token_host="")
+    assert done.returncode != 0
+    assert "HF_TOKEN is sent to huggingface.co alone" in done.stderr
+    assert "SPOTUNE_TOKEN_HOST=127.0.0.1" in done.stderr
+    assert (hub.authorised, hub.leaked) == ([], [])
+
+
+@pytest.mark.parametrize("kind", ["gated", "gated_files", "private"])
+def test_a_named_hub_that_asks_sees_the_token_and_its_storage_does_not(hub: Hub, tmp_path: Path, kind: str) -> None:
+    getattr(hub, kind).add(REPO)
+    with Hub({REPO: dict(FILES)}) as storage:
+        hub.storage = storage.url.replace("127.0.0.1", "localhost")
+        done = fetched(hub, tmp_path / "m", token=hub.token)
+        assert done.returncode == 0, done.stderr
+        assert storage.downloads("model.safetensors")
+        assert (storage.authorised, storage.leaked) == ([], [])
+    assert hub.authorised and hub.leaked == []
+    assert hub.token not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("address", ["http://mirror.example", "ftp://mirror.example", "https://", "mirror.example"])
+def test_a_mirror_is_asked_over_https_only(address: str) -> None:
+    with pytest.raises(HubError, match="https://HOST is expected"):
+        hub_at(address, None, "")
+
+
+@pytest.mark.parametrize(
+    ("address", "token_host", "sees"),
+    [
+        ("", "", True),
+        ("https://huggingface.co", "", True),
+        ("https://hf-mirror.com", "", False),
+        ("https://hf-mirror.com", "hf-mirror.com", True),
+        ("https://huggingface.co.evil.example", "", False),
+        ("https://huggingface.co@evil.example", "", False),
+        ("https://evil.example/huggingface.co", "huggingface.co", False),
+        ("http://127.0.0.1:99", "127.0.0.1:99", True),
+    ],
+)
+def test_only_the_hub_itself_and_a_named_host_may_see_the_token(address: str, token_host: str, sees: bool) -> None:
+    hub = hub_at(address, "hf_secret", token_host)
+    assert (hub.token == "hf_secret", hub.withheld) == (sees, not sees)
+    assert "hf_secret" not in repr(hub)
 
 
 def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_fetched(

@@ -12,7 +12,15 @@ FOLDERS = ("inventory", "deploy", "training", "snapshots")
 ALLOWED = {
     "inventory": {"inventory"},
     "training": {"training"},
-    "deploy": {"deploy", "inventory", "training.launch", "training.lineage", "training.recipe"},
+    "deploy": {
+        "deploy",
+        "inventory",
+        "training.launch",
+        "training.lineage",
+        "training.recipe",
+        "training.model_lock",
+        "training.hub_access",
+    },
     "snapshots": {"snapshots", "inventory"},
 }
 TASKS = {"inventory", "deploy", "training", "snapshots"}

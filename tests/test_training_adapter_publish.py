@@ -55,10 +55,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fab(folder: Path, hub: Hub, *words: str, stdin: str = "", token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+def fab(
+    folder: Path, hub: Hub, *words: str, stdin: str = "", token: str = TOKEN, token_host: str = "127.0.0.1"
+) -> subprocess.CompletedProcess[str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     env = {**keep, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "COLUMNS": "200"}
     env |= {"HF_TOKEN": token} if token else {}
+    env |= {"SPOTUNE_TOKEN_HOST": token_host}
     argv = [sys.executable, "-m", "fabric", "publish", *words]
     return subprocess.run(
         argv, cwd=folder, env=env, input=stdin, capture_output=True, text=True, check=False, timeout=120
@@ -89,6 +92,13 @@ def test_an_adapter_is_published_private_whole_and_verified_and_the_token_is_now
     listed = done.stdout.splitlines()[:3]
     assert [line.split()[-1] for line in listed] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
     assert "1.00 MiB" in listed[2] and "private" in done.stdout
+
+
+def test_a_mirror_that_was_not_named_is_not_shown_the_token(folder: Path):
+    with Hub({}, token=TOKEN) as hub:
+        said = sentence(fab(folder, hub, "--repo", REPO, "--yes", token_host=""))
+        assert "publishing to 127.0.0.1 shows it the token" in said and "SPOTUNE_TOKEN_HOST=127.0.0.1" in said
+        assert (hub.requests, hub.authorised, hub.leaked) == ([], [], [])
 
 
 def test_no_is_the_answer_unless_yes_is_said(folder: Path):

@@ -308,12 +308,29 @@ for run in sys.argv[2:]:
 
 def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(house, tmp_path):
     files = {"README.md": b"#", "qa/train-0.jsonl": LINES.encode(), "qa/test.jsonl": b"not looked at"}
-    names = ["acme/qa@main\n", "acme/qa", "acme/nowhere", "acme/qa@v9", "no name", "acme/empty"]
+    names = [
+        "acme/qa@main\n",
+        "acme/qa",
+        "acme/nowhere",
+        "acme/qa@v9",
+        "no name",
+        "acme/empty",
+        "acme/gated",
+        "acme/bad",
+    ]
     runs = [_run_folder(tmp_path, str(n), _recipe(), ("train.hub", name)) for n, name in enumerate(names)]
-    with Hub({"datasets/acme/qa": files, "datasets/acme/empty": {"README.md": b"#"}}) as hub:
+    sets = {"qa": files, "empty": {"README.md": b"#"}, "gated": files, "bad": {"../../train.jsonl": b""}}
+    with Hub({f"datasets/acme/{name}": there for name, there in sets.items()}) as hub:
+        hub.gated_files.add("datasets/acme/gated")
         argv = [sys.executable, "-c", HUB, str(tmp_path / "cache"), *map(str, runs)]
-        env = os.environ | {"HF_ENDPOINT": hub.url}
+        env = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
         done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=env, timeout=60)
+        assert (hub.authorised, hub.leaked) == ([], [])
+        env["SPOTUNE_TOKEN_HOST"] = "127.0.0.1"
+        opened = subprocess.run(
+            [*argv[:4], str(runs[6])], capture_output=True, text=True, cwd=ROOT, env=env, timeout=60
+        )
+        assert opened.stdout == "60\n" and hub.authorised and not hub.leaked
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert said[:2] == ["60", "60"]
@@ -321,8 +338,11 @@ def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(ho
     assert said[3].startswith("data set acme/qa at v9 cannot be downloaded from ")
     assert said[4].startswith("'no name' is no data set of the Hub")
     assert said[5] == "data set acme/empty: no JSONL, JSON or Parquet file to train on in it"
-    assert len(said) == 6
-    assert len(hub.downloads("qa/train-0.jsonl")) == 1 and not hub.downloads("qa/test.jsonl")
+    assert "the hub asks for a token (401); HF_TOKEN is sent to huggingface.co alone" in said[6]
+    assert said[7].endswith("'../../train.jsonl' is no name of a file inside its folder")
+    assert len(said) == 8
+    fetched = [path for method, path, _ in hub.requests if method == "GET" and path.startswith("/datasets/acme/qa/")]
+    assert len(fetched) == 1 and fetched[0].endswith("/qa/train-0.jsonl")
     assert (tmp_path / "cache" / "acme--qa" / COMMIT / "qa" / "train-0.jsonl").is_file()
 
 

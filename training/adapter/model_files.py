@@ -8,16 +8,20 @@ from typing import Any
 
 from training.adapter import AdapterError
 from training.control.verify import FetchError, read_header
+from training.hub_access import HubError, file_name
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
 def shard_names(folder: Path) -> list[str]:
-    """The weight files of a model, in order."""
+    """The weight files of a model, in order; AdapterError for an index that names a file elsewhere."""
     if (folder / INDEX).is_file():
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return sorted(set(index["weight_map"].values()))
+        try:
+            return sorted({file_name(name) for name in index["weight_map"].values()})
+        except HubError as error:
+            raise AdapterError(f"{folder / INDEX}: {error}") from None
     if (folder / SINGLE).is_file():
         return [SINGLE]
     raise AdapterError(f"{folder} holds no safetensors weights; fetch the model again with the base deploy")

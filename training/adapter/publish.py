@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from training.adapter import AdapterError
 from training.adapter.model_card import BUILT_IN, Facts, card, losses
+from training.hub_access import HubError, hub_of
 from training.run_folder import is_run_id
 from training.sums import STATE, SUMS, parse_sums, sha256_of
 
@@ -179,19 +180,25 @@ def publish(hub: Hub, what: Parcel, message: str, sure: bool, agree: Callable[[l
 
 
 class HuggingFace:
-    """The Hub, or what speaks its protocol at HF_ENDPOINT."""
+    """The Hub, or what speaks its protocol at HF_ENDPOINT and is named as a host that may see the token."""
 
     def __init__(self) -> None:
         if "HF_ENDPOINT" in os.environ:
             os.environ["HF_HUB_DISABLE_XET"] = "1"  # Xet's servers are the Hub's own, never the mirror's
         from huggingface_hub import HfApi, get_token
 
-        self._api = HfApi()
-        self._token = get_token()
-        if not self._token:
+        try:
+            hub = hub_of(os.environ, get_token())
+        except HubError as error:
+            raise AdapterError(str(error)) from None
+        if hub.withheld:
+            raise AdapterError(f"publishing to {hub.host} shows it the token: {hub.how_to_enter}; or unset HF_ENDPOINT")
+        if not hub.token:
             raise AdapterError(
                 "no token for the Hub: set HF_TOKEN to one that may write, or log in with: hf auth login"
             )
+        self._token = hub.token
+        self._api = HfApi(hub.address, hub.token)
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
         """The client's answer; its errors as one sentence, without the token whatever they quote."""
@@ -203,7 +210,7 @@ class HuggingFace:
         except RepositoryNotFoundError:
             return None
         except (HfHubHTTPError, OSError, ValueError) as error:
-            words = " ".join(str(error).split()).replace(str(self._token), "(token)")
+            words = " ".join(str(error).split()).replace(self._token, "(token)")
             raise AdapterError(f"the Hub refused: {words[:300]}") from None
 
     def present(self, repo: str) -> Present | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from training.data.readers import JSON_LINES, PARQUET
 from training.data.sample import DataError
+from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
 
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""
@@ -44,24 +46,41 @@ def _words(name: str) -> set[str]:
 
 def download(name: str, folder: Path) -> Path:
     """The folder below `folder` with the files of data set `name` (OWNER/NAME[@REVISION]), by commit: a second
-    call downloads nothing. The endpoint is HF_ENDPOINT's, the token the Hub client's own."""
-    from huggingface_hub import HfApi
+    call downloads nothing. The hub is HF_ENDPOINT's; it sees the client's own token only where it asks for one and
+    that is meant for it."""
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     match = _NAME.fullmatch(name.strip())
     if match is None:
         raise DataError(f"{name.strip()!r} is no data set of the Hub; write OWNER/NAME or OWNER/NAME@REVISION")
     repo, revision = match["repo"], match["revision"] or "main"
-    api = HfApi()
+    where = f"data set {repo} at {revision} cannot be downloaded"
     try:
-        info = api.dataset_info(repo, revision=revision)
-        files = chosen_files(sibling.rfilename for sibling in info.siblings or ())
+        hub = hub_of(os.environ, get_token())
+        info = hub.asked(lambda token: HfApi(hub.address, token).dataset_info(repo, revision=revision))
+        files = chosen_files(file_name(sibling.rfilename) for sibling in info.siblings or ())
         if not files:
             raise DataError(f"data set {repo}: no JSONL, JSON or Parquet file to train on in it")
-        target = folder / repo.replace("/", "--") / str(info.sha)
+        target = folder / repo.replace("/", "--") / commit_id(info.sha)
         for file in files:
-            api.hf_hub_download(repo, file, repo_type="dataset", revision=info.sha, local_dir=target)
+            _fetch(hub, repo, file, target)
+    except HubError as error:
+        raise DataError(f"{where}: {error}") from error
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         reason = str(error).strip().splitlines()[-1]
-        raise DataError(f"data set {repo} at {revision} cannot be downloaded from {api.endpoint}: {reason}") from error
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if status in NO_ENTRY:
+            reason = f"the hub asks for a token ({status}); {hub.how_to_enter}"
+        raise DataError(f"{where} from {hub.address}: {reason}") from error
     return target
+
+
+def _fetch(hub: Hub, repo: str, file: str, target: Path) -> None:
+    from huggingface_hub import HfApi
+
+    hub.asked(
+        lambda token: HfApi(hub.address, token).hf_hub_download(
+            repo, file, repo_type="dataset", revision=target.name, local_dir=target
+        )
+    )
