@@ -23,10 +23,15 @@ RUN = "tiny-20260131-154500"
 QUESTION = "What does shutil.rmtree do?"
 
 
+def environment(home: Path) -> dict[str, str]:
+    """This one's, with a home of its own: models of this machine lie below it."""
+    return {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+
+
 def fab(folder: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run fab with these tasks alone, in a folder of its own."""
     (folder / "fabfile.py").write_text(FABFILE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    env = environment(folder)
     return subprocess.run(
         [sys.executable, "-m", "fabric", *words],
         cwd=folder,
@@ -94,14 +99,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
     home = tmp_path_factory.mktemp("home")
     folder = home / "runs" / RUN
-    base = tiny_adapter.write_base(home / "models" / "base")
+    base = tiny_adapter.write_base(home / ".cache" / "spotune" / "models" / "base")
     tiny_adapter.write_adapter(base, folder / "checkpoints" / "step-2" / "adapter")
     state = {"base_model": base_model_hash(base), "step": 2}
     (folder / "checkpoints" / "step-2" / "trainer_state.json").write_text(json.dumps(state))
     (folder / "logs").mkdir()
     target = here_target(folder, os.environ["PATH"], home)
     launch = target.launch(folder, "training.finetune")
-    (folder / "launch.json").write_text(launch_text(launch).replace(launch.models, str(home / "models")))
+    (folder / "launch.json").write_text(launch_text(launch))
     (folder / "plan.json").write_text(json.dumps({"model_dir": "base"}))
     (folder / "recipe.toml").write_text("max_length = 128\n")
     (folder / "status.json").write_text(json.dumps({"run_id": RUN, "state": "finished"}))
@@ -155,7 +160,7 @@ def test_ctrl_c_ends_a_chat_cleanly_and_its_program_too(run):
     import signal
 
     (run.home / "fabfile.py").write_text(FABFILE)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    env = {**environment(run.home), "PYTHONUNBUFFERED": "1"}
     argv = [sys.executable, "-m", "fabric", "generate", "--here", "--max-new-tokens", "900"]
     chat = subprocess.Popen(
         argv, cwd=run.home, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -8,11 +8,13 @@ import math
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import paramiko
 import pytest
@@ -24,6 +26,7 @@ from training.control.verify import FetchError, verify_adapter
 from training.run_folder import Status, status_text, write_atomically
 from training.sums import parse_sums, sums_of, sums_text
 
+RUN = "tiny-20260131-154500"
 RANK = 4
 BASE = "b" * 64
 
@@ -37,6 +40,9 @@ class Files(paramiko.SFTPServerInterface):
     silent_after: int | None = None
     back = threading.Event()
     transport: paramiko.Transport | None = None
+    listed: ClassVar[dict[str, str]] = {}
+    announced: ClassVar[dict[str, int]] = {}
+    """What a malicious head says: a name more in a folder, another size of a file, both by their last component."""
 
     def list_folder(self, path):
         if not Path(path).is_dir():
@@ -46,12 +52,17 @@ class Files(paramiko.SFTPServerInterface):
             attributes = paramiko.SFTPAttributes.from_stat(entry.stat())
             attributes.filename = entry.name
             entries.append(attributes)
+        if name := Files.listed.get(Path(path).name):
+            entries.append(paramiko.SFTPAttributes())
+            entries[-1].filename, entries[-1].st_mode = name, stat.S_IFREG | 0o644
         return entries
 
     def stat(self, path):
         if not Path(path).exists():
             return paramiko.SFTP_NO_SUCH_FILE
-        return paramiko.SFTPAttributes.from_stat(Path(path).stat())
+        attributes = paramiko.SFTPAttributes.from_stat(Path(path).stat())
+        attributes.st_size = Files.announced.get(Path(path).name, attributes.st_size)
+        return attributes
 
     lstat = stat
 
@@ -93,6 +104,7 @@ def connect() -> Iterator[Callable[[], Callable[[], paramiko.SFTPClient]]]:
     key = paramiko.ECDSAKey.generate()
     transports: list[paramiko.Transport] = []
     Files.served, Files.cut_after, Files.silent_after = 0, None, None
+    Files.listed, Files.announced = {}, {}
     Files.back.clear()
 
     def _connect() -> Callable[[], paramiko.SFTPClient]:
@@ -157,7 +169,7 @@ def make_checkpoint(run: Path, step: int, big: int = 0, adapter: bytes | None = 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder as a head has it."""
-    folder = tmp_path / "head" / "tiny-20260131-154500"
+    folder = tmp_path / "head" / RUN
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "rank-0.log").write_text("step 1\n")
     (folder / "plan.json").write_text(json.dumps({"base_model_hash": BASE}))
@@ -341,6 +353,74 @@ def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, run: Path, tm
     with pytest.raises(FetchInterrupted, match=r"the head went away .* fetch again to go on"):
         fetch_patiently(connect(), lambda: None, str(run), tmp_path / "home", full=True)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("folder", [RUN, "logs", "checkpoints"])
+def test_a_name_that_is_no_files_name_is_refused_and_nothing_is_written(
+    connect, run: Path, tmp_path: Path, folder: str
+):
+    (tmp_path / "home" / "logs").mkdir(parents=True)
+    (run / "recipe.before-").mkdir()
+    (run.parent / "planted").write_text("* * * * * root evil\n")
+    (run.parent.parent / "planted").write_text("* * * * * root evil\n")
+    before, open_sftp = {path for path in tmp_path.rglob("*") if "home" in path.parts}, connect()
+    for name in ("../../planted", "recipe.before-/../../planted", "a/b", "x\x1b[2J", "a\\b"):
+        Files.listed = {folder: name}
+        with pytest.raises(FetchError, match="which is no file's name"):
+            fetch_remote(open_sftp, str(run), tmp_path / "home")
+    written = {path for path in tmp_path.rglob("*") if path.name.startswith("planted")}
+    assert written == {run.parent / "planted", run.parent.parent / "planted"}
+    if folder != "checkpoints":  # whose names are read after the logs came
+        assert {path for path in tmp_path.rglob("*") if "home" in path.parts} == before
+
+
+def test_sums_with_a_name_that_leads_out_are_damage(connect, run: Path, tmp_path: Path):
+    sums = run / "checkpoints" / "step-2" / "SHA256SUMS"
+    sums.write_text(sums.read_text() + f"{'0' * 64}  adapter/./../../x\n")
+    with pytest.raises(FetchError, match="unreadable line"):
+        fetch_remote(connect(), str(run), tmp_path / "home")
+
+
+def test_a_link_at_home_is_not_written_through(connect, run: Path, tmp_path: Path):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    (home / "logs").symlink_to(elsewhere)
+    with pytest.raises(FetchError, match="would lie outside"):
+        fetch_remote(connect(), str(run), home)
+    assert list(elsewhere.iterdir()) == []
+    (home / "logs").unlink()
+    (home / "logs").mkdir()
+    (home / "logs" / "rank-0.log.part").symlink_to(elsewhere / "file")
+    with pytest.raises(FetchError, match="on this machine"):
+        fetch_patiently(connect(), lambda: pytest.fail("nothing broke"), str(run), home)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_no_more_comes_than_was_announced(connect, run: Path, tmp_path: Path):
+    (run / "logs" / "rank-0.log").write_bytes(b"x" * 3_000_000)
+    Files.announced = {"rank-0.log": 70_000}
+    fetch_remote(connect(), str(run), tmp_path / "home")
+    assert (tmp_path / "home" / "logs" / "rank-0.log").stat().st_size == 70_000
+
+
+def test_a_file_larger_than_this_machines_disk_is_refused_before_it_comes(connect, run: Path, tmp_path: Path):
+    Files.announced = {"rank-0.log": 1 << 60}
+    with pytest.raises(FetchError, match=r"rank-0\.log is announced with 1073741824\.0 GiB.* left at"):
+        fetch_remote(connect(), str(run), tmp_path / "home")
+    assert not list(tmp_path.rglob("rank-0.log.part"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"base_model": 1}', "null"])
+def test_papers_that_are_none_are_a_sentence(connect, run: Path, tmp_path: Path, text: str):
+    folder = run / "checkpoints" / "step-2"
+    (folder / "trainer_state.json").write_text(text)
+    (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
+    with pytest.raises(FetchError, match=r"holds something else|another base model"):
+        fetch_remote(connect(), str(run), tmp_path / "home")
+    (run / "plan.json").write_text(text[:1])
+    with pytest.raises(FetchError, match=r"plan\.json cannot be read"):
+        fetch_remote(connect(), str(run), tmp_path / "other")
 
 
 class Door:

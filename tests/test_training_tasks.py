@@ -13,6 +13,7 @@ import pytest
 
 from inventory.nodes import Node
 from training import tasks
+from training.launch import Host, Launch, launch_text
 from training.recipe import load_recipe
 from training.sums import PARTS, sums_of, sums_text
 
@@ -78,11 +79,7 @@ def test_a_resumed_run_keeps_its_data_and_a_new_one_has_nothing_to_force(tmp_pat
 def test_a_resume_with_another_recipe_is_refused_and_all_that_differs_is_named(tmp_path: Path):
     run = make_run(tmp_path, state="failed")
     (run / "recipe.toml").write_text(load_recipe("tiny").to_toml())
-    folder = run / "checkpoints" / "step-4"
-    (folder / "adapter").mkdir(parents=True)
-    for name in PARTS:
-        (folder / name).write_text(name)
-    (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
+    make_checkpoint(run, 4)
     settings = ("--set", "optimizer.lr=0.5", "--set", "lora.rank=3", "--set", "save_every=7")
     said = refused(fab(tmp_path, "train", "--resume", "--here", "--steps", "999", *settings))
     for part in ("optimizer.lr 0.5 instead of ", "lora.rank 3 instead of ", "steps 999 instead of ", "--force"):
@@ -110,6 +107,14 @@ def make_run(folder: Path, **status: object) -> Path:
     return run
 
 
+def make_checkpoint(run: Path, step: int) -> None:
+    folder = run / "checkpoints" / f"step-{step}"
+    (folder / "adapter").mkdir(parents=True)
+    for name in PARTS:
+        (folder / name).write_text(name)
+    (folder / "SHA256SUMS").write_text(sums_text(sums_of(folder)))
+
+
 @pytest.mark.parametrize(("mistake", "code"), [(True, 2), (False, 1)])
 def test_what_cannot_be_used_ends_with_code_2_and_what_broke_with_1(tmp_path: Path, mistake: bool, code: int):
     make_run(tmp_path, state="failed", mistake=mistake)
@@ -123,6 +128,35 @@ def test_a_run_with_damaged_checkpoints_only_is_not_resumed(tmp_path: Path):
     for step in (2, 4):
         (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
     assert "only damaged checkpoints (step-4, step-2)" in refused(fab(tmp_path, "train", "--resume", "--here"))
+
+
+@pytest.mark.parametrize(
+    "words", [("stop",), ("train", "--resume"), ("logs", "--rank", "0")], ids=["stop", "resume", "rank log"]
+)
+@pytest.mark.parametrize("pretends", [True, False], ids=["to be of here", "to be of a head"])
+def test_nothing_of_a_fetched_run_is_executed_here(tmp_path: Path, words: tuple[str, ...], pretends: bool):
+    run = make_run(tmp_path, state="failed")
+    make_checkpoint(run, 4)
+    (run / "logs" / "rank-0.log").write_text("its own log")
+    planted, secret = tmp_path / "elsewhere", tmp_path / "elsewhere" / "logs" / "rank-0.log"
+    (planted / "logs").mkdir(parents=True)
+    secret.write_text("a secret of this machine")
+    (planted / "training").mkdir()
+    program = run / "logs" / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    program.chmod(0o755)
+    launch = Launch(RUN, str(run if pretends else planted), (Host("localhost", "", 1),), "training.finetune", (),
+                    str(program), {"PATH": str(run / "logs"), "LD_PRELOAD": str(program)}, here=True)  # fmt: skip
+    (run / "launch.json").write_text(launch_text(launch))
+    (run / "training").mkdir()  # a copy by hand brings the code too
+    (run / "training" / "__init__.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    done = fab(tmp_path, words[0], *words[1:], "--here", *(["--detach"] if words[0] == "train" else []))
+    assert not (tmp_path / "executed").exists(), done.stdout + done.stderr
+    assert not list(planted.glob("hostfile")) and "secret" not in done.stdout
+    if not pretends:
+        assert "that was fetched is no run of this machine: leave --here out" in refused(done)
+    elif words[0] != "train":
+        assert done.returncode == 0, done.stderr
 
 
 def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):

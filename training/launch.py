@@ -99,12 +99,17 @@ def launch_text(launch: Launch) -> str:
 
 
 def parse_launch(text: str) -> Launch:
-    """The launch in a JSON text."""
+    """The launch in a JSON text. Raises ValueError where it is none."""
     content: dict[str, Any] = json.loads(text)
-    content["hosts"] = tuple(Host(**host) for host in content["hosts"])
-    content["arguments"] = tuple(content["arguments"])
-    content["disks"] = tuple(content.get("disks", ()))
-    return Launch(**content)
+    try:
+        content["hosts"] = tuple(
+            Host(str(host["name"]), str(host["private_address"]), int(host["slots"])) for host in content["hosts"]
+        )
+        content["arguments"] = tuple(content["arguments"])
+        content["disks"] = tuple(content.get("disks", ()))
+        return Launch(**content)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no launch: {error}") from error
 
 
 def hostfile(hosts: Sequence[Host]) -> str:
@@ -212,8 +217,9 @@ def runner_argv(launch: Launch, master_port: int) -> list[str]:
     ]
 
 
-def sweep_command(launch: Launch, only_list: bool = False) -> str:
-    """A shell command that ends (or only lists) a run's processes on the node it is given to."""
+def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:
+    """A shell command that ends (or only lists) a run's processes on the node it is given to, with the run's own
+    code or that in the folder `code`."""
     argv = [
         launch.python,
         "-m",
@@ -222,7 +228,7 @@ def sweep_command(launch: Launch, only_list: bool = False) -> str:
         launch.run_dir,
         *(["--list"] if only_list else []),
     ]
-    folder = shlex.quote(launch.run_dir)
+    folder = shlex.quote(code or launch.run_dir)
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')
     return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {shlex.join(argv)}"

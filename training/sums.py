@@ -48,7 +48,8 @@ def parse_sums(text: str) -> dict[str, str]:
     sums = {}
     for line in text.splitlines():
         digest, _, name = line.partition("  ")
-        if not re.fullmatch(r"[0-9a-f]{64}", digest) or not name or ".." in name.split("/") or name[0] == "/":
+        outside = {"", ".", ".."} & set(name.split("/")) or "\\" in name or not name.isprintable()
+        if not re.fullmatch(r"[0-9a-f]{64}", digest) or outside:
             raise ValueError(f"{SUMS} has the unreadable line {line!r}")
         sums[name] = digest
     return sums

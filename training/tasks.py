@@ -301,6 +301,7 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
     """End a run: it saves, leaves, and no rank is left anywhere."""
     with _sentences(), _place(here) as (place, nodes):
         from training.control import attend, runs
+        from training.control.ship import SOURCE
         from training.launch import sweep_command
 
         head = place.head
@@ -310,7 +311,8 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
             runs.ask_to_stop(head, run_id)
             seen = attend.attend(head, run_id) or seen
         # a run whose supervisor is gone has nobody else to end its ranks
-        command = sweep_command(runs.read_launch(head, run_id), only_list=seen.state != "lost")
+        code = str(SOURCE.parent) if head.here else ""
+        command = sweep_command(runs.read_launch(head, run_id), only_list=seen.state != "lost", code=code)
         left = runs.left_on(_on_all(nodes, command) if nodes else {head.name: head.shell(command)})
         if left:
             raise Exit(f"{run_id}: {'; '.join(left)}", code=1)

@@ -63,7 +63,10 @@ def subject(place: Place, run_id: str | None, checkpoint: str = "") -> Subject:
         )
     launch = runs.read_launch(head, run_id)
     plan = json.loads(head.shell(f"cat {folder}/plan.json"))
-    return Subject(run_id, step, launch, f"{launch.models}/{plan['model_dir']}")
+    model_dir = str(plan["model_dir"])
+    if Path(model_dir).name != model_dir:
+        raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
+    return Subject(run_id, step, launch, f"{launch.models}/{model_dir}")
 
 
 def chosen_step(answer: str, checkpoint: str, run_id: str) -> int:

@@ -1,14 +1,19 @@
-"""Files from a remote folder over sftp: several at once, gone on with where they broke off, checked. No torch."""
+"""Files from a remote folder over sftp: several at once, gone on with where they broke off, checked. No torch.
+
+What the head says is data: a name is one component, a file lands inside the local folder and grows no longer than
+was announced, and links are not followed on either side.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from training.control.verify import DamagedError, FetchError
 from training.sums import SUMS, sha256_of
@@ -20,6 +25,10 @@ CHANNELS = 4
 SILENCE_S = 20.0
 """A channel on which nothing moves for this long counts as broken: a vanished head says nothing."""
 CHUNK_BYTES = 1 << 20
+TEXT_BYTES = 16 << 20
+"""Longest text that is read into memory: the sums of a checkpoint have some hundred bytes a file."""
+DEEPEST = 16
+"""Folders within folders: what TensorBoard and wandb write has four."""
 
 
 class FileGone(FetchError):
@@ -67,17 +76,19 @@ class Download:
         """What is in a remote folder; nothing where there is none."""
         with self.remote(folder) as sftp:
             try:
-                return sftp.listdir(f"{self.remote_folder}/{folder}")
+                return [one_component(name, folder) for name in sftp.listdir(f"{self.remote_folder}/{folder}")]
             except FileNotFoundError:
                 return []
 
     def tree(self, folder: str) -> list[str]:
         """Every regular file below a remote folder; links are not followed."""
+        if folder.count("/") > DEEPEST:
+            raise FetchError(f"{self.remote_folder}: folders within folders, more than {DEEPEST} deep; nothing fetched")
         with self.remote(folder) as sftp:
             entries = sftp.listdir_attr(f"{self.remote_folder}/{folder}")
         found = []
         for entry in entries:
-            name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
+            name, mode = f"{folder}/{one_component(entry.filename, folder)}", entry.st_mode or 0
             if stat.S_ISDIR(mode):
                 found += self.tree(name)
             elif stat.S_ISREG(mode):
@@ -86,8 +97,12 @@ class Download:
 
     def text(self, name: str) -> str:
         """A small remote file."""
+        return self.start_of(name, TEXT_BYTES).decode("utf-8", "replace")
+
+    def start_of(self, name: str, length: int) -> bytes:
+        """The first bytes of a remote file."""
         with self.remote(name) as sftp, sftp.open(f"{self.remote_folder}/{name}") as file:
-            return file.read().decode("utf-8", "replace")
+            return file.read(length)
 
     def all(self, names: list[tuple[str, Path, str | None]]) -> None:
         """Fetch (remote name, local path, sha256 or None) in parallel; the first error ends it."""
@@ -98,38 +113,70 @@ class Download:
     def _one(self, name: str, target: Path, digest: str | None) -> None:
         if digest and target.exists() and sha256_of(target) == digest:
             return
+        self._stay_inside(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         with self.remote(name) as sftp:
-            there = sftp.stat(f"{self.remote_folder}/{name}")
+            there = sftp.lstat(f"{self.remote_folder}/{name}")
             if not stat.S_ISREG(there.st_mode or 0) or (not digest and _is_as_fetched(target, there)):
                 return
+            size = self._room_for(name, there.st_size or 0)
             resumed = part.exists() and digest is not None
-            self._copy(sftp, name, part, resumed)
+            self._copy(sftp, name, part, size, resumed)
             if digest and resumed and sha256_of(part) != digest:
-                self._copy(sftp, name, part, False)  # the part was of something else
+                self._copy(sftp, name, part, size, False)  # the part was of something else
         if digest and sha256_of(part) != digest:
             part.unlink()
             raise DamagedError(f"{name} is damaged: its sha256 is not the one in {SUMS}")
         os.utime(part, (there.st_mtime or 0, there.st_mtime or 0))
         part.replace(target)
 
-    def _copy(self, sftp: SFTPClient, name: str, part: Path, resume: bool) -> None:
-        with sftp.open(f"{self.remote_folder}/{name}", "rb") as source, part.open("ab" if resume else "wb") as file:
-            size, offset = source.stat().st_size or 0, file.tell()
+    def _stay_inside(self, target: Path) -> None:
+        folder = self.local.resolve()
+        if not target.parent.resolve().is_relative_to(folder):
+            raise FetchError(f"{target} would lie outside {folder}; nothing was written there")
+
+    def _room_for(self, name: str, size: int) -> int:
+        free = shutil.disk_usage(self.local).free
+        if size > free:
+            raise FetchError(
+                f"{self.remote_folder}/{name} is announced with {size / 2**30:.1f} GiB, and this machine's disk has "
+                f"{free / 2**30:.1f} GiB left at {self.local}"
+            )
+        return size
+
+    def _copy(self, sftp: SFTPClient, name: str, part: Path, size: int, resume: bool) -> None:
+        """The first `size` bytes, which is what was announced, however much is sent."""
+        with sftp.open(f"{self.remote_folder}/{name}", "rb") as source, _opened(part, resume) as file:
+            offset = file.tell()
             if offset > size:
                 file.truncate(0)
                 offset = 0
             source.seek(offset)
             source.prefetch(size, max_concurrent_requests=64)
             while offset < size and (data := source.read(min(CHUNK_BYTES, size - offset))):
-                file.write(data)
+                file.write(data[: size - offset])
                 offset += len(data)
                 self.moved += len(data)
 
 
+def one_component(name: str, folder: str) -> str:
+    """A name that a listing of `folder` gave, where it can be one; FetchError for one that leads elsewhere."""
+    if name in {"", ".", ".."} or "/" in name or "\\" in name or not name.isprintable():
+        raise FetchError(f"the head lists {name!r} in {folder}, which is no file's name; nothing of it is fetched")
+    return name
+
+
+def _opened(part: Path, resume: bool) -> IO[bytes]:
+    """A link of that name is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if resume else os.O_TRUNC)
+    file = os.fdopen(os.open(part, flags, 0o644), "ab" if resume else "wb")
+    file.seek(0, os.SEEK_END)
+    return file
+
+
 def _is_as_fetched(target: Path, there: SFTPAttributes) -> bool:
-    """Whether a file has kept size and time since it came, as rsync looks; shipped papers all have the time 0."""
+    """Whether a file has kept size and time since it came, as rsync looks."""
     if not there.st_mtime or not target.is_file():
         return False
     here = target.stat()

@@ -159,8 +159,12 @@ def fetch_here(folder: Path) -> Fetched:
 
 def planned_base_model(folder: Path) -> str | None:
     """The base model's hash a run was started with."""
-    plan: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    return plan.get("base_model_hash")
+    path = folder / "plan.json"
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return plan.get("base_model_hash")
+    except (AttributeError, OSError, ValueError) as error:
+        raise FetchError(f"{path} cannot be read, so nothing says which base model it was ({error})") from error
 
 
 def _parsed(text: str, folder: Path | str) -> dict[str, str]:

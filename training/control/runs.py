@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,7 @@ from training.control.comm_report import Result, parse_result
 from training.control.fetch import wanted_step
 from training.control.follow import Look, follow, list_command, look_command, parse_list, parse_look
 from training.control.head_node import Head, HeadError
-from training.control.place import Place, Target
+from training.control.place import Place, Target, here_target
 from training.control.ship import code_files, launch_files, pack
 from training.launch import (
     ENV_FOLDER,
@@ -32,6 +34,8 @@ from training.supervision import reclaim
 CHECK = "check"
 GENERATE = "generate"
 """What run ids begin with that are no trainings."""
+MODULE = re.compile(r"training(\.[a-z_]+)+")
+"""What ranks run: always code of ours."""
 
 
 def start_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
@@ -197,8 +201,27 @@ def _quoted(head: Head, run_id: str) -> str:
 
 
 def read_launch(head: Head, run_id: str) -> Launch:
-    """How a run was started last."""
-    return parse_launch(head.shell(f"cat {_quoted(head, run_id)}/{LAUNCH}"))
+    """How a run was started last. LaunchError where its launch.json is none, or another run's."""
+    try:
+        launch = parse_launch(head.shell(f"cat {_quoted(head, run_id)}/{LAUNCH}"))
+    except ValueError as error:
+        raise LaunchError(f"{run_id}: its {LAUNCH} cannot be read ({error})") from error
+    return believed(launch, head, run_id)
+
+
+def believed(launch: Launch, head: Head, run_id: str) -> Launch:
+    """A launch without what a fetched file could have made of it: where it runs is known, and on this machine
+    which programs it runs too."""
+    folder = head.runs / run_id
+    if (launch.run_id, launch.run_dir) != (run_id, str(folder)) or not MODULE.fullmatch(launch.module):
+        raise LaunchError(
+            f"{run_id} was not made at {folder}: its {LAUNCH} is of {launch.run_id!r} at {launch.run_dir!r}"
+            + ("; a run that was fetched is no run of this machine: leave --here out" if head.here else "")
+        )
+    if not head.here:
+        return launch
+    mine = here_target(folder, os.environ["PATH"], Path.home())
+    return replace(launch, python=mine.python, env=mine.env, models=mine.models, here=True, data_disk="")
 
 
 def recipe_text(head: Head, run_id: str) -> str:

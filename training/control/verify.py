@@ -28,6 +28,15 @@ def verify_checkpoint(folder: Path, base_model_hash: str | None) -> None:
     Under ZeRO-3 adapters have been saved with empty tensors that load without an error, so every shape is
     held against the rank the configuration promises.
     """
+    try:
+        _verify(folder, base_model_hash)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FetchError(
+            f"{folder} holds something else than a run writes ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _verify(folder: Path, base_model_hash: str | None) -> None:
     state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     if base_model_hash and state["base_model"] != base_model_hash:
         raise FetchError(
