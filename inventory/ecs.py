@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,7 +85,7 @@ class Ecs(MachineCalls, DiskCalls, OfferCalls, AccessCalls):
         """`open` is the way in. Raises RentError: no SDK, no credentials."""
         self.region_id = region_id
         self.pace = pace
-        self.permitted = set()
+        self.permitted, self.made, self.ahead = set(), {}, timedelta(0)
         self._where = where
         self._recording = recording
         credential = _credential(where)
@@ -140,9 +141,11 @@ class Ecs(MachineCalls, DiskCalls, OfferCalls, AccessCalls):
             body_type="json",
         )
         try:
-            answer = self._clients[version].call_api(params, request, RuntimeOptions())["body"]
+            response = self._clients[version].call_api(params, request, RuntimeOptions())
+            answer = response["body"]
         except Exception as error:
             raise self._refusal(action, error) from None  # theirs quotes the request
+        self.hear_time(next((text for name, text in response["headers"].items() if name.lower() == "date"), ""))
         if not isinstance(answer, dict):
             raise self._refusal(action, ValueError("the answer is JSON but no object"))
         self._record(action, answer)

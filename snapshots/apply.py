@@ -10,7 +10,6 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,7 +141,7 @@ def planned(cloud: Ecs, settings: Settings, wanted: Desired, there: Existing) ->
         return plan, None
     from inventory.renting.up import Wish, plan_up
 
-    offer = plan_up(cloud, settings, Wish(wanted.nodes, wanted.hours, wanted.snapshot), datetime.now(UTC))
+    offer = plan_up(cloud, settings, Wish(wanted.nodes, wanted.hours, wanted.snapshot))
     return diff(wanted, there, offer.quotes[0].price if offer.quotes else None), offer
 
 

@@ -150,4 +150,4 @@ def word(kind, first):
         return f"exit {first.code}"
     if kind.kind == "no-stock":
         return "next zone"
-    return "asked again" if kind.kind in ("throttle", "error-500", "time-out", "lost-answer") else "goes on"
+    return "asked again" if kind.kind in ("throttle", "error-500", "time-out", "lost-answer", "busy") else "goes on"

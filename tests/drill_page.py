@@ -32,6 +32,9 @@ After each fault the same command is run again without one. Whatever the fault w
 | no stock | has no machines of the type in the zone |
 | price moved | asks half as much again for the type from this call on |
 | disk slow | goes on initialising the disks made by this call for a while |
+| busy | refuses the call with 400 SystemBusy |
+| listed late | leaves what the call makes out of every list for a while |
+| not yet known | lists what the call makes, and refuses other calls that name it, NotFound, for a while |
 | reclaim, notice | announces just before the call that a machine goes in 5 minutes; the second run is after them |
 | reclaim, none | takes a machine back just before the call |
 | ... lasts | the same at each call of this action from this one on, until the command has given up |
@@ -42,7 +45,7 @@ After each fault the same command is run again without one. Whatever the fault w
 | next zone | ordered in the next zone, ended well |
 | goes on | was not disturbed, or waited; ended well |
 | exit 1 | said what happened and what to do; the same command then ended well |
-| - | cannot happen there: no machine runs yet, or the call makes no machine and no disk |
+| - | cannot happen there: no machine runs yet, or the call makes nothing |
 
 Besides, `tests/test_drill_kill.py` ends `fab up` at 20 random points with Ctrl-C or `kill -9`: the next `fab up` makes
 the cluster whole, the next `fab down` removes it.
@@ -52,6 +55,8 @@ HEADERS = {
     "no-stock": "no stock",
     "price-moved": "price moved",
     "disk-initialising": "disk slow",
+    "late-list": "listed late",
+    "not-yet-known": "not yet known",
     "reclaim, 5 minutes' notice": "reclaim, notice",
     "throttle, lasting": "throttle lasts",
     "error-500, lasting": "error-500 lasts",

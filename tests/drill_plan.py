@@ -7,6 +7,9 @@ import snapshots.tasks as keeping
 from inventory.api.errors import ADVICE, Kind
 from inventory.localcloud.ecs.faults import EVERY_TIME
 
+MAKING = ("CreateVpc", "CreateVSwitch", "CreateSecurityGroup", "ImportKeyPair")
+MAKING += ("RunInstances", "CreateDisk", "CreateSnapshot")
+BUSY = (*MAKING, "AttachDisk", "ModifyDiskAttribute", "ModifyInstanceAutoReleaseTime", "DeleteInstances", "DeleteDisk")
 HELD_S = 0.02
 """How long a call that times out is held before its connection is cut."""
 TYPE = "ecs.local.small"
@@ -54,6 +57,9 @@ KINDS = (
     FaultKind("no-stock", "no-stock", only=("RunInstances",)),
     FaultKind("price-moved", "price-moved", more=(("instance_type", TYPE), ("factor", 1.5)), words=(DEARER,)),
     FaultKind("disk-initialising", "disk-initialising", only=("RunInstances", "CreateDisk"), more=(("hold_s", 0.05),)),
+    FaultKind("busy", "busy", only=BUSY),
+    FaultKind("late-list", "late-list", only=MAKING, more=(("hold_s", 0.05),)),
+    FaultKind("not-yet-known", "not-yet-known", only=MAKING, more=(("hold_s", 0.05),)),
     FaultKind("reclaim, 5 minutes' notice", notice_s=300, words=WENT),
     FaultKind("reclaim, none", words=WENT),
     FaultKind("throttle, lasting", "throttle", EVERY_TIME, words=(ADVICE[Kind.THROTTLED],)),

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +15,9 @@ from inventory.settings import load_settings
 from tests.ecs_api import EcsApi
 
 ROOT = Path(__file__).parent.parent
-FAST = Pace(first_s=0.01, longest_s=0.05, poll_s=0.02, wait_limit_s=10, throttled_s=0.2, settle_s=0.3, read_s=3)
+FAST = Pace(
+    first_s=0.01, longest_s=0.05, poll_s=0.02, wait_limit_s=10, throttled_s=0.2, settle_s=0.3, listed_s=0.4, read_s=3
+)
 TOML = """\
 name = "{name}"
 provider = "aliyun"
@@ -78,7 +79,7 @@ class PaperCluster:
 
     def plan(self, nodes, hours=4, snapshot=None, partial=False, extend=False):
         wish = up.Wish(nodes, hours, snapshot, partial, extend)
-        return up.plan_up(self.cloud, self.settings, wish, datetime.now(UTC))
+        return up.plan_up(self.cloud, self.settings, wish)
 
     def up(self, nodes, hours=4, reach=lambda nodes: None, **wish):
         plan = self.plan(nodes, hours, **wish)

@@ -1,5 +1,6 @@
 """Faults of the local cloud's lists: what is shown late, and what a user may not see."""
 
+import dataclasses
 import time
 
 import pytest
@@ -44,6 +45,52 @@ def _nested(flat):
     plain = {key: value for key, value in flat.items() if "." not in key and key not in ("Amount", "MinAmount")}
     disk = {"Category": "cloud_essd", "Size": 20}
     return plain | {"SystemDisk": {"Category": "cloud_essd"}, "DataDisk": [disk], "Amount": 1, "MinAmount": 1}
+
+
+MADE = ("CreateVpc", "CreateVSwitch", "CreateSecurityGroup", "ImportKeyPair", "RunInstances")
+
+
+def test_what_is_not_known_yet_is_waited_for_and_what_never_was_is_not(cluster):
+    for action in MADE:
+        cluster.api.fault(action, "not-yet-known", hold_s=0.25)
+    cluster.up(1)
+    names = [action for action, _ in cluster.api.calls]
+    assert [names.count(action) for action in MADE[:-2]] == [1, 1, 1]
+    assert names.count("RunInstances") > 1, "its vSwitch was not known at first"
+    assert len(cluster.machines) == 1
+    began = time.monotonic()
+    with pytest.raises(CloudError, match="NotFound") as refused:
+        cluster.cloud.set_release_time("i-neverwas", None)
+    assert refused.value.kind is Kind.NOT_FOUND and time.monotonic() - began < 0.3
+
+
+@pytest.mark.parametrize("action", MADE)
+def test_a_list_that_lags_is_waited_for_and_nothing_is_made_twice(cluster, action):
+    cluster.api.fault(action, "late-list", hold_s=0.25)
+    cluster.up(1)
+    assert len(cluster.calls(action)) == 1
+    world = cluster.api.cloud.world
+    assert [len(each) for each in (world.vpcs, world.vswitches, world.security_groups, world.instances)] == [1] * 4
+
+
+def test_a_deleted_thing_is_not_waited_for_where_the_answer_was_lost(cluster):
+    disk_id = cluster.cloud.create_disk("cn-hangzhou-h", NewDisk("cloud_essd", 20, "PL1"), MINE, "token-1")
+    cloud = cluster.cloud
+    cloud.pace = dataclasses.replace(cloud.pace, listed_s=60)
+    cloud.made[disk_id] = time.monotonic()
+    cluster.api.fault("DeleteDisk", "lost-answer")
+    began = time.monotonic()
+    cloud.delete_disk(disk_id)
+    assert time.monotonic() - began < 5 and cluster.data_disks == []
+
+
+@pytest.mark.parametrize(
+    "code", ["SystemBusy", "OperationFailed.Throttling", "IncorrectStatus.Vpc", "ClientNotRunning"]
+)
+def test_a_busy_cloud_is_asked_again(cluster, code):
+    cluster.api.fault("CreateDisk", "busy", code=code)
+    cluster.cloud.create_disk("cn-hangzhou-h", NewDisk("cloud_essd", 20, "PL1"), MINE, "token-1")
+    assert len(cluster.calls("CreateDisk")) == 2 and len(cluster.data_disks) == 1
 
 
 def test_without_the_permission_lists_are_empty_and_all_else_is_refused(cluster):

@@ -99,6 +99,7 @@ def test_the_answer_comes_before_the_machine_runs(tmp_path):
         ({"Tag.1.Key": "acs:x", "Tag.1.Value": ""}, (400, "InvalidTagKey.Malformed")),
         ({"AutoReleaseTime": "soon"}, (400, "InvalidAutoReleaseTime.Malformed")),
         ({"AutoReleaseTime": stamp(minutes=10)}, (400, "InvalidAutoReleaseTime.Malformed")),
+        ({"AutoReleaseTime": stamp(minutes=29, seconds=50)}, (400, "InvalidAutoReleaseTime.Malformed")),
         ({"AutoReleaseTime": stamp(days=1200)}, (400, "InvalidAutoReleaseTime.Malformed")),
         ({"DryRun": "True"}, (400, "DryRunOperation")),
     ],

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -135,7 +134,7 @@ def test_machines_that_are_listed_late_are_not_bought_twice_by_the_next_call(clu
     listed = threading.Timer(0.2, cluster.api.hurry, [61])
     listed.start()
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
-    plan = up.plan_up(patient, cluster.settings, up.Wish(2, 4), datetime.now(UTC))
+    plan = up.plan_up(patient, cluster.settings, up.Wish(2, 4))
     assert plan.numbers == (), "they are looked for first"
     listed.join()
     cluster.up(2)
@@ -157,10 +156,10 @@ def test_an_order_of_two_that_was_cut_off_is_waited_for_until_both_are_listed(cl
         patch.setattr(Ecs, "once", dies_at("RunInstances", "after"))
         with pytest.raises(Died):
             cluster.up(2)
-    late = next(iter(cluster.api.cloud.world.instances.values()))
-    late.listed_at = time.time() + 1
+    world = cluster.api.cloud.world
+    world.hidden[next(iter(world.instances))] = time.time() + 1
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
-    assert up.plan_up(patient, cluster.settings, up.Wish(2, 4), datetime.now(UTC)).numbers == ()
+    assert up.plan_up(patient, cluster.settings, up.Wish(2, 4)).numbers == ()
 
 
 def test_a_disk_that_is_listed_late_is_waited_for_and_made_once(cluster):
@@ -222,7 +221,7 @@ def test_killed_at_any_moment_the_next_up_ends_right(cluster):
         "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
         "from inventory.ecs import Ecs; from inventory.renting import up\n"
         "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"
-        "plan = up.plan_up(cloud, settings, up.Wish(2, 4), datetime.now(UTC))\n"
+        "plan = up.plan_up(cloud, settings, up.Wish(2, 4))\n"
         "up.carry_out(cloud, settings, plan, print, lambda nodes: None)\n"
     )
     env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml), "PYTHONPATH": str(ROOT)}

@@ -105,6 +105,16 @@ def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_al
     cover(cluster.settings, 60, print, nobody)
 
 
+@pytest.mark.parametrize("ahead_s", [600, -600])
+def test_release_times_follow_the_clouds_clock_where_this_machines_is_wrong(cluster, ahead_s):
+    cluster.api.cloud.world.clock_offset_s = ahead_s
+    (one,) = cluster.up(1, 0.5)
+    by_cloud = datetime.fromtimestamp(cluster.api.cloud.now(), UTC)
+    assert EARLIEST - 2 * MINUTE < one.release_at - by_cloud <= EARLIEST
+    cover(cluster.settings, 3600, print, nobody)
+    assert 88 * MINUTE < release_of(cluster) - by_cloud <= 91 * MINUTE
+
+
 def test_the_budget_ends_a_lease_before_the_run_does(cluster):
     cluster.up(2, 1)
     cluster.write(SMALL + "budget = 1")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from inventory.api.errors import ADVICE, DRY_SUCCESS, CloudError, Kind
@@ -12,7 +16,25 @@ from inventory.api.retries import Pace, repeated
 
 ECS, VPC = "2014-05-26", "2016-04-28"
 """Versions of the two products whose actions are called."""
+MAKING = ("Create", "Run", "Import")
+"""How the actions begin that make something."""
+ID = re.compile(r"(vpc|vsw|sg|i|d|s|m)-[a-z0-9]+")
+SAME_TIME = timedelta(seconds=2)
 Found = TypeVar("Found")
+
+
+def ids_in(answer: Any) -> Iterator[str]:
+    """The ids, and the key pairs' names, that are in an answer."""
+    if isinstance(answer, Mapping):
+        if name := answer.get("KeyPairName"):
+            yield str(name)
+        for value in answer.values():
+            yield from ids_in(value)
+    elif isinstance(answer, list | tuple):
+        for value in answer:
+            yield from ids_in(value)
+    elif isinstance(answer, str) and ID.fullmatch(answer):
+        yield answer
 
 
 class Caller:
@@ -22,6 +44,21 @@ class Caller:
     pace: Pace
     permitted: set[str]
     """Lists that this key may see, as far as that was asked."""
+    made: dict[str, float]
+    """What this made, by its id or name, and when: other calls may not know it yet."""
+
+    ahead: timedelta
+    """Of the cloud's clock to this machine's, as the last answer said."""
+
+    def now(self) -> datetime:
+        """The time by the cloud's clock, which release times are compared with; by ours until it has answered."""
+        return datetime.now(UTC) + self.ahead
+
+    def hear_time(self, date: str) -> None:
+        """Take an answer's Date. It is in whole seconds: what is less than two is not heard."""
+        with suppress(ValueError, TypeError):
+            ahead = parsedate_to_datetime(date) - datetime.now(UTC)
+            self.ahead = ahead if abs(ahead) >= SAME_TIME else timedelta(0)
 
     def once(self, action: str, fields: Mapping[str, Any], version: str) -> dict[str, Any]:
         """One request and its answer. Raises CloudError."""
@@ -36,18 +73,35 @@ class Caller:
         waits: bool = True,
         attempts: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """An action's answer, asked again where its error allows it; `waits`: also where a thing is not ready.
+        """An action's answer, asked again where its error allows it; `waits`: also where a thing is not ready, or
+        was made so shortly before that the cloud does not know it yet.
 
         `attempts` is called before each of them.
         """
         pace = self.pace if waits else dataclasses.replace(self.pace, wait_limit_s=0)
+        unanswered = False
 
         def once() -> dict[str, Any]:
+            nonlocal unanswered
             if attempts:
                 attempts()
-            return self.once(action, fields, version)
+            try:
+                return self.once(action, fields, version)
+            except CloudError as error:
+                if error.kind is Kind.NOT_FOUND and not unanswered and self.is_new(fields):
+                    raise CloudError(str(error), Kind.WAIT, error.code, error.request_id) from None
+                unanswered = unanswered or error.kind is Kind.PASSING  # what it was to delete may be gone since
+                raise
 
-        return repeated(once, pace)
+        answer = repeated(once, pace)
+        if action.startswith(MAKING):
+            self.made |= dict.fromkeys(ids_in(answer), time.monotonic())
+        return answer
+
+    def is_new(self, fields: Mapping[str, Any]) -> bool:
+        """Whether a request is about something that was made so shortly before."""
+        since, asked = time.monotonic() - self.pace.listed_s, str(dict(fields))
+        return any(at >= since and each in asked for each, at in self.made.items())
 
     def pages(self, action: str, fields: Mapping[str, Any], size: int = 100) -> Iterator[dict[str, Any]]:
         """All answers of a list that is continued by NextToken."""

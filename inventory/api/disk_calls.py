@@ -72,6 +72,8 @@ class DiskCalls(Caller):
 
         def look() -> bool | None:
             found = self.disks(ids=[disk_id])
+            if not found and self.is_new(fields):
+                return None
             if not found:
                 raise CloudError(f"{disk_id}: there is no such disk in {self.region_id}", Kind.NOT_FOUND)
             if done(found[0]):

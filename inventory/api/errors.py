@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 
@@ -177,6 +178,12 @@ RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
         ),
     ),
 )
+PASSES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    (Kind.THROTTLED, re.compile("Throttling")),
+    (Kind.PASSING, re.compile("LastTokenProcessing|SystemBusy")),
+    (Kind.WAIT, re.compile(r"^Incorrect\w*Status\b|ClientNotRunning")),
+)
+"""What passes by itself wherever in the code it is said: OperationFailed.Throttling, IncorrectStatus.Vpc."""
 NOT_FOUND_ENDINGS = (".NotFound", ".NotExist", "NotFound")
 
 
@@ -188,6 +195,9 @@ def classify(code: str | None, http_status: int | None, message: str = "") -> Ki
         return _by_status(http_status)
     for kind, beginnings in RULES:
         if code.startswith(beginnings):
+            return kind
+    for kind, pattern in PASSES:
+        if pattern.search(code):
             return kind
     if http_status == 429:
         return Kind.THROTTLED

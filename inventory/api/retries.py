@@ -14,6 +14,7 @@ from inventory.api.errors import CloudError, Kind
 
 Result = TypeVar("Result")
 SHORTEST_LIMIT_S = 1.0
+SHORTEST_KNOWN_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Pace:
     """How long a thing that is not ready is polled."""
     settle_s: float = 60
     """Longer than a thing that was ordered stays out of the cloud's lists."""
+    listed_s: float = 60
+    """How long what was made may be in no list, and unknown to other calls."""
     patience: float = 1
     """What part of the usual limits is waited for a thing to be made, to start or to go."""
     connect_s: float = 5
@@ -48,7 +51,8 @@ class Pace:
         pace = cls(settle_s=5, patience=wait_factor)
         waits = ("first_s", "longest_s", "throttled_s", "poll_s", "settle_s")
         shorter = {name: getattr(pace, name) * wait_factor for name in waits}
-        return replace(pace, wait_limit_s=pace.limit_s(pace.wait_limit_s), **shorter)
+        known_s = max(SHORTEST_KNOWN_S, pace.listed_s * wait_factor)
+        return replace(pace, wait_limit_s=pace.limit_s(pace.wait_limit_s), listed_s=known_s, **shorter)
 
 
 def goes_on(pace: Pace, kind: Kind, attempts: int, waited_s: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
@@ -103,7 +103,7 @@ class DiskKeeper:
 
     def _refuse_late(self, machines: Sequence[Instance]) -> None:
         """A new machine's disk is somewhere, and must not be made twice; an old one's may have been taken away."""
-        new = [i for i in machines if datetime.now(UTC) - i.created < NEW]
+        new = [i for i in machines if self.cloud.now() - i.created < NEW]
         if new:
             names = ", ".join(members.names(new))
             raise CloudError(f"the data disks of {names} are in no list yet; again: fab up", Kind.WAIT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
@@ -109,15 +108,14 @@ def carry_out_down(cloud: Ecs, settings: Settings, plan: DownPlan, report: Repor
     places = ClusterPlaces.of(settings.name)
     intents = Intents(places.intents)
     with intents.alone():
-        now = datetime.now(UTC)
         there = _there(cloud, settings)
-        ledger.look(places.ledger, there, now)
+        ledger.look(places.ledger, there, cloud.now())
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there if i.instance_id in named]
         if going:
             report(f"deleting {len(going)} machines")
             making.remove(cloud, going, intents)
-        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], datetime.now(UTC))
+        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], cloud.now())
         _delete_disks(cloud, settings, plan, report)
         _forget_access(cloud, places, plan.key_pairs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -86,16 +86,17 @@ def loose_months(cloud: Ecs, owned: Sequence[Disk]) -> dict[str, float]:
 
 
 def extend(
-    cloud: Ecs, settings: Settings, wanted: datetime, report: Report, *, watched: bool = True
+    cloud: Ecs, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
 ) -> datetime | None:
-    """Let all machines of the cluster live until `wanted`, as far as the budget reaches; when the first one goes.
+    """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes.
 
     `watched`: this is done again and again.
     """
-    now = datetime.now(UTC)
     machines = members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
     if not machines:
         return None
+    now = cloud.now()
+    wanted = now + ahead
     latest = budget_end(cloud, settings, machines, now, watched=watched)
     ends = []
     for each in machines:
@@ -142,7 +143,7 @@ def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: 
         doing = "moved"
         try:
             cloud = cloud or Ecs.open(settings)
-            end = extend(cloud, settings, datetime.now(UTC) + AHEAD, partial(once, "budget"))
+            end = extend(cloud, settings, AHEAD, partial(once, "budget"))
             doing = "told to the head, which still has the one before"
             if end is not None:
                 tell(end)
@@ -172,18 +173,18 @@ def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell)
 
     cloud = Ecs.open(settings)
     disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)
-    wanted = datetime.now(UTC) + timedelta(seconds=seconds_needed) + MARGIN
-    end = extend(cloud, settings, wanted, report, watched=False)
+    needed = timedelta(seconds=seconds_needed)
+    end = extend(cloud, settings, needed + MARGIN, report, watched=False)
     if end is not None:
         tell(end)
-        report(_time_left(seconds_needed, end, wanted))
+        report(_time_left(needed, end, cloud.now()))
 
 
-def _time_left(seconds_needed: float, end: datetime, wanted: datetime) -> str:
+def _time_left(needed: timedelta, end: datetime, now: datetime) -> str:
     """What a run that is about to start is told about its time."""
-    if seconds_needed and wanted - end < MARGIN:
+    if needed and end - now > needed:
         return f"the cloud releases the machines at {_clock(end)}"
-    known = "this run is expected to take longer" if seconds_needed else "how long this run takes is not known"
+    known = "this run is expected to take longer" if needed else "how long this run takes is not known"
     return (
         f"{known}: it has until {_clock(end)}, when the cloud releases the machines, and saves and leaves some minutes "
         "before; `fab up --hours N` gives it more"

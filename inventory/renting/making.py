@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
@@ -137,7 +136,7 @@ class Maker:
             access=reached,
             snapshot=plan.wish.snapshot,
             # The order may be long after the plan: other types tried, a question answered late.
-            release_at=max(plan.release_at, datetime.now(UTC) + lease.EARLIEST),
+            release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST),
             price=quote.price,
             limit=limit,
             partial=plan.wish.partial,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from inventory.renting import cost, lease, ledger, show, tags
@@ -13,10 +12,11 @@ if TYPE_CHECKING:
     from inventory.settings import Settings
 
 
-def show_cost(cloud: Ecs, settings: Settings, now: datetime) -> None:
+def show_cost(cloud: Ecs, settings: Settings) -> None:
     """Machines so far and until they are released, disks and snapshots a month, past machines, the budget."""
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
+    now = cloud.now()
     past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now)
     months = lease.loose_months(cloud, disks)
     money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
@@ -40,6 +40,7 @@ def show_machines(settings: Settings) -> None:
     """The rented machines' states and release times. Raises CloudError."""
     from inventory.ecs import Ecs
 
-    instances = Ecs.open(settings).instances(tags=tags.of_cluster(settings.name))
+    cloud = Ecs.open(settings)
+    instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
-        show.show(show.machines_table(instances, settings, datetime.now(UTC)))
+        show.show(show.machines_table(instances, settings, cloud.now()))

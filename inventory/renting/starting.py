@@ -27,7 +27,7 @@ def running(
 
     Stopped ones are started. Raises CloudError for what does not come.
     """
-    until, listed_until = time.monotonic() + cloud.pace.limit_s(START_S), time.monotonic() + cloud.pace.settle_s
+    until, listed_until = time.monotonic() + cloud.pace.limit_s(START_S), time.monotonic() + cloud.pace.listed_s
     unseen, started = set(made), set[str]()
     while True:
         listed = cloud.instances(tags=tags.of_cluster(settings.name))

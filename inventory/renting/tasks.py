@@ -66,8 +66,6 @@ def up(
     record: str = "",
 ) -> None:
     """Rent what is missing of the cluster, after showing what it costs."""
-    from datetime import UTC, datetime
-
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         from inventory.renting import keys, members, show
         from inventory.renting.places import ClusterPlaces
@@ -76,7 +74,7 @@ def up(
         settings = _settings()
         wish = Wish(nodes or settings.aliyun.nodes, hours or settings.aliyun.hours, None, partial, bool(hours))
         cloud = _cloud(settings, record)
-        plan = plan_up(cloud, settings, wish, datetime.now(UTC))
+        plan = plan_up(cloud, settings, wish)
         show.show(show.up_table(plan))
         if plan.numbers and (said := keys.note(settings, ClusterPlaces.of(settings.name))):
             show.show(said)
@@ -89,7 +87,7 @@ def up(
             ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
         machines = carry_out(cloud, settings, plan, say)
         _tell_head(settings, machines)
-        show.show(show.machines_table(machines, settings, datetime.now(UTC)))
+        show.show(show.machines_table(machines, settings, cloud.now()))
     say("next: pyinfra -y inventory/aliyun.py deploy/base.py")
 
 
@@ -170,13 +168,11 @@ def _active_run() -> str:
 @task(auto_shortflags=False, help={"record": RECORD})
 def cost(c: Any, record: str = "") -> None:
     """What the cluster has cost, will cost, and what is left of the budget."""
-    from datetime import UTC, datetime
-
     with sentences():
         from inventory.renting import report
 
         settings = _settings()
-        report.show_cost(_cloud(settings, record), settings, datetime.now(UTC))
+        report.show_cost(_cloud(settings, record), settings)
 
 
 namespace = Collection(up, down, cost)

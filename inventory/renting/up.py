@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ class UpPlan:
         return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
 
 
-def plan_up(cloud: Ecs, settings: Settings, wish: Wish, now: datetime) -> UpPlan:
+def plan_up(cloud: Ecs, settings: Settings, wish: Wish) -> UpPlan:
     """What `fab up` would do. Changes nothing in the cloud; waits for orders that a crash cut off.
 
     Raises RentError for what cannot be rented like that, CloudError.
@@ -100,7 +100,7 @@ def plan_up(cloud: Ecs, settings: Settings, wish: Wish, now: datetime) -> UpPlan
     places = ClusterPlaces.of(settings.name)
     notes = list(settling.settle(cloud, Intents(places.intents)))
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
-    there, numbers = members.counted(instances), members.missing(instances, wish.nodes)
+    there, numbers, now = members.counted(instances), members.missing(instances, wish.nodes), cloud.now()
     plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
     plan = replace(plan, is_spot=settings.aliyun.spot != "off", budget=settings.aliyun.budget)
     notes += _surprises(instances, wish)
@@ -224,7 +224,7 @@ def carry_out(
         maker = making.Maker(cloud, settings, plan, intents, report)
         numbers = [k for k in members.missing(there, plan.wish.nodes) if k in plan.numbers]
         if numbers:  # another command may have spent money since the plan was made
-            maker.plan = replace(plan, money=_money(cloud, settings, plan, there, datetime.now(UTC)))
+            maker.plan = replace(plan, money=_money(cloud, settings, plan, there, cloud.now()))
             with timed("order"):
                 maker.make(numbers)
         else:
@@ -238,7 +238,7 @@ def carry_out(
         if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
             names = ", ".join(f"te{k}" for k in wanting)
             raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
-        ledger.look(places.ledger, machines, datetime.now(UTC))
+        ledger.look(places.ledger, machines, cloud.now())
         with vanishing.told(cloud, machines):
             _release_later(cloud, machines, plan)
             with timed("disks"):
@@ -268,6 +268,6 @@ def _release_later(cloud: Ecs, machines: Sequence[Instance], plan: UpPlan) -> No
     for each in machines:
         if each.release_at and not (plan.numbers or plan.wish.extend):
             continue
-        target = lease.next_release(datetime.now(UTC), each.release_at, plan.release_at, None)
+        target = lease.next_release(cloud.now(), each.release_at, plan.release_at, None)
         if target is not None:
             cloud.set_release_time(each.instance_id, target)

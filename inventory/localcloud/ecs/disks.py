@@ -81,7 +81,7 @@ def _matching(cloud: Cloud, p: Parameters) -> Iterable[Disk]:
         "PerformanceLevel": "performance_level",
     }
     for each in cloud.world.disks.values():
-        if cloud.now() < each.listed_at or (wanted is not None and each.disk_id not in wanted):
+        if wanted is not None and each.disk_id not in wanted:
             continue
         if kind not in ("all", each.kind) or p.text("Status", "All") not in ("All", _status(each)):
             continue

@@ -12,11 +12,15 @@ from typing import Any
 from inventory.localcloud.ecs import listing
 from inventory.localcloud.ecs.calls import ACTIONS, ECS, VPC, Action, ApiError, Cloud, Parameters
 from inventory.localcloud.ecs.faults import Fault, FaultFile
-from inventory.localcloud.ecs.world import Disk, Instance, Token
+from inventory.localcloud.ecs.world import Disk, Token, things
 
 CONTROL = "local"
 """Version of the actions that are not the vendor's but drive the emulator."""
 _READING = ("Describe", "List")
+_ABOUT_ONE = ("DescribeSecurityGroupAttribute",)
+"""Reads one thing, and refuses one that is not there; lists leave it out."""
+_NAMES = {"vpc-": "VpcId", "vsw-": "VSwitchId", "sg-": "SecurityGroupId", "i-": "InstanceId", "d-": "DiskId"}
+_NAMES |= {"s-": "SnapshotId"}
 _NO_STOCK = (
     "The resource is out of stock in the specified zone. Please try other types, or choose other regions and zones."
 )
@@ -86,9 +90,12 @@ class Dispatcher:
     ) -> dict[str, Any]:
         cloud = self.cloud
         with cloud.lock:
-            there = {*cloud.world.instances, *cloud.world.disks}
+            there = set(things(cloud.world)) if fault else set()
+            self._refuse_unknown(name, p)
             try:
                 answer = does(cloud, p)
+                if name.startswith(_READING) and (hidden := _lasting(cloud.world.hidden, cloud.now())):
+                    answer = listing.without(answer, hidden)
                 if token:
                     done = token.model_copy(update={"answer": answer, "at": cloud.now()})
                     cloud.world.tokens[f"{name} {p.text('ClientToken')}"] = done
@@ -100,14 +107,26 @@ class Dispatcher:
         return answer
 
     def _strike_made(self, fault: Fault, before: set[str]) -> None:
-        """Faults of what the call made: of machines and disks that were not there before it."""
+        """Faults of what the call made: of what was not there before it."""
         world, until = self.cloud.world, self.cloud.now() + fault.hold_s
-        made: list[Instance | Disk] = [each for key, each in world.instances.items() if key not in before]
-        disks = [each for key, each in world.disks.items() if key not in before]
-        for each in [*made, *disks] if fault.kind == "late-list" else ():
-            each.listed_at = until
-        for disk in disks if fault.kind == "disk-initialising" else ():
-            disk.ready_at = until
+        made = {key: each for key, each in things(world).items() if key not in before}
+        if fault.kind == "late-list":
+            world.hidden |= dict.fromkeys(made, until)
+        elif fault.kind == "not-yet-known":
+            world.unknown |= dict.fromkeys(made, until)
+        for disk in made.values() if fault.kind == "disk-initialising" else ():
+            if isinstance(disk, Disk):
+                disk.ready_at = until
+
+    def _refuse_unknown(self, name: str, p: Parameters) -> None:
+        """Raises the API's NotFound for what was made so shortly before that this call does not know it."""
+        unknown = _lasting(self.cloud.world.unknown, self.cloud.now())
+        if not unknown or (name.startswith(_READING) and name not in _ABOUT_ONE):
+            return
+        named = next((each for each in unknown if any(each in value for value in p.flat.values())), None)
+        if named:
+            what = next((words for begins, words in _NAMES.items() if named.startswith(begins)), "KeyPair")
+            raise ApiError(404, f"Invalid{what}.NotFound", f"The specified {what} does not exist.")
 
     def _forbidden(self, does: Action, name: str, p: Parameters) -> dict[str, Any]:
         """What a user sees whom the account's owner lets do nothing: lists without an error, and without a content."""
@@ -125,6 +144,8 @@ class Dispatcher:
         if fault.kind == "throttle":
             told = "Request was denied due to user flow control."
             raise ApiError(400, "Throttling.User", told, {"x-acs-retry-after": "200"})
+        if fault.kind == "busy":
+            raise ApiError(400, fault.code, "The system is busy, or what the request names is. Please try again later.")
         if fault.kind == "error-500":
             told = "The request has failed due to a temporary failure of the server."
             raise ApiError(503, "ServiceUnavailable", told)
@@ -140,6 +161,10 @@ class Dispatcher:
             elif fault.kind == "stock" and fault.instance_type not in world.stocked:
                 world.stocked.append(fault.instance_type)
                 self.cloud.save()
+
+
+def _lasting(until: Mapping[str, float], now: float) -> set[str]:
+    return {each for each, end in until.items() if now < end}
 
 
 def digest_of(flat: Mapping[str, str]) -> str:

@@ -20,7 +20,9 @@ KINDS = {
     "stock": "a type that is never in stock is from now on",
     "price-moved": "the spot price of a type changes from now on",
     "disk-initialising": "disks made by the call are being initialised for a while",
-    "late-list": "machines and disks made by the call are in no list for a while",
+    "late-list": "what the call makes is in no list for a while",
+    "not-yet-known": "what the call makes is listed, but a call that names it is refused for a while: NotFound",
+    "busy": "the call is refused with a code that passes: SystemBusy, or the `code` of the fault",
     "no-permission": "lists are empty, and anything else, a dry run too, is refused: Forbidden.RAM",
 }
 EVERY_TIME = 0
@@ -39,9 +41,11 @@ class Fault:
     zone: str = ""
     instance_type: str = ""
     hold_s: float = 30
-    """Of a time-out; of a disk that is being initialised; of what is listed late."""
+    """Of a time-out; of a disk that is being initialised; of what is listed late or not yet known."""
     factor: float = 1.5
     """Of a moved price."""
+    code: str = "SystemBusy"
+    """Of a call that is refused because the cloud is busy."""
 
     def meets(self, action: str, zone: str, instance_type: str) -> bool:
         """Whether it is about such a call."""

@@ -133,7 +133,7 @@ def _matching(cloud: Cloud, p: Parameters) -> Iterable[Instance]:
         "KeyPairName": "key_pair",
         "InstanceChargeType": "charge_type",
     }
-    for each in _listed(cloud):
+    for each in cloud.world.instances.values():
         if wanted is not None and each.instance_id not in wanted:
             continue
         if any(p.text(name, str(getattr(each, field))) != getattr(each, field) for name, field in equal.items()):
@@ -151,17 +151,13 @@ def _matching(cloud: Cloud, p: Parameters) -> Iterable[Instance]:
         yield each
 
 
-def _listed(cloud: Cloud) -> list[Instance]:
-    return [each for each in cloud.world.instances.values() if each.listed_at <= cloud.now()]
-
-
 @action("DescribeInstanceStatus")
 def describe_instance_status(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """Ids and statuses only."""
     wanted = p.strings("InstanceId")
     found = [
         each
-        for each in _listed(cloud)
+        for each in cloud.world.instances.values()
         if (not wanted or each.instance_id in wanted) and p.text("ZoneId", each.zone_id) == each.zone_id
     ]
     some, paging = listing.page(p, found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -66,6 +66,24 @@ def emptied(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without(value: Any) -> Any:
     return {key: [] for key in value} if isinstance(value, Mapping) else value
+
+
+def without(answer: Mapping[str, Any], hidden: Collection[str]) -> dict[str, Any]:
+    """A list's answer without what is named by one of these ids."""
+
+    def shown(entries: Any) -> Any:
+        return [e for e in entries if not (isinstance(e, Mapping) and any(v in hidden for v in _texts(e)))]
+
+    def kept(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {key: shown(entries) if isinstance(entries, list) else entries for key, entries in value.items()}
+
+    return {key: kept(value) for key, value in answer.items()}
+
+
+def _texts(entry: Mapping[str, Any]) -> list[str]:
+    return [value for value in entry.values() if isinstance(value, str)]
 
 
 def ids(parameters: Parameters, name: str) -> list[str] | None:

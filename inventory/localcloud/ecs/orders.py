@@ -174,7 +174,7 @@ def release_time(cloud: Cloud, text: str) -> float:
         return 0
     at = stamps.parsed(text, "AutoReleaseTime") // 60 * 60
     # The minute a request takes is not held against a caller who asks for exactly the earliest time.
-    if not cloud.now() + EARLIEST_RELEASE_S - 60 <= at <= cloud.now() + LATEST_RELEASE_S:
+    if not cloud.now() + EARLIEST_RELEASE_S <= at <= cloud.now() + LATEST_RELEASE_S:
         told = "The specified parameter AutoReleaseTime is not valid."
         raise ApiError(400, "InvalidAutoReleaseTime.Malformed", told)
     return at

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -97,6 +98,10 @@ class Api:
             unknown = ApiError(500, "InternalError", "The request processing has failed due to some unknown error.")
             return _refused(unknown, http.host, request_id, False)
 
+    async def date(self, _: web.Request, response: web.StreamResponse) -> None:
+        """Every answer tells the time by the cloud's clock."""
+        response.headers["Date"] = formatdate(self.cloud.now(), usegmt=True)
+
     def _use_nonce(self, caller: Caller) -> None:
         now = time.time()
         with self.cloud.lock:
@@ -149,6 +154,7 @@ async def serving(api: Api, port: int = 0) -> AsyncIterator[int]:
     """Serve on loopback; the port, which is the one asked for where it is free."""
     app = web.Application(client_max_size=1024 * 1024)
     app.router.add_route("*", "/", api.handle)
+    app.on_response_prepare.append(api.date)
     runner = web.AppRunner(
         app, access_log=None, max_line_size=LONGEST_LINE, max_field_size=LONGEST_LINE, shutdown_timeout=1
     )

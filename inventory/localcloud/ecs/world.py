@@ -46,8 +46,6 @@ class Instance(Record):
     user_data_done: bool = False
     http_tokens: str = "optional"
     description: str = ""
-    listed_at: float = 0
-    """Until then no list has it (a fault on demand)."""
     tags: dict[str, str] = Field(default_factory=dict)
 
 
@@ -70,8 +68,6 @@ class Disk(Record):
     detached: float = 0
     ready_at: float = 0
     """Until then it is being initialised (a fault on demand)."""
-    listed_at: float = 0
-    """Until then no list has it (a fault on demand)."""
     encrypted: bool = False
     tags: dict[str, str] = Field(default_factory=dict)
 
@@ -177,6 +173,10 @@ class World(Record):
     vswitches: dict[str, VSwitch] = Field(default_factory=dict)
     invocations: dict[str, Invocation] = Field(default_factory=dict)
     tokens: dict[str, Token] = Field(default_factory=dict)
+    hidden: dict[str, float] = Field(default_factory=dict)
+    """Id -> until when no list has it (a fault on demand)."""
+    unknown: dict[str, float] = Field(default_factory=dict)
+    """Id, or a key pair's name -> until when no call but a list knows it (a fault on demand)."""
     nonces: dict[str, float] = Field(default_factory=dict)
     """Signature nonce -> when it was used."""
     price_factor: dict[str, float] = Field(default_factory=dict)
@@ -198,3 +198,9 @@ def save(path: Path, world: World) -> None:
     half = path.with_suffix(".half")
     half.write_text(world.model_dump_json(), encoding="utf-8")
     half.replace(path)
+
+
+def things(world: World) -> dict[str, Record]:
+    """All that can be made, by its id; a key pair by its name."""
+    some = (world.instances, world.disks, world.snapshots, world.security_groups, world.key_pairs, world.vpcs)
+    return {key: each for kind in (*some, world.vswitches) for key, each in kind.items()}
