@@ -36,6 +36,12 @@ EXACT = {
 """5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others, on 4 one has nothing."""
 PARITY = {"optimizer.schedule": "constant", "optimizer.warmup_steps": "0", "optimizer.lr": "1e-3"}
 TOKENS = ("<|im_end|>", "<|im_start|>")
+HEADS = {
+    "head lora": {"lora.targets": '["q_proj", "lm_head"]'},
+    "head lora alone": {"lora.targets": '["lm_head"]'},
+    "head dora": {"lora.targets": '["q_proj", "lm_head"]', "lora.dora": "true"},
+}
+"""Heads that are called chunk by chunk; at 16 learned tokens a chunk the ranks have different numbers of them."""
 KINDS = {
     "rslora": {"lora.rslora": "true"},
     "dora": {"lora.dora": "true"},
@@ -91,6 +97,17 @@ def _state(house, world, stage):
     return str(house / f"{world}-{stage}.pt")
 
 
+def _on_every_number_of_ranks():
+    """Without checkpointing in every stage, and a LoRA of the head's own under zero3 with and without."""
+    off = {"gradient_checkpointing": "false"}
+    cases = [{"name": f"kept {stage}", "steps": 4, "recipe": {"strategy": stage} | off} for stage in STAGES]
+    for head, recipe in HEADS.items():
+        for stage, checkpointing in (("zero0", {}), ("zero3", {}), ("zero3", off)):
+            settings = {"strategy": stage, "loss_chunk": "16"} | recipe | checkpointing
+            cases.append({"name": f"{head} {stage} {checkpointing}", "steps": 2, "recipe": settings})
+    return cases
+
+
 def _parity(strategy="zero3"):
     return {"name": "parity", "steps": 20, "recipe": PARITY | {"strategy": strategy}}
 
@@ -120,7 +137,8 @@ def on_three(house, on_four):
         for before in STAGES
         for after in STAGES
     ]
-    return _group(house, 3, cases)
+    cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}} for stage in STAGES]
+    return _group(house, 3, cases + _on_every_number_of_ranks())
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +163,7 @@ def on_one(house, on_three):
         cases.append(
             {"name": kind, "steps": 2, "recipe": {"strategy": "zero0"} | recipe, "saved": saved, "state": True}
         )
-    return _group(house, 1, cases)
+    return _group(house, 1, cases + _on_every_number_of_ranks())
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +178,7 @@ def on_two(house):
     for stage in STAGES:
         full = {"strategy": stage, "tuning": "full"}
         cases.append({"name": f"full {stage}", "steps": 2, "recipe": full, "state": True})
-    return _group(house, 2, cases)
+    return _group(house, 2, cases + _on_every_number_of_ranks())
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +226,28 @@ def test_every_stage_on_two_and_four_unequal_ranks_computes_what_one_process_doe
         assert group[stage]["held_out"] == pytest.approx(alone["held_out"], rel=1e-6)
         assert _apart(group[stage]["state"], alone["state"]) < 1e-4
         assert group[stage]["facts"] == alone["facts"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_checkpointing_on_or_off_is_the_same_training_in_every_stage_on_one_to_three_ranks(
+    on_one, on_two, on_three, stage
+):
+    alone = on_one["zero0"]
+    for group in (on_one, on_two, on_three):
+        assert group[f"kept {stage}"]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+        assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
+        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_lora_on_the_head_trains_where_the_ranks_have_different_numbers_of_chunks(on_one, on_two, on_three, head):
+    alone = on_one[f"{head} zero0 {{}}"]
+    assert alone["losses"][1] != on_one["zero0"]["losses"][1], "another training than without it"
+    for group in (on_one, on_two, on_three):
+        for case in (name for name in group if name.startswith(f"{head} zero")):
+            assert group[case]["losses"] == pytest.approx(alone["losses"], rel=1e-6), case
+            assert group[case]["norms"] == pytest.approx(alone["norms"], rel=5e-6), case
 
 
 def test_padded_and_offloaded_runs_are_the_same_training(on_one, on_two):

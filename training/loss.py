@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -26,11 +27,14 @@ HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def fuse(head: nn.Module, chunk: int) -> HeadLoss:
-    """The module that holds the head's weight, called for the loss. It keeps its place and its name, and the loss is
-    its forward: under ZeRO-3 DeepSpeed's hooks gather the weight around exactly this call."""
+    """The module that holds the head's weights, called for the loss. It keeps its place and its name, and the loss is
+    its forward: under ZeRO-3 DeepSpeed's hooks gather the weights around exactly this call, once a micro-batch on
+    every rank, however many chunks a rank has."""
     owner = _owner(head)
     if owner is None:
-        return partial(_by_chunks_of, head, chunk)
+        set_z3_leaf_module(head, True)  # what lies inside is gathered with it, not by calls of its own
+        head.forward = partial(_by_chunks_of, head.forward, chunk)
+        return head
     weight_of, module = owner
 
     def forward(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -156,8 +160,10 @@ def _owner(head: nn.Module) -> tuple[Callable[[Any], torch.Tensor], nn.Module] |
     return None
 
 
-def _by_chunks_of(head: nn.Module, chunk: int, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Any head: a chunk's logits are made, and made again in the backward pass."""
+def _by_chunks_of(
+    head: Callable[[torch.Tensor], torch.Tensor], chunk: int, hidden: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Any head's own forward: a chunk's logits are made, and made again in the backward pass."""
     rows, wanted = learned_rows(hidden, targets)
     total = torch.zeros(2, dtype=torch.float32, device=hidden.device)
     for start in range(0, len(rows), chunk):
@@ -166,7 +172,9 @@ def _by_chunks_of(head: nn.Module, chunk: int, hidden: torch.Tensor, targets: to
     return total
 
 
-def _of_chunk(head: nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _of_chunk(
+    head: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     logits = head(rows).float()
     loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     return torch.stack((loss, (logits.detach().argmax(1) == targets).sum().float()))

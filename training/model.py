@@ -87,6 +87,9 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if recipe.gradient_checkpointing:
         # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif recipe.strategy == "zero3":
+        # A leaf module whose input has no gradient is let go of before its own backward has run.
+        base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
     layers = {type(module) for module in base.modules() if type(module).__name__ in base._no_split_modules}
     set_z3_leaf_modules(base, list(layers))
