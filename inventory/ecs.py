@@ -23,6 +23,7 @@ from inventory.api.access_calls import AccessCalls
 from inventory.api.caller import ECS, VPC
 from inventory.api.disk_calls import DiskCalls
 from inventory.api.errors import CloudError, Kind, RentError, classify, sentence
+from inventory.api.image_calls import ImageCalls
 from inventory.api.machine_calls import MachineCalls
 from inventory.api.no_answer import no_answer
 from inventory.api.offer_calls import OfferCalls
@@ -78,7 +79,7 @@ def endpoint(settings: Settings) -> Endpoint:
     return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
 
 
-class Ecs(MachineCalls, DiskCalls, OfferCalls, AccessCalls):
+class Ecs(MachineCalls, DiskCalls, ImageCalls, OfferCalls, AccessCalls):
     """One region of the cloud. All methods raise CloudError only."""
 
     def __init__(self, region_id: str, where: Endpoint, pace: Pace, recording: Recording | None) -> None:

@@ -15,6 +15,8 @@ def yes_command(name: str, task: Any, **given: Any) -> str:
 
 
 def _flag(parameter: str, value: Any) -> str:
+    if value is False:
+        return f"--no-{parameter.strip('_').replace('_', '-')}"
     flag = f"--{parameter.strip('_').replace('_', '-')}"
     if value is True:
         return flag

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.api.values import CLUSTER_TAG, Disk, Instance, OwnImage, Snapshot
 from inventory.phases import PARTS, Phases
 from inventory.renting import members
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.choose import LATEST, choose
 from snapshots.create import SnapshotError
+from snapshots.pairs import Companions, newest_image
 from snapshots.rebuild import Desired, Existing, Rebuild, diff
 
 if TYPE_CHECKING:
@@ -110,27 +111,51 @@ def all_snapshots(cloud: Ecs, settings: Settings) -> tuple[Snapshot, ...]:
     return cloud.snapshots(tags={CLUSTER_TAG: settings.name})
 
 
-def delete(cloud: Ecs, snapshots: Sequence[Snapshot], say: Callable[[str], None]) -> None:
-    """One after the other, never by force: one that a disk was made from meanwhile is refused by the cloud."""
-    for snapshot in snapshots:
+def all_images(cloud: Ecs, settings: Settings) -> tuple[OwnImage, ...]:
+    """The cluster's own, as the cloud's tags say."""
+    return cloud.own_images(tags={CLUSTER_TAG: settings.name})
+
+
+def delete(cloud: Ecs, going: Sequence[tuple[Snapshot, Companions]], say: Callable[[str], None]) -> None:
+    """One after the other, each with the image made beside it, that first: a cut leaves no image without its snapshot.
+
+    A data snapshot never by force: one that a disk was made from meanwhile is refused by the cloud.
+    """
+    for snapshot, beside in going:
+        delete_companions(cloud, beside, say)
         cloud.delete_snapshot(snapshot.snapshot_id, force=False)
         say(f"deleted {snapshot.snapshot_id} ({snapshot.name})")
 
 
-def desired(cloud: Ecs, settings: Settings, asked: str, nodes: int, hours: float) -> Desired:
+def delete_companions(cloud: Ecs, beside: Companions, say: Callable[[str], None]) -> None:
+    """Images, then the snapshots they were made of; system disks made from those go on."""
+    for image in beside.images:
+        cloud.delete_image(image.image_id)
+        say(f"deleted {image.image_id}, the image")
+    for of_system in beside.snapshots:
+        cloud.delete_snapshot(of_system.snapshot_id)
+        say(f"deleted {of_system.snapshot_id}, what the image was made of")
+
+
+def desired(
+    cloud: Ecs, settings: Settings, asked: str, nodes: int, hours: float, *, with_image: bool = True
+) -> Desired:
     """The cluster as a rebuild is to leave it; 0: as cluster.toml says. Raises RentError, CloudError."""
     if nodes < 0 or nodes > 100:
         raise RentError(f"--nodes {nodes}: a cluster has 1 to 100 machines")
     if hours and hours < 0.5:
         raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
     rented = settings.aliyun
+    snapshot = chosen(cloud, settings, asked)
+    image = newest_image(snapshot.snapshot_id, all_images(cloud, settings)) if with_image else None
     return Desired(
         cluster=settings.name,
         nodes=nodes or rented.nodes,
         hours=hours or rented.hours,
-        snapshot=chosen(cloud, settings, asked),
+        snapshot=snapshot,
         named=asked != LATEST,
         disk_gib=rented.data_disk_gib,
+        image=image,
     )
 
 
@@ -141,7 +166,9 @@ def planned(cloud: Ecs, settings: Settings, wanted: Desired, there: Existing) ->
         return plan, None
     from inventory.renting.up import Wish, plan_up
 
-    offer = plan_up(cloud, settings, Wish(wanted.nodes, wanted.hours, wanted.snapshot))
+    image_id = wanted.image.image_id if wanted.image else ""
+    wish = Wish(wanted.nodes, wanted.hours, wanted.snapshot, image_id=image_id)
+    offer = plan_up(cloud, settings, wish)
     return diff(wanted, there, offer.quotes[0].price if offer.quotes else None), offer
 
 

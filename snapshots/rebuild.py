@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inventory.api.errors import RentError
-from inventory.api.values import Disk, Instance, Price, Snapshot
+from inventory.api.values import Disk, Instance, OwnImage, Price, Snapshot
 from inventory.renting import members, order
 from snapshots.choose import size_note
 from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
@@ -37,6 +37,8 @@ class Desired:
     named: bool
     """Whether the user named the snapshot; else it is the latest."""
     disk_gib: int
+    image: OwnImage | None = None
+    """That machines are made from; None: the one in cluster.toml."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ def _machines(
     count = f"{len(missing)} machine{'s' if len(missing) > 1 else ''}"
     have = len(existing.instances)
     reason = f"{desired.nodes} wanted, {have} there" if have else "there are none"
+    if desired.image:
+        disks.append(f"system disks from {desired.image.image_id}, with every package that was installed")
     yield Step("machines", f"rent {count}: {'; '.join(disks)}", reason, _machine_cost(desired, len(missing), price))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Disk, Snapshot
+from inventory.api.values import Disk, OwnImage, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import snapshot_gib, snapshot_month
 from inventory.renting.show import show, table, up_table
 from snapshots.contents import WHERE_THINGS_LIVE, from_tags
 from snapshots.cost import age, money
 from snapshots.create import usable, whole
+from snapshots.pairs import Companions, companions, of_data, ready_image
 from snapshots.policy import Verdict, made_from, newest_first
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from snapshots.rebuild import Existing, Rebuild
     from snapshots.verify import Checked
 
-LIST_HEADER = ("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "disks from it")
+LIST_HEADER = (
+    *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "image", "disks from it"),
+)
 VERDICT_HEADER = ("", "snapshot", "name", "age", "a month", "why")
 PHASE_HEADER = ("phase", "from s", "seconds")
 SHOWN_S = 0.05
@@ -28,13 +31,22 @@ WHERE_HEADER = ("what", "where", "in the snapshot", "after a rebuild")
 
 
 def list_rows(
-    snapshots: Sequence[Snapshot], disks: Sequence[Disk], price_gib_month: float, now: datetime
+    snapshots: Sequence[Snapshot],
+    disks: Sequence[Disk],
+    price_gib_month: float,
+    now: datetime,
+    images: Sequence[OwnImage] = (),
 ) -> list[list[str]]:
-    """One row a snapshot, newest first."""
-    return [_row(snapshot, disks, price_gib_month, now) for snapshot in newest_first(snapshots)]
+    """One row a data snapshot, newest first; what was made beside it is in its price and its last columns."""
+    return [
+        _row(snapshot, companions(snapshot.snapshot_id, snapshots, images), disks, price_gib_month, now)
+        for snapshot in newest_first(of_data(snapshots))
+    ]
 
 
-def _row(snapshot: Snapshot, disks: Sequence[Disk], price_gib_month: float, now: datetime) -> list[str]:
+def _row(
+    snapshot: Snapshot, beside: Companions, disks: Sequence[Disk], price_gib_month: float, now: datetime
+) -> list[str]:
     inside, gib = from_tags(snapshot.tags), snapshot_gib(snapshot)
     run = inside.run and (inside.run if inside.step is None else f"{inside.run} step {inside.step}")
     models = [model.folder for model in inside.models]
@@ -45,12 +57,13 @@ def _row(snapshot: Snapshot, disks: Sequence[Disk], price_gib_month: float, now:
         snapshot.name,
         age(snapshot.created, now),
         "?" if gib is None else f"{gib:.1f}",
-        money(snapshot_month(snapshot, price_gib_month)),
+        money(sum(snapshot_month(each, price_gib_month) for each in (snapshot, *beside.snapshots))),
         state(snapshot),
         run or "-",
         ", ".join(models) or "-",
         inside.torch or "-",
         "yes" if inside.keep else "-",
+        ", ".join(image_words(image) for image in beside.images) or "-",
         ", ".join(used) or "-",
     ]
 
@@ -62,6 +75,11 @@ def state(snapshot: Snapshot) -> str:
     if snapshot.status == "failed":
         return "failed"
     return f"{'usable, ' if usable(snapshot) else ''}{snapshot.progress_percent} %"
+
+
+def image_words(image: OwnImage) -> str:
+    """Its id, and what is wrong with it."""
+    return image.image_id if ready_image(image) else f"{image.image_id} ({image.status} {image.progress})"
 
 
 def sum_words(snapshots: Sequence[Snapshot], price_gib_month: float) -> str:
@@ -95,9 +113,11 @@ def checked_rows(results: Sequence[Checked]) -> list[list[str]]:
     return rows
 
 
-def print_list(snapshots: Sequence[Snapshot], disks: Sequence[Disk], price_gib_month: float) -> None:
+def print_list(
+    snapshots: Sequence[Snapshot], disks: Sequence[Disk], price_gib_month: float, images: Sequence[OwnImage] = ()
+) -> None:
     """All of them, newest first, and what they cost together."""
-    rows = list_rows(snapshots, disks, price_gib_month, datetime.now(UTC))
+    rows = list_rows(snapshots, disks, price_gib_month, datetime.now(UTC), images)
     show(table(LIST_HEADER, rows), sum_words(snapshots, price_gib_month))
 
 

@@ -50,24 +50,37 @@ def _rented() -> tuple[Settings, Ecs]:
         "keep": "no prune deletes it but prune --all",
         "stop_run": "stop a run that is going on, in order, as fab stop does",
         "detach": "come back as soon as it is begun",
+        "image": "the system disk too, as an image without keys: a rebuild installs no package and no driver then",
     },
 )
-def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False) -> None:
+def create(
+    c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False, image: bool = False
+) -> None:
     """Keep the head's data disk as it is now: environment, models, runs."""
     from pathlib import Path
 
     with _sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         import deploy
+        from inventory.api.errors import RentError
         from inventory.renting.members import rented_nodes
+        from snapshots import imaging
         from snapshots.create import checked_name
         from snapshots.taking import attended, take
 
         settings, cloud = _rented()
-        checked_name(name, settings.name, "")
+        called = checked_name(name, settings.name, "")
+        if image and detach:
+            raise RentError("--image and --detach: an image is made of a snapshot that is complete; leave one out")
         head = rented_nodes(cloud, settings)[0]
         _end_runs(c, head, stop_run)
+        if image:
+            gib = imaging.used_gib(head)
+            say(imaging.before_creating(gib, settings.aliyun.snapshot_price_gib_month))
         packages = Path(deploy.__file__).with_name("keep_packages.py").read_text(encoding="utf-8")
         snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=packages, say=say)
+        if image:
+            made = imaging.take_image(cloud, settings, head, snapshot_id, name=called, gib=gib, say=say)
+            say(f"{made} is an image of the system disk without keys and logs; fab rebuild makes machines from it")
         if detach or not attended(cloud, snapshot_id):
             say("it goes on by itself: fab snapshots.list; stop or release no machine before it is complete")
             return
@@ -107,7 +120,8 @@ def list_snapshots(c: Context) -> None:
 
         settings, cloud = _rented()
         if found := apply.all_snapshots(cloud, settings):
-            show.print_list(found, cloud.disks(), settings.aliyun.snapshot_price_gib_month)
+            images = apply.all_images(cloud, settings)
+            show.print_list(found, cloud.disks(), settings.aliyun.snapshot_price_gib_month, images)
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
 
@@ -124,18 +138,25 @@ def list_snapshots(c: Context) -> None:
 def prune(c: Context, keep_last: int = 3, all_: bool = False, yes: bool = False, dry: bool = False) -> None:
     """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
     with _sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
-        from snapshots import apply, policy, show
+        from snapshots import apply, pairs, policy, show
 
         settings, cloud = _rented()
-        found, disks = apply.all_snapshots(cloud, settings), cloud.disks()
+        everything, disks = apply.all_snapshots(cloud, settings), cloud.disks()
+        images = apply.all_images(cloud, settings)
+        found, stray = pairs.of_data(everything), pairs.strays(everything, images)
         verdicts = policy.all_unused(found, disks) if all_ else policy.prune(found, disks, keep_last)
         show.print_verdicts(verdicts, settings.aliyun.snapshot_price_gib_month)
-        if going := policy.going(verdicts):
-            question = policy.question(verdicts)
+        for name in [*(i.name for i in stray.images), *(s.name for s in stray.snapshots)]:
+            say(f"delete  {name}: made beside a snapshot that is gone")
+        going = policy.going(verdicts)
+        if going or stray.images or stray.snapshots:
+            question = policy.question(verdicts) if going else "delete them?"
             if dry:
                 return
             ask(yes, question, yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_))
-            apply.delete(cloud, going, say)
+            apply.delete_companions(cloud, stray, say)
+            beside = [pairs.companions(each.snapshot_id, everything, images) for each in going]
+            apply.delete(cloud, list(zip(going, beside, strict=True)), say)
         for line in policy.what_is_left(verdicts, everything=all_):
             say(line)
 
@@ -171,6 +192,7 @@ def verify(c: Context, snapshot: str = "latest") -> None:
         "nodes": "how many machines; without it aliyun.nodes",
         "hours": "for how long; without it aliyun.hours",
         "model": "recipe whose base model is read first; without it the newest run's",
+        "image": "machines from the image made with the snapshot, where there is one; --no-image: from aliyun.image",
         "dry": "only show the steps, and what a snapshot brings back",
         "yes": "do not ask",
     },
@@ -181,6 +203,7 @@ def rebuild(
     nodes: int = 0,
     hours: float = 0.0,
     model: str = "",
+    image: bool = True,
     dry: bool = False,
     yes: bool = False,
 ) -> None:
@@ -195,7 +218,7 @@ def rebuild(
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
         with phases.phase("plan"):
-            wanted = apply.desired(cloud, settings, snapshot, nodes, hours)
+            wanted = apply.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
             there = apply.existing(cloud, settings)
             plan, offer = apply.planned(cloud, settings, wanted, there)
         show.print_rebuild(plan, there, offer)
@@ -203,7 +226,7 @@ def rebuild(
             show.print_where_things_live()
         if dry or not plan.steps:
             return
-        again = yes_command("rebuild", rebuild, snapshot=snapshot, nodes=nodes, hours=hours, model=model)
+        again = yes_command("rebuild", rebuild, snapshot=snapshot, nodes=nodes, hours=hours, model=model, image=image)
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
         models = [_model_folder(name) for name in settings.models.names]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inventory.api.answer_fields import Answer, listed, moment, needed, number, whole
-from inventory.api.values import Image, InstanceType, Price, SpotAdvice, SpotPrice, Stock
+from inventory.api.answer_fields import Answer, listed, moment, needed, number, tags, whole
+from inventory.api.values import Image, InstanceType, OwnImage, Price, SpotAdvice, SpotPrice, Stock
 
 KBIT_PER_GBIT = 1_024_000
 """DescribeInstanceTypes counts in kbit/s with one step of 1024: 16384000 is 16 Gbit/s."""
@@ -105,6 +105,28 @@ def zones(answer: Answer) -> tuple[str, ...]:
 def images(answer: Answer) -> tuple[tuple[str, Image], ...]:
     """DescribeImages: when each was made, and the image."""
     return tuple((each.get("CreationTime", ""), _image(each)) for each in listed(answer, "Images", "Image"))
+
+
+def own_images(answer: Answer) -> tuple[OwnImage, ...]:
+    """DescribeImages of images of one's own."""
+    return tuple(
+        OwnImage(
+            image_id=needed(each, "ImageId"),
+            name=each.get("ImageName", ""),
+            snapshot_id=_system_snapshot(each),
+            size_gib=whole(each.get("Size")),
+            status=each.get("Status", "Available"),
+            progress=each.get("Progress", ""),
+            created=moment(needed(each, "CreationTime")),
+            tags=tags(each),
+        )
+        for each in listed(answer, "Images", "Image")
+    )
+
+
+def _system_snapshot(image: Answer) -> str:
+    mappings = listed(image, "DiskDeviceMappings", "DiskDeviceMapping")
+    return next((each.get("SnapshotId", "") for each in mappings if each.get("Type", "system") == "system"), "")
 
 
 def _image(each: Answer) -> Image:

@@ -92,13 +92,16 @@ def network_file(host: Host, subnet: IPv4Network) -> str:
     )
 
 
-def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network) -> None:
-    """Everything a boot needs: root file system, identity, disks. Repeating it changes nothing."""
+def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network, layers: Path | None = None) -> None:
+    """Everything a boot needs: root file system, identity, disks. Repeating it changes nothing.
+
+    layers: what lies between the image and the host's own changes, where it boots from another host's (copy_root)
+    """
     folder = places.host(host.name)
     folder.mkdir(parents=True, exist_ok=True)
     root = places.root(host.name)
     if not mounts_below(MOUNTINFO.read_text(), root.resolve()):
-        _mount_root(folder, image)
+        _mount_root(folder, image, layers)
     if not (root / TOOLS / "address").exists():
         _give_identity(places, host, root, subnet)
     list_disks(places, host)
@@ -112,7 +115,7 @@ def list_disks(places: Places, host: Host) -> None:
     (places.root(host.name) / TOOLS / "disks").write_text(disk.table(attached))
 
 
-def _mount_root(folder: Path, image: Path) -> None:
+def _mount_root(folder: Path, image: Path, layers: Path | None) -> None:
     for part in ("upper", "work", "root"):
         (folder / part).mkdir(exist_ok=True)
     # A host stays on the image it was made from, also when a newer spotune would make another one.
@@ -121,8 +124,30 @@ def _mount_root(folder: Path, image: Path) -> None:
         used.symlink_to(image)
     if not used.exists():
         raise LocalCloudError(f"its image {used.readlink()} is gone; `fab local.down`, then up")
-    options = f"lowerdir={used.resolve()},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    own = folder / "layers"
+    if layers and not own.exists():  # links, so that the host outlives what it was made from
+        run("cp", "--archive", "--link", layers, own)
+    lower = ":".join(str(each) for each in [*_layers(own), used.resolve()])
+    options = f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"
     run("mount", "-t", "overlay", "overlay", "-o", options, folder / "root")
+
+
+def _layers(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir(), key=lambda each: int(each.name)) if folder.exists() else []
+
+
+def copy_root(places: Places, name: str, target: Path) -> int:
+    """What a host's system disk holds beyond the base image, as it is now, without what is this cloud's own in it."""
+    folder, half = places.host(name), target.with_suffix(".half")
+    remove_tree(half)
+    half.mkdir(parents=True)
+    run("cp", "--archive", folder / "upper", half / "0")
+    for number, each in enumerate(_layers(folder / "layers"), 1):
+        run("cp", "--archive", "--link", each, half / str(number))
+    for part in ("address", "disks", "metadata", "wheels"):
+        (half / "0" / TOOLS / part).unlink(missing_ok=True)
+    half.rename(target)
+    return int(run("du", "--summarize", "--block-size=1", target).split()[0])
 
 
 def _give_identity(places: Places, host: Host, root: Path, subnet: IPv4Network) -> None:
@@ -202,7 +227,7 @@ def stop(places: Places, name: str) -> None:
 def discard(places: Places, name: str, keep_disk: bool) -> None:
     """Remove a stopped host's root file system and, unless kept, its disk."""
     unmount_below(places.root(name))
-    for part in ("root", "upper", "work"):
+    for part in ("root", "upper", "work", "layers"):
         remove_tree(places.host(name) / part)
     (places.host(name) / "image").unlink(missing_ok=True)
     if not keep_disk:

@@ -52,6 +52,8 @@ class Wish:
     """Rather some machines than none, of several types and zones if need be."""
     extend: bool = False
     """Whether `hours` counts for machines that stand too, where none is made."""
+    image_id: str = ""
+    """Instead of aliyun.image."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _offered(cloud: Ecs, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tupl
         )
         if not asked:
             raise RentError(pinned)
-    image = cloud.image(settings.aliyun.image)
+    image = cloud.image(plan.wish.image_id or settings.aliyun.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
         found, said = quotes.quotes(cloud, settings, image, home, same_type, only_home=only_home)

@@ -52,8 +52,8 @@ class Machines(Protocol):
     def show_disks(self, instance: Instance, disks: list[Disk]) -> None:
         """Attach and detach in a running machine, so that it has exactly these."""
 
-    def take_snapshot(self, disk: Disk, snapshot: Snapshot) -> int:
-        """Copy the disk's blocks as they are now; the bytes written to it."""
+    def take_snapshot(self, disk: Disk, snapshot: Snapshot, machine: str) -> int:
+        """Copy what is on the disk as it is now; the bytes written to it. `machine`: that has it, empty for none."""
 
     def remove_snapshot(self, snapshot: Snapshot) -> None: ...
 

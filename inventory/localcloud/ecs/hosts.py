@@ -81,7 +81,9 @@ class Hosts:
         machine = self._machine(instance, disks, authorized_keys)
         if not host.is_running(self.places, machine.name):
             network.ensure_network(self.places, self.subnet)
-            host.prepare(self.places, machine, self._image(), self.subnet)
+            began_as = instance.image_snapshot_id
+            layers = self.places.snapshot_layers(began_as) if began_as else None
+            host.prepare(self.places, machine, self._image(), self.subnet, layers)
             if self.metadata_address:
                 tools = self.places.root(machine.name) / TOOLS
                 (tools / "metadata").write_text(f"{self.metadata_address}\n")
@@ -141,13 +143,11 @@ class Hosts:
         if backing.exists() and Path(backing.read_text().strip()).parent == (self.places.folder / "disks").resolve():
             run("losetup", "--detach", f"/dev/{loop}")
 
-    def take_snapshot(self, disk_: Disk, snapshot: Snapshot) -> int:
+    def take_snapshot(self, disk_: Disk, snapshot: Snapshot, machine: str) -> int:
+        if disk_.kind == "system":
+            return host.copy_root(self.places, machine, self.places.snapshot_layers(snapshot.snapshot_id))
         target = self.places.snapshot_image(snapshot.snapshot_id)
         image = self.places.disk_image(disk_.disk_id)
-        if disk_.kind == "system":
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()  # nothing can be made of it, by the API's own rules
-            return 0
         loop = disk.device_of(image) or ""
         return blocks.copy(image, target, loop, self._mounted(disk_, loop))
 
@@ -163,6 +163,7 @@ class Hosts:
 
     def remove_snapshot(self, snapshot: Snapshot) -> None:
         self.places.snapshot_image(snapshot.snapshot_id).unlink(missing_ok=True)
+        remove_tree(self.places.snapshot_layers(snapshot.snapshot_id))
 
     def run(self, instance: Instance, script: str, timeout_s: float) -> tuple[int, bytes]:
         return inside.run_script(self.places, instance.machine, script, timeout_s)

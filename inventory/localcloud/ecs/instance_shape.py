@@ -15,7 +15,7 @@ from inventory.localcloud.ecs.world import Instance
 def shown(cloud: Cloud, instance: Instance) -> dict[str, Any]:
     """One entry of Instances.Instance. `Tags` is absent where there are none, as in recordings."""
     spec = sold.spec(instance.instance_type) or sold.Spec(1, 1024)
-    image = sold.image(instance.image_id, "")
+    image = sold.image(cloud, instance.image_id, "")
     os_name = image.os_name if image else ""
     answer = {
         "InstanceId": instance.instance_id,

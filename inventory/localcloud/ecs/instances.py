@@ -42,6 +42,7 @@ def _enter(cloud: Cloud, order: Order, number: int) -> Instance:
         zone_id=order.vswitch.zone_id,
         instance_type=order.instance_type,
         image_id=order.image_id,
+        image_snapshot_id=order.image_snapshot_id,
         vswitch_id=order.vswitch.vswitch_id,
         vpc_id=order.vswitch.vpc_id,
         security_group_ids=list(order.security_group_ids),

@@ -7,7 +7,7 @@ import binascii
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from inventory.localcloud.ecs import names, sold, stamps
+from inventory.localcloud.ecs import images, names, sold, stamps
 from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters
 from inventory.localcloud.ecs.listing import checked_tags
 from inventory.localcloud.ecs.volumes import Volume, ordered_volume, system_volume
@@ -29,6 +29,7 @@ class Order:
 
     instance_type: str
     image_id: str
+    image_snapshot_id: str
     vswitch: VSwitch
     security_group_ids: tuple[str, ...]
     names: tuple[str, ...]
@@ -54,7 +55,7 @@ def checked(cloud: Cloud, p: Parameters) -> Order:
     if spec is None:
         told = "The specified InstanceType does not exist or beyond the permitted range."
         raise ApiError(400, "InvalidInstanceType.ValueNotSupported", told)
-    image = _image(p)
+    image = _image(cloud, p)
     vswitch = _vswitch(cloud, p)
     count = _count(cloud, p)
     suffix = p.flag("UniqueSuffix")
@@ -65,6 +66,7 @@ def checked(cloud: Cloud, p: Parameters) -> Order:
     order = Order(
         instance_type=p.text("InstanceType"),
         image_id=image.image_id,
+        image_snapshot_id=image.snapshot_id,
         vswitch=vswitch,
         security_group_ids=_groups(cloud, p, vswitch),
         names=tuple(names.instance_names(p.text("InstanceName"), count, suffix)),
@@ -87,12 +89,15 @@ def checked(cloud: Cloud, p: Parameters) -> Order:
     return order
 
 
-def _image(p: Parameters) -> sold.Image:
+def _image(cloud: Cloud, p: Parameters) -> sold.Image:
     if not p.text("ImageId") and not p.text("ImageFamily"):
         raise ApiError(400, "MissingParameter.ImageId", "The input parameter ImageId that is mandatory is missing.")
-    image = sold.image(p.text("ImageId"), p.text("ImageFamily"))
+    image = sold.image(cloud, p.text("ImageId"), p.text("ImageFamily"))
     if image is None:
         raise ApiError(404, "InvalidImageId.NotFound", "The specified ImageId does not exist.")
+    own = cloud.world.images.get(image.image_id)
+    if own and not images.is_ready(cloud, own):
+        raise ApiError(403, "ImageNotReady", "The specified image is not ready.")
     return image
 
 

@@ -56,7 +56,7 @@ class Paper:
     def show_disks(self, instance: Instance, disks: list[Disk]) -> None:
         """Nothing looks."""
 
-    def take_snapshot(self, disk: Disk, snapshot: Snapshot) -> int:
+    def take_snapshot(self, disk: Disk, snapshot: Snapshot, machine: str) -> int:
         return blocks.copy(self.disk(disk.disk_id), self.snapshot(snapshot.snapshot_id))
 
     def remove_snapshot(self, snapshot: Snapshot) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inventory.localcloud.ecs import catalogue
+from inventory.localcloud.ecs import catalogue, images
 from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action
 from inventory.localcloud.ecs.catalogue import FAMILIES, IMAGE_GIB, IMAGE_ID, Type
 from inventory.localcloud.ecs.listing import MOST_A_PAGE, page
@@ -110,7 +110,7 @@ def _type(of: Type) -> dict[str, Any]:
 
 @action("DescribeImages")
 def describe_images(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """The image, where the filters ask for it."""
+    """The cloud's image and one's own, where the filters ask for them."""
     family, ids = p.text("ImageFamily"), p.text("ImageId")
     is_asked = (
         family in ("", *FAMILIES)
@@ -120,7 +120,10 @@ def describe_images(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         and p.text("Architecture", "x86_64") == "x86_64"
         and p.text("ImageName") in ("", IMAGE_ID)
     )
-    shown, told = page(p, [image(family)] if is_asked else [])
+    is_asked = is_asked and not p.tags() and not p.text("SnapshotId")
+    system = [image(family)] if is_asked else []
+    own = [{**image(), **each} for each in images.asked(cloud, p)]
+    shown, told = page(p, [*own, *system])
     del told["NextToken"]
     return {"RegionId": p.text("RegionId") or cloud.world.region_id, "Images": {"Image": list(shown)}, **told}
 

@@ -29,6 +29,7 @@ from inventory.localcloud.ecs import (
     control,
     disks,
     due,
+    images,
     instances,
     keys,
     network,
@@ -50,7 +51,7 @@ LONGEST_LINE = 256 * 1024
 DUE_EVERY_S = 0.5
 ACTIONS_OF = (
     *(access, assistant, control, disks, instances, network),
-    *(offers, region, security_groups, snapshots, tagging),
+    *(images, offers, region, security_groups, snapshots, tagging),
 )
 """The modules whose actions it answers: they have registered themselves."""
 log = logging.getLogger(__name__)

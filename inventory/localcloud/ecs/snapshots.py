@@ -46,7 +46,8 @@ def create_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         retention_days=days,
         tags=tags,
     )
-    snapshot.written_bytes = cloud.machines.take_snapshot(disk, snapshot)
+    of = cloud.world.instances.get(disk.instance_id)
+    snapshot.written_bytes = cloud.machines.take_snapshot(disk, snapshot, of.machine if of else "")
     snapshot.accomplished_at = now + ACCOMPLISHED_AFTER_S + UPLOAD_S_A_GIB * snapshot.written_bytes / 2**30
     cloud.world.snapshots[snapshot.snapshot_id] = snapshot
     return {"SnapshotId": snapshot.snapshot_id}
@@ -150,6 +151,8 @@ def delete_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         raise ApiError(403, "SnapshotCreatedDisk", "The snapshot has been used to create disk(s).")
     if any(disk.status == "Creating" for disk in made):
         raise ApiError(403, "Operation.Conflict", "The operation may conflicts with others, please retry later.")
+    if any(each.snapshot_id == snapshot.snapshot_id for each in cloud.world.images.values()):
+        raise ApiError(403, "SnapshotCreatedImage", "The snapshot has been used to create image(s).")
     end_dry_run(p)
     forget(cloud, snapshot)
     return {}

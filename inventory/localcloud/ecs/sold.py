@@ -10,6 +10,8 @@ from inventory.localcloud.ecs.calls import Cloud
 from inventory.localcloud.ecs.catalogue import FAMILIES, IMAGE_GIB, IMAGE_ID
 from inventory.localcloud.ecs.offers import spot_price_now
 
+OS_NAME = "Debian 12 64 bit"
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -28,6 +30,8 @@ class Image:
     image_id: str
     size_gib: int
     os_name: str
+    snapshot_id: str = ""
+    """Of an image of one's own."""
 
 
 def spec(instance_type: str) -> Spec | None:
@@ -39,10 +43,12 @@ def spec(instance_type: str) -> Spec | None:
     return Spec(of.vcpus, int(of.memory_gib * 1024), of.gpus, of.gpu_spec, categories, of.price)
 
 
-def image(image_id: str, family: str) -> Image | None:
+def image(cloud: Cloud, image_id: str, family: str) -> Image | None:
     """The image by its id or, without one, by its family; None where there is no such image."""
+    if own := cloud.world.images.get(image_id):
+        return Image(own.image_id, own.size_gib, OS_NAME, own.snapshot_id)
     is_known = image_id == IMAGE_ID if image_id else family in FAMILIES
-    return Image(IMAGE_ID, IMAGE_GIB, "Debian 12 64 bit") if is_known else None
+    return Image(IMAGE_ID, IMAGE_GIB, OS_NAME) if is_known else None
 
 
 def zones(cloud: Cloud) -> tuple[str, ...]:

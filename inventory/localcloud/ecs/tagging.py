@@ -8,17 +8,18 @@ from typing import Any
 
 from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action
 from inventory.localcloud.ecs.listing import checked_tags, has_tags, page
-from inventory.localcloud.ecs.world import Disk, Instance, KeyPair, SecurityGroup, Snapshot
+from inventory.localcloud.ecs.world import Disk, Image, Instance, KeyPair, SecurityGroup, Snapshot
 
 MOST_TAGS, MOST_RESOURCES, A_PAGE = 20, 50, 50
 _COUNTED = {
     "instance": "Instance",
     "disk": "Disk",
     "snapshot": "Snapshot",
+    "image": "Image",
     "securitygroup": "Securitygroup",
     "keypair": "KeyPair",
 }
-Tagged = Instance | Disk | Snapshot | SecurityGroup | KeyPair
+Tagged = Instance | Disk | Snapshot | Image | SecurityGroup | KeyPair
 
 
 @action("TagResources")
@@ -89,6 +90,7 @@ def _all(cloud: Cloud, kind: str) -> Mapping[str, Tagged]:
         "instance": world.instances,
         "disk": world.disks,
         "snapshot": world.snapshots,
+        "image": world.images,
         "securitygroup": world.security_groups,
         "keypair": world.key_pairs,
     }

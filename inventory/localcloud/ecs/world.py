@@ -24,6 +24,8 @@ class Instance(Record):
     zone_id: str
     instance_type: str
     image_id: str
+    image_snapshot_id: str = ""
+    """Of an image of one's own: what its system disk began as."""
     vswitch_id: str
     vpc_id: str
     security_group_ids: list[str]
@@ -91,6 +93,19 @@ class Snapshot(Record):
     failed: bool = False
     description: str = ""
     retention_days: int = 0
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class Image(Record):
+    """An image of one's own; the cloud's is in the catalogue."""
+
+    image_id: str
+    name: str
+    snapshot_id: str
+    size_gib: int
+    created: float
+    available_at: float
+    description: str = ""
     tags: dict[str, str] = Field(default_factory=dict)
 
 
@@ -167,6 +182,7 @@ class World(Record):
     instances: dict[str, Instance] = Field(default_factory=dict)
     disks: dict[str, Disk] = Field(default_factory=dict)
     snapshots: dict[str, Snapshot] = Field(default_factory=dict)
+    images: dict[str, Image] = Field(default_factory=dict)
     security_groups: dict[str, SecurityGroup] = Field(default_factory=dict)
     key_pairs: dict[str, KeyPair] = Field(default_factory=dict)
     vpcs: dict[str, Vpc] = Field(default_factory=dict)
