@@ -134,7 +134,7 @@ def test_the_page_has_the_same_table_as_the_command():
 
 
 def test_programs_for_nodes_need_nothing_but_the_standard_library():
-    for name in ("look", "check_disk", "read_ahead"):
+    for name in ("look", "check_disk", "read_ahead", "lay_aside"):
         text = (ROOT / f"snapshots/{name}.py").read_text(encoding="utf-8")
         roots = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
         assert roots <= set(sys.stdlib_module_names), name
