@@ -97,16 +97,17 @@ def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
 
     remote = RemoteHead(head.name, lambda: ssh.connect(head), ssh.run)
     try:
-        alive = [seen.status for seen in runs.all_runs(remote) if seen.alive and seen.status]
-        for status in alive:
-            if status.over:
-                runs.wait_for_reports(remote, status.run_id)
-            elif stop_run:
-                say(f"stopping {status.run_id}")
-                stop(c, run=status.run_id)
-            else:
+        if run_id := runs.under_way(remote):
+            raise RentError(f"{runs.in_the_way(remote, run_id)}; nothing was made")
+        for seen in runs.all_runs(remote):
+            if seen.alive and not seen.active:
+                runs.wait_for_reports(remote, seen.run_id)
+            elif seen.active and stop_run:
+                say(f"stopping {seen.run_id}")
+                stop(c, run=seen.run_id)
+            elif seen.active:
                 raise RentError(
-                    f"{status.run_id} is running on {head.name}; --stop-run stops it in order, or wait for its end"
+                    f"{seen.run_id} is running on {head.name}; --stop-run stops it in order, or wait for its end"
                 )
     finally:
         remote.close()

@@ -21,13 +21,16 @@ def sh(command: str) -> str:
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
 
 
+STEP = {"lr": 1e-4, "tokens_per_s": 5.0, "memory_gib": 1.0}
+
+
 def make_run(runs: Path, run_id: str = RUN, state: str = "running", started: float = 1.0) -> Path:
     folder = runs / run_id
     folder.mkdir(parents=True)
     (folder / "launch.json").write_text("{}")
     status = Status(run_id, state, started=started, updated=time.time() - 90)  # type: ignore[arg-type]
     write_atomically(folder / "status.json", status_text(status))
-    rows = [{"step": n, "total_steps": 10, "loss": 1.0, "step_s": 2.0} for n in (1, 2, 3)]
+    rows = [{**STEP, "step": n, "total_steps": 10, "loss": 1.0, "step_s": 2.0} for n in (1, 2, 3)]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text + '{"step": 4, "tot')
     return folder
@@ -44,7 +47,7 @@ def test_a_look_reads_status_and_whole_metrics_lines(tmp_path: Path):
 def test_the_newest_evaluation_is_seen_among_steps_and_long_after_them(tmp_path: Path):
     folder = make_run(tmp_path)
     looks = [{"step": n, "validation_loss": loss} for n, loss in ((2, 1.75), (4, None), (6, 1.25))]
-    steps = [{"step": n, "total_steps": 90, "loss": 1.5, "step_s": 1.0} for n in range(7, 60)]
+    steps = [{**STEP, "step": n, "total_steps": 90, "loss": 1.5, "step_s": 1.0} for n in range(7, 60)]
     text = "".join(json.dumps(row) + "\n" for row in looks + steps)
     (folder / "metrics.jsonl").write_text(text + '{"step": 60, "validation_loss": 1.')
     for seen in (
@@ -127,8 +130,8 @@ def test_eta_is_the_mean_pace_times_the_steps_left():
 
 
 def test_a_metrics_line_still_being_written_is_left_for_later():
-    rows, taken = parse_metrics(b'{"step": 1}\n{"step": 2}\n{"st')
-    assert ([row["step"] for row in rows], taken) == ([1, 2], 24)
+    rows, taken, bad = parse_metrics(b'{"step": 1}\n{"step": 2}\n{"st')
+    assert ([row["step"] for row in rows], taken, bad) == ([1, 2], 24, 0)
 
 
 def test_a_status_of_a_newer_version_can_be_read(tmp_path: Path):
@@ -136,6 +139,38 @@ def test_a_status_of_a_newer_version_can_be_read(tmp_path: Path):
     content = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**content, "added_later": 1}))
     assert parse_look(sh(look_command(str(folder), here=True))).status is not None
+
+
+NO_STATUS = (
+    *('{"run_id": "tin', "[]", "null", '{"state": "finished"}', '{"run_id": 3, "state": "x"}', "\x00\x1b[31m", "{}"),
+    status_text(Status(RUN, "running")).replace('"supervisor_pid": 0', '"supervisor_pid": "1; touch x"'),
+)
+
+
+@pytest.mark.parametrize("text", NO_STATUS)
+def test_a_run_whose_status_cannot_be_read_stands_alone_and_is_named(tmp_path: Path, text: str):
+    (make_run(tmp_path) / "status.json").write_text(text)
+    make_run(tmp_path, "tiny-20260131-160000", "finished", started=2e9)
+    bad, good = parse_list(sh(list_command(str(tmp_path), here=True)))
+    assert (good.run_id, good.state, good.fault) == ("tiny-20260131-160000", "finished", "")
+    assert (bad.run_id, bad.state) == (RUN, "lost") and bad.fault.startswith("its status.json cannot be read (")
+    one = parse_look(sh(look_command(str(tmp_path / RUN), here=True)))
+    assert (one.state, one.fault) == (bad.state, bad.fault)
+
+
+def test_a_cut_line_of_metrics_costs_that_line(tmp_path: Path):
+    folder = make_run(tmp_path)
+    rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(rows[0][:9] + b"".join(rows) + b'[1]\n{"loss": 1, "step": "x"}\n')
+    seen = parse_look(sh(look_command(str(folder), here=True)))
+    assert [row["step"] for row in seen.metrics] == [2, 3]
+    assert seen.fault == "2 of the last lines of its metrics.jsonl cannot be read"
+    assert seen.state == "lost" and seen.status
+
+
+def test_a_run_is_going_on_before_its_supervisor_has_said_so():
+    assert Look(None, True, ()).active and Look(Status(RUN, "running"), True, ()).active
+    assert not Look(None, False, ()).active and not Look(Status(RUN, "finished"), True, ()).active
 
 
 @pytest.mark.parametrize(("unit", "state"), [("active", "running"), ("deactivating", "running"), ("inactive", "lost")])

@@ -6,27 +6,31 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.test_training_talk import Door, Sshd
-from training.control import attend, preparing, runs, start_run
+from training.control import attend, preparing, runs, start_run, starting
 from training.control.head_node import Head, HeadError, HereHead, RemoteHead
 from training.control.place import Place
 from training.control.preparing import Order
+from training.control.ship import pack
 from training.data import DataError
-from training.launch import STOP_GRACE_S, Host, Launch, parse_launch
+from training.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
 from training.plan.shape import PlanError
 from training.recipe import load_recipe
-from training.run_folder import PREPARING
+from training.run_folder import PREPARING, begun, new_run_id
 from training.supervision.failure import RankEnd, rank_cause
 
 ROOT = Path(__file__).parents[1]
@@ -193,7 +197,10 @@ class Recorded(HereHead):
         self.started = launch
 
 
-def start(head: HereHead, monkeypatch, answer: Any, **wishes: bool) -> str | None:
+MOMENT = datetime(2026, 1, 31, 15, 45, tzinfo=UTC)
+
+
+def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **wishes: bool) -> str | None:
     """A start of `tiny` whose preparation gives `answer`, or raises it."""
 
     def prepare(*_: object) -> Any:
@@ -202,9 +209,8 @@ def start(head: HereHead, monkeypatch, answer: Any, **wishes: bool) -> str | Non
         return answer
 
     monkeypatch.setattr(start_run, "here_base_model", lambda recipe, target: "0" * 64)
-    monkeypatch.setattr(preparing, "prepare", prepare)
-    moment = datetime(2026, 1, 31, 15, 45)
-    return start_run.start(lambda: Place(head), load_recipe("tiny"), "", moment, start_run.Wishes(**wishes))
+    monkeypatch.setattr(preparing, "prepare", preparation or prepare)
+    return start_run.start(lambda: Place(head), load_recipe("tiny"), "", MOMENT, start_run.Wishes(**wishes))
 
 
 def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path, monkeypatch, capsys):
@@ -246,15 +252,113 @@ def test_anyway_starts_in_spite_of_an_estimate(tmp_path: Path, monkeypatch):
     assert head.started
 
 
-def test_what_an_interrupted_start_left_is_removed_once_it_is_old_and_nothing_else_is(tmp_path: Path):
-    head = HereHead(tmp_path)
-    for name, marked, age_min in (("old", True, 300), ("young", True, 1), ("finished run", False, 300)):
-        (tmp_path / name).mkdir()
-        mark = tmp_path / name / (PREPARING if marked else "metrics.jsonl")
-        mark.touch()
-        os.utime(mark, (time.time() - 60 * age_min,) * 2)
-    runs.remove_abandoned(head, 240)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["finished run", "young"]
+def test_what_an_interrupted_start_left_is_removed_by_the_next_and_nothing_else_is(tmp_path: Path, monkeypatch):
+    head = Recorded(tmp_path / "some runs' folder")
+    for name, files in (("left", [PREPARING]), ("finished", ["status.json"]), ("odd", [PREPARING, "status.json"])):
+        (head.runs / name).mkdir(parents=True)
+        for file in files:
+            (head.runs / name / file).touch()
+    start(head, monkeypatch, PREPARED)
+    assert sorted(path.name for path in head.runs.iterdir()) == ["finished", "odd", RUN]
+
+
+def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(starting, "LOCK_WAIT_S", 0.1)
+    head, prepares, go_on = Recorded(tmp_path / "runs"), threading.Event(), threading.Event()
+
+    def prepare(*_: object) -> Any:
+        prepares.set()
+        assert go_on.wait(30)
+        return PREPARED
+
+    first: list[str | None] = []
+    worker = threading.Thread(target=lambda: first.append(start(head, monkeypatch, PREPARED, prepare)))
+    worker.start()
+    assert prepares.wait(30)
+    for dry in (True, False):
+        with pytest.raises(LaunchError, match=rf"^{RUN} is being started on this machine; wait for it"):
+            start_run.start(lambda: Place(head), load_recipe("tiny"), "", MOMENT, start_run.Wishes(dry=dry))
+    with pytest.raises(LaunchError, match="is being started"):
+        runs.start_check(Place(head), MOMENT)
+    with pytest.raises(LaunchError, match="is being started"):
+        runs.refuse_second(head)
+    assert runs.going_on(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
+    go_on.set()
+    worker.join(30)
+    assert first == [RUN] and head.started and runs.going_on(head) == ""
+    assert [path.name for path in head.runs.iterdir()] == [RUN]
+
+
+def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
+    from inventory.api.errors import RentError
+    from inventory.renting import tasks as renting
+    from snapshots import tasks as snapshots
+
+    head = HereHead(tmp_path / "runs")
+    te1 = SimpleNamespace(name="te1")
+    monkeypatch.setattr("training.control.head_node.RemoteHead", lambda *_: head)
+    monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
+    assert renting._active_run() == ""
+    snapshots._end_runs(None, te1, False)
+    with starting.turn(head):
+        mine = starting.claim(head, "tiny", MOMENT)
+        assert renting._active_run() == mine.run_id == RUN
+        with pytest.raises(RentError, match=f"{RUN} is being started"):
+            snapshots._end_runs(None, te1, True)
+    assert renting._active_run() == ""
+
+
+def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only_that(tmp_path: Path):
+    head = HereHead(tmp_path / "it's runs")
+    head.make_runs()
+    first, second = (starting.claim(head, "tiny", MOMENT) for _ in range(2))
+    assert (first.run_id, second.run_id) == (RUN, "tiny-20260131-154501")
+    starting.drop(head, replace(first, run_id=second.run_id))
+    assert (head.runs / second.run_id).exists(), "another's"
+    starting.drop(head, first)
+    starting.keep(head, second.run_id)
+    starting.drop(head, second)
+    assert [path.name for path in head.runs.iterdir()] == [second.run_id], "a run that is ready is no start any more"
+
+
+def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
+    code = (
+        "import sys, time; from pathlib import Path; from training.control import starting\n"
+        "from training.control.head_node import HereHead\n"
+        "with starting.turn(HereHead(Path(sys.argv[1]))): print(1, flush=True); time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as other:
+        assert other.stdout and other.stdout.readline()
+        assert starting.under_way(HereHead(tmp_path)) == "a run"
+        other.kill()
+    with starting.turn(HereHead(tmp_path)) as mine:
+        mine.confirm()
+
+
+def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(starting, "SILENCE_S", 1)
+    head = Recorded(tmp_path / "runs")
+    with pytest.raises(HeadError, match="has given it up: nothing was started"):
+        start(head, monkeypatch, PREPARED, lambda *_: time.sleep(1.5) or PREPARED)
+    assert head.started is None and list(head.runs.iterdir()) == []
+    monkeypatch.setattr(starting, "BEAT_S", 0.2)
+    assert start(head, monkeypatch, PREPARED, lambda *_: time.sleep(1.5) or PREPARED) == RUN
+
+
+def test_what_is_shipped_carries_its_times(tmp_path: Path):
+    (tmp_path / "a").write_text("a")
+    os.utime(tmp_path / "a", (1e9, 1e9))
+    pack({"a": tmp_path / "a", "b": "text"}, tmp_path / "tar.gz")
+    HereHead(tmp_path).put(tmp_path / "tar.gz", tmp_path / "there")
+    assert (tmp_path / "there" / "a").stat().st_mtime == 1e9
+    assert time.time() - (tmp_path / "there" / "b").stat().st_mtime < 60
+
+
+def test_run_ids_are_in_utc_wherever_the_laptop_is():
+    shanghai = datetime(2026, 1, 31, 23, 45, tzinfo=timezone(timedelta(hours=8)))
+    assert new_run_id("tiny", shanghai) == RUN
+    assert begun(RUN) == shanghai.timestamp() and begun("tiny-20269999-999999") == begun("x") == 0
 
 
 def test_files_and_folders_keep_their_kind_and_the_hubs_go_by_name(tmp_path: Path):

@@ -159,6 +159,21 @@ def test_nothing_of_a_fetched_run_is_executed_here(tmp_path: Path, words: tuple[
         assert done.returncode == 0, done.stderr
 
 
+def test_one_cut_status_does_not_hide_the_other_runs(tmp_path: Path):
+    (make_run(tmp_path, state="finished") / "status.json").write_text('{"run_id": "tiny-2026')
+    other = tmp_path / "runs" / "tiny-20260131-160000"
+    other.mkdir()
+    (other / "launch.json").write_text("{}")
+    (other / "status.json").write_text(json.dumps({"run_id": other.name, "state": "finished"}))
+    (other / "metrics.jsonl").write_text('{"step": 1, "lo{"step": 2}\n')
+    shown = fab(tmp_path, "status", "--here")
+    assert shown.returncode == 0, shown.stderr
+    assert all(part in shown.stdout for part in (RUN, "its status.json", other.name, "finished")), shown.stdout
+    logs = fab(tmp_path, "logs", "--follow", "--here", "--run", RUN)
+    assert logs.returncode == 1 and "its status.json cannot be read" in logs.stderr and "Traceback" not in logs.stderr
+    assert "its launch.json cannot be read" in refused(fab(tmp_path, "stop", "--here"))
+
+
 def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):
     make_run(tmp_path, state="finished")
     done = fab(tmp_path, "fetch", "--watch", "--here")

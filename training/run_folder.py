@@ -9,9 +9,9 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 DATA_DISK = Path("/data")
 """Where every node's data disk is mounted."""
@@ -29,6 +29,8 @@ REPORT = "report.html"
 VERSIONS = "versions.json"
 PREPARING = "preparing"
 """In the folder of a run that is not started yet; one that stays is of a start that was interrupted."""
+CLAIM = "claim"
+"""What that file is called once the run is ready: it tells this run from every other of the same id."""
 PROFILE = "profile"
 TRACE, SUMMARY = MERGED = ("trace.json.gz", "summary.txt")
 """Made of all ranks' profiles, in the folder of that name."""
@@ -36,13 +38,31 @@ HANG = "hang"
 LAUNCHER_LOG = "logs/launcher.log"
 
 State = Literal["starting", "running", "finished", "failed", "stopped"]
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("run_id", "state", "reason"), str),
+    **dict.fromkeys(("started", "updated", "spent_before"), int | float),
+    **dict.fromkeys(("ended", "price_h"), int | float | None),
+    "currency": str,
+    "last_lines": list,
+    "supervisor_pid": int,
+    "mistake": bool,
+}
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped"})
 _RUN_ID = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>\d{8}-\d{6})$")
 
 
 def new_run_id(name: str, now: datetime) -> str:
-    """`<recipe>-<yyyymmdd-hhmmss>`: the same string in the unit, the folder and the fetched copy."""
-    return f"{name}-{now:%Y%m%d-%H%M%S}"
+    """`<recipe>-<yyyymmdd-hhmmss>`, in UTC: the same string in the unit, the folder and the fetched copy."""
+    return f"{name}-{now.astimezone(UTC):%Y%m%d-%H%M%S}"
+
+
+def begun(run_id: str) -> float:
+    """When a run of this id was made, in seconds since 1970; 0 where the id says none."""
+    match = _RUN_ID.match(run_id)
+    try:
+        return datetime.strptime(match["time"], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp() if match else 0.0
+    except ValueError:
+        return 0.0
 
 
 def is_run_id(text: str) -> bool:
@@ -105,8 +125,19 @@ def status_text(status: Status) -> str:
 def parse_status(text: str) -> Status:
     """The status in a JSON text; keys of a newer version are ignored. Raises ValueError where it is none."""
     known = set(Status.__dataclass_fields__)
-    content = {key: value for key, value in json.loads(text).items() if key in known}
-    content["last_lines"] = tuple(content.get("last_lines", ()))
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("no status")
+    content = {key: value for key, value in found.items() if key in known}
+    for key, kinds in _KINDS.items():
+        value = content.get(key)
+        if key in content and not (isinstance(value, kinds) and isinstance(value, bool) == (kinds is bool)):
+            raise ValueError(f"{key} is {value!r}")
+    if missing := {"run_id", "state"} - content.keys():
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    if content["state"] not in get_args(State):
+        raise ValueError(f"state is {content['state']!r}")
+    content["last_lines"] = tuple(str(line) for line in content.get("last_lines", ()))
     return Status(**content)
 
 
@@ -120,11 +151,21 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def parse_metrics(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines at the start of some bytes of metrics.jsonl, and how many bytes they took.
+def parse_metrics(data: bytes) -> tuple[list[dict[str, Any]], int, int]:
+    """The complete lines at the start of some bytes of metrics.jsonl, how many bytes they took, and how many of them
+    are none: a head that lost its power has cut a line, and a resume writes on behind it.
 
     A last line still being written is left for the next look.
     """
     end = data.rfind(b"\n") + 1
-    lines = data[:end].decode("utf-8", errors="replace").splitlines()
-    return [json.loads(line) for line in lines if line.strip()], end
+    rows, bad = [], 0
+    for line in data[:end].decode("utf-8", errors="replace").split("\n"):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows += [row] if row else []
+        else:
+            bad += 1
+    return rows, end, bad

@@ -170,7 +170,7 @@ def train(
 ) -> None:
     """Fine-tune a model: check, ship, start, follow, fetch."""
     from dataclasses import replace
-    from datetime import datetime
+    from datetime import UTC, datetime
     from functools import cache
 
     with _sentences(), ExitStack() as stack:
@@ -186,7 +186,7 @@ def train(
         if resume is None:
             recipe = start_run.chosen_recipe(model, set or (), steps)
             wishes = start_run.Wishes(dry, anyway, skip_bad, cover)
-            run_id = start_run.start(place, recipe, data, datetime.now(), wishes)
+            run_id = start_run.start(place, recipe, data, datetime.now(UTC), wishes)
         elif data or dry or anyway or skip_bad:
             raise LaunchError(
                 "a resumed run keeps its data; leave --data, --dry, --anyway and --skip-bad out, "
@@ -352,14 +352,14 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
     if line_rate_gbps < 0:
         raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0", code=2)
     import sys
-    from datetime import datetime
+    from datetime import UTC, datetime
 
     with _sentences(), _place(here) as (place, _):
         from training.control import attend, comm_report, runs
         from training.control.terminal import check_report, print_json
         from training.run_folder import LOCAL_RUNS
 
-        run_id = runs.start_check(place, datetime.now())
+        run_id = runs.start_check(place, datetime.now(UTC))
         seen = attend.attend(place.head, run_id)
         if seen is None:
             return

@@ -158,7 +158,7 @@ def _active_run() -> str:
     try:
         remote = _remote(load_cluster().head)
         try:
-            return next((s.status.run_id for s in runs.all_runs(remote) if s.status and not s.over), "")
+            return runs.going_on(remote)
         finally:
             remote.close()
     except (ssh.SshError, HeadError, ValueError, RuntimeError, OSError):

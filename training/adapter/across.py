@@ -15,8 +15,8 @@ from training.adapter.questions import Messages, Sampling
 from training.control import attend, runs
 from training.control.place import Place
 from training.control.runs import GENERATE
-from training.launch import LaunchError
-from training.run_folder import RESULT, new_run_id
+from training.launch import Launch, LaunchError
+from training.run_folder import RESULT
 
 STOP_GRACE_S = 1
 """There is nothing to save."""
@@ -25,9 +25,14 @@ STOP_GRACE_S = 1
 def start_across(place: Place, about: Subject, questions: Sequence[Messages], sampling: Sampling, now: datetime) -> str:
     """Start the ranks with the questions; gives their run id. Its folder gets the adapter, and goes to all nodes."""
     head = place.head
-    runs.refuse_second(head)
-    run_id = new_run_id(GENERATE, now)
-    run_dir = head.runs / run_id
+    with runs.alone(head) as mine, runs.claimed(head, GENERATE, now) as run_id:
+        launch = _made_ready(place, run_id, about, questions, sampling)
+        runs.start(head, mine, launch)
+    return run_id
+
+
+def _made_ready(place: Place, run_id: str, about: Subject, questions: Sequence[Messages], sampling: Sampling) -> Launch:
+    head, run_dir = place.head, place.head.runs / run_id
     launch = replace(place.target(run_id).launch(run_dir, "training.adapter.pipeline"), stop_grace_s=STOP_GRACE_S)
     if launch.world_size < 2:
         raise AdapterError("one rank is no more than one card: answers over several need more nodes or cards")
@@ -36,8 +41,8 @@ def start_across(place: Place, about: Subject, questions: Sequence[Messages], sa
     plan = {"run_id": run_id, "cluster": place.cluster, "of": about.run_id, "step": about.step}
     asked = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
     papers = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(asked) + "\n"}
-    runs.start_new(head, launch, papers)
-    return run_id
+    runs.put_new(head, launch, papers)
+    return launch
 
 
 def answers_of(place: Place, run_id: str) -> list[dict[str, Any]] | None:

@@ -112,11 +112,11 @@ def _on_head(place: Place, about: Subject, questions: list[Messages], sampling: 
 
 
 def _across(place: Place, about: Subject, questions: list[Messages], sampling: Sampling) -> list[dict[str, Any]]:
-    from datetime import datetime
+    from datetime import UTC, datetime
 
     from training.adapter import across
 
-    run_id = across.start_across(place, about, questions, sampling, datetime.now())
+    run_id = across.start_across(place, about, questions, sampling, datetime.now(UTC))
     return across.answers_of(place, run_id) or []
 
 

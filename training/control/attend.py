@@ -53,7 +53,7 @@ def conclude(head: Head, run_id: str, seen: Look) -> None:
     if seen.state in {"failed", "lost"}:
         for line in seen.status.last_lines if seen.status else ():
             print(f"  | {line}")
-        reason = (seen.status.reason if seen.status else "") or f"its supervisor on {head.name} is gone"
+        reason = (seen.status.reason if seen.status else seen.fault) or f"its supervisor on {head.name} is gone"
         for line in memory_ladder(head, run_id) if OUT_OF_MEMORY in reason else ():
             print(line)
         if seen.status and seen.status.mistake:
@@ -68,7 +68,7 @@ def conclude(head: Head, run_id: str, seen: Look) -> None:
 
 def ending(run_id: str, seen: Look) -> str:
     """How a run ended, in one line."""
-    reason = seen.status.reason if seen.status else ""
+    reason = seen.status.reason if seen.status else seen.fault
     spent = f" ({seen.money} so far)" if seen.money else ""
     return f"{run_id} {seen.state}{spent}{f': {reason}' if reason else ''}"
 

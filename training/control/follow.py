@@ -5,6 +5,7 @@ The loop survives a broken connection for a while; the run does not depend on it
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.cost import cost, money
-from training.run_folder import ENDED, LAUNCH, METRICS, STATUS, Status, parse_metrics, parse_status, unit_of
+from training.run_folder import (
+    ENDED,
+    LAUNCH,
+    METRICS,
+    STATUS,
+    Status,
+    begun,
+    is_run_id,
+    parse_metrics,
+    parse_status,
+    unit_of,
+)
 
 SEPARATOR = "\x1e"
 LOOK_EVERY_S = 1.5
 PATIENCE_S = 30.0
 LINES = 20
+STEP_KEYS = frozenset({"step", "total_steps", "step_s", "loss", "lr", "tokens_per_s", "memory_gib"})
+EVALUATION_KEYS = frozenset({"step", "validation_loss"})
+"""What is shown of a line of metrics.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,14 @@ class Look:
     """Since the status was written, on the head's clock."""
     evaluation: dict[str, Any] | None = None
     """The newest look at the validation data."""
+    run_id: str = ""
+    fault: str = ""
+    """What of its files cannot be read."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is going on: also before the supervisor has written its first status."""
+        return self.alive and (self.status is None or not self.status.over)
 
     @property
     def over(self) -> bool:
@@ -54,7 +77,7 @@ class Look:
 
     @property
     def state(self) -> str:
-        """The status' state; `lost` where it says running and nobody runs it."""
+        """The status' state; `lost` where it says running and nobody runs it, or cannot be read."""
         if self.status is None:
             return "starting" if self.alive else "lost"
         return self.status.state if self.status.over or self.alive else "lost"
@@ -82,27 +105,52 @@ def _look(folder: str, run_id: str, here: bool) -> str:
     by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF -- '{supervisor}'{folder}; }} 2>/dev/null"
     newest_evaluation = f"grep '\"validation_loss\".*}}$' {folder}/{METRICS} 2>/dev/null | tail -n 1"
     return (
-        f"cat {folder}/{STATUS} 2>/dev/null; printf '\\036'; {by_pid if here else by_unit} && echo alive; "
+        f"printf '%s\\036' {run_id}; cat {folder}/{STATUS} 2>/dev/null; "
+        f"printf '\\036'; {by_pid if here else by_unit} && echo alive; "
         f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; "
         f"printf '\\036'; {newest_evaluation}; true"
     )
 
 
 def parse_look(text: str) -> Look:
-    """A look from what `look_command` printed."""
-    status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 4)
-    status = parse_status(status_part) if status_part.strip() else None
-    rows, _ = parse_metrics(metrics.encode())
-    evaluations, _ = parse_metrics(evaluation.encode())
-    age_s = float(now) - status.updated if status else 0.0
-    steps = tuple(row for row in rows if "loss" in row)
-    return Look(status, alive.strip() == "alive", steps, age_s, evaluations[-1] if evaluations else None)
+    """A look from what `look_command` printed; what of it cannot be read is its fault, and the rest stands."""
+    try:
+        run_id, status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 5)
+    except ValueError:
+        return Look(None, False, (), fault="it cannot be looked at: its files hold control characters")
+    status, faults = None, []
+    try:
+        status = parse_status(status_part) if status_part.strip() else None
+        if status and status.run_id != run_id:
+            raise ValueError(f"it is of {status.run_id!r}")
+    except ValueError as error:
+        status = None
+        faults.append(f"its {STATUS} cannot be read ({error})")
+    (rows, _, bad), (evaluations, _, _) = parse_metrics(metrics.encode()), parse_metrics(evaluation.encode())
+    if bad:
+        faults.append(f"{bad} of the last lines of its {METRICS} cannot be read")
+    return Look(
+        status,
+        alive.strip() == "alive",
+        tuple(row for row in rows if _has_numbers(row, STEP_KEYS)),
+        float(now) - status.updated if status else 0.0,
+        next((row for row in reversed(evaluations) if _has_numbers(row, EVALUATION_KEYS)), None),
+        run_id,
+        "; ".join(faults),
+    )
+
+
+def _has_numbers(row: dict[str, Any], keys: frozenset[str]) -> bool:
+    """In place of a loss that is not finite stands null."""
+    values = [row.get(key) for key in keys if not ("loss" in key and row.get(key, 0) is None)]
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
 def parse_list(text: str) -> list[Look]:
-    """The looks of `list_command`, those without a status left out, oldest run first."""
+    """The looks of `list_command`, those that have not begun left out, oldest run first."""
     looks = [parse_look(part) for part in text.split("\x1d") if part.strip()]
-    return sorted((look for look in looks if look.status), key=lambda look: look.status.started if look.status else 0)
+    shown = [look for look in looks if is_run_id(look.run_id) and (look.status or look.alive or look.fault)]
+    return sorted(shown, key=lambda look: look.status.started if look.status else begun(look.run_id))
 
 
 def eta_s(metrics: Sequence[dict[str, Any]]) -> float | None:

@@ -43,6 +43,9 @@ class Head(Protocol):
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         """stdout of a shell command, as root. Raises HeadError where it fails or nothing answers."""
 
+    def make_runs(self) -> None:
+        """See to it that the folder of runs is there. Raises HeadError where its disk is not."""
+
     def put(self, archive: Path, folder: Path) -> None:
         """Unpack a local tar into a folder there."""
 
@@ -77,10 +80,13 @@ class RemoteHead:
             self.close()
             raise HeadError(str(error) or type(error).__name__) from error
 
-    def put(self, archive: Path, folder: Path) -> None:
-        disk = shlex.quote(str(self.runs.parent))
-        if self.shell(f"mountpoint -q {disk} && echo mounted; true").strip() != "mounted":
+    def make_runs(self) -> None:
+        disk, runs = shlex.quote(str(self.runs.parent)), shlex.quote(str(self.runs))
+        if self.shell(f"mountpoint -q {disk} && mkdir -p {runs} && echo mounted; true").strip() != "mounted":
             raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent)}")
+
+    def put(self, archive: Path, folder: Path) -> None:
+        self.make_runs()
         there, target = f"/tmp/spotune-{secrets.token_hex(16)}", shlex.quote(str(folder))
         try:
             self._send(archive, there)
@@ -164,6 +170,9 @@ class HereHead:
         if done.returncode != 0:
             raise HeadError(f"{command.split(maxsplit=1)[0]}: {done.stderr.strip()}")
         return done.stdout
+
+    def make_runs(self) -> None:
+        self.runs.mkdir(parents=True, exist_ok=True)
 
     def put(self, archive: Path, folder: Path) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,15 @@ def resume(
             f"more of it: fab train --resume {where} --force --steps N"
         )
         return None
-    runs.refuse_second(head)
+    with runs.alone(head) as mine:
+        launch = _made_ready(place, run_id, overrides, force, cover)
+        mine.confirm()
+        head.start(launch)
+    return run_id
+
+
+def _made_ready(place: Place, run_id: str, overrides: Mapping[str, str], force: bool, cover: Cover) -> Launch:
+    head = place.head
     runs.refuse_reclaimed(head, place.hosts)
     disks = runs.head_disks(place)
     step, damaged = runs.whole_checkpoint(head, run_id)
@@ -62,8 +70,7 @@ def resume(
     launch = runs.put_again(head, runs.read_launch(head, run_id), place.target(run_id, disks), change.files, force)
     if change.of_data:
         prepare_again(head, launch, change.kept)
-    head.start(launch)
-    return run_id
+    return launch
 
 
 def prepare_again(head: Head, launch: Launch, kept: str) -> None:

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from training.control.follow import Look, follow, list_command, look_command, pa
 from training.control.head_node import Head, HeadError
 from training.control.place import Place, Target, here_target
 from training.control.ship import code_files, launch_files, pack
+from training.control.starting import Turn, claim, drop, in_the_way, keep, remove_abandoned, turn, under_way
 from training.launch import (
     ENV_FOLDER,
     Host,
@@ -27,7 +29,7 @@ from training.launch import (
     parse_launch,
 )
 from training.lineage import RECORD, DiskRecord, parse_record
-from training.run_folder import LAUNCH, LAUNCHER_LOG, PREPARING, is_run_id, new_run_id, recipe_of, unit_of
+from training.run_folder import LAUNCH, LAUNCHER_LOG, is_run_id, recipe_of, unit_of
 from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
 from training.supervision import reclaim
 
@@ -38,12 +40,6 @@ MODULE = re.compile(r"training(\.[a-z_]+)+")
 """What ranks run: always code of ours."""
 
 
-def start_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
-    """Ship code, data and papers into a new run folder and start its supervisor."""
-    put_new(head, launch, files)
-    head.start(launch)
-
-
 def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
     """Ship code, data and papers into a new run folder."""
     _ship(head, launch, {**code_files(), **launch_files(launch), **files})
@@ -52,19 +48,33 @@ def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None
 def put_plan(head: Head, launch: Launch, plan: str) -> None:
     """The last papers of a run that is ready to start: its plan, and its launch as that wants it."""
     _ship(head, launch, {"plan.json": plan, **launch_files(launch)})
-    head.shell(f"rm -f {shlex.quote(launch.run_dir)}/{PREPARING}")
 
 
-def remove(head: Head, launch: Launch) -> None:
-    """Leave nothing of a run that was not started."""
-    head.shell(f"rm -rf {shlex.quote(launch.run_dir)}", 60)
+@contextmanager
+def alone(head: Head) -> Iterator[Turn]:
+    """Inside, nobody else starts anything on the head and no run is going on there. Raises LaunchError."""
+    with turn(head) as mine:
+        _refuse_active(head)
+        remove_abandoned(head)
+        yield mine
 
 
-def remove_abandoned(head: Head, older_than_min: int) -> None:
-    """Remove what starts that were interrupted left behind."""
-    found = f"find {shlex.quote(str(head.runs))} -mindepth 2 -maxdepth 2 -name {PREPARING} -mmin +{older_than_min}"
-    each = 'while read -r mark; do rm -rf "${mark%/*}"; done'
-    head.shell(f"{found} 2>/dev/null | {each}; true", 60)
+@contextmanager
+def claimed(head: Head, name: str, now: datetime) -> Iterator[str]:
+    """The id of a new run, whose folder is made; nothing of it is left where it was not started inside."""
+    mine = claim(head, name, now)
+    try:
+        yield mine.run_id
+    finally:
+        with suppress(HeadError):  # the reason is being raised already
+            drop(head, mine)
+
+
+def start(head: Head, mine: Turn, launch: Launch) -> None:
+    """Start what is ready, while it is this side's turn."""
+    mine.confirm()
+    keep(head, launch.run_id)
+    head.start(launch)
 
 
 def predicted(head: Head, run_id: str) -> dict[str, Any]:
@@ -115,7 +125,7 @@ def all_runs(head: Head) -> list[Look]:
 
 def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
     """The run asked for, else the newest one (of a recipe). Raises LaunchError where there is none."""
-    known = [seen.status.run_id for seen in all_runs(head) if seen.status]
+    known = [seen.run_id for seen in all_runs(head)]
     if run_id is not None:
         if not is_run_id(run_id) or run_id not in known:
             raise LaunchError(f"no run {run_id!r} on {head.name}; known: {', '.join(known[-5:]) or 'none'}")
@@ -130,14 +140,26 @@ def _trains(run_id: str) -> bool:
     return recipe_of(run_id) not in {CHECK, GENERATE}
 
 
+def active(head: Head) -> str:
+    """The run that is going on there; empty where none is."""
+    return next((seen.run_id for seen in all_runs(head) if seen.active), "")
+
+
+def going_on(head: Head) -> str:
+    """The run that is going on there, or on its way to; empty where none is."""
+    return under_way(head) or active(head)  # in this order: meanwhile the one becomes the other
+
+
 def refuse_second(head: Head) -> None:
-    """LaunchError where a run is going on: two would share GPUs and ports."""
-    for seen in all_runs(head):
-        if seen.alive and seen.status and not seen.status.over:
-            raise LaunchError(
-                f"{seen.status.run_id} is running on {head.name}; "
-                f"wait for it, or end it with: fab stop --run {seen.status.run_id}"
-            )
+    """LaunchError where a run is going on or about to: two would share GPUs and ports."""
+    if run_id := under_way(head):
+        raise LaunchError(in_the_way(head, run_id))
+    _refuse_active(head)
+
+
+def _refuse_active(head: Head) -> None:
+    if run_id := active(head):
+        raise LaunchError(f"{run_id} is running on {head.name}; wait for it, or end it with: fab stop --run {run_id}")
 
 
 def refuse_reclaimed(head: Head, hosts: Sequence[Host]) -> None:
@@ -288,12 +310,14 @@ def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
 
 def start_check(place: Place, now: datetime) -> str:
     """Start a communication check as trainings are started; gives its run id."""
-    refuse_second(place.head)
-    refuse_reclaimed(place.head, place.hosts)
-    run_id = new_run_id(CHECK, now)
-    launch = place.target(run_id).launch(place.head.runs / run_id, "training.commcheck")
-    plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
-    start_new(place.head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n"})
+    head = place.head
+    with alone(head) as mine:
+        refuse_reclaimed(head, place.hosts)
+        with claimed(head, CHECK, now) as run_id:
+            launch = place.target(run_id).launch(head.runs / run_id, "training.commcheck")
+            plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
+            put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n"})
+            start(head, mine, launch)
     return run_id
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -51,13 +52,16 @@ def plan_text(
 
 
 def pack(files: Mapping[str, Path | str], archive: Path) -> None:
-    """Write files, given as paths or texts by their place in the run folder, into one tar."""
+    """Write files, given as paths or texts by their place in the run folder, into one tar; with their times."""
+    now = int(time.time())
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.mode = 0o644
+            info.mtime = now
             if isinstance(content, Path):
-                info.size = content.stat().st_size
+                about = content.stat()
+                info.size, info.mtime = about.st_size, int(about.st_mtime)
                 with content.open("rb") as file:
                     tar.addfile(info, file)
             else:

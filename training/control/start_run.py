@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 from training import tiny
 from training.control import preparing, runs
-from training.control.head_node import Head, HeadError
+from training.control.head_node import Head
 from training.control.place import Place, Target
 from training.control.plan_table import show_plan
 from training.control.ship import plan_text
@@ -29,7 +28,6 @@ from training.plan.predict import Plan, make_plan
 from training.plan.shape import PlanError
 from training.plan.teaching import short_warmup
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
-from training.run_folder import PREPARING, new_run_id
 from training.sums import SUMS, sha256_of, sums_of, sums_text
 
 BUILT_IN = "built-in:tiny"
@@ -37,8 +35,6 @@ TINY = Path(tiny.__file__)
 RECORD = "spotune-model.json"
 MAKING_S = 900.0
 WARMUP = "optimizer.warmup_steps"
-ABANDONED_MIN = 4 * 60
-"""A folder still being prepared after this long belongs to nobody: preparing itself ends before."""
 
 
 def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
@@ -179,35 +175,34 @@ def start(
     with tempfile.TemporaryDirectory() as folder:
         given = training_data(recipe, data, Path(folder), wishes.skip_bad)
         place = find_place()
-        head = place.head
-        runs.refuse_second(head)
-        runs.refuse_reclaimed(head, place.hosts)
-        runs.remove_abandoned(head, ABANDONED_MIN)
-        run_id = new_run_id(recipe.name, now)
-        target = place.target(run_id, runs.head_disks(place))
-        if head.here:
-            base = here_base_model(recipe, target)
-        else:
-            base = runs.base_model_hash(head, target.models, recipe.model_dir)
-        launch = target.launch(head.runs / run_id, "training.finetune")
-        records = f"{given.summary.records} records" if given.summary else "records counted there"
-        print(f"{run_id}: {records}, {launch.world_size} ranks on {len(launch.hosts)} nodes", flush=True)
-        try:
-            runs.put_new(head, launch, {"recipe.toml": recipe.to_toml(), PREPARING: "", **given.files})
-            plan = plan_run(place, launch, recipe, preparing.Order(wishes.skip_bad, given.from_hub), wishes.anyway)
-            if not wishes.dry:
-                launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
-                wishes.cover(head, planned_s(plan.predicted))
-                runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, base, plan.data, plan.predicted))
-        except BaseException:
-            with contextlib.suppress(HeadError):  # the reason is being raised already
-                runs.remove(head, launch)
-            raise
+        with runs.alone(place.head) as mine:
+            runs.refuse_reclaimed(place.head, place.hosts)
+            with runs.claimed(place.head, recipe.name, now) as run_id:
+                launch = _made_ready(place, run_id, recipe, given, wishes)
+                if launch is not None:
+                    runs.start(place.head, mine, launch)
+    return run_id if launch else None
+
+
+def _made_ready(place: Place, run_id: str, recipe: Recipe, given: Data, wishes: Wishes) -> Launch | None:
+    """Ship, prepare and plan a run; None where only the plan was asked for."""
+    head = place.head
+    target = place.target(run_id, runs.head_disks(place))
+    if head.here:
+        base = here_base_model(recipe, target)
+    else:
+        base = runs.base_model_hash(head, target.models, recipe.model_dir)
+    launch = target.launch(head.runs / run_id, "training.finetune")
+    records = f"{given.summary.records} records" if given.summary else "records counted there"
+    print(f"{run_id}: {records}, {launch.world_size} ranks on {len(launch.hosts)} nodes", flush=True)
+    runs.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **given.files})
+    plan = plan_run(place, launch, recipe, preparing.Order(wishes.skip_bad, given.from_hub), wishes.anyway)
     if wishes.dry:
-        runs.remove(head, launch)
         return None
-    head.start(launch)
-    return run_id
+    launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
+    wishes.cover(head, planned_s(plan.predicted))
+    runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, base, plan.data, plan.predicted))
+    return launch
 
 
 def plan_run(place: Place, launch: Launch, recipe: Recipe, order: preparing.Order, anyway: bool) -> Plan:

@@ -44,7 +44,7 @@ class Talk:
         try:
             self._writer.write(json.dumps(message) + "\n")
             self._writer.flush()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # closed at the other end, or at this one
             raise TalkBroken(f"the program does not listen any more: {error}") from error
 
     def messages(self) -> Iterator[dict[str, Any]]:

@@ -81,13 +81,13 @@ def runs_table(looks: Sequence[Look]) -> None:
     """All runs of a head with state, step, loss, what they cost and age."""
     rows = []
     for seen in looks:
-        assert seen.status is not None
         row = seen.metrics[-1] if seen.metrics else None
         step = f"{row['step']}/{row['total_steps']}" if row else "-"
         loss = number(row["loss"]) if row else "-"
         validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
-        shown = [seen.status.run_id, seen.state, step, loss, validation, seen.money or "-"]
-        rows.append([*shown, age(seen.age_s), seen.status.reason])
+        reason = "; ".join(part for part in (seen.status.reason if seen.status else "", seen.fault) if part)
+        updated = age(seen.age_s) if seen.status else "-"
+        rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
     table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows)
 
 
