@@ -7,6 +7,7 @@ from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from deploy.doctor import Finding
 
@@ -14,13 +15,16 @@ COLOURS = {"fine": "green", "warning": "yellow", "broken": "red"}
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """One row a check where all is well, one a node where it is not; every mending command once below."""
+    """One row a check where all is well, one a node where it is not; every mending command once below.
+
+    The console is one of `inventory.shown`: what nodes say is no markup.
+    """
     table = Table(box=None, pad_edge=False)
     for column in ("check", "node", "state", "what"):
         table.add_column(column, overflow="fold", no_wrap=column != "what")
     for check, group in groupby(findings, key=lambda finding: finding.check):
         for row in _rows(list(group)):
-            table.add_row(check, row[0], f"[{COLOURS[row[1]]}]{row[1]}[/]", row[2])
+            table.add_row(check, row[0], Text(row[1], COLOURS[row[1]]), row[2])
     console.print(table)
     mends: dict[str, list[str]] = {}
     for finding in findings:
@@ -29,7 +33,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
     if mends:
         console.print("\nTo mend it:")
     for command, nodes in mends.items():
-        console.print(f"  {', '.join(nodes)}: {command}", markup=False, soft_wrap=True, highlight=False)
+        console.print(f"  {', '.join(nodes)}: {command}", soft_wrap=True)
 
 
 def _rows(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:

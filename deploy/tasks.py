@@ -31,18 +31,17 @@ def doctor(c: Any, json: bool = False) -> None:
     from dataclasses import asdict
     from json import dumps
 
-    from rich.console import Console
-
     from deploy.doctor import EXIT_CODES, examine, worst
     from deploy.doctor_table import print_findings
     from deploy.survey import survey
+    from inventory.shown import console
 
     cluster = _cluster()
     findings = examine(survey(cluster, _model_folders(cluster)))
     if json:
         print(dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        print_findings(findings, Console())
+        print_findings(findings, console())
     if code := EXIT_CODES[worst(findings)]:
         raise Exit(code=code)
 
@@ -114,8 +113,9 @@ def _reasons(by_node: dict[str, str]) -> str:
 
 
 def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from inventory.shown import console
 
     without = [name for name, answer in answers.items() if not answer.pci_gpus]
     idle = [name for name in answers if name not in without and name not in {one.node for one in found}]
@@ -131,7 +131,7 @@ def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
         memory = "?" if process.memory_mib is None else str(process.memory_mib)
         run = f"{process.run or '-'}{' (active)' if one.protected else ''}"
         table.add_row(one.node, str(process.pid), process.user, process.age, memory, run, process.command)
-    Console().print(table)
+    console().print(table)
 
 
 gpu = Collection("gpu")

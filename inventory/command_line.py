@@ -9,6 +9,8 @@ from typing import Any
 
 from invoke import Argument, Collection, Exit, Task
 
+from inventory.shown import show_plainly
+
 INTERRUPTED = 130
 USER_MISTAKE = 2
 FAILURE = 1
@@ -94,13 +96,15 @@ class _Task(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # invoke takes --dry of a task that has none for its own global flag, which only shell commands heed
+        show_plainly()
         if args[0].config.run.dry:
             raise Exit(f"fab {self.name} has no --dry; nothing was done", code=USER_MISTAKE)
         return super().__call__(*args, **kwargs)
 
 
 def refuse_malformed_flags(namespace: Collection) -> None:
-    """Let every task of a namespace answer `--steps abc`, and a `--dry` it does not have, in one sentence.
+    """Let every task of a namespace answer `--steps abc`, and a `--dry` it does not have, in one sentence, and print
+    what others say as it is.
 
     invoke converts a flag's text by the type of its default and lets the ValueError through. It has no hook for
     that; the class of a task is the one thing it keeps when it copies a namespace.

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from inventory.shown import console
+
 PLAIN_EVERY_S = 5.0
 Show = Callable[[str, float | None], None]
 """What is being waited for, and how much of it is done (0 to 1), where known."""
@@ -14,15 +16,15 @@ Show = Callable[[str, float | None], None]
 @contextmanager
 def progress() -> Iterator[Show]:
     """A function for words and a share done: a bar in a terminal, a line now and then elsewhere."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
+    terminal = console()
+    if not terminal.is_terminal:
         yield _plain()
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as bar:
+    with Progress(
+        BarColumn(30), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=terminal
+    ) as bar:
         task = bar.add_task("", total=None)
 
         def show(words: str, share: float | None) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Survey, examine, worst
 from deploy.doctor_table import print_findings
 from inventory.nodes import Node
+from inventory.shown import console
 
 DEPLOY = "pyinfra -y inventory/static.py deploy/base.py"
 
@@ -216,10 +216,20 @@ def test_nobody_takes_back_machines_that_are_not_rented() -> None:
     assert wrong(findings) == []
 
 
+def test_what_a_node_says_is_no_markup_and_nothing_the_terminal_obeys() -> None:
+    out = StringIO()
+    said = "[/pytorch/third_party/gloo] [rank0] :smile: \x1b]52;c;ZXZpbA==\x07 [link=https://evil]x"
+    findings = [Finding("ssh", "te1", "broken", said, f"mend {said}")]
+    print_findings(findings, console(file=out, width=200, force_terminal=True, color_system=None))
+    text = out.getvalue()
+    assert text.count(r"[/pytorch/third_party/gloo] [rank0] :smile: \x1b]52;c;ZXZpbA==\x07 [link=https://evil]x") == 2
+    assert "\x1b]" not in text and "\x07" not in text
+
+
 def test_the_table_fits_80_columns_and_lists_every_cure_once() -> None:
     whole = survey(data_mounted=False, environment="")
     out = StringIO()
-    print_findings(examine(whole), Console(file=out, width=80))
+    print_findings(examine(whole), console(file=out, width=80))
     text = out.getvalue()
     table = text.split("To mend it:")[0]
     assert max(map(len, table.splitlines())) <= 80

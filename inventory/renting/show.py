@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inventory.api.values import HOURS_A_MONTH, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, members
+from inventory.shown import console
 
 if TYPE_CHECKING:
     from inventory.renting.down import DownPlan
@@ -38,13 +39,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
 
 def show(*what: Any) -> None:
     """Print tables and lines; where no terminal is, as wide as they are."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=200)
+    terminal = console()
+    if not terminal.is_terminal:
+        terminal = console(width=200)
     for each in what:
-        console.print(each, soft_wrap=isinstance(each, str))
+        terminal.print(each, soft_wrap=isinstance(each, str))
 
 
 def up_table(plan: UpPlan) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from inventory.shown import console, shown
 from training.control.talk import Talk, TalkBroken
 
 HELP = "/reset begins anew, /exit ends"
@@ -12,32 +13,31 @@ HELP = "/reset begins anew, /exit ends"
 
 def chat(talk: Talk, read: Callable[[str], str] = input) -> None:
     """Until /exit, the end of input or Ctrl-C. Each model has its own history: its own answers."""
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    terminal = console()
     messages = talk.messages()
     try:
         names: list[str] = _next(messages)["ready"]
-        console.print(f"{' and '.join(names)} listen; {HELP}")
+        terminal.print(f"{' and '.join(names)} listen; {HELP}")
         histories: dict[str, list[dict[str, str]]] = {who: [] for who in names}
         for line in _lines(read):
             if line == "/reset":
                 histories = {who: [] for who in names}
-                console.print("forgotten")
+                terminal.print("forgotten")
                 continue
             for history in histories.values():
                 history.append({"role": "user", "content": line})
             talk.send(histories)
             texts = dict.fromkeys(names, "")
-            with Live(side_by_side(texts), console=console, refresh_per_second=8) as live:
+            with Live(side_by_side(texts), console=terminal, refresh_per_second=8) as live:
                 for message in _answers(messages, names[-1]):
                     texts[message["who"]] = message["text"]
                     live.update(side_by_side(texts))
             for who, history in histories.items():
                 history.append({"role": "assistant", "content": texts[who]})
     except KeyboardInterrupt:
-        console.print()
+        terminal.print()
 
 
 def _lines(read: Callable[[str], str]) -> Iterator[str]:
@@ -73,16 +73,15 @@ def side_by_side(texts: Mapping[str, str]) -> Any:
     from rich.text import Text
 
     grid = Table(*texts, expand=True, show_lines=False)
-    grid.add_row(*(Text(text or "(an empty answer)") for text in texts.values()))
+    grid.add_row(*(Text(shown(text) or "(an empty answer)") for text in texts.values()))
     return grid
 
 
 def show(answers: Sequence[Mapping[str, Any]]) -> None:
     """Questions with their answers."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    terminal = console()
     for answer in answers:
-        console.print(Text(f"\n> {answer['prompt']}"))
-        console.print(side_by_side({who: answer[who] for who in ("base", "tuned") if answer[who] is not None}))
+        terminal.print(Text(f"\n> {shown(answer['prompt'])}"))
+        terminal.print(side_by_side({who: answer[who] for who in ("base", "tuned") if answer[who] is not None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inventory.shown import console
 from training.plan.predict import Plan
 from training.plan.situation import Severity
 
@@ -10,17 +11,16 @@ COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bo
 
 def show_plan(plan: Plan) -> None:
     """Every check with what was found, and what to do where something is wrong."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
+    terminal = console()
+    if not terminal.is_terminal:
         for check in plan.checks:
             print(f"{check.severity:8}{check.sentence}")
         return
     grid = Table("", "check", "found", "what to do", box=None, pad_edge=False)
     for check in plan.checks:
         severity = Text(check.severity, COLOURS[check.severity])
-        grid.add_row(severity, check.name, Text(check.value), Text(check.cure))
-    console.print(grid)
+        grid.add_row(severity, check.name, check.value, check.cure)
+    terminal.print(grid)

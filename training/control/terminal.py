@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from inventory.shown import console
 from training.control import comm_report
 from training.control.comm_report import Result
 from training.control.follow import Look, describe, eta_s, number
@@ -18,21 +19,19 @@ PLAIN_EVERY_S = 5.0
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[Look], None]]:
     """A function to give each look to: a bar in a terminal, a line now and then elsewhere."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        yield _plain(console.print)
+    terminal = console()
+    if not terminal.is_terminal:
+        yield _plain(terminal.print)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[words]}", markup=False),
         TimeElapsedColumn(),
     ]
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=terminal) as bar:
         task = bar.add_task(label, total=None, words="starting")
 
         said = ""
@@ -93,22 +92,20 @@ def runs_table(looks: Sequence[Look]) -> None:
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
     """A communication check in tables, then what is wrong and what changed."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"{result['backend']}, {result['world_size']} ranks, {result['seconds']:.0f} s")
+    terminal = console()
+    terminal.print(f"{result['backend']}, {result['world_size']} ranks, {result['seconds']:.0f} s")
     for line in comm_report.check_lines(result):
-        console.print(f"  {line}")
+        terminal.print(f"  {line}")
     table(*comm_report.interface_table(result))
     if result["pairs"]:
         table(*comm_report.pair_table(result))
     table(*comm_report.sweep_table(result))
     if slowest := comm_report.slowest_pair(result):
-        console.print(f"slowest pair: {slowest['from']} -> {slowest['to']}, {slowest['gbit_s']:.2f} Gbit/s")
+        terminal.print(f"slowest pair: {slowest['from']} -> {slowest['to']}, {slowest['gbit_s']:.2f} Gbit/s")
     for line in comm_report.comparison(result, previous):
-        console.print(line)
+        terminal.print(line)
     for line in comm_report.problems(result, line_rate_gbps):
-        console.print(f"[yellow]{line}")
+        terminal.print(line, style="yellow")
 
 
 def print_json(result: Result) -> None:
@@ -118,13 +115,12 @@ def print_json(result: Result) -> None:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows of text under a header."""
-    from rich.console import Console
     from rich.table import Table
 
     grid = Table(*header, box=None, pad_edge=False)
     for row in rows:
         grid.add_row(*row)
-    Console(highlight=False).print(grid)
+    console().print(grid)
 
 
 def age(seconds: float) -> str:
