@@ -312,15 +312,65 @@ def test_the_optimizer_stays_on_the_head_until_it_is_asked_for(connect, run: Pat
     assert (step / "SHA256SUMS").read_bytes() == (there / "SHA256SUMS").read_bytes()
 
 
-def test_a_step_that_was_made_again_takes_the_place_of_the_one_at_home(connect, run: Path, tmp_path: Path):
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def rows(times: str, to: int) -> str:
+    return "".join(json.dumps({"step": n, "time": times, "loss": 1.0}) + "\n" for n in range(1, to + 1))
+
+
+@pytest.mark.parametrize("difference", ["claim", "no claim", "older", "no checkpoint", "went on alone", "another file"])
+def test_a_fetch_replaces_nothing_of_another_run_of_the_same_id(connect, run: Path, tmp_path: Path, difference: str):
+    """Of another cluster, or of a disk made from an older snapshot of the first one's."""
     home, open_sftp = tmp_path / "home", connect()
+    (run / "claim").write_text("one\n")
+    (run / "metrics.jsonl").write_text(rows("morning", 6))
+    make_checkpoint(run, 4)
     fetch_remote(open_sftp, str(run), home)
-    shutil.rmtree(run / "checkpoints" / "step-2")
-    make_checkpoint(run, 2, adapter=adapter_bytes(b=b"\x02\x3f"))
+    before = everything(home)
+    if difference == "claim":
+        (run / "claim").write_text("two\n")
+    elif difference == "no claim":
+        (run / "claim").unlink()
+    elif difference in {"older", "no checkpoint"}:
+        shutil.rmtree(run / "checkpoints" / "step-4")
+        if difference == "no checkpoint":
+            shutil.rmtree(run / "checkpoints" / "step-2")
+    elif difference == "went on alone":
+        (run / "metrics.jsonl").write_text(rows("morning", 2) + rows("evening", 9)[len(rows("evening", 2)) :])
+        make_checkpoint(run, 8)
+    else:
+        shutil.rmtree(run / "checkpoints" / "step-4")
+        make_checkpoint(run, 4, adapter=adapter_bytes(b=b"\x02\x3f"))
+    with pytest.raises(FetchError, match=rf"to have both: mv {home} {home}\.kept, then fetch again"):
+        fetch_patiently(open_sftp, lambda: pytest.fail("nothing broke"), str(run), home)
+    after = everything(home)
+    assert {name: after[name] for name in before} == before
+    home.rename(f"{home}.kept")
     fetch_remote(open_sftp, str(run), home)
-    name = "checkpoints/step-2/adapter/adapter_model.safetensors"
-    assert (home / name).read_bytes() == (run / name).read_bytes()
-    assert [path.name for path in (home / "checkpoints").iterdir()] == ["step-2"]
+
+
+def test_a_run_that_was_resumed_from_what_is_at_home_comes_home_as_ever(connect, run: Path, tmp_path: Path):
+    home, open_sftp = tmp_path / "home", connect()
+    (run / "claim").write_text("one\n")
+    (run / "metrics.jsonl").write_text(rows("morning", 6))
+    make_checkpoint(run, 4)
+    fetch_remote(open_sftp, str(run), home)
+    (run / "metrics.jsonl").write_text(rows("morning", 4) + rows("evening", 9)[len(rows("evening", 4)) :])
+    make_checkpoint(run, 8)
+    assert fetch_remote(open_sftp, str(run), home).step == 8
+    assert (home / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_what_was_fetched_carries_its_times(connect, run: Path, tmp_path: Path):
+    names = ("plan.json", "logs/rank-0.log", "checkpoints/step-2/adapter/adapter_config.json")
+    for name in names:
+        os.utime(run / name, (1e9, 1e9))
+    open_sftp = connect()
+    for full in (False, True):  # the second takes over what the first brought
+        fetch_remote(open_sftp, str(run), tmp_path / "home", full)
+        assert [(tmp_path / "home" / name).stat().st_mtime for name in names] == [1e9] * 3
 
 
 def test_a_file_the_login_user_may_not_read_is_named_and_no_broken_connection(connect, run: Path, tmp_path: Path):

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.control.download import Download, FileGone
+from training.control.same_run import another, refuse_another
 from training.control.verify import DamagedError, FetchError, part_of, verify_checkpoint
-from training.run_folder import HANG, MERGED, PROFILE, REPORT, VERSIONS
+from training.run_folder import CLAIM, HANG, MERGED, PROFILE, REPORT, VERSIONS
 from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ SINGLE_FILES = (
     "metrics.jsonl",
     "status.json",
     "result.json",
+    CLAIM,
     REPORT,
     VERSIONS,
     "data/report.json",
@@ -100,10 +102,12 @@ def newest_step(names: list[str]) -> int | None:
 def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, full: bool = False) -> Fetched:
     """Fetch a run folder's papers, logs and best or newest checkpoint, verified; `full` with the optimizer.
 
-    Raises FetchError where no checkpoint is whole or the adapter is not what the run should have made.
+    Raises FetchError where no checkpoint is whole or the adapter is not what the run should have made, and where
+    the folder at home is of another run.
     """
     download = Download(open_sftp, remote, local)
     there = {*download.names("."), *(f"data/{name}" for name in download.names("data"))}
+    refuse_another(download, there, newest_step(download.names("checkpoints")), local)
     papers = [name for name in there if _is_paper(name)]
     papers += [name for tree in TREES if tree in there for name in download.tree(tree)]
     papers += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
@@ -207,6 +211,8 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
         _check_home(home, have)
         verify_checkpoint(home, planned_base_model(local))
     else:
+        if differs := sorted(file for file in wanted if have.get(file, wanted[file]) != wanted[file]):
+            raise another(local, f"{name}/{differs[0]} is another")
         _take_over(home, fresh, {file for file, digest in wanted.items() if have.get(file) == digest})
         download.all([(f"{name}/{file}", fresh / file, digest) for file, digest in wanted.items()])
         for path in fresh.rglob("*"):
@@ -224,7 +230,7 @@ def _take_over(home: Path, fresh: Path, files: set[str]) -> None:
     for file in files:
         if (home / file).is_file() and not (fresh / file).exists():
             (fresh / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(home / file, fresh / file)
+            shutil.copy2(home / file, fresh / file)
 
 
 def _replace(home: Path, fresh: Path) -> None:
