@@ -156,3 +156,31 @@ def test_many_at_once_lose_nothing(intents):
     several = [subprocess.Popen([sys.executable, "-c", code, str(intents.path), name], cwd=ROOT) for name in "abc"]
     assert [process.wait(timeout=60) for process in several] == [0, 0, 0]
     assert len(intents.pending()) == 60 and time.monotonic() - started < 60
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from inventory.api.errors import RentError
+from inventory.renting.intents import Intents
+intents = Intents(Path(sys.argv[1]))
+intents.begun("first", 1).__enter__()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+try:
+    for n in range(9):
+        intents.begun(f"order {n}", n).__enter__()
+except RentError as error:
+    print(n, error)
+import os; sys.stdout.flush(); os._exit(0)
+"""
+
+
+def test_a_disk_that_is_full_leaves_the_intents_whole_and_nothing_is_ordered(intents):
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL, str(intents.path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    said, _, sentence = ran.stdout.partition(" ")
+    assert "cannot be written (File too large): what is about to be ordered must be on the disk first" in sentence
+    assert list(intents.pending()) == ["first", *(f"order {n}" for n in range(int(said)))]
+    assert not intents.path.with_suffix(".half").exists()

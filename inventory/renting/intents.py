@@ -169,9 +169,17 @@ class Intents:
     def _write(self, pending: dict[str, Intent]) -> None:
         content = {key: {k: v for k, v in vars(i).items() if k != "key"} for key, i in pending.items()}
         half = self.path.with_suffix(".half")
-        with _opened(half, os.O_TRUNC) as descriptor:
-            os.write(descriptor, json.dumps(content, indent=1).encode())
-            os.fsync(descriptor)
+        try:
+            with _opened(half, os.O_TRUNC) as descriptor, open(descriptor, "wb", closefd=False) as file:
+                file.write(json.dumps(content, indent=1).encode())  # all of it: one os.write may be cut short
+                file.flush()
+                os.fsync(descriptor)
+        except OSError as error:
+            half.unlink(missing_ok=True)
+            raise RentError(
+                f"{self.path} cannot be written ({error.strerror}): what is about to be ordered must be on the disk "
+                "first; it is as it was, make room and run the same command again"
+            ) from None
         half.replace(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
