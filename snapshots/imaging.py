@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inventory.renting.intents import Intents
+from inventory.renting.owners import own_tag
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, WRITTEN_TAG, of_cluster
 from inventory.ssh import SshError, ask, connect, run
@@ -77,7 +78,7 @@ def take_image(
     if system is None:
         raise SnapshotError(f"{instance.name} has no system disk that the cloud tells of: no image can be made")
     intents = Intents(ClusterPlaces.of(settings.name).intents)
-    tags = {**of_cluster(settings.name), WITH_TAG: snapshot_id, WRITTEN_TAG: f"{gib:.1f}"}
+    tags = {**of_cluster(settings.name), **own_tag(settings), WITH_TAG: snapshot_id, WRITTEN_TAG: f"{gib:.1f}"}
     with intents.alone():
         of_system = _snapshot(cloud, intents, head, system.disk_id, name=f"{name[:120]}{SUFFIX}", tags=tags)
     say(f"{of_system} of the system disk is begun; {head.name} has its keys again")

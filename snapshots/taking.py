@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from inventory.renting import owners
 from inventory.renting.intents import Intents
 from inventory.renting.places import ClusterPlaces
 from snapshots import apply, contents, cost, freeze
@@ -42,7 +43,7 @@ def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, p
     if count:
         say(f"  {count} of the system's packages, {size / 2**20:.0f} MiB")
     say(cost.before_creating(inside.written_gib or 0, settings.aliyun.snapshot_price_gib_month))
-    called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside)
+    called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside) | owners.own_tag(settings)
     snapshot_id, held = create(cloud, intents, disk, called, tags=tags, at_rest=lambda: freeze.at_rest(head))
     say(f"{snapshot_id} is begun; /data on {head.name} is writable again")
     if not held:

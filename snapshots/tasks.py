@@ -132,18 +132,25 @@ def list_snapshots(c: Context) -> None:
     help={
         "keep_last": "how many whole snapshots stay",
         "all_": "every one that no disk was made from, those made with --keep too",
+        "others": "although some are another owner's, by their tag",
         "yes": "do not ask",
         "dry": "only say what would go",
     },
 )
-def prune(c: Context, keep_last: int = 3, all_: bool = False, yes: bool = False, dry: bool = False) -> None:
+def prune(
+    c: Context, keep_last: int = 3, all_: bool = False, others: bool = False, yes: bool = False, dry: bool = False
+) -> None:
     """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
     with _sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
+        from inventory.renting import owners
         from snapshots import apply, pairs, policy, show
 
         settings, cloud = _rented()
         everything, disks = apply.all_snapshots(cloud, settings), cloud.disks()
         images = apply.all_images(cloud, settings)
+        owners.refuse_foreign(
+            settings, [*everything, *images], others, "fab snapshots.prune --others takes them for yours"
+        )
         found, stray = pairs.of_data(everything), pairs.strays(everything, images)
         verdicts = policy.all_unused(found, disks) if all_ else policy.prune(found, disks, keep_last)
         show.print_verdicts(verdicts, settings.aliyun.snapshot_price_gib_month)
@@ -154,7 +161,8 @@ def prune(c: Context, keep_last: int = 3, all_: bool = False, yes: bool = False,
             question = policy.question(verdicts) if going else "delete them?"
             if dry:
                 return
-            ask(yes, question, yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_))
+            again = yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_, others=others)
+            ask(yes, question, again)
             apply.delete_companions(cloud, stray, say)
             beside = [pairs.companions(each.snapshot_id, everything, images) for each in going]
             apply.delete(cloud, list(zip(going, beside, strict=True)), say)

@@ -172,9 +172,7 @@ def _by_chunks_of(
     return total
 
 
-def _of_chunk(
-    head: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor:
+def _of_chunk(head: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     logits = head(rows).float()
     loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     return torch.stack((loss, (logits.detach().argmax(1) == targets).sum().float()))

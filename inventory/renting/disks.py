@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
 from inventory.api.values import Disk, Instance, Snapshot
-from inventory.renting import members, order, settling, tags
+from inventory.renting import members, order, owners, settling, tags
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ class DiskKeeper:
     def _made(self, k: int, each: Instance) -> str:
         name = members.disk_name(self.settings.name, k)
         wanted = order.new_disk(self.settings.aliyun, self.snapshot, name, apart=True)
-        own = tags.of_cluster(self.settings.name) | {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
+        own = tags.of_cluster(self.settings.name) | owners.own_tag(self.settings)
+        own |= {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
         key = f"{settling.DISK} te{k}"
         with self.intents.begun(key, [each.zone_id, wanted, own]) as token:
             labels, attempts = own | {tags.INTENT_TAG: token}, self.intents.attempts(key)

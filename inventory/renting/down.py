@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
 from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import keys, ledger, making, members, settling, tags
+from inventory.renting import keys, ledger, making, members, owners, settling, tags
 from inventory.renting.intents import Intents
 from inventory.renting.places import ClusterPlaces
 
@@ -57,16 +57,18 @@ def _goes(disk: Disk) -> bool:
     return disk.tags.get(tags.STATE_TAG) == tags.NEW
 
 
-def plan_down(cloud: Ecs, settings: Settings, disks: bool, anyway: bool = False) -> DownPlan:
+def plan_down(cloud: Ecs, settings: Settings, disks: bool, anyway: bool = False, others: bool = False) -> DownPlan:
     """What `fab down` would do; `disks`: the kept disks go too. Changes nothing.
 
-    Raises CloudError; RentError where a snapshot would fail, but for `anyway`.
+    Raises CloudError; RentError where a snapshot would fail, but for `anyway`, and where something is another owner's,
+    but for `others`.
     """
     own = tags.of_cluster(settings.name)
     notes = settling.settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
     machines = members.members(_there(cloud, settings))
-    going, kept = divided(members.labelled(cloud.disks(tags=own), machines), disks)
-    snapshots = cloud.snapshots(tags=own)
+    owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
+    owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
+    going, kept = divided(members.labelled(owned, machines), disks)
     if not anyway:
         _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
     lost = [i.instance_id for i in machines if not own.items() <= i.tags.items()]
@@ -77,7 +79,8 @@ def plan_down(cloud: Ecs, settings: Settings, disks: bool, anyway: bool = False)
         price = cloud.disk_price_month(disk.category, disk.size_gib, disk.performance_level, disk.zone_id)
         if price is not None:
             months[disk.disk_id] = price.trade
-    pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own))
+    ours = owners.own_pairs(settings)
+    pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
     return DownPlan(machines, going, pairs, kept, snapshots, months, notes)
 
 

@@ -37,12 +37,12 @@ def private_key(settings: Settings, places: ClusterPlaces, pair: str = "") -> Pa
     """The private key of a machine: the one its pair was made of, else the settings' own where the cloud
     takes it, else the cluster's."""
     for key in (settings.ssh.key, places.own_key):
-        if pair and (public := _public(key)) and pair_name(settings.name, public) == pair:
+        if pair and (told := public(key)) and pair_name(settings.name, told) == pair:
             return key
     return settings.ssh.key if settings.ssh.key.is_file() and not _refused_kind(settings) else places.own_key
 
 
-def _public(key: Path) -> str:
+def public(key: Path) -> str:
     """The key's public half; empty where it cannot be read."""
     try:
         return key.with_name(f"{key.name}.pub").read_text(encoding="utf-8").strip()
@@ -52,7 +52,7 @@ def _public(key: Path) -> str:
 
 def _refused_kind(settings: Settings) -> str:
     """What kind of key the settings' own is, where that is none the cloud takes; else empty."""
-    kind = _public(settings.ssh.key).partition(" ")[0]
+    kind = public(settings.ssh.key).partition(" ")[0]
     return "" if kind in IMPORTED else kind
 
 
@@ -75,8 +75,8 @@ def ensure_key(settings: Settings, places: ClusterPlaces) -> str:
         places.make()
         comment = f"spotune-{settings.name}"
         _ssh_keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(key))
-    if public := _public(key):
-        return public
+    if told := public(key):
+        return told
     file = key.with_name(f"{key.name}.pub")
     raise RentError(f"ssh.key: {key} has no public half beside it; make it: ssh-keygen -y -f {key} > {file}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
 from inventory.api.values import Image, Price
-from inventory.renting import access, cost, keys, lease, network, order, quotes, settling, tags
+from inventory.renting import access, cost, keys, lease, network, order, owners, quotes, settling, tags
 from inventory.renting.intents import Intents
 from inventory.renting.offers import Offer
 from inventory.renting.places import ClusterPlaces
@@ -144,7 +144,8 @@ class Maker:
         key = f"{settling.MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
         with self.intents.begun(key, request, each.count) as token:
             self.tokens.append(token)
-            tagged = replace(request, tags={**request.tags, tags.INTENT_TAG: token})
+            own = owners.own_tag(self.settings)
+            tagged = replace(request, tags={**request.tags, **own, tags.INTENT_TAG: token})
             ids = self.cloud.run(tagged, token, attempts=self.intents.attempts(key))
             self.intents.answered(key, ids)
         self.made.extend(ids)

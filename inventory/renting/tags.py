@@ -8,6 +8,8 @@ from inventory.api.values import CLUSTER_TAG, Price
 
 INTENT_TAG = "spotune:intent"
 """The token of the call that made a thing: says after a crash whether the call was heard."""
+OWNER_TAG = "spotune:owner"
+"""Whose a thing is: the fingerprint of the ssh key that its maker's machines take, a blank, and the maker's name."""
 PRICE_TAG = "spotune:price"
 """On a machine: what an hour of it cost when it was ordered, its disks included."""
 MOST_TAG = "spotune:price-most"

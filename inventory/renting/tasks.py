@@ -52,6 +52,7 @@ def _cloud(settings: Any, record: str) -> Any:
         "hours": "until the cloud releases them by itself, also those that stand; 0 means aliyun.hours, for new ones",
         "yes": "rent them without asking",
         "partial": "rather some machines than none, of several types and zones if need be",
+        "others": "although machines or disks of the cluster are another owner's, by their tag",
         "dry": "only show what it would do and cost",
         "record": RECORD,
     },
@@ -62,6 +63,7 @@ def up(
     hours: float = 0.0,
     yes: bool = False,
     partial: bool = False,
+    others: bool = False,
     dry: bool = False,
     record: str = "",
 ) -> None:
@@ -72,7 +74,8 @@ def up(
         from inventory.renting.up import Wish, carry_out, plan_up
 
         settings = _settings()
-        wish = Wish(nodes or settings.aliyun.nodes, hours or settings.aliyun.hours, None, partial, bool(hours))
+        length = hours or settings.aliyun.hours
+        wish = Wish(nodes or settings.aliyun.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
         plan = plan_up(cloud, settings, wish)
         show.show(show.up_table(plan))
@@ -80,7 +83,7 @@ def up(
             show.show(said)
         if dry:
             return
-        again = yes_command("up", up, nodes=nodes, hours=hours, partial=partial, record=record)
+        again = yes_command("up", up, nodes=nodes, hours=hours, partial=partial, others=others, record=record)
         if plan.numbers or plan.stopped:
             ask(yes, f"rent {members.so_many(len(plan.numbers))}?", again)
         elif plan.longer:
@@ -96,11 +99,14 @@ def up(
     help={
         "disks": "the kept data disks too, and what is on them",
         "yes": "delete without asking",
+        "others": "although machines, disks or snapshots of the cluster are another owner's, by their tag",
         "anyway": "although a snapshot of a disk is still being stored, which then fails",
         "record": RECORD,
     },
 )
-def down(c: Any, disks: bool = False, yes: bool = False, anyway: bool = False, record: str = "") -> None:
+def down(
+    c: Any, disks: bool = False, yes: bool = False, anyway: bool = False, others: bool = False, record: str = ""
+) -> None:
     """Delete the rented machines; says what stays and what that costs."""
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
         from inventory.renting import show
@@ -108,12 +114,13 @@ def down(c: Any, disks: bool = False, yes: bool = False, anyway: bool = False, r
 
         settings = _settings()
         cloud = _cloud(settings, record)
-        plan = plan_down(cloud, settings, disks, anyway)
+        plan = plan_down(cloud, settings, disks, anyway, others)
         if plan.machines and (active := _active_run()):
             show.show(f"{active} is going on there: it ends with the machines; `fab stop` lets it save first")
         show.show(*show.down_lines(plan, settings))
         if not plan.is_empty:
-            ask(yes, "delete them?", yes_command("down", down, disks=disks, anyway=anyway, record=record))
+            again = yes_command("down", down, disks=disks, anyway=anyway, others=others, record=record)
+            ask(yes, "delete them?", again)
             carry_out_down(cloud, settings, plan, say)
     say("nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left")
 

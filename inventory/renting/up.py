@@ -22,6 +22,7 @@ from inventory.renting import (
     making,
     members,
     order,
+    owners,
     quotes,
     reaching,
     settling,
@@ -54,6 +55,8 @@ class Wish:
     """Whether `hours` counts for machines that stand too, where none is made."""
     image_id: str = ""
     """Instead of aliyun.image."""
+    others: bool = False
+    """Another owner's machines and disks are taken for ours."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +102,20 @@ def plan_up(cloud: Ecs, settings: Settings, wish: Wish) -> UpPlan:
     Raises RentError for what cannot be rented like that, CloudError.
     """
     _refuse_impossible(wish)
+    owners.refuse_nameless(settings)
     places = ClusterPlaces.of(settings.name)
     notes = list(settling.settle(cloud, Intents(places.intents)))
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
+    own = cloud.disks(tags=tags.of_cluster(settings.name))
+    owners.refuse_foreign(settings, (*instances, *own), wish.others, "fab up --others takes them for yours")
     there, numbers, now = members.counted(instances), members.missing(instances, wish.nodes), cloud.now()
     plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
     plan = replace(plan, is_spot=settings.aliyun.spot != "off", budget=settings.aliyun.budget)
     notes += _surprises(instances, wish)
-    plan = replace(plan, money=_money(cloud, settings, plan, instances, now))
+    plan = replace(plan, money=_money(cloud, settings, plan, instances, own))
     if numbers:
-        disk_claims.refuse(cloud.disks(tags=tags.of_cluster(settings.name)), instances, numbers)
-        plan, said = _offered(cloud, settings, plan)
+        disk_claims.refuse(own, instances, numbers)
+        plan, said = _offered(cloud, settings, plan, own)
         notes += said
     _refuse_expensive(settings, plan)
     return replace(plan, notes=tuple(notes))
@@ -134,13 +140,15 @@ def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
     return said
 
 
-def _money(cloud: Ecs, settings: Settings, plan: UpPlan, instances: Sequence[Instance], now: datetime) -> cost.Spent:
+def _money(
+    cloud: Ecs, settings: Settings, plan: UpPlan, instances: Sequence[Instance], own: Sequence[Disk]
+) -> cost.Spent:
     """This month's money, the machines there are counted until their new release time, where they get one.
 
     A disk that gets a machine again is in that machine's price.
     """
+    now = cloud.now()
     past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now)
-    own = cloud.disks(tags=tags.of_cluster(settings.name))
     back = {d.disk_id for d in order.kept_for(own, plan.numbers).values()}
     loose = [d for d in own if d.disk_id not in back]
     later = {i.instance_id for i in plan.longer}
@@ -148,9 +156,8 @@ def _money(cloud: Ecs, settings: Settings, plan: UpPlan, instances: Sequence[Ins
     return cost.spent(longer, past, cost.month_shares(loose, lease.loose_months(cloud, loose), now), now)
 
 
-def _offered(cloud: Ecs, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:
+def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) -> tuple[UpPlan, tuple[str, ...]]:
     """The plan with what can be had, at which price, reached from where."""
-    own = cloud.disks(tags=tags.of_cluster(settings.name))
     kept = order.kept_for(own, plan.numbers)
     first = kept[min(kept)] if kept else None
     home = first.zone_id if first else (plan.there[0].zone_id if plan.there else "")
@@ -226,7 +233,8 @@ def carry_out(
         maker = making.Maker(cloud, settings, plan, intents, report)
         numbers = [k for k in members.missing(there, plan.wish.nodes) if k in plan.numbers]
         if numbers:  # another command may have spent money since the plan was made
-            maker.plan = replace(plan, money=_money(cloud, settings, plan, there, cloud.now()))
+            own = cloud.disks(tags=tags.of_cluster(settings.name))
+            maker.plan = replace(plan, money=_money(cloud, settings, plan, there, own))
             with timed("order"):
                 maker.make(numbers)
         else:
@@ -248,7 +256,10 @@ def carry_out(
             addresses = {i.instance_id: members.address(settings, i) for i in machines}
             with timed("host keys"):
                 keys.pin_all(cloud, places, addresses)
-            nodes = members.as_nodes(settings, machines, cloud.disks(tags=tags.of_cluster(settings.name)))
+            owned = cloud.disks(tags=tags.of_cluster(settings.name))
+            if plan.wish.others:
+                owners.take_over(cloud, settings, machines, owned)
+            nodes = members.as_nodes(settings, machines, owned)
             again = partial(keys.pin_all, cloud, places, addresses, again=True)
             with timed("ssh answers"):
                 reaching.with_new_keys(reach, again)(nodes)
