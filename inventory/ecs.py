@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from inventory.api import requests
 from inventory.api.access_calls import AccessCalls
-from inventory.api.caller import ECS, VPC
+from inventory.api.caller import ECS, STS, VPC
 from inventory.api.disk_calls import DiskCalls
 from inventory.api.errors import CloudError, Kind, RentError, classify, sentence
 from inventory.api.image_calls import ImageCalls
@@ -104,6 +104,9 @@ class Ecs(MachineCalls, DiskCalls, ImageCalls, OfferCalls, AccessCalls):
         self._clients = {
             ECS: Client(_config(region_id, where, where.host, pace, credential)),
             VPC: PlainClient(_config(region_id, where, where.host or central, pace, credential)),
+            STS: PlainClient(
+                _config(region_id, where, where.host or f"sts.{region_id}.aliyuncs.com", pace, credential)
+            ),
         }
 
     @classmethod

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import NewDisk
+from inventory.api.values import CLUSTER_TAG, NewDisk
 from inventory.ecs import Ecs
 from inventory.renting import down, show, tags
 from tests.paper_cluster import FAST, SMALL, PaperCluster
@@ -64,6 +64,46 @@ def test_what_is_somebody_elses_is_not_touched(cluster):
     plan = cluster.down(disks=True)
     assert disk_id not in [d.disk_id for d in plan.disks]
     assert left(cluster) == [disk_id]
+
+
+def test_what_was_given_to_another_cluster_is_not_deleted(cluster):
+    (machine,) = cluster.up(1)
+    cluster.cloud.tag("instance", [machine.instance_id], tags.of_cluster("other"))
+    cluster.cloud.tag(
+        "disk", [d.disk_id for d in cluster.cloud.disks(tags=tags.of_cluster("demo"))], {CLUSTER_TAG: "x"}
+    )
+    cluster.down(disks=True)
+    assert [i.instance_id for i in cluster.cloud.instances(tags=tags.of_cluster("other"))] == [machine.instance_id]
+
+
+def test_what_bills_in_another_region_is_named_and_nothing_is_taken_for_gone(cluster):
+    (machine,) = cluster.up(1)
+    (disk,) = cluster.data_disks
+    cluster.write(SMALL + 'region = "cn-beijing"')
+    for command in (("down", "--disks", "--yes"), ("cost",)):
+        told = cluster.fab(*command).stdout
+        for each in (machine.instance_id, disk.disk_id):
+            (line,) = [line for line in told.splitlines() if line.startswith("elsewhere") and each in line]
+            assert "in cn-hangzhou of account 1000000000000001: billed" in line and 'region = "cn-hangzhou"' in line
+        assert "nothing is left in cn-beijing; elsewhere there is what is named above" in told or command == ("cost",)
+    cluster.write(SMALL)
+    plan = cluster.down(disks=True)
+    assert [i.instance_id for i in plan.machines] == [machine.instance_id] and plan.elsewhere == ()
+    cluster.write(SMALL + 'region = "cn-beijing"')
+    assert cluster.fab("down").stdout == "nothing is left\n"
+
+
+def test_another_account_of_the_same_region_is_another_place(cluster):
+    cluster.up(1)
+    cluster.down()
+    world = cluster.api.cloud.world
+    world.account_id = "2000000000000002"
+    disks, world.disks = world.disks, {}
+    (left,) = cluster.down().elsewhere
+    assert (left.kind, left.region, left.account) == ("disk", "cn-hangzhou", "1000000000000001")
+    world.account_id, world.disks = "1000000000000001", disks
+    cluster.down(disks=True)
+    assert cluster.down().elsewhere == ()
 
 
 @pytest.mark.parametrize("kind", ["lost-answer", "throttle", "error-500"])

@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from inventory.api.errors import ADVICE, DRY_SUCCESS, CloudError, Kind
 from inventory.api.retries import Pace, repeated
 
-ECS, VPC = "2014-05-26", "2016-04-28"
-"""Versions of the two products whose actions are called."""
+ECS, VPC, STS = "2014-05-26", "2016-04-28", "2015-04-01"
+"""Versions of the products whose actions are called."""
 MAKING = ("Create", "Run", "Import")
 """How the actions begin that make something."""
 ID = re.compile(r"(vpc|vsw|sg|i|d|s|m)-[a-z0-9]+")
+WHOLE_MINUTE = timedelta(minutes=1)
+"""Some lists tell times without seconds."""
 SAME_TIME = timedelta(seconds=2)
 Found = TypeVar("Found")
 
@@ -53,6 +56,14 @@ class Caller:
     def now(self) -> datetime:
         """The time by the cloud's clock, which release times are compared with; by ours until it has answered."""
         return datetime.now(UTC) + self.ahead
+
+    @cached_property
+    def account(self) -> str:
+        """The number of the account that pays; empty where that is not told. Asked once, without a repetition."""
+        try:
+            return str(self.once("GetCallerIdentity", {}, STS).get("AccountId") or "")
+        except CloudError:
+            return ""
 
     def hear_time(self, date: str) -> None:
         """Take an answer's Date. It is in whole seconds: what is less than two is not heard."""
@@ -97,6 +108,13 @@ class Caller:
         if action.startswith(MAKING):
             self.made |= dict.fromkeys(ids_in(answer), time.monotonic())
         return answer
+
+    def note_new(self, found: Iterable[tuple[str, datetime]]) -> None:
+        """Take from a list what was made just now, by its id and when: other calls may not know it yet."""
+        recent = self.now() - timedelta(seconds=self.pace.listed_s) - WHOLE_MINUTE
+        for each, created in found:
+            if created > recent:
+                self.made.setdefault(each, time.monotonic())
 
     def is_new(self, fields: Mapping[str, Any]) -> bool:
         """Whether a request is about something that was made so shortly before."""

@@ -28,6 +28,7 @@ class DiskCalls(Caller):
             for answer in self.pages("DescribeDisks", {"RegionId": self.region_id, **of_instance, **fields})
             for disk in answers.disks(answer)
         )
+        self.note_new((disk.disk_id, disk.created) for disk in found)
         if not found and ids is None:
             self.must_see("DescribeDisks")
         return found

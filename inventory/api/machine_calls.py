@@ -32,6 +32,7 @@ class MachineCalls(Caller):
             for answer in self.pages("DescribeInstances", {"RegionId": self.region_id, **fields})
             for instance in answers.instances(answer)
         )
+        self.note_new((instance.instance_id, instance.created) for instance in found)
         if not found and ids is None:
             self.must_see("DescribeInstances")
         return found

@@ -35,6 +35,8 @@ class DownPlan:
     disk_months: Mapping[str, float] = field(default_factory=dict)
     """What a kept disk costs a month, by its id, where the cloud tells."""
     notes: tuple[str, ...] = ()
+    elsewhere: tuple[ledger.Entry, ...] = ()
+    """What was left in other regions or accounts, which this look does not reach."""
 
     @property
     def is_empty(self) -> bool:
@@ -81,7 +83,8 @@ def plan_down(cloud: Ecs, settings: Settings, disks: bool, anyway: bool = False,
             months[disk.disk_id] = price.trade
     ours = owners.own_pairs(settings)
     pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
-    return DownPlan(machines, going, pairs, kept, snapshots, months, notes)
+    left = ledger.elsewhere(ledger.read(ClusterPlaces.of(settings.name).ledger), ledger.here(cloud), cloud.now())
+    return DownPlan(machines, going, pairs, kept, snapshots, months, notes, left)
 
 
 def _refuse_unstored(snapshots: Sequence[Snapshot], disks: Sequence[Disk], going: Collection[str]) -> None:
@@ -98,10 +101,14 @@ def _refuse_unstored(snapshots: Sequence[Snapshot], disks: Sequence[Disk], going
 
 
 def _there(cloud: Ecs, settings: Settings) -> tuple[Instance, ...]:
-    """The cluster's machines by their tags; where those show none, also what was last seen by its id."""
-    found = cloud.instances(tags=tags.of_cluster(settings.name))
-    known = ledger.read(ClusterPlaces.of(settings.name).ledger).values()
-    return found or cloud.instances(ids=[entry.instance_id for entry in known if entry.ended is None])
+    """The cluster's machines by their tags; where those show none, also what was last seen by its id, but for what has
+    another cluster's tag: it was given to that one."""
+    if found := cloud.instances(tags=tags.of_cluster(settings.name)):
+        return found
+    known, here = ledger.read(ClusterPlaces.of(settings.name).ledger).values(), ledger.here(cloud)
+    open_here = [e for e in known if e.ended is None and e.kind == ledger.MACHINE and here.has(e)]
+    seen = cloud.instances(ids=[entry.instance_id for entry in open_here])
+    return tuple(each for each in seen if each.tags.get(CLUSTER_TAG, settings.name) == settings.name)
 
 
 def carry_out_down(cloud: Ecs, settings: Settings, plan: DownPlan, report: Report) -> None:
@@ -112,14 +119,16 @@ def carry_out_down(cloud: Ecs, settings: Settings, plan: DownPlan, report: Repor
     intents = Intents(places.intents)
     with intents.alone():
         there = _there(cloud, settings)
-        ledger.look(places.ledger, there, cloud.now())
+        here = ledger.here(cloud)
+        ledger.look(places.ledger, there, cloud.now(), here)
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there if i.instance_id in named]
         if going:
             report(f"deleting {len(going)} machines")
             making.remove(cloud, going, intents)
-        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], cloud.now())
+        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], cloud.now(), here)
         _delete_disks(cloud, settings, plan, report)
+        ledger.look_kept(places.ledger, plan.kept, plan.snapshots, cloud.now(), here)
         _forget_access(cloud, places, plan.key_pairs)
 
 

@@ -58,7 +58,7 @@ def budget_end(
     budget = settings.aliyun.budget
     if not budget:
         return None
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now)
+    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now, ledger.here(cloud))
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, loose_months(cloud, own), now)
     told = tags.price_h if watched else tags.most_h

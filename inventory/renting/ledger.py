@@ -1,6 +1,7 @@
-"""What past machines cost: the cloud forgets a machine that is gone. One line of JSON each, the last one counts.
+"""What past machines cost, and what was left in other regions and accounts: the cloud forgets the one and, asked in
+another place, does not tell of the other. One line of JSON each, the last one counts.
 
-Only `fab cost` and the budget read it; no machine or disk is ever looked for in it.
+Only `fab cost`, `fab down` and the budget read it; what is there to be deleted says the cloud.
 """
 
 from __future__ import annotations
@@ -11,15 +12,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inventory.api.values import Instance
+from inventory.api.values import Disk, Instance, Snapshot
 from inventory.renting import tags
+
+if TYPE_CHECKING:
+    from inventory.ecs import Ecs
+
+MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
+
+
+@dataclass(frozen=True)
+class Where:
+    """A region of an account: what one look at the cloud shows."""
+
+    region: str = ""
+    account: str = ""
+    """Empty: not told."""
+
+    def has(self, entry: Entry) -> bool:
+        """Whether an entry can be of here; one that was written before it said so can."""
+        same_account = not (entry.account and self.account) or entry.account == self.account
+        return same_account and (not (entry.region and self.region) or entry.region == self.region)
+
+    @property
+    def words(self) -> str:
+        return f"{self.region}{f' of account {self.account}' if self.account else ''}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One machine, as last seen."""
+    """One machine, kept disk or snapshot, as last seen."""
 
     instance_id: str
     name: str
@@ -30,6 +54,13 @@ class Entry:
     release_at: datetime | None = None
     ended: datetime | None = None
     """When it was gone, or at the latest can have been; None while it is there."""
+    region: str = ""
+    account: str = ""
+    kind: str = MACHINE
+
+    @property
+    def where(self) -> Where:
+        return Where(self.region, self.account)
 
 
 def parsed(text: str) -> dict[str, Entry]:
@@ -58,12 +89,12 @@ def line(entry: Entry) -> str:
     return json.dumps(content) + "\n"
 
 
-def changes(known: Mapping[str, Entry], instances: Sequence[Instance], now: datetime) -> Iterable[Entry]:
-    """What to write after a look at the cloud: new machines, other release times, and those that are gone.
+def changes(known: Mapping[str, Entry], seen: Iterable[Entry], now: datetime) -> Iterable[Entry]:
+    """What to write after a look at the cloud: what is new, other release times, and what is gone. Pure.
 
     One that is gone ended at the latest now, and at the latest when it was to be released.
     """
-    there = {i.instance_id: _seen(i) for i in instances}
+    there = {entry.instance_id: entry for entry in seen}
     for instance_id, entry in there.items():
         if known.get(instance_id) != entry:
             yield entry
@@ -72,7 +103,18 @@ def changes(known: Mapping[str, Entry], instances: Sequence[Instance], now: date
             yield replace(entry, ended=min(now, entry.release_at or now))
 
 
-def _seen(instance: Instance) -> Entry:
+def here(cloud: Ecs) -> Where:
+    """The place a cloud was opened for."""
+    return Where(cloud.region_id, cloud.account)
+
+
+def elsewhere(known: Mapping[str, Entry], here: Where, now: datetime) -> tuple[Entry, ...]:
+    """What was left where this look does not reach, and may be billed: all but machines whose time is over. Pure."""
+    left = [entry for entry in known.values() if entry.ended is None and not here.has(entry)]
+    return tuple(entry for entry in left if entry.release_at is None or entry.release_at > now)
+
+
+def _seen(instance: Instance, here: Where) -> Entry:
     return Entry(
         instance.instance_id,
         instance.name,
@@ -81,7 +123,22 @@ def _seen(instance: Instance) -> Entry:
         tags.price_h(instance.tags) or 0.0,
         instance.tags.get(tags.CURRENCY_TAG, ""),
         instance.release_at,
+        region=here.region,
+        account=here.account,
     )
+
+
+def _kept(each: Disk | Snapshot, here: Where) -> Entry:
+    if isinstance(each, Disk):
+        what = f"disk of {each.size_gib} GiB"
+        return Entry(each.disk_id, each.name, what, each.created, 0, "", None, None, here.region, here.account, DISK)
+    key, what = each.snapshot_id, f"snapshot of {each.disk_gib} GiB"
+    return Entry(key, each.name, what, each.created, 0, "", None, None, here.region, here.account, SNAPSHOT)
+
+
+def stays(disks: Sequence[Disk]) -> tuple[Disk, ...]:
+    """The data disks that no machine takes with it."""
+    return tuple(d for d in disks if d.kind == "data" and not (d.instance_id and d.delete_with_instance))
 
 
 def read(file: Path) -> dict[str, Entry]:
@@ -92,13 +149,32 @@ def read(file: Path) -> dict[str, Entry]:
         return {}
 
 
-def look(file: Path, instances: Sequence[Instance], now: datetime) -> tuple[Entry, ...]:
-    """Bring a ledger up to date with the machines there are; all entries of those that are gone."""
+def look(file: Path, instances: Sequence[Instance], now: datetime, here: Where | None = None) -> tuple[Entry, ...]:
+    """Bring a ledger up to date with the machines there are here; all entries of those that are gone, anywhere."""
+    here = here or Where()
+    known = _written(file, [_seen(each, here) for each in instances], (MACHINE,), now, here)
+    over = [
+        replace(e, ended=e.release_at) if not (e.ended or here.has(e)) and e.release_at and e.release_at <= now else e
+        for e in known.values()
+    ]
+    return tuple(entry for entry in over if entry.ended and entry.kind == MACHINE)
+
+
+def look_kept(
+    file: Path, disks: Sequence[Disk], snapshots: Sequence[Snapshot] | None, now: datetime, here: Where
+) -> None:
+    """Bring a ledger up to date with what goes on costing here when the machines are gone; None: not looked at."""
+    things: list[Disk | Snapshot] = [*stays(disks), *(snapshots or ())]
+    seen = [_kept(each, here) for each in things]
+    _written(file, seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now, here)
+
+
+def _written(file: Path, seen: Sequence[Entry], kinds: Sequence[str], now: datetime, here: Where) -> dict[str, Entry]:
     known = read(file)
-    new = tuple(changes(known, instances, now))
+    of_here = {key: entry for key, entry in known.items() if entry.kind in kinds and here.has(entry)}
+    new = tuple(changes(of_here, seen, now))
     if new:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as out:
             out.write("".join(line(entry) for entry in new))
-    known |= {entry.instance_id: entry for entry in new}
-    return tuple(entry for entry in known.values() if entry.ended)
+    return known | {entry.instance_id: entry for entry in new}

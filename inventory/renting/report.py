@@ -17,7 +17,9 @@ def show_cost(cloud: Ecs, settings: Settings) -> None:
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
     now = cloud.now()
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now)
+    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
+    past = ledger.look(file, instances, now, here)
+    ledger.look_kept(file, disks, snapshots, now, here)
     months = lease.loose_months(cloud, disks)
     money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
     if instances:
@@ -25,6 +27,7 @@ def show_cost(cloud: Ecs, settings: Settings) -> None:
     else:
         show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}")
     show.show(*show.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings))
+    show.show(*show.elsewhere_lines(ledger.elsewhere(ledger.read(file), here, now)))
     if table := show.past_table(past, now):
         show.show(table)
     show.show(

@@ -195,6 +195,7 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
     for name in plan.key_pairs:
         yield f"delete  key pair {name}, which is free"
     yield from stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings)
+    yield from elsewhere_lines(plan.elsewhere)
 
 
 def _label(disk: Disk) -> str:
@@ -213,6 +214,17 @@ def stays_lines(
         month = cost.snapshot_month(each, settings.aliyun.snapshot_price_gib_month)
         most = "" if each.size_bytes else "at most "
         yield f"stays   {each.name}  {each.snapshot_id}, {most}{month:.2f} a month (fab snapshots.prune)"
+
+
+def elsewhere_lines(left: Sequence[Entry]) -> Iterator[str]:
+    """What bills in regions and accounts that were not looked at, a line each."""
+    for each in left:
+        until = f" until {clock(each.release_at)} at least" if each.release_at else ""
+        how = f'with region = "{each.region}" in cluster.toml' + (" and that account's key" if each.account else "")
+        yield (
+            f"elsewhere  {each.name or each.instance_type}  {each.instance_id}  {each.instance_type}  in "
+            f"{each.where.words}: billed{until}; look, and remove it, {how}"
+        )
 
 
 def cost_table(instances: Sequence[Instance], now: datetime) -> Any:

@@ -122,7 +122,8 @@ def down(
             again = yes_command("down", down, disks=disks, anyway=anyway, others=others, record=record)
             ask(yes, "delete them?", again)
             carry_out_down(cloud, settings, plan, say)
-    say("nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left")
+    left = "nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left"
+    say(f"{left} in {cloud.region_id}; elsewhere there is what is named above" if plan.elsewhere else left)
 
 
 def _remote(head: Node) -> RemoteHead:

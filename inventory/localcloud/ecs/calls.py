@@ -175,7 +175,7 @@ def _numbered(name: str, key: str) -> re.Match[str] | None:
 Action = Callable[[Cloud, Parameters], dict[str, Any]]
 ACTIONS: dict[tuple[str, str], Action] = {}
 """(version, action) -> what does it. Called with the cloud's lock held; the answer is without its RequestId."""
-ECS, VPC = "2014-05-26", "2016-04-28"
+ECS, VPC, STS = "2014-05-26", "2016-04-28", "2015-04-01"
 
 
 def action(name: str, version: str = ECS) -> Callable[[Action], Action]:

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inventory.localcloud.ecs import listing
-from inventory.localcloud.ecs.calls import ACTIONS, ECS, VPC, Action, ApiError, Cloud, Parameters
+from inventory.localcloud.ecs.calls import ACTIONS, ECS, STS, VPC, Action, ApiError, Cloud, Parameters
 from inventory.localcloud.ecs.faults import Fault, FaultFile
 from inventory.localcloud.ecs.world import Disk, Token, things
 
 CONTROL = "local"
 """Version of the actions that are not the vendor's but drive the emulator."""
-_READING = ("Describe", "List")
+_READING = ("Describe", "List", "Get")
+_OF_A_REGION = ("Instances", "Disks", "Snapshots", "KeyPairs", "SecurityGroups")
+"""What was made: a region that is not the cloud's own has none."""
 _ABOUT_ONE = ("DescribeSecurityGroupAttribute",)
 """Reads one thing, and refuses one that is not there; lists leave it out."""
 _NAMES = {"vpc-": "VpcId", "vsw-": "VSwitchId", "sg-": "SecurityGroupId", "i-": "InstanceId", "d-": "DiskId"}
@@ -96,6 +98,11 @@ class Dispatcher:
                 answer = does(cloud, p)
                 if name.startswith(_READING) and (hidden := _lasting(cloud.world.hidden, cloud.now())):
                     answer = listing.without(answer, hidden)
+                if name.removeprefix("Describe") in _OF_A_REGION and p.text("RegionId") not in (
+                    "",
+                    cloud.world.region_id,
+                ):
+                    answer = listing.emptied(answer)
                 if token:
                     done = token.model_copy(update={"answer": answer, "at": cloud.now()})
                     cloud.world.tokens[f"{name} {p.text('ClientToken')}"] = done
@@ -175,7 +182,7 @@ def digest_of(flat: Mapping[str, str]) -> str:
 
 def _found(version: str, name: str) -> Action:
     """Raises the API's InvalidVersion and InvalidAction.NotFound."""
-    if version not in (ECS, VPC, CONTROL):
+    if version not in (ECS, VPC, STS, CONTROL):
         raise ApiError(400, "InvalidVersion", "Specified parameter Version is not valid.")
     does = ACTIONS.get((version, name))
     if does is None:

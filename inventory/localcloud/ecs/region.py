@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue, images
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action
+from inventory.localcloud.ecs.calls import STS, ApiError, Cloud, Parameters, action
 from inventory.localcloud.ecs.catalogue import FAMILIES, IMAGE_GIB, IMAGE_ID, Type
 from inventory.localcloud.ecs.listing import MOST_A_PAGE, page
 
@@ -13,6 +13,14 @@ _NOT_OF_A_FAMILY = {"BootMode", "DetectionOptions", "Features", "IsPublic", "Log
 _NOT_OF_A_FAMILY |= {"ResourceGroupId"}
 KBIT = 1024 * 1000
 """kbit/s in a Gbit/s as the API counts them."""
+
+
+@action("GetCallerIdentity", STS)
+def get_caller_identity(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+    """Whose key it is: the account's owner's own."""
+    account = cloud.world.account_id
+    arn = f"acs:ram::{account}:root"
+    return {"IdentityType": "Account", "AccountId": account, "PrincipalId": account, "UserId": account, "Arn": arn}
 
 
 @action("DescribeRegions")

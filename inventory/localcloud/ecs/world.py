@@ -173,6 +173,7 @@ class World(Record):
     """One emulated account."""
 
     region_id: str = "cn-hangzhou"
+    account_id: str = "1000000000000001"
     clock_offset_s: float = 0
     """How far `fab local.hurry` has put the clock forward."""
     next_machine: int = 1
