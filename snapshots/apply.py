@@ -167,9 +167,8 @@ def planned(cloud: Ecs, settings: Settings, wanted: Desired, there: Existing) ->
     from inventory.renting.up import Wish, plan_up
 
     image_id = wanted.image.image_id if wanted.image else ""
-    wish = Wish(wanted.nodes, wanted.hours, wanted.snapshot, image_id=image_id)
-    offer = plan_up(cloud, settings, wish)
-    return diff(wanted, there, offer.quotes[0].price if offer.quotes else None), offer
+    offer = plan_up(cloud, settings, Wish(wanted.nodes, wanted.hours, wanted.snapshot, image_id=image_id))
+    return diff(wanted, there, offer.first_price), offer
 
 
 def version() -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError
-from inventory.renting import cost, disks, ledger, members, tags
+from inventory.renting import cost, disks, ledger, members, quotes, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def budget_end(
     if not budget:
         return None
     past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now, ledger.here(cloud))
+    machines = quotes.with_price_tags(cloud, settings, machines)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, loose_months(cloud, own), now)
     told = tags.price_h if watched else tags.most_h

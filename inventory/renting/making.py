@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -84,7 +84,7 @@ class Maker:
         left = set(numbers)
         for each in order.orders(numbers, numbers if apart else kept):
             try:
-                left -= set(each.numbers[: len(self._order(self._now(quote, len(left)), each, reached, len(left)))])
+                left -= set(each.numbers[: len(self._order(self._now(quote, left), each, reached, left))])
             except CloudError as error:
                 if not (self.plan.wish.partial and error.kind in NEXT_OFFER):
                     raise
@@ -98,19 +98,19 @@ class Maker:
                 )
         return tuple(sorted(left))
 
-    def _now(self, quote: Quote, nodes: int) -> Quote:
+    def _now(self, quote: Quote, left: Collection[int]) -> Quote:
         """The offer at its price of this moment. Raises CloudError where that is more than was agreed to, or than the
         budget bears for so many machines.
         """
-        image = Image(self.plan.image_id, "", "", self.plan.image_gib)
-        now = replace(quote, price=self.cloud.price(quotes.priced(self.settings, quote.offer, image)))
+        image, snapshot = Image(self.plan.image_id, "", "", self.plan.image_gib), self.plan.wish.snapshot
+        now = replace(quote, price=self.cloud.price(quotes.priced(self.settings, quote.offer, image, snapshot)))
         if now.price.trade > quote.price.trade + ROUNDING:
             raise CloudError(
                 f"an hour costs {now.price.trade:.2f} {now.price.currency} now, no longer {quote.price.trade:.2f}",
                 Kind.PRICE,
             )
         budget = self.settings.aliyun.budget
-        if reason := cost.over_budget(budget, self._money(), self._purchase(now.price, nodes)):
+        if reason := cost.over_budget(budget, self._money(), self._purchase(self.plan.price(now, left), len(left))):
             raise CloudError(reason, Kind.PRICE)
         return now
 
@@ -120,11 +120,12 @@ class Maker:
     def _purchase(self, price: Price, nodes: int) -> cost.Purchase:
         return cost.Purchase(nodes, price.trade, self.plan.wish.hours, price.currency)
 
-    def _order(self, quote: Quote, each: order.Order, reached: order.Access, nodes: int) -> tuple[str, ...]:
-        """One order, of the `nodes` machines that are still to be had for what is left of the budget."""
+    def _order(self, quote: Quote, each: order.Order, reached: order.Access, left: Collection[int]) -> tuple[str, ...]:
+        """One order, of those machines that are still to be had for what is left of the budget."""
         offer, plan = quote.offer, self.plan
-        purchase = self._purchase(quote.price, nodes)
-        limit = cost.price_limit(self.settings.aliyun.budget, self._money(), purchase, quote.price)
+        together = plan.price(quote, left)
+        purchase = self._purchase(together, len(left))
+        limit = cost.price_limit(self.settings.aliyun.budget, self._money(), purchase, together)
         self.report(f"ordering {each.count} x {offer.instance_type} in {offer.zone_id}")
         request = order.launch(
             self.settings,
@@ -137,7 +138,7 @@ class Maker:
             snapshot=plan.wish.snapshot,
             # The order may be long after the plan: other types tried, a question answered late.
             release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST),
-            price=quote.price,
+            price=plan.price(quote, each.numbers),
             limit=limit,
             partial=plan.wish.partial,
         )

@@ -50,12 +50,17 @@ def is_apart(settings: Aliyun, snapshot: Snapshot | None) -> bool:
     return snapshot is not None and settings.data_disk_gib > snapshot.disk_gib
 
 
+def data_gib(settings: Aliyun, snapshot: Snapshot | None) -> int:
+    """How large a node's data disk becomes: as configured, and never smaller than the snapshot it is made from."""
+    return max(settings.data_disk_gib, snapshot.disk_gib if snapshot else 0)
+
+
 def new_disk(settings: Aliyun, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
     """A node's data disk: blank, or the snapshot's content. `apart`: made by itself, so of any size."""
     level = settings.performance_level if settings.disk_category == "cloud_essd" else ""
     size = settings.data_disk_gib
     if snapshot is not None:
-        size = max(size, snapshot.disk_gib) if apart else 0
+        size = data_gib(settings, snapshot) if apart else 0
     return NewDisk(settings.disk_category, size, level, snapshot.snapshot_id if snapshot else "", not apart, name)
 
 
@@ -130,9 +135,7 @@ def staying(
     settings: Aliyun, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> tuple[int, ...]:
     """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
-    if snapshot is not None and snapshot.disk_gib > settings.data_disk_gib:
-        return ()
-    priced = (settings.disk_category, settings.data_disk_gib)
+    priced = (settings.disk_category, data_gib(settings, snapshot))
     other = {k for k, disk in kept.items() if (disk.category, disk.size_gib) != priced}
     return tuple(k for k in numbers if (k in kept or is_kept(settings, k, head)) and k not in other)
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import InstanceType, Price, Stock
-from inventory.renting import order
+from inventory.api.values import HOURS_A_MONTH, InstanceType, Price, Stock
+from inventory.renting import order, tags
 from inventory.renting.offers import Market, Offer, Preference, ranked, unknown_types
 
 if TYPE_CHECKING:
-    from inventory.api.values import Image
+    from inventory.api.values import Disk, Image, Instance, Snapshot, SpotStrategy
     from inventory.ecs import Ecs
     from inventory.settings import Settings
 
+DATA_DISK = "dataDisk"
+"""The part of a price that is for the data disk, as the API calls it."""
 HISTORY_H = 72
 NOT_THERE = (Kind.NO_STOCK, Kind.INPUT, Kind.PRICE, Kind.DISK_KIND, Kind.NOT_FOUND)
 """Answers that are about this type in this zone; any other is about the account or the network."""
@@ -58,7 +60,14 @@ def _sold(types: Sequence[str], stock: Sequence[Stock]) -> tuple[str, ...]:
 
 
 def quotes(
-    cloud: Ecs, settings: Settings, image: Image, home: str = "", same_type: str = "", *, only_home: bool = False
+    cloud: Ecs,
+    settings: Settings,
+    image: Image,
+    home: str = "",
+    same_type: str = "",
+    *,
+    only_home: bool = False,
+    snapshot: Snapshot | None = None,
 ) -> tuple[tuple[Quote, ...], tuple[str, ...]]:
     """The offers that have a price, best first, and a sentence for each that has none.
 
@@ -76,7 +85,8 @@ def quotes(
         if only_home and offer.zone_id != home:
             continue
         try:
-            found.append(Quote(offer, cloud.price(priced(settings, offer, image)), machines.get(offer.instance_type)))
+            price = cloud.price(priced(settings, offer, image, snapshot))
+            found.append(Quote(offer, price, machines.get(offer.instance_type)))
         except CloudError as error:
             if error.kind not in NOT_THERE:
                 raise
@@ -89,12 +99,67 @@ def quotes(
     return tuple(found), tuple(said)
 
 
-def priced(settings: Settings, offer: Offer, image: Image) -> order.Launch:
-    """The launch whose price is asked: one machine with a data disk, wherever that will come from."""
+def priced(settings: Settings, offer: Offer, image: Image, snapshot: Snapshot | None = None) -> order.Launch:
+    """The launch whose price is asked: one machine with a data disk, wherever that will come from, of the size it will
+    have.
+    """
     one = order.Order(1, 1, True)
-    return order.launch(
+    launch = order.launch(
         settings, offer.zone_id, offer.instance_type, one, image_id=image.image_id, image_gib=image.size_gib
     )
+    size_gib = order.data_gib(settings.aliyun, snapshot)
+    return replace(launch, data_disks=tuple(replace(disk, size_gib=size_gib) for disk in launch.data_disks))
+
+
+def with_disks(price: Price, more_h: Sequence[float]) -> Price:
+    """The price of each of some machines, whose own disks cost so much more an hour, on average. Pure."""
+    mean = sum(more_h) / len(more_h) if more_h else 0.0
+    parts = {**price.parts, DATA_DISK: price.parts.get(DATA_DISK, 0.0) + mean}
+    return replace(price, trade=price.trade + mean, list=price.list + mean, parts=parts) if mean else price
+
+
+def kept_more_h(
+    cloud: Ecs, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
+) -> dict[int, float]:
+    """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
+    differ. Raises RentError where there is a budget and the cloud does not tell.
+    """
+    own = settings.aliyun
+    level = own.performance_level if own.disk_category == "cloud_essd" else ""
+    usual = (own.disk_category, order.data_gib(own, snapshot), level)
+    found = {}
+    for k, disk in kept.items():
+        its = (disk.category, disk.size_gib, disk.performance_level)
+        if its == usual:
+            continue
+        prices = [cloud.disk_price_month(*kind, disk.zone_id) for kind in (its, usual)]
+        if None in prices and own.budget:
+            raise RentError(
+                f"aliyun.budget: the cloud tells no price of te{k}'s kept disk {disk.disk_id} ({disk.size_gib} GiB): "
+                "nobody knows whether it is enough; budget = 0 goes on without one"
+            )
+        its_month, usual_month = (price.trade if price else 0.0 for price in prices)
+        found[k] = (its_month - usual_month) / HOURS_A_MONTH
+    return found
+
+
+def with_price_tags(cloud: Ecs, settings: Settings, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Machines that lost the tag of their price, or never had one, with what the cloud asks for such a one today: a
+    machine without a price is not one without a cost. Raises CloudError where the cloud does not tell.
+    """
+    asked: dict[tuple[str, str, str], Price] = {}
+
+    def told(each: Instance) -> Instance:
+        if tags.price_h(each.tags) is not None:
+            return each
+        key = (each.instance_type, each.zone_id, each.spot_strategy)
+        if key not in asked:
+            one = order.launch(settings, each.zone_id, each.instance_type, order.Order(1, 1, True), image_id="")
+            asked[key] = cloud.price(replace(one, spot_strategy=cast("SpotStrategy", each.spot_strategy)))
+        most_h = asked[key].list if each.is_spot else 0
+        return replace(each, tags={**tags.of_machines(settings.name, asked[key], most_h), **each.tags})
+
+    return tuple(told(each) for each in instances)
 
 
 SETTING_OF = {"InvalidDataDiskSize": "data_disk_gib", "InvalidSystemDiskSize": "system_disk_gib"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from inventory.renting import cost, lease, ledger, show, tags
+from inventory.api.errors import CloudError
+from inventory.renting import cost, lease, ledger, quotes, show, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ def show_cost(cloud: Ecs, settings: Settings) -> None:
     """Machines so far and until they are released, disks and snapshots a month, past machines, the budget."""
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
+    with suppress(CloudError):  # then there is no price to show
+        instances = quotes.with_price_tags(cloud, settings, instances)
     now = cloud.now()
     file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
     past = ledger.look(file, instances, now, here)

@@ -83,6 +83,11 @@ def _up(plan: UpPlan) -> list[Any]:
         lines.append(f"budget: {plan.budget - plan.money.committed:.2f} of {plan.budget:g} {best.currency} are left")
         lines += [_limit_line(plan, best)] if plan.is_spot else []
     lines += [f"te{k} gets its kept disk {disk.disk_id} again" for k, disk in sorted(plan.kept.items())]
+    lines += [
+        f"te{k}'s disk of {plan.kept[k].size_gib} GiB costs {more:+.4f} {best.currency} an hour beside the one in that "
+        "price; the budget and its machine's price tag count it"
+        for k, more in sorted(plan.more_h.items())
+    ]
     return [*lines, *plan.notes]
 
 
@@ -101,8 +106,9 @@ def _hour(plan: UpPlan) -> tuple[float, str]:
 
 
 def _limit_line(plan: UpPlan, best: Price) -> str:
-    wanted = cost.Purchase(len(plan.numbers), best.trade, plan.wish.hours, best.currency)
-    limit = cost.price_limit(plan.budget, plan.money, wanted, best)
+    each = plan.first_price or best
+    wanted = cost.Purchase(len(plan.numbers), each.trade, plan.wish.hours, each.currency)
+    limit = cost.price_limit(plan.budget, plan.money, wanted, each)
     if limit is None:
         return "spot prices cannot break it until the release: it bears even the list price"
     return (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Disk, Instance, Snapshot
+from inventory.api.values import Disk, Instance, Price, Snapshot
 from inventory.phases import Phases
 from inventory.renting import (
     access,
@@ -72,6 +72,8 @@ class UpPlan:
     """Where they may come from, best first."""
     kept: Mapping[int, Disk] = field(default_factory=dict)
     """Disks that wait for these machines."""
+    more_h: Mapping[int, float] = field(default_factory=dict)
+    """What an hour of such a disk costs more than of the one in an offer's price, by its number."""
     staying: tuple[int, ...] = ()
     """Numbers of the machines to make whose data disk stays when they go."""
     pinned: str = ""
@@ -90,6 +92,16 @@ class UpPlan:
         if not (self.numbers or self.wish.extend):
             return ()
         return tuple(i for i in self.there if i.release_at and self.release_at - i.release_at >= lease.SAME)
+
+    def price(self, quote: Quote, numbers: Collection[int]) -> Price:
+        """What an hour of each of these machines costs there, with the disks they get, on average."""
+        kept = order.kept_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
+        return quotes.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
+
+    @property
+    def first_price(self) -> Price | None:
+        """Of the machines to make, by the first offer."""
+        return self.price(self.quotes[0], self.numbers) if self.quotes else None
 
     @property
     def stopped(self) -> tuple[Instance, ...]:
@@ -148,6 +160,8 @@ def _money(
     A disk that gets a machine again is in that machine's price.
     """
     now = cloud.now()
+    if settings.aliyun.budget:
+        instances = quotes.with_price_tags(cloud, settings, instances)
     past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now, ledger.here(cloud))
     back = {d.disk_id for d in order.kept_for(own, plan.numbers).values()}
     loose = [d for d in own if d.disk_id not in back]
@@ -175,7 +189,9 @@ def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) 
     image = cloud.image(plan.wish.image_id or settings.aliyun.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
-        found, said = quotes.quotes(cloud, settings, image, home, same_type, only_home=only_home)
+        found, said = quotes.quotes(
+            cloud, settings, image, home, same_type, only_home=only_home, snapshot=plan.wish.snapshot
+        )
     except RentError as error:
         raise RentError(f"{pinned} {error}".strip()) from None
     head = min([*plan.numbers, *(k for i in plan.there if (k := members.number(i)))])
@@ -186,6 +202,7 @@ def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) 
             plan,
             quotes=found,
             kept=kept,
+            more_h=quotes.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
             staying=order.staying(settings.aliyun, plan.numbers, head, kept, plan.wish.snapshot),
             pinned=pinned,
             image_id=image.image_id,
@@ -198,7 +215,7 @@ def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) 
 
 def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
     """The budget, before anything is made: by the first offer's price, else for keeping what is there."""
-    price = plan.quotes[0].price if plan.quotes else None
+    price = plan.first_price
     wanted = cost.Purchase(
         len(plan.numbers),
         price.trade if price else 0.0,
