@@ -2,19 +2,68 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+# Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
+# works. Set before anything imports torch; ranks get their own number from the launch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+LONGEST_FIRST = (
+    "test_cluster.py",
+    "test_cycle.py",
+    "test_training_strategies.py",
+    "test_drill_rebuild.py",
+    "test_drill_faults.py",
+    "test_localcloud_ecs_hosts.py",
+    "test_localcloud_hosts.py",
+    "test_training_engine.py",
+    "test_training_endings.py",
+    "test_training_adapter_pipeline.py",
+    "test_training_checkpoint_saver.py",
+    "test_training_alone.py",
+    "test_deploy_python_env.py",
+    "test_drill_kill.py",
+    "test_drill_kept.py",
+)
+"""Files of a minute and more. A file is one worker's (`--dist loadfile`), so a long one begun late is waited for alone;
+`--quick` leaves them out."""
+
+TRAIN = ("torch", "transformers", "deepspeed", "peft")
+
 ACCEPTANCE = Path(__file__).with_name("acceptance")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick", action="store_true", help="neither hosts nor torch nor a file of a minute and more: make quick"
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("quick"):
+        config.option.markexpr = "not torch and not localcloud and not gpu"
+        # as if the [train] extra were not there: collecting alone would import torch for many seconds in each worker
+        sys.modules.update(dict.fromkeys(TRAIN))
 
 
 def pytest_ignore_collect(collection_path, config):
     """tests/acceptance looks at the machines ./cluster.toml names: only where the command line asks for it."""
+    if config.getoption("quick") and collection_path.name in LONGEST_FIRST:
+        return True
     if collection_path != ACCEPTANCE:
         return None
     asked = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
     return None if any(path.is_relative_to(ACCEPTANCE) for path in asked) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Workers take files in this order where xdist does not reorder them (--no-loadscope-reorder)."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_runtest_setup(item):

@@ -1,6 +1,7 @@
-"""The two doors of a fresh machine: what `make` installs, and what `make test` leaves alone."""
+"""The two doors of a fresh machine: what `make` installs, what `make test` leaves alone and begins with."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,31 @@ def test_the_machines_of_cluster_toml_are_not_looked_at_unasked(argv):
 )
 def test_the_acceptance_tests_run_where_their_path_is_given(folder, argv):
     assert "test_node.py" in collected(folder, *argv)
+
+
+def pytest_of(target):
+    """pytest's arguments as make would give them, but for the workers."""
+    told = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = shlex.split(next(line for line in told.splitlines() if "/pytest " in line))[1:]
+    assert "--no-loadscope-reorder" in words, "xdist would begin with the files of the most tests"
+    del words[words.index("--numprocesses") : words.index("--numprocesses") + 2]
+    return [word for word in words if word not in ("--dist", "loadfile", "--no-loadscope-reorder", "-q")]
+
+
+@pytest.mark.parametrize(
+    ("target", "files"),
+    [("test", ["test_training_alone.py", "test_drill_kept.py", "test_layers.py"]), ("quick", ["test_layers.py"])],
+)
+def test_the_longest_files_come_first_and_make_quick_leaves_them_and_torch_out(target, files):
+    """A file is one worker's: a long one that begins last is waited for alone."""
+    others = ("[!dlt]*", "d[!r]*", "drill_[!k]*", "drill_ki*", "lo*", "training_[!a]*", "training_a[!l]*")
+    some = [f"--ignore-glob={ROOT}/tests/test_{pattern}" for pattern in others]
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", *pytest_of(target), *some]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert list(dict.fromkeys(re.findall(r"^tests/(test_\w+\.py)", done.stdout, re.MULTILINE))) == files
+
+
+def test_the_long_files_are_there():
+    from tests.conftest import LONGEST_FIRST
+
+    assert [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).is_file()] == []
