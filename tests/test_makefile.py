@@ -53,12 +53,14 @@ def pytest_of(target):
 
 
 @pytest.mark.parametrize(
-    ("target", "files"),
-    [("test", ["test_training_alone.py", "test_drill_kept.py", "test_layers.py"]), ("quick", ["test_layers.py"])],
+    ("target", "torch", "files"),
+    [("test", [], ["test_drill_kept.py", "test_layers.py"]), ("quick", ["a[!l]*"], ["test_layers.py"])],
 )
-def test_the_longest_files_come_first_and_make_quick_leaves_them_and_torch_out(target, files):
-    """A file is one worker's: a long one that begins last is waited for alone."""
-    others = ("[!dlt]*", "d[!r]*", "drill_[!k]*", "drill_ki*", "lo*", "training_[!a]*", "training_a[!l]*")
+def test_the_longest_files_come_first_and_make_quick_leaves_them_and_torch_out(target, torch, files):
+    """A file is one worker's: a long one that begins last is waited for alone. Looks at tests/test_layers.py,
+    test_drill_kept.py, which is long, and for `make quick` test_training_alone.py, which imports torch."""
+    others = ["[!dlt]*", "d[!r]*", "drill_[!k]*", "drill_ki*", "lo*", "training_[!a]*"]
+    others += [f"training_{pattern}" for pattern in torch or ["a*"]]
     some = [f"--ignore-glob={ROOT}/tests/test_{pattern}" for pattern in others]
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", *pytest_of(target), *some]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
