@@ -69,8 +69,8 @@ class Drill(Range):
         for number, action in enumerate(self.actions):
             seen[action] += 1
             calls.append(Call(action, seen[action], number))
-        begun = self.actions.index(command.since) if command.since else 0
-        return tuple(calls[begun:])
+        at = [n for n, action in enumerate(self.actions) if action == command.since]
+        return tuple(calls[at[command.nth - 1] if at else 0 :])
 
     def wrong(self, command, said=""):
         """What is not as it should be after the command has ended well."""

@@ -33,7 +33,7 @@ data_disk_gib = {disk_gib}
 [local]
 wait_factor = {wait_factor}
 """
-TAKES_TIME = ("DescribeSnapshots", "DescribeVpcs", "DescribeVSwitches")
+TAKES_TIME = ("DescribeSnapshots", "DescribeImages", "DescribeVpcs", "DescribeVSwitches")
 """Where something is waited for that needs some seconds of the cloud's clock."""
 
 

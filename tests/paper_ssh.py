@@ -17,9 +17,15 @@ from inventory.localcloud.ecs import world as worlds
 from inventory.localcloud.ecs.paper import Paper
 from inventory.ssh import SshError
 from snapshots.freeze import FROZEN
+from snapshots.lay_aside import WAS_ASIDE
 
 WORLD = "SPOTUNE_PAPER_WORLD"
-MADE_BY_NAME = ("inventory.ssh.connect", "snapshots.freeze.connect", "snapshots.on_node.connect")
+MADE_BY_NAME = (
+    "inventory.ssh.connect",
+    "snapshots.freeze.connect",
+    "snapshots.on_node.connect",
+    "snapshots.imaging.connect",
+)
 """Every name under which a connection is opened."""
 LOOK = {
     "mounted": True,
@@ -79,6 +85,10 @@ class Connection:
             return json.dumps(LOOK)
         if command == "python3 -":
             return json.dumps({"packages": 0, "bytes": 0})
+        if command.endswith(" used"):
+            return str(2 << 30)
+        if "lay_aside.py" in command or "spotune-image" in command:
+            return WAS_ASIDE if command.endswith(" back") else ""
         if command == "true" or "/data/runs" in command:  # that it answers; that there are no runs
             return ""
         if command.startswith("mkdir -p /run/spotune/reclaim"):  # until when it is rented

@@ -1,9 +1,10 @@
-"""Each fault of the cloud at each call of fab snapshots.create, and of fab up where a disk waits for its machine."""
+"""Each fault of the cloud at each call of fab snapshots.create, an image's too, and of fab up where a disk waits."""
 
 from tests.drill_cases import assert_harmless, assert_page_is_true, drill, each, each_kind  # noqa: F401
 from tests.drill_plan import COMMANDS
 
-HERE = [command for command in COMMANDS if command.name in ("fab up, with a kept disk", "fab snapshots.create")]
+CREATE = ("fab snapshots.create", "fab snapshots.create --image")
+HERE = [command for command in COMMANDS if command.name in ("fab up, with a kept disk", *CREATE)]
 
 
 @each_kind
