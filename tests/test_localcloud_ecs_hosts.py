@@ -17,6 +17,7 @@ from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs.calls import ECS, VPC
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
+from snapshots import lay_aside
 from tests.local_cluster import wait_for
 
 pytestmark = pytest.mark.localcloud
@@ -238,6 +239,33 @@ def test_a_machine_from_the_snapshot_mounts_its_own_disk(rented, first):
     told = [rented.on(each, which).split() for each in (first, second)]
     assert told[0][0] != told[1][0]
     assert (told[0][1:], told[1][1:]) == (["after", "on"], ["mine"])
+
+
+def test_a_machine_from_an_image_has_what_was_installed_and_keys_of_its_own(rented, first):
+    """With the program that takes from the head what must not be in an image; nothing else has seen a real host."""
+    program = f"/{lay_aside.STORE}/lay_aside.py"
+    text = base64.b64encode(Path(lay_aside.__file__).read_bytes()).decode()
+    rented.on(first, f"install -d -m 700 /{lay_aside.STORE}; echo {text} | base64 -d >{program}; touch /opt/installed")
+    own = "cat /etc/machine-id; sha256sum /etc/ssh/ssh_host_*_key /root/ran; grep -c . /root/.ssh/authorized_keys"
+    before = rented.on(first, own)
+    (system,) = rented.call("DescribeDisks", InstanceId=first, DiskType="system")["Disks"]["Disk"]
+    rented.on(first, f"python3 {program} aside")
+    snapshot = rented.call("CreateSnapshot", DiskId=system["DiskId"])["SnapshotId"]
+    assert rented.on(first, f"python3 {program} back") == lay_aside.WAS_ASIDE
+    assert rented.on(first, own) == before, "the machine has lost nothing"
+    layers = rented.places.snapshot_layers(snapshot)
+    held = [f for f in layers.rglob("*") if f.is_file() and not f.is_symlink() and b"PRIVATE KEY" in f.read_bytes()]
+    assert [file for file in held if file.name != "lay_aside.py"] == []
+    control.hurry(rented.places, 60)
+    image = rented.call("CreateImage", SnapshotId=snapshot, ImageName="tecs-image")["ImageId"]
+    control.hurry(rented.places, 60)
+    made = rented.run("te9", ImageFamily="", ImageId=image)
+    lines, theirs = (text.split("\n") for text in (before, rented.on(made, f"ls /opt/installed && {own}")))
+    assert theirs[0] == "/opt/installed" and len(theirs[1]) == 32
+    assert not set(lines[:4]) & set(theirs), "another machine-id, other host keys"
+    rented.call("DeleteInstance", InstanceId=made, Force="true")
+    rented.call("DeleteImage", ImageId=image, Force="true")
+    rented.call("DeleteSnapshot", SnapshotId=snapshot)
 
 
 def test_a_disk_comes_and_goes_in_a_running_machine(rented, first):
