@@ -168,6 +168,7 @@ def test_down_leaves_the_snapshot_and_nothing_else(rented, evidence):
 
 def test_rebuild_gives_the_cluster_back_under_new_addresses_and_keys(rented, story):
     done = rented.rebuild()
+    assert "base deploy" in done.stdout and "all of it" in done.stdout, "where the seconds went"
     assert [node.name for node in rented.cluster.nodes] == NAMES
     addresses = {node.name: node.address for node in rented.cluster.nodes}
     assert not set(addresses.values()) & set(story["addresses"].values())
