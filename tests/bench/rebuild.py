@@ -1,8 +1,9 @@
 """A cluster from its snapshot against one from nothing, on the same cloud: seconds until the doctor finds it fine.
 
 From nothing: `fab up`, the base deploy, `fab doctor`. From the snapshot: `fab rebuild`, which does all of that and
-reads the files ahead that training needs; its packages come from the snapshot, its machines from the cloud's own image.
-Once more with machines from an image of the head, which is told beside it. Images, wheels and the API's server are there for both beforehand.
+reads the files ahead that training needs; its packages come from the snapshot, its machines from the cloud's image.
+Once more with machines from an image of the head, told beside it. Images, wheels and the API's server are there for
+all of them beforehand.
 """
 
 from __future__ import annotations
