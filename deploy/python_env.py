@@ -27,6 +27,8 @@ from inventory.settings import Settings
 
 LOCK = Path(__file__).with_name("requirements.lock")
 STAMP = "spotune-env.json"
+TOOLS = ("uv", "setuptools", "wheel", "packaging")
+"""What installs the packages, and what builds those that come as source."""
 BUILD_VERSION = 1
 """Raise it when the commands below build something else from the same lock."""
 
@@ -174,24 +176,29 @@ def condarc(mirror: str) -> str:
 def package_lists(wanted: Environment) -> dict[str, str]:
     """Requirement files the packages are installed from, by file name."""
     return {
-        "uv.txt": requirements_lock.one_requirement(wanted.lock, "uv"),
+        "tools.txt": "".join(requirements_lock.one_requirement(wanted.lock, name) for name in TOOLS),
         "packages.txt": requirements_lock.hashed_requirements(wanted.lock, wanted.flavour),
     }
 
 
 def package_commands(wanted: Environment, at: Places, complete_wheelhouse: bool) -> Iterator[str]:
-    """Shell that fills the environment: uv by pip, all else by uv; then whether it fits together."""
+    """Shell that fills the environment: uv by pip, all else by uv; then whether it fits together.
+
+    Some packages are source archives, whose build runs as root: what builds them is the environment's own setuptools,
+    which came by hash. With isolation uv would fetch whatever they ask for, unpinned.
+    """
     python = f"{at.env}/bin/python"
     sources = _sources(wanted, at, complete_wheelhouse)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    yield shlex.join([*pip, *sources, "--require-hashes", "-r", f"{at.lists}/uv.txt"])
+    tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]
+    yield shlex.join([*pip, *sources, *tools])
     uv = ["env", f"UV_CACHE_DIR={at.cache}", "UV_HTTP_TIMEOUT=300", "UV_HTTP_RETRIES=5"]
     uv += [f"{at.env}/bin/uv", "pip", "install", "--quiet", "--python", python, "--no-deps", *sources]
-    yield shlex.join([*uv, "--require-hashes", "-r", f"{at.lists}/packages.txt"])
+    yield shlex.join([*uv, "--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"])
     if wanted.flavour == "cpu":
         # The lock's hashes are those of the CUDA wheel; the CPU one is pinned by version alone.
         index = [] if complete_wheelhouse else ["--torch-backend", "cpu"]
-        yield shlex.join([*uv, *index, requirements_lock.torch_pin(wanted.lock)])
+        yield shlex.join([*uv, "--no-build", *index, requirements_lock.torch_pin(wanted.lock)])
     yield shlex.join([f"{at.env}/bin/uv", "pip", "check", "--quiet", "--python", python])
 
 

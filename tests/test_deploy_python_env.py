@@ -6,9 +6,11 @@ Wheels of torch and its company are stand-ins of a few hundred bytes, and so is 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -88,21 +90,39 @@ def wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def source_archive(folder: Path, name: str, builder: str) -> str:
+    """A source archive of version 1.0 in folder, to be built by `builder`; returns its sha256."""
+    backend = "setuptools.build_meta" if builder == "setuptools" else builder
+    files = {
+        "pyproject.toml": f'[build-system]\nrequires = ["{builder}"]\nbuild-backend = "{backend}"\n',
+        "setup.py": f"from setuptools import setup\nsetup(name='{name}', version='1.0', py_modules=['{name}'])\n",
+        f"{name}.py": "",
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+    }
+    path = folder / f"{name}-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for member, text in files.items():
+            entry = tarfile.TarInfo(f"{name}-1.0/{member}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @pytest.fixture(scope="session")
-def uv_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real uv of our lock, from whatever index this machine has."""
-    folder = tmp_path_factory.mktemp("uv")
-    wanted = folder / "uv.txt"
-    wanted.write_text(requirements_lock.one_requirement(LOCK, "uv"))
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the real uv, setuptools and wheel of our lock, from whatever index this machine has."""
+    folder = tmp_path_factory.mktemp("tools")
+    wanted = folder / "tools.txt"
+    wanted.write_text("".join(requirements_lock.one_requirement(LOCK, name) for name in python_env.TOOLS))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     done = subprocess.run([*command, "--dest", folder, "-r", wanted], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"uv cannot be downloaded here: {done.stderr.strip().splitlines()[-1]}")
-    return next(folder.glob("uv-*.whl"))
+    return folder
 
 
 @pytest.fixture
-def ground(tmp_path: Path, uv_wheel: Path) -> Ground:
+def ground(tmp_path: Path, tools: Path) -> Ground:
     at = Places(
         env=str(tmp_path / "env"),
         conda=str(tmp_path / "conda"),
@@ -112,8 +132,9 @@ def ground(tmp_path: Path, uv_wheel: Path) -> Ground:
     )
     wheels = Path(at.wheelhouse)
     wheels.mkdir()
-    (wheels / uv_wheel.name).symlink_to(uv_wheel)
-    lock = requirements_lock.one_requirement(LOCK, "uv")
+    for tool in tools.glob("*.whl"):
+        (wheels / tool.name).symlink_to(tool)
+    lock = "".join(requirements_lock.one_requirement(LOCK, name) for name in python_env.TOOLS)
     for name, files in MODULES.items():
         version = "2.13.0+cpu" if name == "torch" else "1.0"
         digest = wheel(wheels, name, version, files)
@@ -181,6 +202,23 @@ def test_a_wheel_with_another_hash_is_refused(ground: Ground) -> None:
     ground.fill(wanted)
     with pytest.raises(AssertionError, match=r"(?i)hash"):
         ground.run(python_env.package_commands(wanted, ground.at, complete_wheelhouse=True))
+
+
+def test_a_source_archive_is_built_by_what_the_lock_names_and_nothing_is_fetched_for_it(ground: Ground) -> None:
+    wheels, ran = Path(ground.at.wheelhouse), Path(ground.at.env, "an-unpinned-builder-ran")
+    wheel(wheels, "stranger", "1.0", {"stranger.py": f"open({str(ran)!r}, 'w')"})
+    ours = source_archive(wheels, "ours", "setuptools")
+    theirs = source_archive(wheels, "theirs", "stranger")
+    ground.run(python_env.interpreter_commands(ground.wanted(), ground.at))
+    built = Ground(ground.at, f"{ground.lock}ours==1.0 \\\n    --hash=sha256:{ours}\n")
+    built.fill(built.wanted())
+    built.run(python_env.package_commands(built.wanted(), built.at, complete_wheelhouse=True))
+    assert list(Path(built.at.env).glob("lib/python3*/site-packages/ours.py"))
+    refused = Ground(ground.at, f"{built.lock}theirs==1.0 \\\n    --hash=sha256:{theirs}\n")
+    refused.fill(refused.wanted())
+    with pytest.raises(AssertionError, match="stranger"):
+        refused.run(python_env.package_commands(refused.wanted(), refused.at, complete_wheelhouse=True))
+    assert not ran.exists()
 
 
 def test_an_environment_that_cannot_be_imported_gets_no_stamp(ground: Ground) -> None:
