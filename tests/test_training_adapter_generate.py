@@ -166,3 +166,20 @@ def test_a_conversation_is_answered_line_by_line_and_the_process_leaves_with_its
     assert server.wait(20) == 0
     assert time.monotonic() - began < 3
     server.stdout.close()
+
+
+def test_an_adapter_with_values_that_are_not_finite_is_refused_by_name(asked: SimpleNamespace, tmp_path: Path):
+    """It answered nothing, and ended well."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from training.adapter.generate import Pair
+
+    broken = Path(shutil.copytree(asked.adapter, tmp_path / "broken"))
+    weights = load_file(broken / "adapter_model.safetensors")
+    name = next(name for name in weights if "lora_B" in name)
+    weights[name][0, 0] = float("nan")
+    save_file(weights, broken / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=rf"{name} holds values that are not finite; the adapter is broken"):
+        Pair(asked.base, broken)

@@ -44,12 +44,22 @@ CASES = {
     "head": {"modules_to_save": ["lm_head"]},
     "embedding": {"modules_to_save": ["embed_tokens"]},
     "rows": {"trainable_token_indices": {"embed_tokens": [0, 2, 5]}},
+    "lora of the head": {"target_modules": ["q_proj", "lm_head"]},
+    "dora of the head": {"target_modules": ["lm_head"], "use_dora": True},
+    "lora of the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "dora of the embedding": {"target_modules": ["embed_tokens"], "use_dora": True},
+    "lora of both": {"target_modules": ["embed_tokens", "lm_head"], "use_rslora": True},
+    "lora of the head, rows": {"target_modules": ["lm_head"], "trainable_token_indices": {"embed_tokens": [0, 2]}},
 }
+IN_ONE_PLACE = {case for case in CASES if case.endswith("of the head") or "embedding" in case or "both" in case}
+"""PEFT itself merges these into both places of a tied weight."""
 
 
 @pytest.mark.parametrize("base", ["tied", "untied"])
 @pytest.mark.parametrize("case", CASES)
 def test_in_fp32_every_weight_is_exactly_what_peft_merges(models, case: str, base: str, tmp_path: Path):
+    if base == "tied" and case in IN_ONE_PLACE:
+        pytest.skip("what PEFT merges is not what it computed: held against that below")
     adapter = tiny_adapter.write_adapter(models[base], tmp_path / "adapter", **CASES[case])
     merge.merge(models[base], adapter, tmp_path / "merged")
     ours = tiny_adapter.load(tmp_path / "merged").state_dict()
@@ -58,6 +68,21 @@ def test_in_fp32_every_weight_is_exactly_what_peft_merges(models, case: str, bas
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert any(not torch.equal(ours[name], before[name]) for name in ours)
+
+
+@pytest.mark.parametrize("base", ["tied", "untied"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_merged_model_says_what_the_adapter_beside_its_base_does(models, case: str, base: str, tmp_path: Path):
+    from peft import PeftModel
+
+    adapter = tiny_adapter.write_adapter(models[base], tmp_path / "adapter", **CASES[case])
+    merge.merge(models[base], adapter, tmp_path / "merged")
+    ids = torch.arange(4, 44).view(1, -1)
+    with torch.inference_mode():
+        ours = tiny_adapter.load(tmp_path / "merged")(ids).logits
+        theirs = PeftModel.from_pretrained(tiny_adapter.load(models[base]), adapter).eval()(ids).logits
+        before = tiny_adapter.load(models[base])(ids).logits
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm() < 1e-2 * (before - theirs).norm()
 
 
 def test_a_bf16_model_stays_bf16_and_differs_from_fp32_by_its_rounding_alone(models, tmp_path: Path):

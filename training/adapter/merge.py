@@ -96,7 +96,7 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
     config = read_config(model_dir)
     extra = _untied(config, adapter, {tensor for inside in names.values() for tensor in inside})
     foreign = sorted(adapter.parts.keys() - {t for inside in names.values() for t in inside} - set(extra))
-    if config.get("tie_word_embeddings") and HEAD not in extra:
+    if config.get("tie_word_embeddings") and HEAD not in adapter.told_apart:
         foreign = [name for name in foreign if name != HEAD]  # rows of the embedding, told twice
     if foreign:
         raise AdapterError(f"{adapter.folder} is not for this model, which has no {', '.join(foreign[:3])}")
@@ -116,9 +116,9 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
 def _untied(config: dict[str, Any], adapter: Adapter, present: set[str]) -> dict[str, str]:
     """Tensor -> the one of the base it begins as, for those the base shares and the adapter tells apart.
 
-    An embedding or head trained whole is the adapter's own: the other one stays what it was.
+    An embedding or head trained whole, or with a LoRA, is the adapter's own: the other one stays what it was.
     """
-    if not config.get("tie_word_embeddings") or not adapter.whole & {EMBEDDING, HEAD}:
+    if not config.get("tie_word_embeddings") or not adapter.told_apart & {EMBEDDING, HEAD}:
         return {}
     config["tie_word_embeddings"] = False
     return {} if HEAD in present else {HEAD: EMBEDDING}

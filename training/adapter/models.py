@@ -16,6 +16,7 @@ from training.adapter import AdapterError
 from training.adapter.decoding import Forward
 from training.adapter.merge import refuse_other_base
 from training.adapter.model_files import read_config
+from training.adapter.weights import refuse_not_finite
 from training.device import DeviceError, device
 
 BASE, TUNED = "base", "tuned"
@@ -37,6 +38,7 @@ def with_adapter(model: Any, model_dir: Path, adapter: Path) -> Any:
     if not (adapter / "adapter_config.json").is_file():
         raise AdapterError(f"{adapter} holds no adapter in PEFT's format")
     refuse_other_base(model_dir, adapter)
+    refuse_not_finite(adapter)
     return PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False).eval()
 
 

@@ -19,6 +19,8 @@ PREFIX = "base_model.model."
 PARTS = {
     ".lora_A.weight": "A",
     ".lora_B.weight": "B",
+    ".lora_embedding_A": "A of an embedding",
+    ".lora_embedding_B": "B of an embedding",
     ".lora_magnitude_vector": "magnitude",
     ".lora_magnitude_vector.weight": "magnitude",
     ".token_adapter.trainable_tokens_delta": "tokens",
@@ -26,6 +28,15 @@ PARTS = {
 }
 """How PEFT's names end, and what the tensor is to the module before; any other name is a weight of its own."""
 NOT_MERGED = ("alpha_pattern", "rank_pattern", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters")
+
+
+def refuse_not_finite(folder: Path) -> None:
+    """AdapterError names a tensor with values that are not finite: a model with it would say nothing, or anything."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                if not bool(torch.isfinite(file.get_tensor(name)).all()):
+                    raise AdapterError(f"{folder}: {name} holds values that are not finite; the adapter is broken")
 
 
 class Adapter:
@@ -42,6 +53,8 @@ class Adapter:
         self._refuse_unknown()
         self.parts: dict[str, dict[str, str]] = {}
         for name in self.file.keys():  # noqa: SIM118 - it is no mapping
+            if ".base_layer." in name:  # PEFT may put the base's own embedding or head beside a LoRA of it
+                continue
             target, kind = self._target_of(name)
             self.parts.setdefault(target, {})[kind] = name
 
@@ -63,9 +76,10 @@ class Adapter:
         return short, "whole"
 
     @property
-    def whole(self) -> set[str]:
-        """Weights the adapter brings whole: modules_to_save."""
-        return {target for target, parts in self.parts.items() if "whole" in parts}
+    def told_apart(self) -> set[str]:
+        """Weights that are no longer another's once they are merged: brought whole, or with a LoRA of their own. Single
+        token rows stay shared, and PEFT may write them twice."""
+        return {target for target, parts in self.parts.items() if parts.keys() != {"tokens"}}
 
     def scale(self, rank: int) -> float:
         """What B A is multiplied by."""
@@ -82,18 +96,19 @@ class Adapter:
         if "tokens" in parts:
             rows = torch.tensor(self._rows(target))
             return weight.index_copy(0, rows, self._tensor(parts["tokens"]))
-        a, b = self._tensor(parts["A"]), self._tensor(parts["B"])
-        if b.shape[0] != weight.shape[0] or a.shape[1] != weight.shape[1]:
+        embedding = "A of an embedding" in parts  # transposed there: a row is a token
+        a, b = (self._tensor(parts[f"{side} of an embedding" if embedding else side]) for side in "AB")
+        if (a.shape[1], b.shape[0]) != (tuple(weight.shape) if embedding else tuple(weight.shape)[::-1]):
             raise AdapterError(
                 f"{self.folder} does not fit this model: {target} is {tuple(weight.shape)} there, "
-                f"the adapter is for {(b.shape[0], a.shape[1])}"
+                f"the adapter is for {(a.shape[1], b.shape[0]) if embedding else (b.shape[0], a.shape[1])}"
             )
-        delta = (b @ a) * self.scale(a.shape[0])
+        product = b @ a
+        changed = weight + (product.T if embedding else product) * self.scale(a.shape[0])
         if "magnitude" not in parts:
-            return weight + delta
-        changed = weight + delta
-        length = torch.linalg.norm(changed, dim=1)
-        return (self._tensor(parts["magnitude"]).flatten() / length).view(-1, 1) * changed
+            return changed
+        length = torch.linalg.norm(changed, dim=0 if embedding else 1, keepdim=True)
+        return (self._tensor(parts["magnitude"]).view_as(length) / length) * changed
 
     def _rows(self, target: str) -> list[int]:
         indices = self.config["trainable_token_indices"]
