@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,25 @@ def test_local_addresses_of_our_established_connections_are_read_from_the_kernel
         "   2: 0B00000A:D432 0C00000A:A2B1 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
     )
     assert parse_connections(table, {"111", "222"}) == ["10.0.0.11"]
+
+
+def test_joining_waits_longer_than_a_collective_does(monkeypatch: pytest.MonkeyPatch):
+    """A node whose disk is cold imports torch for a minute; the others were gone by then."""
+    pytest.importorskip("torch", reason="needs the [train] extra")
+    from datetime import timedelta
+
+    from training import commcheck
+
+    assert commcheck.JOINING == timedelta(seconds=180) > commcheck.TIMEOUT
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0}
+    for key, value in place.items():
+        monkeypatch.setenv(key, str(value))
+    monkeypatch.setattr(commcheck, "JOINING", timedelta(seconds=2))
+    monkeypatch.setattr(commcheck, "TIMEOUT", timedelta(seconds=0.1))
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):  # nobody else comes
+        commcheck.join()
+    assert 1.5 < time.monotonic() - began < 30

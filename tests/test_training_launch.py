@@ -86,6 +86,11 @@ def test_here_takes_the_gpus_that_this_python_can_use(tmp_path, monkeypatch, bui
     assert (target.hosts[0].slots, target.env["DS_ACCELERATOR"]) == wanted
 
 
+def test_memory_of_gpus_is_taken_in_segments_that_grow():
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True\n" in deepspeed_env(rank_env(RUN, "cuda"))
+    assert "PYTORCH_ALLOC_CONF" not in rank_env(RUN, "cpu")
+
+
 @pytest.mark.parametrize("value", ["", "two\nlines", 'a "quote"', "$HOME/x"])
 def test_values_that_the_export_line_would_change_are_refused(value: str):
     with pytest.raises(LaunchError, match="NAME="):

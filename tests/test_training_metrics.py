@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from training.metrics import EvaluationMetrics, ModelFacts, Recorder, StepMetrics, append, keep_until
-from training.metrics.flops import flops_per_token, peak_flops, utilization
+from training.metrics.flops import (
+    ARCHITECTURES,
+    COMPUTE_CAPABILITY,
+    PEAK_TFLOPS,
+    flops_per_token,
+    has_kernels,
+    peak_flops,
+    utilization,
+)
+from training.plan.pace import SUSTAINED
 from training.recipe import load_recipe
 
 STEP = StepMetrics(1, 9, 1.5, 1e-4, 0.5, 10, 5.0, 4, 0.1, 0.2, 0.3, "2026-01-01T00:00:00Z")
@@ -98,11 +108,33 @@ def test_padding_counts_for_the_hardware_and_not_for_the_model():
         ("NVIDIA H200", 989),
         ("NVIDIA L40S", 362),
         ("NVIDIA GeForce RTX 4090", 165.2),
-        ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla T4", 65),
     ],
 )
 def test_a_cards_peak_is_found_by_the_name_its_driver_gives(card, tflops):
     assert peak_flops(card) == tflops * 1e12
+
+
+@pytest.mark.parametrize("card", sorted({*PEAK_TFLOPS, *SUSTAINED}))
+def test_torchs_wheel_has_kernels_for_every_card_of_the_tables(card):
+    known = [capability for name, capability in COMPUTE_CAPABILITY.items() if name in card or card in name]
+    assert known and has_kernels(known[0]), card
+
+
+def test_the_wheels_list_is_what_it_says_itself():
+    """On a CUDA build; elsewhere the list is that of the wheel our lock names."""
+    torch = pytest.importorskip("torch", reason="needs the [train] extra")
+    lock = (Path(__file__).parents[1] / "deploy" / "requirements.lock").read_text()
+    assert "\ntorch==2.13.0 " in lock, "another torch has another list: ARCHITECTURES in training/metrics/flops.py"
+    if torch.version.cuda is None:
+        pytest.skip("torch without CUDA was compiled for no card")
+    said = {name.removeprefix("sm_") for name in torch.cuda.get_arch_list() if name.startswith("sm_")}
+    assert said == {f"{major}{minor}" for major, minor in ARCHITECTURES}
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (6, 1), (3, 7), (7, 2)])
+def test_cards_before_turing_have_no_kernels(capability):
+    assert not has_kernels(capability)
 
 
 def test_of_an_unknown_card_no_utilisation_is_made_up():

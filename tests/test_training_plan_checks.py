@@ -265,7 +265,13 @@ def test_checkpoints_need_room():
     assert found(plan(facts(machine={"disk_free_gib": 4.6})), "disk").severity == "ok"
 
 
-@pytest.mark.parametrize("name", ["Tesla T4", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 2080 Ti", "Quadro RTX 6000"])
+@pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla P40", "NVIDIA TITAN V", "NVIDIA GeForce GTX 1080 Ti"])
+def test_a_card_that_torch_has_no_kernels_for_is_refused_with_what_is_needed(name: str):
+    check = found(plan(facts(machine=card(name, 80.0)), dtype="float16"), "card")
+    assert check.severity == "error" and name in check.value and "T4" in check.cure and not check.estimated
+
+
+@pytest.mark.parametrize("name", ["Tesla T4", "NVIDIA GeForce RTX 2080 Ti", "NVIDIA TITAN RTX", "Quadro RTX 6000"])
 def test_a_card_without_bfloat16_is_told_to_take_float16(name: str):
     known = facts(machine=card(name, 80.0))
     check = found(plan(known), "dtype")

@@ -208,3 +208,12 @@ def test_a_card_is_known_by_its_name(card: str, flops: float | None):
 
 def test_a_checkpoint_holds_the_adapter_and_three_fp32_numbers_a_parameter():
     assert pace(model_shape(QWEN_14B), recipe(), 4, 2048, Rates(None, None)).checkpoint_bytes == 14 * 68_812_800
+
+
+def test_lora_on_head_and_embedding_counts_its_thin_matrices_and_doras_lengths():
+    shape = model_shape(QWEN_7B)
+    pair = 16 * (3584 + 152064)
+    for name in ("lm_head", "embed_tokens"):
+        assert shape.trainable_parameters(Lora(targets=(name,))) == pair
+    both = Lora(targets=("lm_head", "embed_tokens"), dora=True)
+    assert shape.trainable_parameters(both) == 2 * pair + 152064 + 3584

@@ -32,7 +32,8 @@ from training.interfaces import interfaces_in_use
 from training.run_folder import RESULT, write_atomically
 from training.supervision.rank_start import NODE_FILE
 
-TIMEOUT = timedelta(seconds=60)
+JOINING, TIMEOUT = timedelta(seconds=180), timedelta(seconds=60)
+"""A node that reads torch from a cold, slow disk comes a minute late; once all are there, collectives are quick."""
 ELEMENTS = 4099
 """A prime: no rank count divides it, so that padding and remainders are exercised."""
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -70,7 +71,8 @@ def join() -> Group:
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
     backend = "nccl" if mine.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    store, rank, world = next(dist.rendezvous("env://", timeout=JOINING))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     return Group(dist.get_rank(), dist.get_world_size(), mine, backend)
 
 

@@ -138,6 +138,7 @@ def rank_env(run_dir: str, torch: Literal["cpu", "cuda"], env_folder: str = ENV_
     stem = flight_recorder_stem(run_dir)
     return env | {
         "DS_ACCELERATOR": "cuda",  # a node whose driver is broken fails, instead of training on its CPU
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",  # rows of many lengths would leave holes no row fits into
         "NCCL_DEBUG": "INFO",  # some lines a rank at the start, for `fab logs --facts`
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
         "TORCH_FR_BUFFER_SIZE": "2000",

@@ -80,6 +80,7 @@ class Meter:
             communication_share=self._clock.share(),
             gpu_utilization=self._watch.utilization(),
             skipped=totals.skipped,
+            memory_reserved_gib=reserved_gib(),
         )
 
 
@@ -93,3 +94,10 @@ def memory_gib() -> float:
     if get_accelerator().device_name() == "cuda":
         return get_accelerator().max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def reserved_gib() -> float | None:
+    """Most that torch's allocator has taken of the GPU; None where there is none."""
+    if get_accelerator().device_name() != "cuda":
+        return None
+    return round(get_accelerator().max_memory_reserved() / 2**30, 3)

@@ -28,11 +28,38 @@ PEAK_TFLOPS = {
     "L4": 121.0,
     "RTX 4090": 165.2,
     "RTX 3090": 71.0,
-    "V100": 125.0,
     "T4": 65.0,
 }
-"""Dense bf16 with fp32 accumulation (fp16 on V100 and T4, which have no bf16), from NVIDIA's data sheets; A10's is
+"""Dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets; A10's is
 at a boost clock that its 150 W never hold: 56 has been measured."""
+
+COMPUTE_CAPABILITY = {
+    "H200": (9, 0),
+    "H100": (9, 0),
+    "H20": (9, 0),
+    "L40S": (8, 9),
+    "L40": (8, 9),
+    "L20": (8, 9),
+    "L4": (8, 9),
+    "RTX 4090": (8, 9),
+    "A10": (8, 6),
+    "A40": (8, 6),
+    "A6000": (8, 6),
+    "RTX 3090": (8, 6),
+    "A100": (8, 0),
+    "A800": (8, 0),
+    "A30": (8, 0),
+    "T4": (7, 5),
+}
+"""From NVIDIA's list of CUDA GPUs, by what the name contains."""
+ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0))
+"""What the CUDA wheel of torch 2.13.0 was compiled for, as its libtorch_cuda.so says."""
+
+
+def has_kernels(capability: tuple[int, int]) -> bool:
+    """Whether a card of this compute capability runs what was compiled for its own generation, or an earlier minor of
+    it."""
+    return any(major == capability[0] and minor <= capability[1] for major, minor in ARCHITECTURES)
 
 
 @dataclass(frozen=True)

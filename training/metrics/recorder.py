@@ -35,6 +35,7 @@ GROUPS = {
     "communication_share": "speed/communication_share",
     "gpu_utilization": "device/gpu_utilization",
     "memory_gib": "device/memory_gib",
+    "memory_reserved_gib": "device/memory_reserved_gib",
 }
 EVALUATION_GROUPS = {
     "validation_loss": "validation/loss",

@@ -48,6 +48,8 @@ class StepMetrics:
     """Mean over the step, 0 to 1; None without NVML."""
     skipped: bool = False
     """No update: fp16's gradient overflowed."""
+    memory_reserved_gib: float | None = None
+    """Most that torch has taken of the GPU, holes between tensors included; None without a GPU."""
 
     def line(self) -> str:
         """For a person watching."""

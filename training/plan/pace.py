@@ -26,7 +26,6 @@ SUSTAINED: dict[str, float] = {
     "L40S": 110e12,
     "L20": 65e12,
     "T4": 20e12,
-    "V100": 60e12,
 }
 """FLOP/s that LoRA training sustains in 16 bits, by what the card's name contains: published runs where there are
 (A100 143 to 170, 4090 102, 3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's."""

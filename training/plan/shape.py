@@ -91,8 +91,12 @@ class ModelShape:
             targets = {name: sides for name, sides in targets.items() if name in lora.targets}
         thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
         lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
+        ends = sum((name in lora.targets) for name in ("lm_head", "embed_tokens"))
+        outer = ends * (self.hidden + self.vocab) * lora.rank
+        if lora.dora:  # of each row of the head, of each column of the embedding
+            outer += self.vocab * ("lm_head" in lora.targets) + self.hidden * ("embed_tokens" in lora.targets)
         whole = sum(self._module(name) for name in lora.modules_to_save)
-        return self.layers * (thin + lengths) + whole + len(lora.trainable_tokens) * self.hidden
+        return self.layers * (thin + lengths) + outer + whole + len(lora.trainable_tokens) * self.hidden
 
     def _module(self, name: str) -> int:
         if name in {"lm_head", "embed_tokens"}:

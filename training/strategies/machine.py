@@ -8,13 +8,26 @@ from pathlib import Path
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from training.metrics.flops import ModelFacts
+from training.metrics.flops import ARCHITECTURES, ModelFacts, has_kernels
 from training.recipe import Recipe, RecipeError
 
 OPTIMIZER_BYTES = 16
 """A trained parameter's fp32 master, two moments and gradient."""
 SAVED_BYTES = 12
 """The same without the gradient, as a checkpoint gathers it on the head."""
+
+
+def check_card() -> None:
+    """A card that the wheels have no kernels for would fail in the first of them, minutes later."""
+    if get_accelerator().device_name() == "cuda":
+        refuse_old_card(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+
+
+def refuse_old_card(name: str, capability: tuple[int, int]) -> None:
+    """RecipeError where torch has no kernels for such a card."""
+    if not has_kernels(capability):
+        has, needs = (".".join(map(str, version)) for version in (capability, ARCHITECTURES[0]))
+        raise RecipeError(f"{name} has compute capability {has}; torch {torch.__version__} needs {needs} (T4) or newer")
 
 
 def check_dtype(recipe: Recipe) -> None:
