@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
@@ -90,15 +96,6 @@ def test_a_target_a_saved_module_or_a_token_the_model_lacks_is_named_with_what_i
         _loaded(folder, lora__trainable_tokens='["<|im_end|>", "<|im_stop|>"]')
 
 
-def test_a_model_whose_logits_are_more_than_a_product_is_refused(folder):
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(folder)
-    base.config.final_logit_softcapping = 30.0
-    with pytest.raises(RecipeError, match="final_logit_softcapping, and its loss would be wrong"):
-        model.trainable(base, load_recipe("tiny"), folder)
-
-
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_a_model_is_counted_without_loading_it(folder, tuning):
     from transformers import AutoConfig
@@ -156,6 +153,67 @@ def test_dropout_is_off_unless_asked_for_since_it_keeps_two_thirds_more_activati
     kept, with_dropout = (_kept_by_a_layer(folder, **{"lora.dropout": share}) for share in ("0.0", "0.05"))
     print(f"bytes a token: {kept / 200:.0f} without dropout, {with_dropout / 200:.0f} with it")
     assert with_dropout == pytest.approx(DROPOUT * kept, rel=0.15), "what the plan reckons with"
+
+
+def test_a_card_older_than_torchs_kernels_is_refused_with_both_figures():
+    with pytest.raises(
+        RecipeError, match=r"Tesla V100 has compute capability 7\.0; torch .* needs 7\.5 \(T4\) or newer"
+    ):
+        machine.refuse_old_card("Tesla V100", (7, 0))
+    machine.refuse_old_card("Tesla T4", (7, 5))
+    machine.refuse_old_card("NVIDIA H100", (9, 0))
+
+
+CONFIGURED = """
+import json, sys
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import DeepSpeedConfig
+from training.recipe import Recipe
+from training.strategies.zero import ds_config
+for line in sys.stdin:
+    recipe = Recipe.model_validate_json(line)
+    made = ds_config(recipe, 1)
+    read, zero = DeepSpeedConfig(made), DeepSpeedConfig(made).zero_config
+    print(json.dumps([
+        get_accelerator().device_name(), f"zero{zero.stage}", read.gradient_clipping,
+        bool(zero.offload_optimizer and zero.offload_optimizer.pin_memory),
+        bool(zero.offload_param and zero.offload_param.pin_memory),
+        read.float16_config.enabled, read.bfloat16_config.enabled, read.gradient_accumulation_steps,
+    ]))
+"""
+
+
+def test_deepspeed_reads_every_strategys_configuration_for_cuda_as_it_is_meant():
+    cases = [
+        {"strategy": stage, "dtype": dtype, "offload.optimizer": off, "offload.parameters": both}
+        for stage in ("zero1", "zero2", "zero3")
+        for dtype in ("bfloat16", "float16", "float32")
+        for off, both in (("false", "false"), ("true", "false"), ("true", "true"))
+        if both == "false" or stage == "zero3"
+    ]
+    recipes = [load_recipe("tiny", case) for case in cases]
+    done = subprocess.run(
+        [sys.executable, "-c", CONFIGURED],
+        input="".join(recipe.model_dump_json() + "\n" for recipe in recipes),
+        env=os.environ | {"DS_ACCELERATOR": "cuda", "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert rows == [
+        [
+            "cuda",
+            recipe.strategy,
+            recipe.optimizer.grad_clip,
+            recipe.offload.optimizer,
+            recipe.offload.parameters,
+            recipe.dtype == "float16",
+            recipe.dtype == "bfloat16",
+            recipe.global_batch // recipe.micro_batch,
+        ]
+        for recipe in recipes
+    ]
 
 
 def test_fp16_is_refused_without_a_card_that_needs_it():

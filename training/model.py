@@ -25,9 +25,6 @@ from training.recipe import Recipe, RecipeError
 if TYPE_CHECKING:
     from training.data.collate import Batch
 
-HEAD_SCALES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-"""Settings of models whose logits are more than one product with the head's weight."""
-
 
 class LossModel(nn.Module):
     """Micro-batch in, fp32 [loss sum, correct predictions] out."""
@@ -37,7 +34,7 @@ class LossModel(nn.Module):
         self.model = model
         causal = causal_model(model)
         self.decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
-        self.head_loss = fuse_head(causal, recipe.loss_chunk)
+        self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk)
 
     def forward(
         self,
@@ -47,9 +44,20 @@ class LossModel(nn.Module):
         attention_mask: torch.Tensor | None = None,
         segments: Segments | None = None,
     ) -> torch.Tensor:
+        return self.head_loss(self.hidden(input_ids, position_ids, attention_mask, segments), targets)
+
+    def hidden(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        segments: Segments | None = None,
+    ) -> torch.Tensor:
+        """What the head is given."""
         isolation = {"attention_mask": attention_mask} if segments is None else {"segments": segments}
         out = self.decoder[0](input_ids=input_ids, position_ids=position_ids, use_cache=False, **isolation)
-        return self.head_loss(out.last_hidden_state, targets)
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden
 
 
 def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
@@ -68,19 +76,16 @@ def load(recipe: Recipe, model_dir: Path) -> nn.Module:
     The adapter's first values come from the recipe's seed: the same on every rank and under every strategy.
     """
     base = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=getattr(torch, recipe.dtype), attn_implementation=attention_of(recipe), local_files_only=True
+        model_dir,
+        dtype=getattr(torch, recipe.dtype),
+        attn_implementation=attention_of(recipe.batching),
+        local_files_only=True,
     )
     return trainable(base, recipe, model_dir)
 
 
 def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Module:
     """`base` made ready to train."""
-    unknown = [name for name in HEAD_SCALES if getattr(base.config, name, None) not in {None, 1.0}]
-    if unknown:
-        raise RecipeError(
-            f"{model_dir.name} sets {', '.join(unknown)}, and its loss would be wrong; "
-            "models like Qwen2, Qwen3 and Llama can be trained"
-        )
     if reason := mixing(base.config.model_type, recipe):
         raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
     base.config.use_cache = False
@@ -101,9 +106,9 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     return adapted.train()
 
 
-def attention_of(recipe: Recipe) -> str:
+def attention_of(batching: str) -> str:
     """What isolates the samples: a mask where each has a row of its own, their positions where they share rows."""
-    return "sdpa" if recipe.batching == "padded" else SEGMENTS
+    return "sdpa" if batching == "padded" else SEGMENTS
 
 
 def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraConfig:
@@ -159,10 +164,6 @@ def config_writer(model: nn.Module) -> Callable[[Path], None]:
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def fuse_head(causal: PreTrainedModel, chunk: int) -> Any:
-    return fuse(causal.get_output_embeddings(), chunk)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

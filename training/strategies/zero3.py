@@ -14,7 +14,7 @@ from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_
 from transformers import AutoConfig, PretrainedConfig
 from transformers.integrations import HfDeepSpeedConfig
 
-from training.recipe import Recipe
+from training.recipe import Recipe, RecipeError
 from training.strategies.zero import Zero, ds_config
 
 PREFETCH = 200_000_000
@@ -50,6 +50,13 @@ class Zero3(Zero):
 def persistence_threshold(recipe: Recipe, shape: PretrainedConfig) -> int:
     """Elements up to which a parameter stays whole on every rank: every LoRA matrix, norm and bias. With DeepSpeed's
     own default the larger of them would be gathered twice a layer in tiny messages."""
+    if missing := [
+        key for key in ("hidden_size", "intermediate_size") if not isinstance(getattr(shape, key, None), int)
+    ]:
+        raise RecipeError(
+            f"{recipe.model_dir}: the config.json of this {shape.model_type!r} says no {', '.join(missing)}, which "
+            "strategy zero3 needs to know what to keep whole; take another strategy: --set strategy=zero2"
+        )
     return recipe.lora.rank * max(shape.hidden_size, shape.intermediate_size) + 1
 
 

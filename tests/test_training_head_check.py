@@ -1,0 +1,92 @@
+"""Whether our loss is the model's own, tried on tiny copies of real model types."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from transformers import AutoConfig  # noqa: E402
+
+from training import isolation  # noqa: E402
+from training.head_check import LIMIT, difference, refuse_other_logits  # noqa: E402
+from training.recipe import RecipeError, load_recipe  # noqa: E402
+from training.strategies.zero3 import persistence_threshold  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+SMALL = {"intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 500, "pad_token_id": 0}
+
+
+def _papers(folder, kind, **settings):
+    """A model's folder as far as its configuration goes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        AutoConfig.for_model(kind, **settings).save_pretrained(folder / kind)
+    return folder / kind
+
+
+@pytest.mark.parametrize("kind", sorted(isolation.ISOLATED))
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_the_loss_of_every_type_that_may_share_rows_is_its_own(tmp_path, kind, batching):
+    found = difference(_papers(tmp_path, kind), batching)
+    assert found.worst < LIMIT / 10
+    refuse_other_logits(load_recipe("tiny", {"batching": batching}), tmp_path / kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("falcon_h1", {"lm_head_multiplier": 0.04, "hidden_size": 64, "mamba_d_ssm": 64, "mamba_n_heads": 4} | SMALL),
+        ("recurrent_gemma", {"lru_width": 64, "hidden_size": 64, "num_attention_heads": 4} | SMALL),
+        ("minicpm3", {}),
+        ("granite", {"logits_scaling": 8.0}),
+        ("cohere", {}),
+    ],
+)
+def test_logits_that_are_scaled_or_capped_are_refused_by_what_they_are(tmp_path, kind, settings):
+    """falcon_h1's multiplier trained on a loss that was off by 5.7e-2, padded and without a word."""
+    folder = _papers(tmp_path, kind, **settings)
+    with pytest.raises(
+        RecipeError, match=rf"{kind}: our loss is not that of a '{kind}' \(its logits differ by .*qwen2"
+    ):
+        refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), folder)
+
+
+def test_scaling_by_one_is_no_scaling(tmp_path):
+    folder = _papers(tmp_path, "granite", logits_scaling=1.0)
+    assert difference(folder, "padded").worst < LIMIT / 10
+
+
+def test_a_model_whose_packed_samples_see_each_other_is_caught_by_the_same_look(tmp_path):
+    """Were it on the list by mistake."""
+    folder = _papers(tmp_path, "lfm2", layer_types=["conv", "full_attention"] * 2, **SMALL | {"num_hidden_layers": 4})
+    refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), folder)
+    with pytest.raises(RecipeError, match=r"lfm2.*batching=padded"):
+        refuse_other_logits(load_recipe("tiny"), folder)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "t5"])
+def test_what_cannot_even_be_tried_is_said_in_one_sentence(tmp_path, kind):
+    """Gemma 2 ended in a traceback of transformers."""
+    with pytest.raises(RecipeError) as refused:
+        refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), _papers(tmp_path, kind))
+    assert "\n" not in str(refused.value) and f"'{kind}' cannot be trained" in str(refused.value)
+    assert "llama" in str(refused.value)
+
+
+def test_under_zero3_a_configuration_without_the_widths_is_refused_in_a_sentence(tmp_path):
+    shape = AutoConfig.from_pretrained(_papers(tmp_path, "gpt2"))
+    with pytest.raises(RecipeError, match=r"'gpt2' says no intermediate_size.*--set strategy=zero2"):
+        persistence_threshold(load_recipe("tiny"), shape)
+
+
+def test_the_try_leaves_the_random_numbers_of_the_run_alone(tmp_path):
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    difference(_papers(tmp_path, "llama"), "padded")
+    assert torch.equal(before, torch.random.get_rng_state())
