@@ -86,6 +86,38 @@ def test_full_logits_never_exist(kind):
     assert largest.seen == TOKENS * VOCABULARY, "the measure itself sees logits where there are some"
 
 
+def _peak_bytes(work):
+    """Most that is allocated at once while `work` runs, inside torch's operations too."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    now = most = 0
+    for event in sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("learning", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_needs_what_the_plan_reckons_for_a_logit_and_leaves_nothing_beside_the_next(dtype, learning):
+    from training.plan.memory import LOGIT
+
+    chunk, vocabulary = 64, 20_000
+    torch.manual_seed(0)
+    hidden = torch.randn(1, 4 * chunk, WIDTH, dtype=dtype, requires_grad=learning)
+    head = nn.Linear(WIDTH, vocabulary, bias=False).to(dtype).requires_grad_(False)
+    targets = torch.randint(vocabulary, (1, 4 * chunk))
+    loss = fuse(head, chunk)
+    with torch.set_grad_enabled(learning):
+        most = _peak_bytes(lambda: loss(hidden, targets))
+    print(f"{most / chunk / vocabulary:.2f} bytes a logit in {dtype}, learning: {learning}")
+    assert 0.7 * LOGIT < most / chunk / vocabulary < 1.05 * LOGIT
+
+
 def test_positions_that_learn_nothing_never_reach_the_head():
     head, hidden, targets = _case(torch.float32)
     targets[0] = IGNORED

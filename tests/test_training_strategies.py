@@ -6,6 +6,7 @@ Real ranks over gloo; each group of processes is started once and runs many case
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -101,11 +102,9 @@ def _on_every_number_of_ranks():
     """Without checkpointing in every stage, and a LoRA of the head's own under zero3 with and without."""
     off = {"gradient_checkpointing": "false"}
     cases = [{"name": f"kept {stage}", "steps": 4, "recipe": {"strategy": stage} | off} for stage in STAGES]
-    for head, recipe in HEADS.items():
-        for stage, checkpointing in (("zero0", {}), ("zero3", {}), ("zero3", off)):
-            settings = {"strategy": stage, "loss_chunk": "16"} | recipe | checkpointing
-            cases.append({"name": f"{head} {stage} {checkpointing}", "steps": 2, "recipe": settings})
-    return cases
+    settings = {"strategy": "zero3", "loss_chunk": "16"}
+    cases += [{"name": head, "steps": 2, "recipe": settings | off | recipe} for head, recipe in HEADS.items()]
+    return [*cases, {"name": "head lora, checkpointed", "steps": 2, "recipe": settings | HEADS["head lora"]}]
 
 
 def _parity(strategy="zero3"):
@@ -146,6 +145,11 @@ def on_one(house, on_three):
     """The reference; what three ranks left off; and every kind of trainable part, saved."""
     cases = [{**_parity("zero0"), "state": True}]
     cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} for stage in STAGES]
+    cases += [
+        {"name": f"{head}, whole", "steps": 2, "recipe": {"strategy": "zero0"} | recipe}
+        for head, recipe in HEADS.items()
+    ]
+    cases.append({"name": "far too fast", "steps": 9, "recipe": PARITY | {"strategy": "zero0", "optimizer.lr": "1e3"}})
     cases += [
         {
             "name": f"{before} -> {after}",
@@ -242,12 +246,27 @@ def test_checkpointing_on_or_off_is_the_same_training_in_every_stage_on_one_to_t
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_lora_on_the_head_trains_where_the_ranks_have_different_numbers_of_chunks(on_one, on_two, on_three, head):
-    alone = on_one[f"{head} zero0 {{}}"]
+    alone = on_one[f"{head}, whole"]
     assert alone["losses"][1] != on_one["zero0"]["losses"][1], "another training than without it"
     for group in (on_one, on_two, on_three):
-        for case in (name for name in group if name.startswith(f"{head} zero")):
+        for case in {head, f"{head}, checkpointed"} & group.keys():
             assert group[case]["losses"] == pytest.approx(alone["losses"], rel=1e-6), case
             assert group[case]["norms"] == pytest.approx(alone["norms"], rel=5e-6), case
+
+
+def test_a_run_whose_gradient_is_exactly_nothing_has_gone_wrong(on_one):
+    """Clipped, at a rate of 1e3: the loss stays finite, and the run used to finish and keep a best."""
+    from training.finetune import went_wrong
+    from training.strategies import Stepped
+
+    fast = on_one["far too fast"]
+    assert 0.0 in fast["norms"] and all(map(math.isfinite, fast["losses"]))
+    steps = [went_wrong(loss, Stepped(norm, False)) for loss, norm in zip(fast["losses"], fast["norms"], strict=True)]
+    assert steps == [norm == 0 for norm in fast["norms"]]
+    for losses, norms in ((on_one[stage]["losses"], on_one[stage]["norms"]) for stage in STAGES):
+        assert not any(went_wrong(loss, Stepped(norm, False)) for loss, norm in zip(losses, norms, strict=True))
+    assert not went_wrong(2.0, Stepped(float("inf"), skipped=True)) and went_wrong(2.0, Stepped(float("inf"), False))
+    assert not went_wrong(0.0, Stepped(0.0, False)), "nothing is left to learn"
 
 
 def test_padded_and_offloaded_runs_are_the_same_training(on_one, on_two):

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from training import checkpoint, rng, strategies
+from training import checkpoint, liger, rng, strategies
 from training.checkpoint import CheckpointError, TrainerState
 from training.data import DataError, Order, micro_batches
 from training.data.build import TRAIN, VALIDATION
@@ -41,7 +41,7 @@ from training.rank import Rank, lost_peer
 from training.recipe import Recipe, RecipeError, read_recipe
 from training.resuming import SameRun, Start, behind_of, refuse_other_shapes, starting_point
 from training.saving import Saver
-from training.strategies import Strategy
+from training.strategies import Stepped, Strategy
 from training.strategies.zero import init_process_group
 from training.validation import evaluate
 
@@ -133,12 +133,27 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
         f"{work.total_steps} steps of {recipe.global_batch}, {rank.place.world_size} ranks, {recipe.strategy}"
     )
     start = rank.on_head(lambda: starting_point(rank, resume, force, same_run(work)))
+    choose_loss(work, rank)
     strategy = strategies.build(recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, strategy, rank)
     with ExitStack() as at_the_end:
         run = ready(work, rank, strategy, progress.step if start else None, at_the_end)
         return steps(run, progress)
+
+
+def choose_loss(work: Work, rank: Rank) -> None:
+    """Liger's kernels or our own, tried before the model takes the memory. Each rank has its own card to try."""
+    config = model_shape(work.model_dir)
+    width, vocabulary = config.get("hidden_size"), config.get("vocab_size")
+    if not (isinstance(width, int) and isinstance(vocabulary, int)):
+        return
+    dtype, device = getattr(torch, work.recipe.dtype), get_accelerator().current_device_name()
+    chosen = liger.choose(width, vocabulary, dtype, device)
+    if chosen and chosen.liger:
+        rank.say(chosen.words)
+    elif chosen:
+        print(f"{rank.place}: {chosen.words}", flush=True)
 
 
 def steps(run: Run, progress: Progress) -> int:
@@ -247,7 +262,7 @@ def optimizer_step(run: Run, progress: Progress) -> bool:
     progress.tokens += tokens
     if failures:
         run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
-    if not (math.isfinite(loss) and (stepped.skipped or math.isfinite(stepped.grad_norm))):
+    if went_wrong(loss, stepped):
         raise FloatingPointError(
             f"the run diverged in step {progress.step}: loss {loss:g}, gradient norm {stepped.grad_norm:g}; "
             f"try a lower optimizer.lr than {recipe.optimizer.lr:g}"
@@ -271,6 +286,16 @@ def optimizer_step(run: Run, progress: Progress) -> bool:
         run.recorder.step(line)
         run.rank.say(line.line())
     return stop_votes > 0
+
+
+def went_wrong(loss: float, stepped: Stepped) -> bool:
+    """Whether nothing can come of further steps: numbers that are not finite, or a loss without any gradient, as where
+    weights so large that nothing moves them are all a too high learning rate has left."""
+    if not math.isfinite(loss):
+        return True
+    if stepped.skipped:
+        return False
+    return not math.isfinite(stepped.grad_norm) or (stepped.grad_norm == 0 and loss > 0)
 
 
 def validate(run: Run, step: int) -> tuple[float | None, bool]:

@@ -20,6 +20,7 @@ from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from training import liger
 from training.data.sample import IGNORED
 
 HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -59,8 +60,15 @@ def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: int
 ) -> torch.Tensor:
     """fp32 [sum of cross-entropies, correct predictions] of `hidden @ weight.T + bias` against `targets`."""
-    if bias is None and hidden.is_cuda and (liger := _liger()) is not None:
-        return liger(hidden, weight, targets)
+    if bias is None and (theirs := liger.loss_for(hidden)) is not None:
+        return theirs(hidden, weight, targets)
+    return own_cross_entropy(hidden, weight, bias, targets, chunk)
+
+
+def own_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: int
+) -> torch.Tensor:
+    """The same without Liger's kernels."""
     learning = torch.is_grad_enabled()
     loss, correct = _LinearCrossEntropy.apply(hidden, weight, bias, targets, chunk, learning)
     return torch.stack((loss, correct))
@@ -93,18 +101,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
             correct += ((logits.argmax(1) == answers) * learned).sum()
             normaliser = logits.logsumexp(1)
             loss += ((normaliser - logits.gather(1, slots).squeeze(1)) * learned).sum()
-            if not any(wanted):
-                continue
-            # The logits' memory becomes their gradient: softmax minus one at the target.
-            slope = logits.sub_(normaliser.unsqueeze(1)).exp_()
-            slope.scatter_add_(1, slots, torch.full_like(slots, -1, dtype=slope.dtype)).mul_(learned.unsqueeze(1))
-            narrow = slope.to(weight.dtype)
-            if grads[0] is not None:
-                torch.mm(narrow, weight, out=grads[0][start : start + chunk])
-            if grads[1] is not None:
-                grads[1] += narrow.T @ rows
-            if grads[2] is not None:
-                grads[2] += slope.sum(0)
+            if any(wanted):
+                # The logits' memory becomes their gradient: softmax minus one at the target.
+                slope = logits.sub_(normaliser.unsqueeze(1)).exp_()
+                slope.scatter_add_(1, slots, torch.full_like(slots, -1, dtype=slope.dtype)).mul_(learned.unsqueeze(1))
+                if grads[2] is not None:
+                    grads[2] += slope.sum(0)
+                narrow = slope.to(weight.dtype)
+                del slope
+                if grads[0] is not None:
+                    torch.mm(narrow, weight, out=grads[0][start : start + chunk])
+                if grads[1] is not None:
+                    grads[1] += narrow.T @ rows
+                del narrow
+            del logits  # each of them would lie beside the next chunk's
         ctx.save_for_backward(*grads)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(correct)
@@ -125,25 +135,6 @@ def _fp32_logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     else:
         logits = (rows @ weight.T).float()
     return logits if bias is None else logits + bias.float()
-
-
-def _liger() -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """The same by Liger's triton kernels, where they are installed. Needs a GPU: not exercised without one."""
-    try:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-    except ImportError:
-        return None
-    kernel = LigerFusedLinearCrossEntropyLoss(
-        ignore_index=IGNORED, reduction="sum", accum_dtype=torch.float32, return_token_accuracy=True
-    )
-
-    def both(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        out = kernel(weight, hidden, targets)
-        learned = (targets != IGNORED).sum()
-        share = out.token_accuracy.detach().nan_to_num()  # 0 / 0 where nothing is learned
-        return torch.stack((out.loss.float(), (share * learned).round().float()))
-
-    return both
 
 
 def _owner(head: nn.Module) -> tuple[Callable[[Any], torch.Tensor], nn.Module] | None:
