@@ -1,5 +1,7 @@
 """The lock beside the deploy, read for CUDA and for CPU nodes."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,26 @@ def test_no_cuda_package_is_left_for_a_cpu_node() -> None:
     assert "cuda" not in text
     assert "triton" not in text
     assert "deepspeed==0.19.8" in text
+
+
+def _resolve(what: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What uv would install on a CUDA node, without a wheel being fetched."""
+    argv = ["uv", "pip", "install", "--dry-run", "--require-hashes", "--python-version", "3.11"]
+    argv += ["--python-platform", "x86_64-manylinux_2_28", "--target", str(folder), "-r", str(what)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+def test_the_whole_lock_resolves_on_a_cuda_node(tmp_path: Path) -> None:
+    """Every pin exists with its hash and agrees with what the others ask for."""
+    small = tmp_path / "small.txt"
+    small.write_text(requirements_lock.one_requirement(LOCK, "wheel"))
+    small.write_text(small.read_text() + requirements_lock.one_requirement(LOCK, "packaging"))
+    if _resolve(small, tmp_path / "env").returncode:
+        pytest.skip("no package index answers")
+    whole = tmp_path / "lock.txt"
+    whole.write_text(requirements_lock.hashed_requirements(LOCK, "cuda"))
+    done = _resolve(whole, tmp_path / "env")
+    assert done.returncode == 0, done.stderr
+    would = {line.split()[1].split("==")[0] for line in done.stderr.splitlines() if line.startswith(" + ")}
+    assert {"torch", "triton", "liger-kernel", "deepspeed", "nvidia-nccl-cu13"} <= would
