@@ -12,17 +12,19 @@ as an image has the blocks of deleted files too.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 STORE = Path("run/spotune-image")
-KEPT, TAKEN_BACK = "kept.tar", "kept.tar.back"
+KEPT = "kept.tar"
 WAS_ASIDE = "was aside"
 UNIT = "spotune-image-back"
 BACK_AFTER_S = 60
@@ -71,8 +73,21 @@ def without_data(fstab: str) -> str:
     return "".join(line for line in lines if line.lstrip().startswith("#") or not re.match(r"\s*\S+\s+/data\s", line))
 
 
+@contextmanager
+def alone(store: Path) -> Iterator[None]:
+    """The timer waits for whoever is still taking things away, however long that takes; a lock ends with its process."""
+    with (store / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def lay_aside(root: Path, store: Path) -> None:
     """Pack everything, then take it away. Raises OSError before anything is gone."""
+    with alone(store):
+        _take_away(root, store)
+
+
+def _take_away(root: Path, store: Path) -> None:
     secret, own = found(root, SECRET), found(root, OWN)
     emptied, fstab = found(root, EMPTIED), found(root, ("etc/fstab",))
     everything = [*secret, *own, *emptied, *fstab]
@@ -111,19 +126,18 @@ def overwrite(path: Path) -> None:
 
 
 def put_back(root: Path, store: Path) -> bool:
-    """Everything where it was; False where somebody else has done it."""
-    try:
-        (store / KEPT).rename(store / TAKEN_BACK)
-    except FileNotFoundError:
-        return False
-    with tarfile.open(store / TAKEN_BACK) as pack:
-        pack.extraction_filter = lambda member, path: member  # owners and modes as they were: it is our own
-        for member in pack:
-            (root / member.name).unlink(missing_ok=True)
-            pack.extract(member, root)
-    os.sync()
-    (store / TAKEN_BACK).unlink()
-    return True
+    """Everything where it was; False where there is nothing to put back. Cut off, it can be repeated."""
+    with alone(store):
+        if not (store / KEPT).exists():
+            return False
+        with tarfile.open(store / KEPT) as pack:
+            pack.extraction_filter = lambda member, path: member  # owners and modes as they were: it is our own
+            for member in pack:
+                (root / member.name).unlink(missing_ok=True)
+                pack.extract(member, root)
+        os.sync()
+        (store / KEPT).unlink()
+        return True
 
 
 def aside(root: Path, store: Path) -> None:

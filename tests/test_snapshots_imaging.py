@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -65,7 +66,25 @@ def test_what_is_secret_is_off_the_disk_and_its_blocks_are_zeros_and_all_of_it_c
     assert lay_aside.put_back(disk, tmp_path / "store")
     assert contents(disk) == before
     assert not lay_aside.put_back(disk, tmp_path / "store"), "the timer comes too late"
-    assert list((tmp_path / "store").iterdir()) == []
+    assert [file.name for file in (tmp_path / "store").iterdir()] == ["lock"]
+
+
+def test_a_timer_that_comes_while_things_are_still_taken_away_waits_and_loses_nothing(disk, tmp_path, monkeypatch):
+    before, begun, fired = contents(disk), threading.Event(), []
+    overwrite = lay_aside.overwrite
+
+    def slowly(path):
+        if not begun.is_set():
+            begun.set()
+            timer.start()
+            timer.join(0.5)
+        overwrite(path)
+
+    timer = threading.Thread(target=lambda: fired.append(lay_aside.put_back(disk, tmp_path / "store")))
+    monkeypatch.setattr(lay_aside, "overwrite", slowly)
+    lay_aside.lay_aside(disk, tmp_path / "store")
+    timer.join(10)
+    assert fired == [True] and contents(disk) == before
 
 
 def test_too_much_to_lay_aside_is_refused_before_anything_is_gone(disk, tmp_path, monkeypatch):
