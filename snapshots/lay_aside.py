@@ -75,7 +75,7 @@ def without_data(fstab: str) -> str:
 
 @contextmanager
 def alone(store: Path) -> Iterator[None]:
-    """The timer waits for whoever is still taking things away, however long that takes; a lock ends with its process."""
+    """The timer waits for whoever is still taking things away, however long that takes."""
     with (store / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
