@@ -27,7 +27,7 @@ test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/train
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3
 
-# For a line changed: lint, and what needs neither hosts nor torch and its ranks. Two minutes on two cores.
+# For a line changed: lint, and what needs neither hosts nor torch nor other processes. Two minutes on two cores.
 quick: lint
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 2 --quick -q
 

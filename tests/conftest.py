@@ -38,7 +38,7 @@ ACCEPTANCE = Path(__file__).with_name("acceptance")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--quick", action="store_true", help="neither hosts nor torch nor a file of a minute and more: make quick"
+        "--quick", action="store_true", help="no file that needs hosts, torch or other processes: make quick"
     )
 
 
@@ -51,12 +51,16 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """tests/acceptance looks at the machines ./cluster.toml names: only where the command line asks for it."""
-    if config.getoption("quick") and collection_path.name in LONGEST_FIRST:
+    if config.getoption("quick") and collection_path.suffix == ".py" and takes_long(collection_path):
         return True
     if collection_path != ACCEPTANCE:
         return None
     asked = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
     return None if any(path.is_relative_to(ACCEPTANCE) for path in asked) else True
+
+
+def takes_long(path):
+    return path.name in LONGEST_FIRST or "import subprocess" in path.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -52,15 +52,16 @@ def pytest_of(target):
     return [word for word in words if word not in ("--dist", "loadfile", "--no-loadscope-reorder", "-q")]
 
 
+LONG, PURE, OF_PROCESSES = "test_drill_kept.py", "test_inventory_cluster.py", "test_inventory_command_line.py"
+
+
 @pytest.mark.parametrize(
-    ("target", "torch", "files"),
-    [("test", [], ["test_drill_kept.py", "test_layers.py"]), ("quick", ["a[!l]*"], ["test_layers.py"])],
+    ("target", "torch", "files"), [("test", "a*", [LONG, PURE, OF_PROCESSES]), ("quick", "a[!l]*", [PURE])]
 )
-def test_the_longest_files_come_first_and_make_quick_leaves_them_and_torch_out(target, torch, files):
-    """A file is one worker's: a long one that begins last is waited for alone. Looks at tests/test_layers.py,
-    test_drill_kept.py, which is long, and for `make quick` test_training_alone.py, which imports torch."""
-    others = ["[!dlt]*", "d[!r]*", "drill_[!k]*", "drill_ki*", "lo*", "training_[!a]*"]
-    others += [f"training_{pattern}" for pattern in torch or ["a*"]]
+def test_the_longest_files_come_first_and_make_quick_leaves_out_what_takes_long(target, torch, files):
+    """A file is one worker's: a long one that begins last is waited for alone. `make quick` is shown a file that
+    imports torch as well, test_training_alone.py."""
+    others = ["[!dit]*", "d[!r]*", "drill_[!k]*", "drill_ki*", "inventory_[!c]*", "training_[!a]*", f"training_{torch}"]
     some = [f"--ignore-glob={ROOT}/tests/test_{pattern}" for pattern in others]
     words = [sys.executable, "-m", "pytest", "--collect-only", "-q", *pytest_of(target), *some]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
