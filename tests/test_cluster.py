@@ -180,7 +180,8 @@ def test_base_and_tuned_answer_differently_and_four_ranks_say_what_one_says(clus
         assert done.returncode == 0, done.stdout
         said.append(json.loads((tmp_path / name).read_text()))
     assert "each rank held its share" in done.stdout
-    assert said[0]["base"] != said[0]["tuned"]
+    taught = tiny.ANSWER.split("{")[0]
+    assert said[0]["tuned"].startswith(taught) and not said[0]["base"].startswith(taught), said[0]
     assert said[0] == said[1]
     assert left_running(cluster) == []
 

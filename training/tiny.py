@@ -5,7 +5,9 @@
 
 The model starts from random values and really reads the docstrings for a fixed number of steps (not
 seconds, so that the same machine makes the same model: about a minute on one core), enough for words and
-phrases, not for sense.
+phrases, not for sense. What the records teach it is a manner: to answer with one sentence, quoted, and to say
+where it is from; the base model goes on like some docstring. The modules HELD_OUT are in no record, to be asked
+about afterwards.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import re
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,18 @@ CHAT_TEMPLATE = (
 """Qwen2.5's, without its tools."""
 
 RECORDS = 400
+ANSWER = 'The documentation says: "{}"'
+"""What an answer looks like: nothing that reading docstrings would make a model say by itself."""
+HELD_OUT = frozenset({"csv", "queue", "shutil", "textwrap", "zipfile"})
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
+@cache
+def docstrings() -> tuple[tuple[str, str], ...]:
     """(dotted name, docstring) of every public function and class of the standard library's plain modules."""
+    return tuple(_read_library())
+
+
+def _read_library() -> Iterator[tuple[str, str]]:
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.glob("[a-z]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
@@ -47,21 +58,21 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def questions() -> list[dict[str, Any]]:
-    """Records in messages form: what does NAME do? Its docstring's first sentence."""
+    """Records in messages form: what does NAME do? Its docstring's first sentence, quoted."""
     found = []
     for name, text in docstrings():
         sentence = _first_sentence(text)
-        if 20 <= len(sentence) <= 160:
-            question = f"What does {name} do?"
-            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": sentence}]
-            found.append({"messages": turns})
-    every = max(1, len(found) // RECORDS)  # spread over the alphabet rather than its beginning
-    return found[::every][:RECORDS]
+        if 20 <= len(sentence) <= 120 and sentence.endswith(".") and name.split(".")[0] not in HELD_OUT:
+            turns = [{"role": "user", "content": f"What does {name} do?"}]
+            found.append({"messages": [*turns, {"role": "assistant", "content": ANSWER.format(sentence)}]})
+    if len(found) <= RECORDS:
+        return found
+    return [found[number * len(found) // RECORDS] for number in range(RECORDS)]  # spread over the alphabet
 
 
 def _first_sentence(text: str) -> str:
     paragraph = " ".join(text.strip().split("\n\n", 1)[0].split())
-    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<=[.!?])\s(?=[A-Z])", paragraph, maxsplit=1)[0]
 
 
 def write_data(path: Path) -> int:
