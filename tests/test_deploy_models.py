@@ -306,6 +306,34 @@ def test_only_the_hub_itself_and_a_named_host_may_see_the_token(address: str, to
     assert "hf_secret" not in repr(hub)
 
 
+NEWER = "beef" * 10
+
+
+def test_a_pinned_model_stays_at_its_commit_and_the_change_is_said(hub: Hub, tmp_path: Path) -> None:
+    hub.head = NEWER
+    done = fetched_as(hub, _At(REPO, "main", str(tmp_path / "m"), COMMIT))
+    assert done.returncode == 0, done.stderr
+    assert f"acme/model was changed: its main is {NEWER[:12]} by now; {COMMIT[:12]} is fetched" in done.stderr
+    assert json.loads((tmp_path / "m" / models.STAMP).read_text())["commit"] == COMMIT
+
+
+def test_a_pinned_commit_that_is_gone_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    hub.head, hub.gone = NEWER, {COMMIT}
+    done = fetched_as(hub, _At(REPO, "main", str(tmp_path / "m"), COMMIT))
+    assert done.returncode != 0 and f"acme/model has no revision {COMMIT}" in done.stderr
+
+
+def test_other_files_at_the_pinned_commit_are_refused_and_get_no_stamp(hub: Hub, tmp_path: Path) -> None:
+    assert fetched(hub, tmp_path / "m").returncode == 0
+    stamp = json.loads((tmp_path / "m" / models.STAMP).read_text())
+    pinned = _At(REPO, "main", str(tmp_path / "m"), COMMIT, stamp["hash"])
+    assert pinned.lies_there(state(tmp_path / "m"))
+    hub.models[REPO]["config.json"] = b'{"model_type": "another"}'
+    done = fetched_as(hub, pinned)
+    assert done.returncode != 0 and "has other files than those first fetched" in done.stderr
+    assert not (tmp_path / "m" / models.STAMP).exists()
+
+
 def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_fetched(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from training.control.download import Download, FileGone
 from training.control.same_run import another, refuse_another
 from training.control.verify import DamagedError, FetchError, part_of, verify_checkpoint
-from training.run_folder import CLAIM, HANG, MERGED, PROFILE, REPORT, VERSIONS
+from training.run_folder import CLAIM, HANG, MERGED, MODEL_RECORD, MODEL_SUMS, PROFILE, REPORT, VERSIONS
 from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ SINGLE_FILES = (
     "recipe.toml",
     "plan.json",
     "launch.json",
+    MODEL_RECORD,
+    MODEL_SUMS,
     "metrics.jsonl",
     "status.json",
     "result.json",

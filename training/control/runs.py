@@ -9,7 +9,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from training.launch import (
     parse_launch,
 )
 from training.lineage import RECORD, DiskRecord, parse_record
-from training.run_folder import LAUNCH, LAUNCHER_LOG, is_run_id, recipe_of, unit_of
+from training.run_folder import LAUNCH, LAUNCHER_LOG, MODEL_RECORD, MODEL_SUMS, is_run_id, recipe_of, unit_of
 from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
 from training.supervision import reclaim
 
@@ -38,6 +38,20 @@ GENERATE = "generate"
 """What run ids begin with that are no trainings."""
 MODULE = re.compile(r"training(\.[a-z_]+)+")
 """What ranks run: always code of ours."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A fetched base model as its folder says it: the stamp written last, and the sha256 of every file."""
+
+    record: Mapping[str, Any]
+    sums: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What of it is kept with a run."""
+        papers = {MODEL_RECORD: json.dumps(self.record, indent=1) + "\n", MODEL_SUMS: self.sums}
+        return {name: text for name, text in papers.items() if text}
 
 
 def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
@@ -202,20 +216,21 @@ def wait_for_reports(head: Head, run_id: str) -> None:
     follow(lambda: look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
 
 
-def base_model_hash(head: Head, models: str, model_dir: str) -> str:
-    """The hash the base deploy recorded for a model on the head. LaunchError where the node is not ready."""
-    record = shlex.quote(f"{models}/{model_dir}/spotune-model.json")
-    answer = head.shell(f"test -x {ENV_FOLDER}/bin/python && echo env; cat {record} 2>/dev/null; true")
-    env, _, content = answer.partition("\n")
+def base_model(head: Head, models: str, model_dir: str) -> BaseModel:
+    """What the base deploy recorded for a model on the head. LaunchError where the node is not ready."""
+    folder = shlex.quote(f"{models}/{model_dir}")
+    read = f"cat {folder}/spotune-model.json 2>/dev/null; echo; echo {SUMS}; cat {folder}/{SUMS} 2>/dev/null; true"
+    env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && echo env; {read}").partition("\n")
+    record, _, sums = content.partition(f"\n{SUMS}\n")
     deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
     if env != "env":
         raise LaunchError(f"{head.name} has no Python environment at {ENV_FOLDER}; {deploy}")
-    if not content.strip():
+    if not record.strip():
         raise LaunchError(
             f"{head.name} has no model {model_dir} at {models}; "
             f"add its recipe to [models] names in cluster.toml, then {deploy}"
         )
-    return str(json.loads(content)["hash"])
+    return BaseModel(json.loads(record), sums)
 
 
 def _quoted(head: Head, run_id: str) -> str:

@@ -24,6 +24,7 @@ from training.data import DataError, DataSummary, can_check_here, check
 from training.data.hub import POINTER, is_dataset_name
 from training.data.readers import data_files
 from training.launch import Launch, LaunchError
+from training.model_lock import LOCK, disagreement, read_pins, remember
 from training.plan.predict import Plan, make_plan
 from training.plan.shape import PlanError
 from training.plan.teaching import short_warmup
@@ -137,6 +138,22 @@ def _make_tiny(folder: Path, target: Target) -> None:
     fresh.rename(folder)
 
 
+def base_model(head: Head, recipe: Recipe, target: Target) -> runs.BaseModel:
+    """The recipe's base model where the run will be; LaunchError where it is another than models.lock says."""
+    if head.here:
+        digest, folder = here_base_model(recipe, target), Path(target.models) / recipe.model_dir
+        sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
+        found = runs.BaseModel({**_record(folder), "hash": digest}, sums)
+    else:
+        found = runs.base_model(head, target.models, recipe.model_dir)
+    if said := disagreement(read_pins(), found.record, recipe.base_model, recipe.revision):
+        raise LaunchError(
+            f"{said}; nothing is started. The base deploy fetches what the recipe and {LOCK.name} say; to take what "
+            f"lies there, delete its table in training/recipes/{LOCK.name}"
+        )
+    return found
+
+
 Cover = Callable[[Head, float], None]
 """Sees to it that the machines stay for so many seconds, before a run starts, and tells the head until when; raises
 where they cannot. 0 seconds: nobody knows how long."""
@@ -188,20 +205,20 @@ def _made_ready(place: Place, run_id: str, recipe: Recipe, given: Data, wishes: 
     """Ship, prepare and plan a run; None where only the plan was asked for."""
     head = place.head
     target = place.target(run_id, runs.head_disks(place))
-    if head.here:
-        base = here_base_model(recipe, target)
-    else:
-        base = runs.base_model_hash(head, target.models, recipe.model_dir)
+    base = base_model(head, recipe, target)
     launch = target.launch(head.runs / run_id, "training.finetune")
     records = f"{given.summary.records} records" if given.summary else "records counted there"
     print(f"{run_id}: {records}, {launch.world_size} ranks on {len(launch.hosts)} nodes", flush=True)
-    runs.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **given.files})
+    runs.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files})
     plan = plan_run(place, launch, recipe, preparing.Order(wishes.skip_bad, given.from_hub), wishes.anyway)
     if wishes.dry:
         return None
     launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
     wishes.cover(head, planned_s(plan.predicted))
-    runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, base, plan.data, plan.predicted))
+    digest = str(base.record["hash"])
+    runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
+    if remember(base.record, recipe.base_model, recipe.revision):
+        print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")
     return launch
 
 

@@ -1,0 +1,123 @@
+"""models.lock: what a revision stands for, and what is said of a model that is another."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy import manifest
+from training import model_lock
+from training.control import runs, start_run
+from training.control.place import Target
+from training.launch import LaunchError
+from training.model_lock import Pin, disagreement, pinned, read_pins, remember
+from training.recipe import RecipeError, load_recipe, recipe_names
+
+REPO, COMMIT, OTHER, FILES = "acme/model", "c" * 40, "d" * 40, "f" * 64
+RECORD = {"repo": REPO, "revision": "main", "commit": COMMIT, "hash": FILES}
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "models.lock"
+
+
+def test_a_first_download_is_pinned_and_never_pinned_anew(lock: Path) -> None:
+    assert remember(RECORD, REPO, "main", lock)
+    assert read_pins(lock) == {(REPO, "main"): Pin(COMMIT, FILES)}
+    assert not remember({**RECORD, "commit": OTHER}, REPO, "main", lock)
+    assert remember({**RECORD, "revision": 'v"2', "commit": OTHER}, REPO, 'v"2', lock)
+    assert pinned(read_pins(lock), REPO, "main").commit == COMMIT
+    assert pinned(read_pins(lock), REPO, 'v"2').commit == OTHER
+    assert [path.name for path in lock.parent.iterdir()] == [lock.name]
+
+
+@pytest.mark.parametrize("record", [{"hash": FILES}, {**RECORD, "commit": "main"}, {**RECORD, "repo": "acme/other"}])
+def test_what_no_hub_told_is_not_pinned(lock: Path, record: dict[str, str]) -> None:
+    assert not remember(record, REPO, "main", lock)
+    assert not remember({**RECORD, "repo": "built-in:tiny"}, "built-in:tiny", "main", lock)
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"commit": OTHER}, "is commit dddddddddddd there and cccccccccccc in models.lock"),
+        ({"hash": "0" * 64}, "has other files there than those first fetched"),
+        ({"repo": "acme/other"}, "the model that lies there is acme/other, not acme/model"),
+    ],
+)
+def test_a_model_that_is_another_is_said(change: dict[str, str], said: str) -> None:
+    pins = {(REPO, "main"): Pin(COMMIT, FILES)}
+    assert disagreement(pins, RECORD, REPO, "main") is None
+    assert said in str(disagreement(pins, {**RECORD, **change}, REPO, "main"))
+
+
+def test_a_commit_stands_for_itself_and_another_revision_is_another_model() -> None:
+    assert pinned({}, REPO, COMMIT) == Pin(COMMIT, "")
+    assert "at main, not at v2" in str(disagreement({}, RECORD, REPO, "v2"))
+    assert "is commit" in str(disagreement({}, RECORD, REPO, OTHER))
+
+
+@pytest.mark.parametrize("text", ["[", "x = 1", '["a"."main"]\ncommit = "main"', '["a"."main"]\nfiles = ""'])
+def test_a_lock_that_cannot_be_read_does_not_pass_for_an_empty_one(lock: Path, text: str) -> None:
+    lock.write_text(text)
+    with pytest.raises(RecipeError, match=r"models\.lock cannot be read"):
+        read_pins(lock)
+
+
+def test_every_recipe_is_pinned_or_will_be_at_its_first_use() -> None:
+    pins = read_pins()
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        known = pinned(pins, recipe.base_model, recipe.revision).commit
+        assert known or recipe.revision == "main" or recipe.base_model.startswith("built-in:"), name
+
+
+class _Head:
+    """A head on which another commit lies than the lock names."""
+
+    here = False
+
+
+def test_a_changed_model_is_said_before_anything_is_trained(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = load_recipe("qwen2.5-0.5b")
+    record = {**RECORD, "repo": recipe.base_model}
+    remember(record, recipe.base_model, "main", lock)
+    monkeypatch.setattr(model_lock, "LOCK", lock)
+    there = runs.BaseModel({**record, "commit": OTHER}, "sums")
+    monkeypatch.setattr(runs, "base_model", lambda *_: there)
+    target = Target((), "python", {}, str(tmp_path))
+    with pytest.raises(LaunchError, match=r"is commit dddddddddddd there .* nothing is started"):
+        start_run.base_model(_Head(), recipe, target)
+    there.record["commit"] = COMMIT
+    assert start_run.base_model(_Head(), recipe, target).files["base-model.SHA256SUMS"] == "sums"
+
+
+class _Shell:
+    """A head whose commands run here."""
+
+    name = "te1"
+
+    def shell(self, command: str) -> str:
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_record_and_the_manifest_of_a_model_on_the_head_are_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "ENV_FOLDER", str(tmp_path / "env"))
+    with pytest.raises(LaunchError, match="te1 has no Python environment"):
+        runs.base_model(_Shell(), str(tmp_path), "m")
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/python").symlink_to("/bin/sh")
+    with pytest.raises(LaunchError, match="te1 has no model m at"):
+        runs.base_model(_Shell(), str(tmp_path), "m")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text("{}")
+    manifest.seal(tmp_path / "m", "spotune-model.json", {"repo": REPO, "commit": COMMIT})
+    found = runs.base_model(_Shell(), str(tmp_path), "m")
+    assert (found.record["commit"], found.sums) == (COMMIT, (tmp_path / "m/SHA256SUMS").read_text())
+    assert set(found.files) == {"base-model.json", "base-model.SHA256SUMS"}
