@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -78,6 +79,15 @@ class Answer(GpuAnswer):
 
 
 @dataclass(frozen=True)
+class Reached:
+    """Whether this machine got through to a port of a node where a run would meet."""
+
+    port: int
+    at: str
+    """The address at which it was reached; empty: a firewall is between."""
+
+
+@dataclass(frozen=True)
 class Survey:
     """All nodes' answers, and what was expected of them."""
 
@@ -92,6 +102,8 @@ class Survey:
     deploy_command: str
     rented: bool = False
     """Whether a cloud may take the nodes back."""
+    reached: Mapping[str, Reached] = field(default_factory=dict)
+    """By node, of machines whose firewall is the user's own."""
 
     @property
     def head(self) -> Answer | None:
@@ -281,6 +293,20 @@ def _port(node: Node, answer: Answer, survey: Survey) -> Result | None:
     return "broken", f"no two ports in a row are free from {span}, where runs meet", mend
 
 
+def _shut(node: Node, answer: Answer, survey: Survey) -> Result | None:
+    """torch's store takes orders, pickled Python among them, from whoever reaches it."""
+    reached = survey.reached.get(node.name)
+    if reached is None:
+        return None
+    span = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
+    if not reached.at:
+        return "fine", f"ports {span} are shut to this machine"
+    public = ipaddress.ip_address(reached.at).is_global
+    who = "anyone on the internet" if public else "everyone on this network"
+    message = f"port {reached.port} is open to this machine at {reached.at}; {who} could command a run at {span}"
+    return "broken" if public else "warning", message, "let only ssh and the other nodes in: docs/troubleshooting.md"
+
+
 def _idle(node: Node, answer: Answer, survey: Survey) -> Result | None:
     if not answer.pci_gpus:
         return None
@@ -317,6 +343,7 @@ CHECKS: Mapping[str, Check] = {
     "environment": _environment,
     "models": _models,
     "port": _port,
+    "firewall": _shut,
     "GPU processes": _idle,
     "spot notice": _spot_watch,
 }

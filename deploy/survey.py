@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from deploy.doctor import Answer, GpuAnswer, Survey
+from deploy.doctor import Answer, GpuAnswer, Reached, Survey
 from inventory.cluster import Cluster
 from inventory.nodes import Node
-from inventory.ssh import connect, on_all, run
+from inventory.ssh import SshError, connect, on_all, run
 from training.launch import MASTER_PORTS
+
+LISTEN_S = 4
+CONNECT_S = 1.5
 
 
 def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     names = [node.name for node in cluster.nodes]
     offsets: dict[str, float] = {}
+    reached: dict[str, Reached] = {}
 
     def ask(node: Node) -> Answer:
         ports = [MASTER_PORTS.start, MASTER_PORTS.stop]
@@ -27,7 +36,13 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
             before = time.time()
             there = float(run(connection, "date +%s.%N"))
             offsets[node.name] = there - (before + time.time()) / 2
-            return Answer.model_validate_json(run(connection, _probe(question), stdin=_script()))
+            answer = Answer.model_validate_json(run(connection, _probe(question), stdin=_script()))
+            # a rented machine has a security group, a local host is on this very machine
+            if cluster.settings.provider == "static" and answer.free_ports is not None:
+                listen = partial(run, connection, stdin=_script("listen.py"))
+                with suppress(SshError):  # a run took the port meanwhile
+                    reached[node.name] = reach(node.address, answer.free_ports, listen)
+            return answer
 
     found = on_all(cluster.nodes, ask)
     answers = {name: answer for name, answer in found.items() if isinstance(answer, Answer)}
@@ -39,7 +54,35 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
         models=models,
         deploy_command=f"pyinfra -y inventory/{cluster.settings.provider}.py deploy/base.py",
         rented=cluster.settings.provider == "aliyun",
+        reached=reached,
     )
+
+
+def reach(address: str, port: int, run_there: Callable[[str], object]) -> Reached:
+    """Whether this machine gets through to a port where a program of ours listens just now.
+
+    `run_there` runs a command on the node, with deploy/listen.py as its standard input, and waits for its end.
+    """
+    word = secrets.token_hex(16)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        listening = pool.submit(run_there, f"python3 - {port} {word} {LISTEN_S}")
+        while not listening.done():
+            if peer := _answered(address, port, word):
+                return Reached(port, peer)
+            time.sleep(0.2)
+        listening.result()
+    return Reached(port, "")
+
+
+def _answered(address: str, port: int, word: str) -> str:
+    """The address at which our own listener answered; empty where it did not."""
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_S) as connection:
+            connection.settimeout(CONNECT_S)
+            said = connection.recv(len(word), socket.MSG_WAITALL)
+            return str(connection.getpeername()[0]) if said.decode(errors="replace") == word else ""
+    except OSError:  # refused, filtered, or not there yet
+        return ""
 
 
 def ask_gpus(nodes: Sequence[Node]) -> tuple[dict[str, GpuAnswer], dict[str, str]]:
@@ -69,5 +112,5 @@ def _probe(question: Mapping[str, object]) -> str:
     return f"python3 - {shlex.quote(json.dumps(question))}"
 
 
-def _script() -> str:
-    return Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+def _script(name: str = "probe.py") -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")

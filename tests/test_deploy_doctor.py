@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -9,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Survey, examine, worst
+import deploy.survey
+from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Reached, Survey, examine, worst
 from deploy.doctor_table import print_findings
+from deploy.survey import reach
 from inventory.nodes import Node
 from inventory.shown import console
 
@@ -68,6 +74,7 @@ def survey(**changes_of_te2: Any) -> Survey:
         models=("tiny",),
         deploy_command=DEPLOY,
         rented=True,
+        reached={"te1": Reached(29500, ""), "te2": Reached(29500, "")},
     )
 
 
@@ -177,6 +184,40 @@ def test_a_run_needs_two_free_ports_in_a_row_on_the_head_only() -> None:
     assert found[0].mend.endswith("ss -ltnp")
     assert wrong(examine(with_head(free_ports=29502))) == []
     assert wrong(examine(survey(free_ports=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "level", "who"),
+    [("8.8.8.8", "broken", "anyone on the internet"), ("192.168.1.7", "warning", "everyone on this network")],
+)
+def test_a_port_where_runs_meet_that_is_open_to_this_machine_is_said(at: str, level: str, who: str) -> None:
+    reached = {"te1": Reached(29500, at), "te2": Reached(29500, "")}
+    (found,) = wrong(examine(replace(survey(), reached=reached)))
+    assert (found.node, found.check, found.level) == ("te1", "firewall", level)
+    assert who in found.message and "29500 to 29599" in found.message
+    assert not any(finding.check == "firewall" for finding in examine(replace(survey(), reached={})))
+
+
+def listening(address: str) -> Callable[[str], object]:
+    """A node's shell on this machine, where deploy/listen.py listens on `address` alone."""
+    script = Path("deploy/listen.py").read_text().replace('("", port)', f'("{address}", port)')
+
+    def run(command: str) -> object:
+        argv = [sys.executable, *command.split()[1:]]
+        return subprocess.run(argv, input=script, text=True, check=True)
+
+    return run
+
+
+def test_a_port_is_open_only_where_our_own_listener_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy.survey, "LISTEN_S", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert reach("127.0.0.1", port, listening("")) == Reached(port, "127.0.0.1")
+    assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a refusal is no answer"
+    with socket.create_server(("127.0.0.1", port), backlog=8):
+        assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a stranger is no answer"
 
 
 def test_a_host_key_that_is_not_known_is_mended_by_the_task_that_shows_it() -> None:

@@ -1,0 +1,45 @@
+"""torch's key-value store on the head, where the ranks meet: it listens at the head's private address alone.
+
+torch by itself listens on every address a machine has, and the store takes orders from whoever reaches it.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+BACKLOG = 4096
+
+
+def open_store(head: str, port: int, is_head: bool, timeout: timedelta) -> TCPStore:
+    """The store at an address of the head: opened there, joined elsewhere. Raises DistError where it is not had."""
+    from torch.distributed import TCPStore
+
+    listener = _listener(head, port) if is_head else None
+    return TCPStore(
+        head,
+        port,
+        is_master=is_head,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach() if listener else None,  # torch closes it
+    )
+
+
+def _listener(head: str, port: int) -> socket.socket | None:
+    """A socket on the head's own address; None where no interface has it (an address that is translated): torch then
+    listens on all."""
+    family, _, _, _, address = socket.getaddrinfo(head, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        return None
+    return listener
