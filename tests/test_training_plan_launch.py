@@ -197,6 +197,10 @@ class Recorded(HereHead):
         self.started = launch
 
 
+def sh(command: str) -> str:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
 MOMENT = datetime(2026, 1, 31, 15, 45, tzinfo=UTC)
 
 
@@ -334,6 +338,25 @@ def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
         other.kill()
     with starting.turn(HereHead(tmp_path)) as mine:
         mine.confirm()
+
+
+def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, monkeypatch):
+    def far() -> RemoteHead:
+        sshd = Sshd()
+        head = RemoteHead("te1", lambda: Door(sshd), lambda _, command: sh(command))
+        head.runs = tmp_path
+        monkeypatch.setattr(head, "make_runs", lambda: None)
+        return head
+
+    with closing(far()) as one, closing(far()) as other:
+        with pytest.raises(HeadError, match=r"^te1 has not heard"), starting.turn(one) as mine:
+            with pytest.raises(LaunchError, match=r"^a run is being started on te1"), starting.turn(other):
+                pytest.fail("two have the turn")
+            mine.confirm()
+            one.close()
+            with starting.turn(other) as theirs:
+                theirs.confirm()
+            mine.confirm()
 
 
 def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path: Path, monkeypatch):
