@@ -8,6 +8,18 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
+from tests.chat_templates import (
+    FORGETFUL,
+    HEAD,
+    MARKED,
+    MARKED_SHORT,
+    OPENS_THOUGHTS,
+    TAIL,
+    TEXT_ARGUMENTS,
+    THINKING,
+    TOOLS,
+    TWO_ENDS,
+)
 from training import tiny
 from training.data import IGNORED, DataError
 from training.data.encode import Encoder
@@ -15,37 +27,6 @@ from training.data.sample import BadRecord
 from training.data.shapes import recognised
 
 pytestmark = pytest.mark.torch
-
-HEAD = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
-TAIL = "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-MARKED = (
-    HEAD + "{%- if message.role == 'assistant' %}{%- generation %}{{- message.content + '<|im_end|>\\n' }}"
-    "{%- endgeneration %}{%- else %}{{- message.content + '<|im_end|>\\n' }}{%- endif %}" + TAIL
-)
-"""As training variants of templates are written: the marks take in the end of turn and the newline behind it."""
-MARKED_SHORT = MARKED.replace(
-    "+ '<|im_end|>\\n' }}{%- endgeneration %}", "}}{%- endgeneration %}{{- '<|im_end|>\\n' }}"
-)
-"""Marks that leave the end of turn out."""
-TWO_ENDS = (
-    HEAD + "{{- message.content + '<|im_end|>\\n' }}" + TAIL.replace("{%- endif", "{%- else %}<|endoftext|>{%- endif")
-)
-"""Phi-3's way: the whole conversation has an end of its own, after the last turn's."""
-FORGETFUL = HEAD + (
-    "{%- if message.role == 'assistant' and not loop.last %}{{- message.content.split('</think>')[-1] }}"
-    "{%- else %}{{- message.content }}{%- endif %}{{- '<|im_end|>\\n' }}" + TAIL
-)
-"""Qwen3's way: thoughts are dropped once another turn follows."""
-THINKING = FORGETFUL.replace(" and not loop.last", "").replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
-"""DeepSeek-R1's way: never a thought in an answer, but the request for one opens it."""
-TOOLS = (
-    "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}"
-    "{{- '<|im_end|>\\n' }}{%- endif %}"
-    + HEAD
-    + "{{- message.content }}{%- for call in message.tool_calls or [] %}{{- '<call>' + call.function.name + ' ' }}"
-    "{{- call.function.arguments | tojson }}{{- '</call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}" + TAIL
-)
-TEXT_ARGUMENTS = TOOLS.replace("{{- call.function.arguments | tojson }}", "{{- call.function.arguments + '' }}")
 
 CHAT = {
     "messages": [
@@ -144,6 +125,104 @@ def test_tool_calls_are_learned_and_what_tools_answer_is_not(tokenizer, template
     (sample,) = _encoded(tokenizer, record, template)
     assert _learned(tokenizer, sample) == '<call>look {"at": "天"}</call><|im_end|>wet<|im_end|>'
     assert '{"name": "look"}' in tokenizer.decode(sample.ids)
+
+
+def _refused(tokenizer, record, template, train_on="assistant"):
+    with pytest.raises(BadRecord) as refusal:
+        _encoded(tokenizer, record, template, train_on=train_on)
+    return str(refusal.value)
+
+
+NO_SYSTEM = TOOLS.replace(HEAD, HEAD.replace("messages %}", "messages if message.role != 'system' %}"))
+NO_RESULT = TOOLS.replace("{{- message.content }}", "{{- message.content if message.role != 'tool' }}")
+NO_WORDS_WITH_CALLS = TOOLS.replace("{{- message.content }}", "{{- message.content if not message.tool_calls }}")
+NO_ARGUMENTS = TOOLS.replace("{{- call.function.arguments | tojson }}", "")
+WHOLE = [
+    {"role": "system", "content": "be"},
+    {"role": "user", "content": "q"},
+    {**CALL, "content": "let me"},
+    {"role": "tool", "content": "rain"},
+    {"role": "assistant", "content": "wet"},
+]
+THOUGHT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "<think>hm</think>four"}]
+REASONED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "four", "reasoning_content": "hm"}]
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+@pytest.mark.parametrize(
+    ("template", "turns", "dropped"),
+    [
+        (tiny.CHAT_TEMPLATE, TOOL_TURNS, "a tool call of turn 2"),
+        (MARKED, TOOL_TURNS, "a tool call of turn 2"),
+        (NO_SYSTEM, WHOLE, "the content of turn 1"),
+        (NO_RESULT, WHOLE, "the content of turn 4"),
+        (NO_WORDS_WITH_CALLS, WHOLE, "the content of turn 3"),
+        (NO_ARGUMENTS, WHOLE, "the arguments of a tool call of turn 3"),
+        (THINKING, THOUGHT, "the thoughts of turn 2"),
+        (TOOLS, REASONED, "the reasoning_content of turn 2"),
+    ],
+)
+def test_what_a_template_drops_is_named_and_nothing_is_taught_without_it(tokenizer, template, turns, dropped, train_on):
+    said = _refused(tokenizer, {"messages": turns}, template, train_on)
+    assert said.startswith(f"the model's chat template leaves out {dropped}, so it cannot be learned; take it out")
+
+
+def test_tools_that_a_template_does_not_show_are_named(tokenizer):
+    record = {"messages": CHAT["messages"], "tools": [{"type": "function", "function": {"name": "look"}}]}
+    assert "leaves out the tools, " in _refused(tokenizer, record, tiny.CHAT_TEMPLATE)
+    assert _encoded(tokenizer, record, TOOLS)
+
+
+def test_what_a_template_drops_for_what_one_record_says_is_named_for_that_record(tokenizer):
+    """Records of one shape are tried out once; each is held against its own words all the same."""
+    picky = tiny.CHAT_TEMPLATE.replace("message['content'] +", "(message['content'] | replace('secret', '')) +")
+    tokenizer.chat_template = picky
+    encoder = Encoder(tokenizer, 1000, "assistant")
+    assert encoder.rendered(recognised({"prompt": "open", "completion": "four"}))
+    for prompt, completion, turn in (("open", "a secret", 2), ("my secret", "four", 1)):
+        with pytest.raises(BadRecord, match=f"leaves out the content of turn {turn}"):
+            encoder.rendered(recognised({"prompt": prompt, "completion": completion}))
+
+
+@pytest.mark.parametrize("content", ["", "  \n", "<think>\n\n</think>\n\n"])
+@pytest.mark.parametrize("template", [tiny.CHAT_TEMPLATE, MARKED])
+def test_an_answer_with_nothing_but_its_end_is_never_learned(tokenizer, template, content):
+    turns = [dict(turn) for turn in CHAT["messages"]]
+    turns[1]["content"] = content
+    (sample,) = _encoded(tokenizer, {"messages": turns}, template)
+    assert _learned(tokenizer, sample) == "second answer<|im_end|>"
+    with pytest.raises(BadRecord, match="every assistant turn is empty"):
+        recognised({"messages": turns[:2]})
+
+
+@pytest.mark.parametrize("template", [FORGETFUL, OPENS_THOUGHTS, THINKING, tiny.CHAT_TEMPLATE, MARKED])
+def test_of_two_answers_in_a_row_each_is_learned_once_without_what_stands_between(tokenizer, template):
+    said = ["one", "two", "three"]
+    turns = [{"role": "user", "content": "q"}, *({"role": "assistant", "content": words} for words in said)]
+    samples = _encoded(tokenizer, {"messages": turns}, template)
+    learned = "".join(_learned(tokenizer, sample) for sample in samples).replace("<think>\n\n</think>\n\n", "")
+    assert learned == "".join(f"{words}<|im_end|>" for words in said)
+
+
+@pytest.mark.parametrize("template", [tiny.CHAT_TEMPLATE, MARKED, MARKED_SHORT, TWO_ENDS])
+@pytest.mark.parametrize(
+    "answer", ["say <|im_end|> and go on", "<|im_end|>", "at last <|im_end|>", "<|im_end|>\n<|im_end|>"]
+)
+def test_an_answer_that_holds_the_text_of_the_end_of_turn_is_learned_to_its_own_end(tokenizer, template, answer):
+    turns = [dict(turn) for turn in CHAT["messages"]]
+    for learned, place in (
+        (f"{answer}<|im_end|>second answer<|im_end|>", 1),
+        (f"您好，世界<|im_end|>{answer}<|im_end|>", 3),
+    ):
+        record = {"messages": [*turns[:place], {"role": "assistant", "content": answer}, *turns[place + 1 :]]}
+        (sample,) = _encoded(tokenizer, record, template)
+        assert _learned(tokenizer, sample) == learned
+
+
+def test_arguments_that_a_template_would_print_as_python_are_given_to_it_as_json(tokenizer):
+    printed = TOOLS.replace("{{- call.function.arguments | tojson }}", "{{- call.function.arguments }}")
+    (sample,) = _encoded(tokenizer, {"messages": TOOL_TURNS}, printed)
+    assert _learned(tokenizer, sample) == '<call>look {"at": "天"}</call><|im_end|>'
 
 
 def test_everything_is_learned_where_that_is_asked_for(tokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,8 @@ SHAREGPT_ROLES = {
 }
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 """Texts of a message that some chat templates render."""
+THOUGHT_MARK = re.compile(r"(</?think>)")
+"""Around thoughts that stand in a content: templates look for these and treat what is between them on its own."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Record:
     turns: tuple[Turn, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     not_learned: frozenset[int] = frozenset()
-    """Places of assistant turns that are context only."""
+    """Places of assistant turns that are context only: of weight 0, or empty."""
     prompt: str = ""
     completion: str = ""
     """Of prompt/completion in plain words, where `turns` say the same as a conversation; the text of a text."""
@@ -215,14 +218,18 @@ def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> 
     if not any(_speaks(turn) for turn in turns):
         raise BadRecord("every assistant turn is empty")
     context = frozenset(
-        place for place, turn in enumerate(turns) if turn["role"] == "assistant" and turn.get("weight", 1) == 0
+        place
+        for place, turn in enumerate(turns)
+        if turn["role"] == "assistant" and (turn.get("weight", 1) == 0 or not _speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
     return Record(shape, plain, tuple(_tools(record.get("tools"))), context)
 
 
 def _speaks(turn: Turn) -> bool:
-    return turn["role"] == "assistant" and bool(turn["content"].strip() or turn.get("tool_calls"))
+    """Whether there is more to learn from it than to end a turn at once."""
+    said = THOUGHT_MARK.sub("", turn["content"] + turn.get("reasoning_content", ""))
+    return turn["role"] == "assistant" and bool(said.strip() or turn.get("tool_calls"))
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,179 @@
+"""A tokenizer's chat template: what it does, tried out on small conversations, and where its answers lie."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.data import probe
+from training.data.sample import BadRecord, DataError
+from training.data.shapes import Turn
+
+Span = tuple[int, int]
+Tools = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a chat template turned out to do."""
+
+    end_of_turn: str | None
+    """The special token behind what the assistant says; None where there is none."""
+    has_generation: bool
+    """It marks the assistant's words with {% generation %}, each turn once."""
+    prompt_says_more: bool
+    """What it asks an answer with is not what an answer is rendered behind (DeepSeek-R1 opens <think>)."""
+    arguments_as_text: bool
+    """It wants a tool call's arguments as JSON text, not as an object."""
+    header: str
+    """What it puts before an answer of those it asks for one with."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Where one answer's turn lies: text[start:stop] holds all of the answer, `stop` is the same place of the
+    template for every answer of this kind."""
+
+    place: int
+    """Of the turn, from 0."""
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTemplate:
+    """Renders conversations and finds their answers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.special = _special(tokenizer)
+        self.facts = self._tried_out()
+
+    def text(self, turns: Sequence[Turn], tools: Tools = (), prompt: bool = False) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(turns), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+            )
+        )
+
+    def stretches(self, turns: Sequence[Turn], tools: Tools, places: Sequence[int], alone: frozenset[int]) -> Any:
+        """The answers at `places`: those that are marked from one rendering, but for those that are to be looked for
+        with nothing behind them; without marks all of these."""
+        if not self.facts.has_generation:
+            return [self._asked(turns[: place + 1], tools) for place in places]
+        found = {one.place: one for one in self._marked(turns, tools)}
+        return [self._marked(turns[: place + 1], tools)[-1] if place in alone else found[place] for place in places]
+
+    def _marked(self, turns: Sequence[Turn], tools: Tools) -> list[Stretch]:
+        """By the template's own {% generation %} marks."""
+        text, spans = _marked(self.tokenizer, turns, tools)
+        places = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+        if len(spans) != len(places):
+            raise BadRecord(f"the model's chat template marks {len(spans)} of {len(places)} assistant turns")
+        return [Stretch(place, text, start, stop) for place, (start, stop) in zip(places, spans, strict=True)]
+
+    def _asked(self, turns: Sequence[Turn], tools: Tools) -> Stretch:
+        """Without marks: an answer, here the last turn, is what is rendered behind the request for it."""
+        text, prompt = self.text(turns, tools), self.text(turns[:-1], tools, prompt=True)
+        start = len(prompt) if text.startswith(prompt) else self._beginning(text, prompt, turns, tools)
+        return Stretch(len(turns) - 1, text, start, len(text))
+
+    def _beginning(self, text: str, prompt: str, turns: Sequence[Turn], tools: Tools) -> int:
+        """Where the last answer begins though `prompt`, the request for it, is not what stands before it. Either it
+        asks for more than is shown (DeepSeek-R1): behind what of it is shown. Or what lies before is shown otherwise
+        once an answer follows (Qwen3, behind an assistant's turn): behind the header that stands last before it.
+
+        Two made-up answers of the same kind tell where the answer's own letters begin, so that no letter which it
+        happens to share with the request is taken off it."""
+        pair = [self.text([*turns[:-1], *self.taken([one])], tools) for one in probe.made_up(turns[-1])]
+        shown = min(_shared(prompt, other) for other in (text, *pair))
+        if shown >= _shared(prompt, self.text(turns[:-1], tools)):
+            return shown
+        own = min(_shared(text, other) for other in pair)
+        header = text.rfind(self.facts.header, 0, own)
+        return header + len(self.facts.header) if header >= 0 else own
+
+    def taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """The turns as this template takes them."""
+        return [_with_arguments_as_text(turn) for turn in turns] if self.facts.arguments_as_text else turns
+
+    def _tried_out(self) -> Template:
+        try:
+            exchange, asked = self.text([_QUESTION, _ANSWER]), self.text([_QUESTION], prompt=True)
+            before, thoughtful = _shared(self.text([_QUESTION]), asked), self.text([_QUESTION, _THOUGHTFUL])
+        except Exception as error:
+            raise DataError(f"the model's chat template cannot render a question and its answer: {error}") from error
+        _, found, tail = exchange.rpartition(_ANSWER["content"])
+        if not found:
+            raise DataError("the model's chat template leaves out what the assistant says")
+        behind = [(tail.find(token), -len(token), token) for token in self.special if token in tail]
+        marked = re.search(r"\{%-?\s*generation\b", str(self.tokenizer.get_chat_template())) is not None
+        begins = min(_shared(asked, exchange), _shared(asked, thoughtful), exchange.rindex(_ANSWER["content"]))
+        return Template(
+            end_of_turn=min(behind)[2] if behind else None,
+            has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], ())[1]) == 1,
+            prompt_says_more=not exchange.startswith(asked),
+            arguments_as_text=self._wants_text(),
+            header=asked[before:begins],
+        )
+
+    def _wants_text(self) -> bool:
+        function: dict[str, Any] = {"name": "look", "arguments": {"at": "it"}}
+        call: Turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        try:
+            return "{'at'" in self.text([_QUESTION, call])  # an object as Python prints it, not as JSON
+        except Exception:
+            try:
+                self.text([_QUESTION, _with_arguments_as_text(call)])
+            except Exception:
+                return False
+            return True
+
+
+_QUESTION: Turn = {"role": "user", "content": "question"}
+_ANSWER: Turn = {"role": "assistant", "content": "answer"}
+_THOUGHTFUL: Turn = {"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}
+
+
+def _shared(left: str, right: str) -> int:
+    """Length of the common beginning."""
+    same, rest = 0, min(len(left), len(right))
+    while rest:
+        half = (rest + 1) // 2
+        if left.startswith(right[same : same + half], same):
+            same, rest = same + half, rest - half
+        else:
+            rest = half - 1
+    return same
+
+
+def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools) -> tuple[str, list[Span]]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts, spans = render_jinja_template(
+        conversations=[list(turns)],
+        tools=list(tools) or None,
+        chat_template=tokenizer.get_chat_template(None, list(tools) or None),
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    return texts[0], list(spans[0])
+
+
+def _special(tokenizer: Any) -> set[str]:
+    """Every special token: some makers name theirs among the added tokens alone."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return added | set(tokenizer.all_special_tokens)
+
+
+def _with_arguments_as_text(turn: Turn) -> Turn:
+    if not turn.get("tool_calls"):
+        return turn
+    calls = []
+    for call in turn["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**turn, "tool_calls": calls}
