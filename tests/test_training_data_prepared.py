@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 
 from tests.hub import COMMIT, Hub  # noqa: E402
 from training import tiny  # noqa: E402
-from training.data import IGNORED, DataError, Sample  # noqa: E402
+from training.data import IGNORED, DataError, Sample, build  # noqa: E402
 from training.data.build import Build, cached, content_hash, is_validation, link, pad_id  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder  # noqa: E402
@@ -63,10 +64,10 @@ def _written(path, records):
     return path
 
 
-def _made(house, tokenizer, source, cache, bad=None, **overrides):
+def _made(tokenizer, source, cache, bad=None, **overrides):
     recipe = _recipe(**overrides)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
-    return cached(source, encoder, house / "models" / "tiny", recipe, cache=cache, bad=bad or Bad(False))
+    return cached(source, encoder, recipe, cache=cache, bad=bad or Bad(False))
 
 
 def _flat(prepared):
@@ -75,9 +76,9 @@ def _flat(prepared):
 
 
 @pytest.mark.parametrize("batching", ["packed", "padding-free", "padded"])
-def test_what_is_read_back_is_what_the_encoder_made(house, tokenizer, tmp_path, batching):
+def test_what_is_read_back_is_what_the_encoder_made(tokenizer, tmp_path, batching):
     source = _written(tmp_path / "train.jsonl", [*RECORDS, TOO_LONG])
-    prepared = open_prepared(_made(house, tokenizer, source, tmp_path / "cache", batching=batching) / "train")
+    prepared = open_prepared(_made(tokenizer, source, tmp_path / "cache", batching=batching) / "train")
     encoder = Encoder(tokenizer, 160, "assistant")
     whole = [encoder.samples(encoder.rendered(recognised(record)))[0] for record in RECORDS]
     assert _flat(prepared) == sorted((list(s.ids), list(s.labels)) for s, _ in whole)
@@ -104,7 +105,7 @@ def test_what_attention_spans_is_counted_over_all_samples_not_the_first_rows_whi
     from training.measuring import attention_span
 
     source = _written(tmp_path / "train.jsonl", RECORDS)
-    made = open_prepared(_made(house, tokenizer, source, tmp_path / "cache") / "train")
+    made = open_prepared(_made(tokenizer, source, tmp_path / "cache") / "train")
     writer = Writer(tmp_path / "skewed", 160, "packed")
     lengths = [150] * 300 + [10] * 30_000
     for length in lengths:
@@ -118,32 +119,62 @@ def test_what_attention_spans_is_counted_over_all_samples_not_the_first_rows_whi
 
 def test_the_same_data_are_prepared_once_and_what_differs_is_made_anew(house, tokenizer, tmp_path):
     source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
-    first = _made(house, tokenizer, source, cache)
+    first = _made(tokenizer, source, cache)
     stamp = (first / "train" / "ids.i32").stat().st_mtime_ns
-    assert _made(house, tokenizer, source, cache, steps="7", seed="9") == first
+    assert _made(tokenizer, source, cache, steps="7", seed="9") == first
     assert (first / "train" / "ids.i32").stat().st_mtime_ns == stamp
     changes = [{"max_length": "161"}, {"train_on": "all"}, {"batching": "padded"}, {"pad_token": "<|im_start|>"}]
-    others = {_made(house, tokenizer, source, cache, **change) for change in changes}
-    others |= {_made(house, tokenizer, source, cache, validation__fraction="0.2", seed=seed) for seed in "12"}
-    others.add(_made(house, tokenizer, _written(source, RECORDS[1:]), cache))
+    others = {_made(tokenizer, source, cache, **change) for change in changes}
+    others |= {_made(tokenizer, source, cache, validation__fraction="0.2", seed=seed) for seed in "12"}
+    others.add(_made(tokenizer, _written(source, RECORDS[1:]), cache))
     assert len(others - {first}) == 7
     assert len(list(cache.iterdir())) == 8  # and nothing half made
 
 
-def test_another_chat_template_makes_other_data(house, tmp_path):
+def _loaded(model):
+    return transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
+
+
+def test_the_key_of_prepared_data_covers_what_the_loaded_tokenizer_does(house, tmp_path, monkeypatch):
     source, model = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "tiny"
     shutil.copytree(house / "models" / "tiny", model)
-    before = content_hash(source, model, _recipe())
-    assert before == content_hash(source, house / "models" / "tiny", _recipe())
+    found = [content_hash(source, _loaded(model), _recipe())]
+    assert found[0] == content_hash(source, _loaded(house / "models" / "tiny"), _recipe())
     template = model / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
-    assert content_hash(source, model, _recipe()) != before
+    found.append(content_hash(source, _loaded(model), _recipe()))
+    tokenizer = _loaded(model)
+    for change in ({"eos_token": "<|im_start|>"}, {"pad_token": "<|im_end|>"}):
+        tokenizer.add_special_tokens(change)
+        found.append(content_hash(source, tokenizer, _recipe()))
+    for package in ("transformers", "tokenizers", "jinja2"):
+        monkeypatch.setattr(
+            build.metadata, "version", lambda name, package=package: "other" if name == package else version(name)
+        )
+        found.append(content_hash(source, tokenizer, _recipe()))
+    assert len(set(found)) == len(found) == 7
+
+
+def test_two_tokenizer_classes_over_the_same_files_have_other_ids_and_keys(house, tmp_path):
+    """The class is named in config.json alone, and rebuilds what the files say in its own way."""
+    source, keys, ids = _written(tmp_path / "train.jsonl", RECORDS), [], []
+    for kind in ("qwen2", "llama"):
+        model = tmp_path / kind
+        shutil.copytree(house / "models" / "tiny", model)
+        settings = json.loads((model / "tokenizer_config.json").read_text())
+        settings.pop("tokenizer_class")
+        (model / "tokenizer_config.json").write_text(json.dumps(settings))
+        (model / "config.json").write_text(json.dumps({"model_type": kind}))
+        tokenizer = _loaded(model)
+        keys.append(content_hash(source, tokenizer, _recipe()))
+        ids.append(tokenizer("an answer\n\n  to 12345 e\u0301").input_ids)
+    assert ids[0] != ids[1] and keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("name", ["ids.i32", "learned.u8", "rows.npy", "report.json", "SHA256SUMS"])
 def test_a_damaged_entry_is_recognised_and_made_anew(house, tokenizer, tmp_path, name):
     source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
-    entry = _made(house, tokenizer, source, cache)
+    entry = _made(tokenizer, source, cache)
     whole = {file.name: file.read_bytes() for file in (entry / "train").iterdir()}
     for damage in ("flipped", "cut", "missing"):
         file = entry / "train" / name
@@ -153,32 +184,32 @@ def test_a_damaged_entry_is_recognised_and_made_anew(house, tokenizer, tmp_path,
             file.unlink()
         with pytest.raises(DataError, match=r"damaged|half made|cannot be read"):
             open_prepared(entry / "train")
-        assert _made(house, tokenizer, source, cache) == entry
+        assert _made(tokenizer, source, cache) == entry
         assert {file.name: file.read_bytes() for file in (entry / "train").iterdir()} == whole
 
 
 def test_bad_records_stop_the_preparation_and_leave_nothing_behind(house, tokenizer, tmp_path):
     source, cache = _written(tmp_path / "train.jsonl", [*RECORDS, {"messages": []}]), tmp_path / "cache"
     with pytest.raises(DataError, match="line 61"):
-        _made(house, tokenizer, source, cache)
+        _made(tokenizer, source, cache)
     assert list(cache.iterdir()) == []
-    entry = _made(house, tokenizer, source, cache, Bad(True))
+    entry = _made(tokenizer, source, cache, Bad(True))
     assert open_prepared(entry / "train").report.bad == 1
     with pytest.raises(DataError, match="line 61"):  # the entry that skipped it does not speak for a run that does not
-        _made(house, tokenizer, source, cache)
+        _made(tokenizer, source, cache)
 
 
 def test_data_without_anything_to_learn_are_refused(house, tokenizer, tmp_path):
     with pytest.raises(DataError, match="no record for train has anything to learn within 160 tokens"):
-        _made(house, tokenizer, _written(tmp_path / "train.jsonl", [TOO_LONG]), tmp_path / "cache")
+        _made(tokenizer, _written(tmp_path / "train.jsonl", [TOO_LONG]), tmp_path / "cache")
     source = _written(tmp_path / "a.jsonl", RECORDS)
     with pytest.raises(DataError, match=r"validation\.fraction 0\.001 leaves no record"):
-        _made(house, tokenizer, source, tmp_path / "cache", validation__fraction="0.001")
+        _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.001")
 
 
 def test_validation_takes_records_by_seed_and_number_alone(house, tokenizer, tmp_path):
     source = _written(tmp_path / "train.jsonl", RECORDS)
-    entry = _made(house, tokenizer, source, tmp_path / "cache", validation__fraction="0.2", seed="3")
+    entry = _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.2", seed="3")
     training, validation = open_prepared(entry / "train"), open_prepared(entry / "validation")
     chosen = [number for number in range(60) if is_validation(number, 3, 0.2)]
     encoder = Encoder(tokenizer, 160, "assistant")
@@ -293,6 +324,83 @@ def test_prepare_of_bad_data_ends_with_exit_code_2_and_the_reason(house):
     assert answer["report"]["bad"] == 1 and "line 61" in answer["skipped"][0]
 
 
+def _small(house, **config):
+    """The name of a model folder whose config.json says this."""
+    folder = house / "models" / f"small{len(list((house / 'models').iterdir()))}"
+    shutil.copytree(house / "models" / "tiny", folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder.name
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "said"),
+    [
+        (
+            {"vocab_size": 100},
+            {},
+            r"the token '.+' of the data has the id \d{3,}, but the embedding of .* ends with 99; its",
+        ),
+        ({"text_config": {"vocab_size": 100}}, {}, "of the data has the id"),
+        (
+            {"vocab_size": 2},
+            {"pad_token": "<|im_end|>"},
+            r"the pad token '<\|im_end\|>' has the id 2, .* ends with 1; --set",
+        ),
+        (
+            {"vocab_size": 2},
+            {"lora__trainable_tokens": '["<|im_end|>"]'},
+            r"the trainable token '<\|im_end\|>' has the id 2, but .* ends with 1; take it out of lora.tr",
+        ),
+        ({}, {"lora__trainable_tokens": '["<|no|>"]'}, r"lora.trainable_tokens: .* has no token '<\|no\|>'"),
+        ({"vocab_size": 2}, {}, r"the end of turn '<\|im_end\|>' has the id 2, but"),
+        (
+            {"max_position_embeddings": 128},
+            {},
+            "max_length 160 is more than the 128 positions of .*; --set max_length=128",
+        ),
+        ({"n_positions": 128}, {}, "more than the 128 positions"),
+        (
+            {"max_position_embeddings": 64, "rope_scaling": {"factor": 2.0, "original_max_position_embeddings": 64}},
+            {},
+            "more than the 128 positions",
+        ),
+    ],
+)
+def test_what_the_model_has_no_row_or_position_for_is_refused_when_data_are_prepared(house, config, changed, said):
+    name = _small(house, **config)
+    run = _run_folder(house, f"limits-{name}", _recipe(**changed), ("train.jsonl", LINES))
+    toml = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(toml.replace('"tiny"', f'"{name}"'))
+    with pytest.raises(DataError, match=said):
+        prepare(run, skip_bad=False)
+    assert not (run / "data" / "prepared").exists() and not (run / "data" / "report.json").exists()
+
+
+def test_ids_beyond_the_embedding_are_refused_of_data_that_were_prepared_for_another_model(house):
+    """One tokenizer, two models: what is in the cache is held against the model of this run."""
+    for number, (rows, refused) in enumerate(((5000, False), (100, True), (5000, False))):
+        name = _small(house, vocab_size=rows, max_position_embeddings=160)
+        run = _run_folder(house, f"rows{number}", _recipe(), ("train.jsonl", LINES))
+        (run / "recipe.toml").write_text((run / "recipe.toml").read_text().replace('"tiny"', f'"{name}"'))
+        done = _prepare(run) if refused else None
+        if done:
+            assert (done.returncode, done.stdout) == (2, "") and "Traceback" not in done.stderr
+            assert "but the embedding of" in done.stderr
+        else:
+            assert prepare(run, skip_bad=False)["report"]["records"] == 60
+
+
+def test_a_record_whose_tool_call_the_template_drops_is_named_with_its_line_and_can_be_left_out(house):
+    call = {"function": {"name": "look", "arguments": {"at": "it"}}}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+    lines = json.dumps({"messages": turns}) + "\n" + LINES
+    run = _run_folder(house, "dropped", _recipe(), ("train.jsonl", lines))
+    with pytest.raises(DataError, match=r"train\.jsonl line 1: .* leaves out a tool call of turn 2"):
+        prepare(run, skip_bad=False)
+    answer = prepare(run, skip_bad=True)
+    assert (answer["report"]["bad"], answer["report"]["records"]) == (1, 60)
+
+
 HUB = """
 import sys
 from pathlib import Path
@@ -347,14 +455,14 @@ def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(ho
 
 
 def test_prepared_data_are_copied_where_links_are_impossible(house, tokenizer, tmp_path, monkeypatch):
-    entry = _made(house, tokenizer, _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache")
+    entry = _made(tokenizer, _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache")
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
     link(entry, tmp_path / "run")
     assert _flat(open_prepared(tmp_path / "run" / "train")) == _flat(open_prepared(entry / "train"))
 
 
 def test_a_run_folder_that_was_removed_meanwhile_is_not_made_again(house, tokenizer, tmp_path):
-    entry = _made(house, tokenizer, _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache")
+    entry = _made(tokenizer, _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache")
     with pytest.raises(FileNotFoundError):
         link(entry, tmp_path / "runs" / "given-up" / "data" / "prepared")
     assert not (tmp_path / "runs").exists()
@@ -368,13 +476,13 @@ def _aged(entry, days):
 
 def test_what_nobody_used_for_a_month_goes_and_what_is_used_stays(house, tokenizer, tmp_path):
     source, cache = _written(tmp_path / "train.jsonl", RECORDS), tmp_path / "cache"
-    entry = _made(house, tokenizer, source, cache)
+    entry = _made(tokenizer, source, cache)
     gone = subprocess.Popen(["true"])
     gone.wait()
     kept = [_aged(cache / ("a" * 64), 29), _aged(cache / f".{'b' * 64}.{os.getppid()}", 1)]
     _aged(cache / ("c" * 64), 31), _aged(cache / f".{'d' * 64}.{gone.pid}", 1)
     _aged(entry, 40)
-    assert _made(house, tokenizer, source, cache) == entry
+    assert _made(tokenizer, source, cache) == entry
     assert sorted(cache.iterdir()) == sorted([entry, *kept])
     assert time.time() - entry.stat().st_mtime < 60
     assert open_prepared(entry / "train").rows
@@ -391,5 +499,5 @@ def test_two_that_prepare_the_same_data_at_once_both_get_them(house, tokenizer, 
             shutil.copytree(build.folder, cache / content)
 
     monkeypatch.setattr(Build, "run", run_and_be_overtaken)
-    assert _made(house, tokenizer, source, cache) == others[0]
+    assert _made(tokenizer, source, cache) == others[0]
     assert list(cache.iterdir()) == others and open_prepared(others[0] / "train").rows

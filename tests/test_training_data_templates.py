@@ -185,7 +185,8 @@ def _swept(tokenizer, talks):
 
 NAMED = re.compile(
     r"(leaves out (.* of turn \d+|the tools), so it cannot be learned)"
-    r"|(answer of turn \d+ begins and ends cannot be told)|(does not end turn \d+)|(cannot render it: .+)|(leaves out what the assistant says$)"
+    r"|(answer of turn \d+ begins and ends cannot be told)|(does not end turn \d+)|(cannot render it: .+)"
+    r"|(leaves out what the assistant says$)"
     r"|(cannot render a question and its answer: .+)|(marks \d+ of \d+ assistant turns)"
 )
 LEARNS_ALL = {"TOOLS", "TEXT_ARGUMENTS"}

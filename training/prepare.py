@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from training.adapter import leash
-from training.data import hub
+from training.data import hub, limits
 from training.data.cache import drop_unused, mark_used
 from training.data.readers import Bad
 from training.data.sample import DataError
@@ -52,7 +52,7 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     """The whole preparation; gives what there is to say about data, model and machine."""
     from transformers import AutoTokenizer
 
-    from training.data.build import TRAIN, VALIDATION, cached, link
+    from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
     from training.data.encode import Encoder
     from training.data.prepared import open_prepared
 
@@ -62,12 +62,15 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     shape = model_shape(model_dir)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
+    limits.check_settings(shape, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
     bad = Bad(skip_bad)
-    entry = cached(source, encoder, model_dir, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
-    link(entry, run / "data" / "prepared")
+    entry = cached(source, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
     parts = (TRAIN, VALIDATION) if recipe.validation.fraction else (TRAIN,)
-    reports = {part: asdict(open_prepared(run / "data" / "prepared" / part).report) for part in parts}
+    made = {part: open_prepared(entry / part) for part in parts}
+    limits.check_ids(shape, recipe, tokenizer, max(one.largest_id for one in made.values()))
+    link(entry, run / "data" / "prepared")
+    reports = {part: asdict(one.report) for part, one in made.items()}
     answer = {
         "report": reports[TRAIN],
         "validation": reports.get(VALIDATION),

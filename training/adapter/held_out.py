@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from training.data import IGNORED, DataError, Sample
-from training.data.encode import Encoder, Rendered
+from training.data.answers import Rendered
+from training.data.encode import Encoder
 from training.data.readers import Bad, records
 from training.data.sample import BadRecord
 

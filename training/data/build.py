@@ -9,31 +9,25 @@ import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from training.data.answers import Rendered
 from training.data.cache import drop_unused, half_made, mark_used
-from training.data.encode import Encoder, Rendered
+from training.data.encode import Encoder
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Bad, data_sha256, records
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.recipe import Recipe
-from training.sums import sha256_of
 
-VERSION = 2
+VERSION = 3
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
 TRAIN, VALIDATION = "train", "validation"
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-    "additional_chat_templates/*",
-)
+DECIDING = ("transformers", "tokenizers", "jinja2")
+"""Packages whose version may change what becomes of a text."""
 
 
 def is_validation(number: int, seed: int, fraction: float) -> bool:
@@ -41,13 +35,19 @@ def is_validation(number: int, seed: int, fraction: float) -> bool:
     return random.Random(f"{seed}/validation/{number}").random() < fraction
 
 
-def content_hash(source: Path, model_dir: Path, recipe: Recipe) -> str:
-    """What the prepared data are made from: the same hash, the same arrays."""
-    files = {file for pattern in TOKENIZER_FILES for file in model_dir.glob(pattern) if file.is_file()}
+def content_hash(source: Path, tokenizer: Any, recipe: Recipe) -> str:
+    """What the prepared data are made from: the same hash, the same arrays. Of the tokenizer it takes what was loaded,
+    as the same files make another one under another class or version."""
     made_from = {
         "version": VERSION,
+        "packages": {name: metadata.version(name) for name in DECIDING},
         "data": data_sha256(source),
-        "tokenizer": {str(file.relative_to(model_dir)): sha256_of(file) for file in sorted(files)},
+        "tokenizer": {
+            "class": type(tokenizer).__name__,
+            "does": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+            "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+            "template": tokenizer.chat_template,
+        },
         "recipe": recipe.data_settings(),
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -150,9 +150,9 @@ class Build:
         }
 
 
-def cached(source: Path, encoder: Encoder, model_dir: Path, recipe: Recipe, *, cache: Path, bad: Bad) -> Path:
+def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: Bad) -> Path:
     """The folder in `cache` that holds the prepared data, made where it is missing or damaged."""
-    content = content_hash(source, model_dir, recipe)
+    content = content_hash(source, encoder.tokenizer, recipe)
     entry = cache / content
     drop_unused(other for other in cache.glob("*") if other != entry)
     if entry.exists():

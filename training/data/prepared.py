@@ -83,6 +83,11 @@ class Prepared:
         self.learned = np.add.reduceat(counts[self._members], first)
         """Of each row, so that every rank knows a whole batch's count without exchange."""
 
+    @property
+    def largest_id(self) -> int:
+        """Of all tokens."""
+        return int(self._ids.max(initial=0))
+
     def row(self, number: int) -> list[Sample]:
         """The samples that share a row."""
         return [self._sample(member) for member in self._members[self._rows[number] : self._rows[number + 1]]]
