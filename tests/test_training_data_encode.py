@@ -225,6 +225,24 @@ def test_arguments_that_a_template_would_print_as_python_are_given_to_it_as_json
     assert _learned(tokenizer, sample) == '<call>look {"at": "天"}</call><|im_end|>'
 
 
+def test_words_that_a_template_shows_in_another_way_are_not_taken_for_dropped(tokenizer):
+    """Trimmed, written as JSON, or as JSON within JSON."""
+    result = '{"t": 21.5, "list": ["a\\"b", "c\\nd", true, null], "u": "天气 é"}'
+    arguments = {"city": 'São "Paulo"\nline two', "days": 3, "deep": {"k": ["v w", 1.5, None, True]}, "": "C:\\new"}
+    call = {"function": {"name": "look", "arguments": arguments}}
+    turns = [
+        {"role": "system", "content": '  Be "brief".\n\n<b>&</b>  '},
+        {"role": "user", "content": "\tq\n"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": result},
+        {"role": "assistant", "content": "\n\n| a |\n|---|\n "},
+    ]
+    for shown in ("message.content | trim", "message.content | tojson"):
+        template = TEXT_ARGUMENTS.replace("{{- message.content }}", "{{- %s }}" % shown)  # noqa: UP031
+        (sample,) = _encoded(tokenizer, {"messages": turns}, template)
+        assert "São" in _learned(tokenizer, sample) and "21.5" not in _learned(tokenizer, sample)
+
+
 def test_everything_is_learned_where_that_is_asked_for(tokenizer):
     (sample,) = _encoded(tokenizer, CHAT, train_on="all")
     assert list(sample.labels) == list(sample.ids)

@@ -37,11 +37,14 @@ def probed(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> tuple[l
         _rewritten(turn, lambda what, number=number: fresh(number, what))  # type: ignore[misc]
         for number, turn in enumerate(turns, start=1)
     ]
-    function = {"name": fresh(0, ""), "description": fresh(0, "")} if tools else {}
-    function["parameters"] = {"type": "object", "properties": {}}  # type: ignore[assignment]
-    given: list[Any] = (
-        [{"type": "function", "function": function} if "function" in tools[0] else function] if tools else []
-    )
+    given: list[Any] = []
+    if tools:
+        function = {
+            "name": fresh(0, ""),
+            "description": fresh(0, ""),
+            "parameters": {"type": "object", "properties": {}},
+        }
+        given = [{"type": "function", "function": function} if "function" in tools[0] else function]
     return made, given, parts
 
 
