@@ -8,7 +8,7 @@ from tests.test_training_head_node import sh
 from training.control import runs
 from training.control.head_node import RemoteHead
 from training.control.place import Place
-from training.launch import Launch, LaunchError, launch_text, parse_launch
+from training.launch import LaunchError
 from training.lineage import RECORD, DiskRecord, next_record, parse_record, record_text
 
 
@@ -44,22 +44,18 @@ def place(tmp_path: Path, record: DiskRecord | None, **more: str) -> Place:
     return Place(head, cluster="demo", **more)
 
 
-def test_a_run_knows_the_disks_its_head_has_lived_on(tmp_path):
+def test_runs_start_on_the_clusters_own_disk_and_on_one_of_an_earlier_version(tmp_path):
+    runs.refuse_other_disk(place(tmp_path, None, disk="b"))
     mine = place(tmp_path, DiskRecord("demo", ("a", "b")), disk="b")
-    disks = runs.head_disks(mine)
-    launch = Launch("r", "/data/runs/r", (), "m", (), "python", {}, disks=disks)
-    assert parse_launch(launch_text(launch)).disks == ("a", "b")
-
-
-def test_a_head_without_a_record_is_one_of_an_earlier_version(tmp_path):
-    assert runs.head_disks(place(tmp_path, None, disk="b")) == ()
+    runs.refuse_other_disk(mine)
+    assert runs.disk_record(mine.head) == DiskRecord("demo", ("a", "b"))
 
 
 def test_no_run_starts_on_another_clusters_disk(tmp_path):
     with pytest.raises(LaunchError, match=r"/data on te1 is of the cluster 'other', not 'demo'; run the base deploy"):
-        runs.head_disks(place(tmp_path, DiskRecord("other", ("a",)), disk="a"))
+        runs.refuse_other_disk(place(tmp_path, DiskRecord("other", ("a",)), disk="a"))
 
 
 def test_no_run_starts_on_a_disk_that_came_after_the_base_deploy(tmp_path):
     with pytest.raises(LaunchError, match="has the data disk b, but its /data is set up as a; run the base deploy"):
-        runs.head_disks(place(tmp_path, DiskRecord("demo", ("a",)), disk="b"))
+        runs.refuse_other_disk(place(tmp_path, DiskRecord("demo", ("a",)), disk="b"))

@@ -76,8 +76,6 @@ class Launch:
     currency: str = ""
     spent_before: float = 0.0
     """What earlier starts of the run cost."""
-    disks: tuple[str, ...] = ()
-    """Of the head: the disks that its /data has lived on (training/lineage.py); empty where that is not known."""
 
     @property
     def world_size(self) -> int:
@@ -106,7 +104,6 @@ def parse_launch(text: str) -> Launch:
             Host(str(host["name"]), str(host["private_address"]), int(host["slots"])) for host in content["hosts"]
         )
         content["arguments"] = tuple(content["arguments"])
-        content["disks"] = tuple(content.get("disks", ()))
         return Launch(**content)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no launch: {error}") from error

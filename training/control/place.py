@@ -33,7 +33,6 @@ class Target:
     profile: str = ""
     price_h: float | None = None
     currency: str = ""
-    disks: tuple[str, ...] = ()
 
     def launch(self, run_dir: Path, module: str, arguments: Sequence[str] = ()) -> Launch:
         """A launch of a module in a run folder."""
@@ -52,7 +51,6 @@ class Target:
             profile=self.profile,
             price_h=self.price_h,
             currency=self.currency,
-            disks=self.disks,
         )
 
 
@@ -101,7 +99,7 @@ class Place:
     disk: str = ""
     """Serial of the head's data disk; empty where that is not known."""
 
-    def target(self, run_id: str, disks: tuple[str, ...] = ()) -> Target:
+    def target(self, run_id: str) -> Target:
         """Where the ranks of a run go. Raises LaunchError where there is no such rank to debug."""
         run_dir = self.head.runs / run_id
         if self.head.here:
@@ -117,5 +115,4 @@ class Place:
             profile=self.profile,
             price_h=self.price_h,
             currency=self.currency,
-            disks=disks,
         )

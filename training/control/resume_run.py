@@ -56,7 +56,7 @@ def resume(
 def _made_ready(place: Place, run_id: str, overrides: Mapping[str, str], force: bool, cover: Cover) -> Launch:
     head = place.head
     runs.refuse_reclaimed(head, place.hosts)
-    disks = runs.head_disks(place)
+    runs.refuse_other_disk(place)
     step, damaged = runs.whole_checkpoint(head, run_id)
     names = ", ".join(f"step-{number}" for number in damaged)
     if step is None and damaged:
@@ -67,7 +67,7 @@ def _made_ready(place: Place, run_id: str, overrides: Mapping[str, str], force: 
     cover(head, planned_s(runs.predicted(head, run_id)))
     runs.wait_for_reports(head, run_id)
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
-    launch = runs.put_again(head, runs.read_launch(head, run_id), place.target(run_id, disks), change.files, force)
+    launch = runs.put_again(head, runs.read_launch(head, run_id), place.target(run_id), change.files, force)
     if change.of_data:
         prepare_again(head, launch, change.kept)
     return launch

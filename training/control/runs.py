@@ -194,11 +194,10 @@ def disk_record(head: Head) -> DiskRecord | None:
     return parse_record(head.shell(f"cat {shlex.quote(str(head.runs.parent / RECORD))} 2>/dev/null; true"))
 
 
-def head_disks(place: Place) -> tuple[str, ...]:
-    """The disks that the head's /data has lived on. LaunchError where it is another cluster's, or not the one it had
-    at the last base deploy."""
+def refuse_other_disk(place: Place) -> None:
+    """LaunchError where the head's /data is another cluster's, or not on the disk it was on at the last base deploy."""
     if place.head.here or (record := disk_record(place.head)) is None:
-        return ()
+        return
     deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
     if record.cluster != place.cluster:
         raise LaunchError(
@@ -208,7 +207,6 @@ def head_disks(place: Place) -> tuple[str, ...]:
         raise LaunchError(
             f"{place.head.name} has the data disk {place.disk}, but its /data is set up as {record.disks[-1]}; {deploy}"
         )
-    return record.disks
 
 
 def wait_for_reports(head: Head, run_id: str) -> None:

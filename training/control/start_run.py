@@ -194,6 +194,7 @@ def start(
         place = find_place()
         with runs.alone(place.head) as mine:
             runs.refuse_reclaimed(place.head, place.hosts)
+            runs.refuse_other_disk(place)
             with runs.claimed(place.head, recipe.name, now) as run_id:
                 launch = _made_ready(place, run_id, recipe, given, wishes)
                 if launch is not None:
@@ -204,7 +205,7 @@ def start(
 def _made_ready(place: Place, run_id: str, recipe: Recipe, given: Data, wishes: Wishes) -> Launch | None:
     """Ship, prepare and plan a run; None where only the plan was asked for."""
     head = place.head
-    target = place.target(run_id, runs.head_disks(place))
+    target = place.target(run_id)
     base = base_model(head, recipe, target)
     launch = target.launch(head.runs / run_id, "training.finetune")
     records = f"{given.summary.records} records" if given.summary else "records counted there"
