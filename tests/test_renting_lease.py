@@ -92,7 +92,7 @@ def test_the_disk_of_a_head_that_took_over_is_kept_before_a_run_writes_to_it(clu
     making.remove(cluster.cloud, [disk.instance_id], Intents(cluster.places.intents))
     left = {members.disk_number(d): d.disk_id for d in cluster.data_disks}
     assert left[2] == disk.disk_id and set(left) == {1, 2}
-    assert said[0] == f"te2 is the head now: its data disk {disk.disk_id} stays from here on, and goes on costing"
+    assert said[0] == f"te2's data disk {disk.disk_id} stays from here on, with the checkpoints, and goes on costing"
 
 
 def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_alone(cluster):

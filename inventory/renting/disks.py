@@ -33,9 +33,8 @@ def keep_disk(cloud: Ecs, k: int, disk: Disk) -> bool:
 
 
 def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance], report: Report) -> None:
-    """Before a run writes its checkpoints there: the disk of the machine that is the head now outlives it.
+    """Before a run writes its checkpoints there: the head's data disk outlives its machine, however that came about.
 
-    The head may be another than when the machines were rented: te1 was taken back, and te2's disk was to go with te2.
     Raises RentError where there is no disk to keep, CloudError.
     """
     if settings.aliyun.keep_data_disk == "none" or not (there := members.present(instances)):
@@ -46,7 +45,7 @@ def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance]
         what = "has no data disk" if k else "is none of te1, te2, ..., so its data disk would wait for no machine"
         raise RentError(f"{head.name}, the head, {what}: nothing is started; fab up makes the cluster whole")
     if keep_disk(cloud, k, disk):
-        report(f"te{k} is the head now: its data disk {disk.disk_id} stays from here on, and goes on costing")
+        report(f"te{k}'s data disk {disk.disk_id} stays from here on, with the checkpoints, and goes on costing")
 
 
 @dataclass(frozen=True)
