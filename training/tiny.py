@@ -107,7 +107,7 @@ def write_model(folder: Path, steps: int) -> float:
     )
     loss = _read(model, _token_stream(texts, tokenizer, end), steps)
     model.generation_config = GenerationConfig(  # so small a model says one word for ever without the penalty
-        bos_token_id=end, eos_token_id=[turn_end, end], pad_token_id=end, repetition_penalty=1.3
+        bos_token_id=end, eos_token_id=[turn_end, end], pad_token_id=end, repetition_penalty=1.2
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
