@@ -30,6 +30,7 @@ from training.device import DeviceError, device
 from training.exit_codes import NO_DEVICE
 from training.interfaces import interfaces_in_use
 from training.run_folder import RESULT, write_atomically
+from training.store import join as join_ranks
 from training.supervision.rank_start import NODE_FILE
 
 JOINING, TIMEOUT = timedelta(seconds=180), timedelta(seconds=60)
@@ -71,8 +72,7 @@ def join() -> Group:
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
     backend = "nccl" if mine.type == "cuda" else "gloo"
-    store, rank, world = next(dist.rendezvous("env://", timeout=JOINING))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    join_ranks(backend, TIMEOUT, JOINING)
     return Group(dist.get_rank(), dist.get_world_size(), mine, backend)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from training.exit_codes import PEER_LOST
+from training.store import open_store
 
 BEAT_S = 2.0
 LIMIT_S = 30.0
@@ -93,18 +94,12 @@ class Heartbeat:
 
     def _talk(self) -> None:
         # Imported here so that late_ranks stays usable without torch.
-        from torch.distributed import DistError, TCPStore
+        from torch.distributed import DistError
 
         place = self.place
         count = 0
         try:
-            store = TCPStore(
-                place.head,
-                place.port,
-                is_master=place.rank == 0,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=START_S),
-            )
+            store = open_store(place.head, place.port, place.rank == 0, timedelta(seconds=START_S))
             self._connected = True
             store.set_timeout(timedelta(seconds=self._limit_s))
             while not self._finished.is_set():

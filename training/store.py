@@ -5,6 +5,7 @@ torch by itself listens on every address a machine has, and the store takes orde
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,16 +16,32 @@ if TYPE_CHECKING:
 BACKLOG = 4096
 
 
-def open_store(head: str, port: int, is_head: bool, timeout: timedelta) -> TCPStore:
-    """The store at an address of the head: opened there, joined elsewhere. Raises DistError where it is not had."""
+def join(backend: str, timeout: timedelta, joining: timedelta | None = None) -> None:
+    """torch's `init_process_group` for the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    `joining`: how long they may take to appear, where that is not the collectives' `timeout`.
+    """
+    from torch.distributed import init_process_group
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = open_store(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank == 0, joining or timeout, world_size
+    )
+    init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def open_store(head: str, port: int, is_head: bool, timeout: timedelta, ranks: int | None = None) -> TCPStore:
+    """The store at an address of the head: opened there, joined elsewhere; waits for `ranks` where they are said.
+    Raises DistError where it is not had."""
     from torch.distributed import TCPStore
 
     listener = _listener(head, port) if is_head else None
     return TCPStore(
         head,
         port,
+        ranks,
         is_master=is_head,
-        wait_for_workers=False,
+        wait_for_workers=ranks is not None,
         timeout=timeout,
         master_listen_fd=listener.detach() if listener else None,  # torch closes it
     )

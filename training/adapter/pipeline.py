@@ -39,6 +39,7 @@ from training.adapter.weights import PREFIX, Adapter
 from training.device import DeviceError, device
 from training.exit_codes import NO_DEVICE, UNUSABLE
 from training.run_folder import RESULT, write_atomically
+from training.store import join as join_ranks
 
 QUESTIONS = "questions.json"
 TIMEOUT = timedelta(minutes=30)
@@ -255,7 +256,7 @@ def run(run_dir: Path) -> None:
     mine = device(int(os.environ["LOCAL_RANK"]))
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
-    dist.init_process_group("nccl" if mine.type == "cuda" else "gloo", timeout=TIMEOUT)
+    join_ranks("nccl" if mine.type == "cuda" else "gloo", TIMEOUT)
     began = time.monotonic()
     adapter = run_dir / "adapter" if (run_dir / "adapter").is_dir() else None
     stage = Stage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)

@@ -23,6 +23,7 @@ from training.data import micro_steps
 from training.data.collate import Batch
 from training.device import device
 from training.recipe import Recipe
+from training.store import join
 from training.strategies import Behind, Stepped, Sums, TrainableState, loss_scale
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -38,7 +39,8 @@ def init_process_group(local_rank: int, timeout_s: float) -> None:
     # here calls: answering no saves the compiler run, and the need for a compiler, on every node.
     deepspeed.ops.__compatible_ops__ = {}
     backend = "nccl" if get_accelerator().device_name() == "cuda" else "gloo"
-    deepspeed.init_distributed(backend, timeout=timedelta(seconds=timeout_s), verbose=False)
+    join(backend, timedelta(seconds=timeout_s))
+    deepspeed.init_distributed(backend, timeout=timedelta(seconds=timeout_s), verbose=False)  # takes what is there
 
 
 def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
