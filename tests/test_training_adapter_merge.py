@@ -49,9 +49,8 @@ CASES = {
     "lora of the embedding": {"target_modules": ["q_proj", "embed_tokens"]},
     "dora of the embedding": {"target_modules": ["embed_tokens"], "use_dora": True},
     "lora of both": {"target_modules": ["embed_tokens", "lm_head"], "use_rslora": True},
-    "lora of the head, rows": {"target_modules": ["lm_head"], "trainable_token_indices": {"embed_tokens": [0, 2]}},
 }
-IN_ONE_PLACE = {case for case in CASES if case.endswith("of the head") or "embedding" in case or "both" in case}
+IN_ONE_PLACE = {case for case, lora in CASES.items() if {"lm_head", "embed_tokens"} & {*lora.get("target_modules", ())}}
 """PEFT itself merges these into both places of a tied weight."""
 
 
@@ -83,6 +82,14 @@ def test_the_merged_model_says_what_the_adapter_beside_its_base_does(models, cas
         theirs = PeftModel.from_pretrained(tiny_adapter.load(models[base]), adapter).eval()(ids).logits
         before = tiny_adapter.load(models[base])(ids).logits
     assert (ours - theirs).norm() < 1e-5 * theirs.norm() < 1e-2 * (before - theirs).norm()
+
+
+def test_rows_of_an_embedding_beside_a_lora_of_the_head_it_shares_are_refused(models, tmp_path: Path):
+    both = {"target_modules": ["lm_head"], "trainable_token_indices": {"embed_tokens": [0, 2]}}
+    adapter = tiny_adapter.write_adapter(models["tied"], tmp_path / "adapter", **both)
+    with pytest.raises(AdapterError, match=r"each by itself.*take one of the two"):
+        merge.merge(models["tied"], adapter, tmp_path / "merged")
+    assert not list(tmp_path.glob("*merged*"))
 
 
 def test_a_bf16_model_stays_bf16_and_differs_from_fp32_by_its_rounding_alone(models, tmp_path: Path):

@@ -75,6 +75,11 @@ def test_the_key_value_cache_is_off_in_training_and_on_in_what_is_saved(folder, 
     assert AutoConfig.from_pretrained(tmp_path).use_cache is True
 
 
+def test_token_rows_beside_a_lora_of_the_head_that_shares_them_are_refused(folder):
+    with pytest.raises(RecipeError, match="shares its embedding with the head; change lm_head or the tokens"):
+        _loaded(folder, lora__targets='["lm_head"]', lora__trainable_tokens='["<|im_end|>"]')
+
+
 def test_packed_rows_are_isolated_by_their_positions_and_never_by_a_mask(folder):
     packed = model.inputs(_batch(), "cpu")
     assert packed["attention_mask"] is None and packed["segments"].lengths == (4, 9)

@@ -123,6 +123,11 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
             linear = sorted(n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear))
             known = ", ".join(dict.fromkeys(linear))
             raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")
+    tied = bool(getattr(base.config, "tie_word_embeddings", False))
+    if tied and lora.trainable_tokens and "lm_head" in lora.targets:
+        raise RecipeError(
+            f"lora.trainable_tokens: {model_dir.name} shares its embedding with the head; change lm_head or the tokens"
+        )
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,

@@ -100,6 +100,11 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
         foreign = [name for name in foreign if name != HEAD]  # rows of the embedding, told twice
     if foreign:
         raise AdapterError(f"{adapter.folder} is not for this model, which has no {', '.join(foreign[:3])}")
+    if extra and "tokens" in adapter.parts.get(EMBEDDING, {}) and "A" in adapter.parts.get(HEAD, {}):
+        raise AdapterError(
+            f"{adapter.folder} changes token rows of an embedding and the head that shares it each by itself, "
+            "and is not understood here; take one of the two"
+        )
     last = list(names)[-1]
     for name in names:
         _write_shard(model_dir, adapter, name, fresh / name, extra if name == last else {})
