@@ -7,6 +7,7 @@ import inventory.renting.tasks
 import inventory.tasks
 import snapshots.tasks
 import training.adapter.tasks
+import training.prove.tasks
 import training.tasks
 from inventory.command_line import refuse_malformed_flags
 
@@ -18,6 +19,7 @@ folders = (
     snapshots.tasks,
     training.tasks,
     training.adapter.tasks,
+    training.prove.tasks,
 )
 for folder in folders:
     part = folder.namespace

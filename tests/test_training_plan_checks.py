@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from training.plan.checks import CHECKS
-from training.plan.facts import Card, Facts, Papers, read_facts, stop_tokens
+from training.plan.facts import Card, Facts, Known, Papers, read_facts, stop_tokens
 from training.plan.memory import GIB, with_changes
 from training.plan.predict import Plan, make_plan
 from training.plan.shape import PlanError
@@ -54,7 +54,7 @@ def facts(generation: dict[str, Any] | None = None, machine: dict[str, Any] | No
     """Four single-A10 nodes, a thousand records, Qwen2.5-14B-Instruct, unless said otherwise."""
     prepared = {"report": {**REPORT, **report}, "machine": {**MACHINE, **(machine or {})}}
     papers = Papers("Qwen/Qwen2.5-14B-Instruct", CONFIG, INSTRUCT if generation is None else generation)
-    return read_facts(prepared, papers, (1, 1, 1, 1), 10e9)
+    return read_facts(prepared, papers, (1, 1, 1, 1), Known(10e9, "check-1"))
 
 
 def plan(known: Facts, anyway: bool = False, **changes: Any) -> Plan:

@@ -177,15 +177,15 @@ def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Pat
     hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
     two = Launch(RUN, "/data/runs/x", hosts, "training.finetune", (), "python", {})
     head = HereHead(tmp_path)
-    assert preparing.bytes_per_s(Place(head, cluster="mine"), two) is None
-    assert preparing.bytes_per_s(Place(head, cluster="mine", line_rate_gbps=16), two) == pytest.approx(1.7e9)
+    assert preparing.known_of(Place(head, cluster="mine"), two).bytes_per_s is None
+    assert preparing.known_of(Place(head, cluster="mine", line_rate_gbps=16), two).bytes_per_s == pytest.approx(1.7e9)
     check = {"run_id": "check-1", "time": "1", "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
     check |= {"checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
     folder = tmp_path / "runs" / "check-20260101-000000"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(check))
-    assert preparing.bytes_per_s(Place(head, cluster="mine", line_rate_gbps=16), two) == 1.25e9
-    assert preparing.bytes_per_s(Place(head, cluster="another"), two) is None
+    assert preparing.known_of(Place(head, cluster="mine", line_rate_gbps=16), two).bytes_per_s == 1.25e9
+    assert preparing.known_of(Place(head, cluster="another"), two).bytes_per_s is None
 
 
 class Recorded(HereHead):

@@ -236,12 +236,12 @@ def _transfer_s(group: Group, source: int, target: int, size: int, budget_s: flo
             return float(median)
 
 
-def measure_pairs(group: Group, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def measure_pairs(group: Group, nodes: list[dict[str, Any]], budget_s: float) -> list[dict[str, Any]]:
     """Every ordered pair of nodes, one pair at a time, each by its node's first rank."""
     first = {node["node"]: node["rank"] for node in reversed(nodes)}
     pairs = sorted((a, b) for a in first.values() for b in first.values() if a != b)
     names = {node["rank"]: node["node"] for node in nodes}
-    measured = [measure_pair(group, a, b, PAIRS_BUDGET_S / len(pairs)) for a, b in pairs]
+    measured = [measure_pair(group, a, b, budget_s / len(pairs)) for a, b in pairs]
     return [{**pair, "from": names[pair["source"]], "to": names[pair["target"]]} for pair in measured]
 
 
@@ -256,6 +256,22 @@ def describe_node(group: Group) -> dict[str, Any]:
     }
 
 
+def measure(group: Group, share: float = 1.0) -> dict[str, Any]:
+    """What is right and how fast it is; `share`: of the seconds that measuring takes otherwise."""
+    checks = check_correctness(group)
+    nodes: list[Any] = [None] * group.world
+    dist.all_gather_object(nodes, describe_node(group))
+    names = ("all_reduce", "all_gather")
+    return {
+        "backend": group.backend,
+        "world_size": group.world,
+        "nodes": nodes,
+        "checks": checks,
+        "pairs": measure_pairs(group, nodes, share * PAIRS_BUDGET_S),
+        "sweep": [row for name in names for row in sweep(group, name, share * SWEEP_BUDGET_S)],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
@@ -267,27 +283,12 @@ def main() -> int:
         print(error, flush=True)
         return NO_DEVICE
     print(f"{group.backend} with {group.world} ranks", flush=True)
-    checks = check_correctness(group)
-    nodes: list[Any] = [None] * group.world
-    dist.all_gather_object(nodes, describe_node(group))
-    pairs = measure_pairs(group, nodes)
-    sweeps = [row for name in ("all_reduce", "all_gather") for row in sweep(group, name, SWEEP_BUDGET_S)]
+    measured = measure(group)
     if group.rank == 0:
         plan_file = run_dir / "plan.json"
         plan = json.loads(plan_file.read_text(encoding="utf-8")) if plan_file.exists() else {}
-        result = {
-            "run_id": run_dir.name,
-            "cluster": plan.get("cluster"),
-            "time": began,
-            "seconds": time.time() - began,
-            "backend": group.backend,
-            "torch": torch.__version__,
-            "world_size": group.world,
-            "nodes": nodes,
-            "checks": checks,
-            "pairs": pairs,
-            "sweep": sweeps,
-        }
+        result = {"run_id": run_dir.name, "cluster": plan.get("cluster"), "time": began, **measured}
+        result |= {"seconds": time.time() - began, "torch": torch.__version__}
         write_atomically(run_dir / RESULT, json.dumps(result, indent=1) + "\n")
     dist.barrier()
     dist.destroy_process_group()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import time
-import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from training.metrics import Recorder
 from training.metrics.communication import CommunicationClock
 from training.metrics.devices import DeviceWatch
 from training.prepare import model_shape, models_folder
-from training.rank import Rank, lost_peer
+from training.rank import Rank
 from training.recipe import Recipe, RecipeError, read_recipe
 from training.resuming import SameRun, Start, behind_of, refuse_other_shapes, starting_point
 from training.saving import Saver
@@ -71,10 +70,7 @@ def main() -> None:
         rank.note_failure(str(error))
         code = FAILED
     except Exception as error:
-        reason = "lost contact with another rank" if lost_peer(error) else f"{type(error).__name__}: {error}"
-        rank.note_failure(f"{traceback.format_exc()}{reason}")
-        rank.heartbeat.fail(reason.splitlines()[0])
-        rank.leave(PEER_LOST if lost_peer(error) else FAILED)
+        rank.give_up(error)
     rank.leave_together(code)
 
 

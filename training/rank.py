@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from training import lost_peer as words_of_loss
 from training.checkpoint import CheckpointError
 from training.diagnosis import debug
 from training.diagnosis.progress import ProgressFile
+from training.exit_codes import FAILED, PEER_LOST
 from training.heartbeat import LIMIT_S, Heartbeat, Place
 from training.launch import MASTER_PORTS
 
@@ -113,6 +115,14 @@ class Rank:
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]
+
+    def give_up(self, error: Exception) -> NoReturn:
+        """End after an error that nobody foresaw: with its traceback, and the others told why."""
+        lost = lost_peer(error)
+        reason = "lost contact with another rank" if lost else f"{type(error).__name__}: {error}"
+        self.note_failure(f"{traceback.format_exc()}{reason}")
+        self.heartbeat.fail(reason.splitlines()[0])
+        self.leave(PEER_LOST if lost else FAILED)
 
     def leave_together(self, code: int) -> NoReturn:
         """End this process when every rank is about to; all of them know the code."""

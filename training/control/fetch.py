@@ -40,6 +40,8 @@ SINGLE_FILES = (
     VERSIONS,
     "data/report.json",
     "evaluation.json",
+    "prove.json",
+    "calibration.json",
 )
 TREES = ("logs", "tb", "wandb", HANG)
 """Folders fetched with all that is in them; an offline run of wandb goes to its server from here: wandb sync."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from training.data import DataError
 from training.data.hub import POINTER
 from training.exit_codes import FINISHED, UNUSABLE
 from training.launch import RUN_VARIABLE, Launch
-from training.plan.facts import Facts, Papers, read_facts
+from training.plan import calibration
+from training.plan.calibration import Calibration
+from training.plan.facts import Facts, Known, Papers, read_facts
 from training.plan.pace import LINE_SHARE
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS
@@ -92,15 +95,33 @@ def find_facts(place: Place, launch: Launch, recipe: Recipe, prepared: Mapping[s
     if launch.env.get("DS_ACCELERATOR") == "cpu":  # the ranks compute on the CPU, whatever cards there are
         prepared = {**prepared, "machine": {**prepared["machine"], "gpus": []}}
     papers = Papers(recipe.base_model, prepared["model"], json.loads(generation))
-    return read_facts(prepared, papers, tuple(host.slots for host in launch.hosts), bytes_per_s(place, launch))
+    return read_facts(prepared, papers, tuple(host.slots for host in launch.hosts), known_of(place, launch))
 
 
-def bytes_per_s(place: Place, launch: Launch) -> float | None:
-    """Between two ranks: as the last check of these nodes measured, else what the network promises of it."""
+def known_of(place: Place, launch: Launch) -> Known:
+    """How fast two ranks talk as these nodes were measured last, else as the network promises; and what else was
+    measured of them."""
+    made = calibration_of(place)
     if len(launch.hosts) == 1:
-        return ONE_MACHINE
+        return Known(ONE_MACHINE, "what PCIe 4 does", made)
     results, _ = runs.check_results(LOCAL_RUNS)
     mine = [r for r in results if r.get("cluster") == place.cluster and r["world_size"] == launch.world_size]
-    if mine and (measured := comm_report.best_busbw(max(mine, key=lambda r: r["time"]), "all_gather")):
-        return measured * 1e9
-    return None if place.line_rate_gbps is None else LINE_SHARE * place.line_rate_gbps / 8 * 1e9
+    known = [(float(r["time"]), comm_report.best_busbw(r, "all_gather") * 1e9, r["run_id"]) for r in mine]
+    if made and (proved := made.link(place.cluster, launch.world_size)):
+        known.append((made.time, proved, made.run_id))
+    if known and (newest := max(known))[1]:
+        return Known(newest[1], newest[2], made)
+    if place.line_rate_gbps is None:
+        return Known(None, "", made)
+    return Known(LINE_SHARE * place.line_rate_gbps / 8 * 1e9, "its promised line rate", made)
+
+
+def calibration_of(place: Place) -> Calibration | None:
+    """What `fab prove` measured last on this head; one that cannot be read is said, and not gone by."""
+    path = calibration.calibration_file(place.head.runs)
+    content = place.head.shell(f"cat {shlex.quote(path)} 2>/dev/null; true")
+    try:
+        return calibration.parse(content) if content.strip() else None
+    except ValueError as error:
+        print(f"{place.head.name}: {path} is left out: {error}", file=sys.stderr)
+        return None

@@ -29,13 +29,13 @@ from training.launch import (
     parse_launch,
 )
 from training.lineage import RECORD, DiskRecord, parse_record
-from training.run_folder import LAUNCH, LAUNCHER_LOG, MODEL_RECORD, MODEL_SUMS, is_run_id, recipe_of, unit_of
+from training.run_folder import LAUNCH, LAUNCHER_LOG, MODEL_RECORD, MODEL_SUMS, PROVE, is_run_id, recipe_of, unit_of
 from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
 from training.supervision import reclaim
 
 CHECK = "check"
 GENERATE = "generate"
-"""What run ids begin with that are no trainings."""
+"""What run ids begin with that are no trainings, beside those of PROVE."""
 MODULE = re.compile(r"training(\.[a-z_]+)+")
 """What ranks run: always code of ours."""
 
@@ -62,6 +62,11 @@ def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None
 def put_plan(head: Head, launch: Launch, plan: str) -> None:
     """The last papers of a run that is ready to start: its plan, and its launch as that wants it."""
     _ship(head, launch, {"plan.json": plan, **launch_files(launch)})
+
+
+def put(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+    """Some more files into a run's folder."""
+    _ship(head, launch, files)
 
 
 @contextmanager
@@ -151,7 +156,7 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
 
 
 def _trains(run_id: str) -> bool:
-    return recipe_of(run_id) not in {CHECK, GENERATE}
+    return recipe_of(run_id) not in {CHECK, GENERATE, PROVE}
 
 
 def active(head: Head) -> str:

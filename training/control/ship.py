@@ -14,7 +14,7 @@ from typing import Any
 from training.launch import Launch, deepspeed_env, hostfile, launch_text
 
 SOURCE = Path(__file__).parents[1]
-SHIPPED_SUFFIXES = {".py", ".toml", ".jinja"}
+SHIPPED_SUFFIXES = {".py", ".toml", ".jinja", ".json"}
 
 
 def code_files(source: Path = SOURCE) -> dict[str, Path]:

@@ -24,6 +24,7 @@ CHECKS: Sequence[Callable[[Situation], Check]] = (
     running.disk,
     running.number_type,
     running.isolation,
+    running.rates,
     running.duration,
     running.tracking,
 )

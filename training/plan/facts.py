@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from training.plan.calibration import Calibration
 from training.plan.memory import GIB
 from training.plan.shape import ModelShape, model_shape
 
@@ -32,6 +33,18 @@ class Papers:
 
 
 @dataclass(frozen=True)
+class Known:
+    """How fast these machines are, as far as anybody knows."""
+
+    bytes_per_s: float | None
+    """Between two ranks."""
+    link_from: str = ""
+    """Where that is known from."""
+    calibration: Calibration | None = None
+    """What was measured on them."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """All that is known of a run before it starts."""
 
@@ -50,6 +63,10 @@ class Facts:
     disk_free_bytes: float
     bytes_per_s: float | None
     """Between two ranks; None where nobody knows."""
+    link_from: str = ""
+    """Where that is known from."""
+    calibration: Calibration | None = None
+    """What was measured on these machines."""
 
     def share(self, key: str) -> float:
         """A count of the report as a share of all records."""
@@ -65,7 +82,10 @@ def stop_tokens(papers: Papers, tokenizer_eos: int | None) -> frozenset[int]:
 
 
 def read_facts(
-    prepared: Mapping[str, Any], papers: Papers, ranks_per_node: tuple[int, ...], bytes_per_s: float | None
+    prepared: Mapping[str, Any],
+    papers: Papers,
+    ranks_per_node: tuple[int, ...],
+    known: Known,
 ) -> Facts:
     """`prepared` is what `training.prepare` printed."""
     report, machine = prepared["report"], prepared["machine"]
@@ -80,5 +100,7 @@ def read_facts(
         card=Card(gpus[0]["name"], (gpus[0]["memory_gib"] or inf) * GIB) if gpus else None,
         ram_bytes=machine["ram_gib"] * GIB,
         disk_free_bytes=machine["disk_free_gib"] * GIB,
-        bytes_per_s=bytes_per_s,
+        bytes_per_s=known.bytes_per_s,
+        link_from=known.link_from,
+        calibration=known.calibration,
     )

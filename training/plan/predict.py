@@ -10,7 +10,7 @@ from training.diagnosis.oom import ladder
 from training.plan.checks import run_checks
 from training.plan.facts import Facts
 from training.plan.memory import GIB, PROCESS, estimate
-from training.plan.pace import Rates, pace, sustained_flops
+from training.plan.pace import Rates, pace, sustained
 from training.plan.shape import PlanError
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
@@ -40,12 +40,12 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         raise PlanError("no record has anything to learn from")
     tokens = micro_batch_tokens(recipe, report)
     memory = estimate(facts.shape, recipe, facts.ranks, tokens)
-    flops = sustained_flops(facts.card.name) if facts.card else None
+    flops, flops_from = sustained(facts)
     if flops and recipe.dtype == "float32":
         flops /= 8  # a data-centre card's fp32 rate, without tensor cores
     speed = pace(facts.shape, recipe, facts.ranks, tokens, Rates(flops, facts.bytes_per_s))
     total = recipe.total_steps(report["rows"])
-    situation = Situation(recipe, facts, memory, speed, total, _smaller(recipe, facts))
+    situation = Situation(recipe, facts, memory, speed, total, _smaller(recipe, facts), flops_from)
     predicted = {
         "memory_gib": round((memory.total + (0 if facts.card else PROCESS)) / GIB, 3),
         "parts": {name: round(size / GIB, 3) for name, size in memory.parts.items()},
@@ -63,6 +63,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         "ranks_per_node": facts.ranks_per_node,
         "ram_gib": round(facts.ram_bytes / GIB, 3),
         "longest": report["longest"],
+        "rates": {"flops": flops, "flops_from": flops_from, "bytes_per_s": facts.bytes_per_s, "from": facts.link_from},
         "shape": asdict(facts.shape),
     }
     data = {key: report[key] for key in DATA if key in report}

@@ -108,6 +108,14 @@ def number_type(it: Situation) -> Check:
     return Check("dtype", "ok", dtype)
 
 
+def rates(it: Situation) -> Check:
+    """Whose word the estimate of time goes by."""
+    computing = f"computing from {it.flops_from}" if it.flops_from else "computing not known"
+    link = it.facts.bytes_per_s
+    network = f"network {link / 1e9:.3g} GB/s from {it.facts.link_from}" if link else "network not known"
+    return Check("rates", "ok", f"{computing}; {network}")
+
+
 def duration(it: Situation) -> Check:
     pace, minutes = it.pace, it.minutes
     if minutes is None or pace.step_s is None:

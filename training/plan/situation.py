@@ -40,6 +40,8 @@ class Situation:
     total_steps: int
     smaller: str = ""
     """Changes that would make it fit, as `--set` takes them; empty where none would."""
+    flops_from: str = ""
+    """Where the card's rate is known from; empty where it is not."""
 
     @property
     def epochs(self) -> float:

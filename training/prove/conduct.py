@@ -1,0 +1,195 @@
+"""The whole of `fab prove`, from the first start to the table's rows and the calibration. The control side."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from training import tiny
+from training.control import comm_report, runs, start_run
+from training.control.place import Place
+from training.launch import Launch
+from training.plan import calibration
+from training.plan.calibration import Calibration
+from training.plan.memory import RESERVED
+from training.prove.drills import Drill, named, silently
+from training.prove.outcome import Outcome, as_rows, failed, judged, not_here, read
+from training.recipe import load_recipe
+from training.run_folder import PROVE, RESULT, new_run_id
+
+SOCKETS = ((1, 1), (4, 4))
+"""NCCL's threads a connection, and sockets a thread."""
+STEPS = 3
+WITHIN = 2.0
+"""A measured time passes where the plan's is within this factor of it."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Everything that came of it."""
+
+    run_id: str
+    outcomes: Sequence[Outcome]
+    calibration: Calibration | None
+
+    @property
+    def failures(self) -> int:
+        return sum(outcome.state == "fail" for outcome in self.outcomes)
+
+
+def prove(
+    place: Place,
+    model: str,
+    quick: bool,
+    say: Callable[[str], None],
+    cover: start_run.Cover = start_run.cover_nothing,
+) -> Proof:
+    """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
+    runs.refuse_second(place.head)
+    runs.refuse_reclaimed(place.head, place.hosts)
+    if place.head.here:  # the drills want it, and it is made once
+        start_run.here_base_model(load_recipe("tiny"), place.target("prove-20260101-000000"))
+    now = datetime.now()
+    launch = _walk(place, quick, now, say)
+    found, outcomes = _results_of(place, launch)
+    made = calibrate(found, launch.run_id, place.cluster, now.timestamp())
+    if place.cuda and not quick:
+        outcomes += [sockets(place, *setting, say) for setting in SOCKETS]
+    elif not quick:
+        outcomes.append(not_here("NCCL over 1x1 and 4x4 sockets", "no GPU, and gloo has no such settings"))
+    if not quick:
+        outcomes += _quietly(Drill(place, say, cover).all)
+        outcomes += _quietly(lambda: real_steps(place, model, say, cover)) if model else []
+    _keep(place, launch, outcomes, made)
+    return Proof(launch.run_id, outcomes, made)
+
+
+def _walk(place: Place, quick: bool, now: datetime, say: Callable[[str], None]) -> Launch:
+    """Start the ranks that look at devices, network and strategies."""
+    run_id = new_run_id(PROVE, now)
+    launch = place.target(run_id).launch(place.head.runs / run_id, "training.prove.walk")
+    plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
+    say(f"{run_id}: devices, network and strategies on {launch.world_size} ranks, in one start")
+    files = {"plan.json": json.dumps(plan, indent=1) + "\n", "asked.json": json.dumps({"quick": quick}) + "\n"}
+    runs.start_new(place.head, launch, files)
+    return launch
+
+
+def _results_of(place: Place, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
+    """What the walk found, and how it ended: out of memory on the last rank, and said so."""
+    head, rank = place.head, launch.world_size - 1
+    seen = silently(head, launch.run_id)
+    content = head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT} 2>/dev/null; true")
+    found: dict[str, Any] = json.loads(content or '{"outcomes": [], "done": false}')
+    outcomes = read(found["outcomes"])
+    reason = seen.status.reason if seen.status else "no status"
+    if not found["done"]:
+        return found, [*outcomes, failed("the start of all ranks", f"it ended before it had seen all: {reason}")]
+    broken = (rank, launch.host_of(rank).name)
+    words = ("ran out of memory", "ran out of GPU memory")
+    return found, [*outcomes, named("out of memory on a rank", seen, broken, words, _ended_after(seen.status))]
+
+
+def _ended_after(status: Any) -> float:
+    return (status.ended or status.updated) - status.started if status else 0.0
+
+
+def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) -> Calibration | None:
+    """The slowest rank's rates; None where some rank has none, or the cards differ."""
+    rates = found.get("rates") or []
+    cards = {each.get("card") for each in rates}
+    if not rates or len(cards) != 1 or not all("matmul_flops" in each for each in rates):
+        return None
+
+    def slowest(key: str) -> float | None:
+        known = [each[key] for each in rates if each.get(key)]
+        return min(known) if len(known) == len(rates) else None
+
+    link = comm_report.best_busbw(found["comm"], "all_gather") * 1e9 if "comm" in found else 0.0
+    return Calibration(
+        run_id=run_id,
+        cluster=cluster,
+        time=at,
+        world_size=len(rates),
+        card=cards.pop(),
+        matmul_flops=min(each["matmul_flops"] for each in rates),
+        memory_bytes_per_s=min(each["memory_bytes_per_s"] for each in rates),
+        to_device_bytes_per_s=slowest("to_device_bytes_per_s"),
+        link_bytes_per_s=link or None,
+    )
+
+
+def sockets(place: Place, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
+    """A communication check with NCCL's socket settings, which a process reads once."""
+    name = f"NCCL over {threads}x{each} sockets"
+    say(name)
+    run_id = new_run_id(PROVE, datetime.now())
+    launch = place.target(run_id).launch(place.head.runs / run_id, "training.commcheck")
+    env = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
+    runs.start_new(place.head, replace(launch, env={**launch.env, **env}), {})
+    seen = silently(place.head, run_id)
+    if seen.state != "finished":
+        return failed(name, seen.status.reason if seen.status else "no status")
+    result = comm_report.parse_result(place.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
+    right = not comm_report.wrong_results(result)
+    return judged(name, right, f"all_gather {comm_report.best_busbw(result, 'all_gather'):.2f} GB/s")
+
+
+def real_steps(place: Place, model: str, say: Callable[[str], None], cover: start_run.Cover) -> list[Outcome]:
+    """Three steps of a model, by the way every run takes, against its plan."""
+    say(f"{STEPS} steps of {model}")
+    settings = {"steps": str(STEPS), "save_every": str(STEPS), "optimizer.warmup_steps": "0"}
+    recipe = load_recipe(model, settings).model_copy(update={"name": PROVE})
+    with tempfile.TemporaryDirectory() as folder:
+        data = "" if recipe.base_model == start_run.BUILT_IN else str(Path(folder) / "questions.jsonl")
+        if data:
+            tiny.write_data(Path(data))
+        wishes = start_run.Wishes(anyway=True, cover=cover)
+        run_id = start_run.start(lambda: place, recipe, data, datetime.now(), wishes)
+    assert run_id is not None
+    seen = silently(place.head, run_id)
+    if seen.state != "finished":
+        return [failed(f"{STEPS} steps of {model}", seen.status.reason if seen.status else "no status")]
+    return against_plan(model, runs.predicted(place.head, run_id), seen.metrics)
+
+
+def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """Memory and seconds as they were, against what the plan foresaw. The first step warms up."""
+    held = max(row.get("reserved_gib") or row["memory_gib"] for row in metrics)
+    room = RESERVED / 2**30 if predicted["card"] else 0.0
+    foreseen = predicted["memory_gib"] + room
+    memory = judged(f"memory of {model}", held <= foreseen, f"{held:.2f} GiB, the plan said {foreseen:.2f}")
+    step_s = min(row["step_s"] for row in metrics[1:] or metrics)
+    name, planned = f"seconds a step of {model}", predicted["step_s"]
+    if planned is None:
+        return [memory, not_here(name, f"{step_s:.2f} s; the plan estimates none for a CPU or an unknown card")]
+    words = f"{step_s:.2f} s, the plan said {planned:.2f}"
+    return [memory, judged(name, planned / WITHIN <= step_s <= WITHIN * planned, words)]
+
+
+def _quietly(work: Callable[[], list[Outcome]]) -> list[Outcome]:
+    """Without the plans and notes of the runs that are started on the way."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return work()
+
+
+def _keep(place: Place, launch: Launch, outcomes: Sequence[Outcome], made: Calibration | None) -> None:
+    """prove.json into the run's folder; the calibration there and where the plan looks for it."""
+    proof = {"run_id": launch.run_id, "cluster": place.cluster, "time": time.time(), "outcomes": as_rows(outcomes)}
+    files = {"prove.json": json.dumps(proof, ensure_ascii=False, indent=1) + "\n"}
+    if made:
+        files[calibration.FILE] = calibration.text(made)
+    runs.put(place.head, launch, files)
+    if made:
+        there = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
+        kept = shlex.quote(calibration.calibration_file(place.head.runs))
+        place.head.shell(f"cp {there} {kept}.new && mv {kept}.new {kept}")

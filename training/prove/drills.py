@@ -1,0 +1,212 @@
+"""Break a run on purpose, and see that the verdict names what was broken and that the run goes on. The control side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from training.control import resume_run, runs, start_run
+from training.control.follow import Look, follow
+from training.control.head_node import Head, HeadError
+from training.control.place import Place
+from training.launch import Launch, LaunchError
+from training.prove.outcome import Outcome, failed, judged, not_here, read
+from training.recipe import load_recipe
+from training.run_folder import PROVE
+from training.supervision.rank_start import STARTED
+
+EVERY = 5
+"""Steps between checkpoints."""
+SETTINGS = {
+    "steps": "100000",
+    "save_every": str(EVERY),
+    "dtype": "float32",
+    "lora.dropout": "0",
+    "logging.tensorboard": "false",
+}
+"""In fp32 without dropout what is computed depends on the data alone, on whatever ranks."""
+WAIT_S = 240.0
+CLOSE = 1e-4
+"""Of a loss, relative: sums over other ranks come in another order."""
+AGREE_S = 300.0
+
+
+class DrillError(RuntimeError):
+    """A drill could not be carried out; the message says why."""
+
+
+@dataclass
+class Drill:
+    """One run, broken and resumed."""
+
+    place: Place
+    say: Callable[[str], None]
+    cover: start_run.Cover
+    run_id: str = ""
+
+    @property
+    def head(self) -> Head:
+        return self.place.head
+
+    def all(self) -> list[Outcome]:
+        """Save, kill, resume on fewer and on all, stop; then the adapter."""
+        outcomes: list[Outcome] = []
+        try:
+            self.start()
+            outcomes.append(self.killed())
+            outcomes.append(self.resumed_on_fewer())
+            outcomes.append(self.resumed())
+            outcomes.append(self.frozen())
+            outcomes.append(self.agrees())
+        except (DrillError, LaunchError, ValueError) as error:
+            outcomes.append(failed("drill", str(error)))
+        finally:
+            self.end()
+        return outcomes
+
+    def start(self) -> None:
+        """A run of the tiny model, by the way every run takes."""
+        recipe = load_recipe("tiny", SETTINGS).model_copy(update={"name": PROVE})
+        self.say("a run of tiny, to be broken")
+        wishes = start_run.Wishes(anyway=True, cover=self.cover)
+        run_id = start_run.start(lambda: self.place, recipe, "", datetime.now(), wishes)
+        assert run_id is not None
+        self.run_id = run_id
+
+    def killed(self) -> Outcome:
+        """SIGKILL for the last rank, some steps after a checkpoint."""
+        self.say("SIGKILL for its last rank")
+        self.wait_for_step(EVERY + 2)
+        broken = self.signal("KILL")
+        self.before = self.losses()
+        return self.verdict("SIGKILL of a rank", broken, ("signal 9",))
+
+    def resumed_on_fewer(self) -> Outcome:
+        """Without the last node, to the next checkpoint."""
+        name = "resume on one node less"
+        if len(self.place.hosts) < 2:
+            return not_here(name, "there is one node")
+        self.say("resumed without its last node")
+        outcome = self.goes_on(name, replace(self.place, hosts=self.place.hosts[:-1]))
+        runs.ask_to_stop(self.head, self.run_id)
+        seen = self.until_over()
+        if seen.state != "stopped":
+            return failed(name, f"asked to stop it {seen.state}: {seen.status.reason if seen.status else ''}")
+        self.before = self.losses()
+        return outcome
+
+    def resumed(self) -> Outcome:
+        """On all nodes again."""
+        self.say("resumed on all nodes")
+        return self.goes_on("resume on all nodes", self.place)
+
+    def goes_on(self, name: str, place: Place) -> Outcome:
+        """Resume there; the steps that were done before are done again, to the same losses."""
+        step, _ = runs.whole_checkpoint(self.head, self.run_id)
+        if step is None:
+            return failed(name, "there is no checkpoint to resume from")
+        resume_run.resume(place, self.run_id, None, {}, force=False, cover=self.cover)
+        self.wait_for_step(max([*self.before, step + 1]))
+        now = self.losses()
+        again = sorted(n for n in now if n > step and n in self.before)
+        off = max((abs(now[n] / self.before[n] - 1) for n in again), default=0.0)
+        ranks = place.target(self.run_id).launch(self.head.runs / self.run_id, "").world_size
+        words = f"{ranks} ranks from step {step}; {len(again)} steps done again, losses within {off:.0e}"
+        return judged(name, off < CLOSE, words)
+
+    def frozen(self) -> Outcome:
+        """SIGSTOP for the last rank: nothing ends, it only falls silent."""
+        self.say("SIGSTOP for its last rank; its silence takes half a minute to be sure of")
+        broken = self.signal("STOP")
+        if broken[0] == 0:
+            self.signal("KILL")
+            self.until_over()
+            return not_here("SIGSTOP of a rank", "there is one rank, and nobody to miss it but the hang watch")
+        return self.verdict("SIGSTOP of a rank", broken, ("silent", "did not"))
+
+    def agrees(self) -> Outcome:
+        """What it learned, beside the base and merged into it."""
+        self.say("its adapter beside the base, and merged")
+        launch = self.launch()
+        step, _ = runs.whole_checkpoint(self.head, self.run_id)
+        model_dir = json.loads(self.head.shell(f"cat {shlex.quote(launch.run_dir)}/plan.json"))["model_dir"]
+        argv = ["env", *(f"{key}={value}" for key, value in launch.env.items()), launch.python]
+        argv += ["-m", "training.prove.agree", "--model", f"{launch.models}/{model_dir}"]
+        argv += ["--adapter", f"{launch.run_dir}/checkpoints/step-{step}/adapter", "--to", f"{launch.run_dir}/merged"]
+        said = self.head.shell(f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)} 2>/dev/null", AGREE_S)
+        return read(json.loads(said.strip().splitlines()[-1]))[0]
+
+    def end(self) -> None:
+        """No rank of it is left."""
+        if self.run_id and not runs.look(self.head, self.run_id).over:
+            runs.ask_to_stop(self.head, self.run_id)
+            self.until_over()
+
+    def launch(self) -> Launch:
+        return runs.read_launch(self.head, self.run_id)
+
+    def signal(self, name: str) -> tuple[int, str]:
+        """Send a signal to the last rank; gives its number and its node."""
+        launch = self.launch()
+        rank = launch.world_size - 1
+        node = launch.host_of(rank).name
+        log = f"{shlex.quote(launch.run_dir)}/logs/launcher.log"
+        pid = started_pid(self.head.shell(f"grep -a '{STARTED}' {log}").splitlines(), rank)
+        kill = f"kill -{name} {pid}"
+        alone = launch.here or node == launch.hosts[0].name
+        self.head.shell(kill if alone else f"ssh -o BatchMode=yes {shlex.quote(node)} {kill}")
+        return rank, node
+
+    def verdict(self, name: str, broken: tuple[int, str], words: Sequence[str]) -> Outcome:
+        """What status.json says of a run that was broken."""
+        began = time.monotonic()
+        seen = self.until_over()
+        return named(name, seen, broken, words, time.monotonic() - began)
+
+    def until_over(self) -> Look:
+        return silently(self.head, self.run_id)
+
+    def wait_for_step(self, step: int) -> None:
+        """Until a step is in metrics.jsonl; DrillError where the run ends before, or takes too long."""
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            seen = runs.look(self.head, self.run_id)
+            if seen.over:
+                raise DrillError(f"{self.run_id} {seen.state}: {seen.status.reason if seen.status else 'no status'}")
+            if seen.metrics and seen.metrics[-1]["step"] >= step:
+                return
+            time.sleep(0.5)
+        raise DrillError(f"{self.run_id} did not come to step {step} within {WAIT_S:.0f} s")
+
+    def losses(self) -> dict[int, float]:
+        """By step, as far as they are written down."""
+        lines = self.head.shell(f"cat {shlex.quote(str(self.head.runs / self.run_id))}/metrics.jsonl").splitlines()
+        rows = [json.loads(line) for line in lines if line.endswith("}")]
+        return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def silently(head: Head, run_id: str) -> Look:
+    """Wait until a run is over."""
+    return follow(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.7)
+
+
+def started_pid(lines: Sequence[str], rank: int) -> int:
+    """A rank's pid, from what the launcher's log says of its last start. Raises DrillError."""
+    mark = f"[{rank}] {STARTED} "
+    for line in reversed(lines):
+        before, found, said = line.partition(mark)
+        if found and (not before or before.endswith(": ")):
+            return int(json.loads(said)["pid"])
+    raise DrillError(f"rank {rank} never said that it started")
+
+
+def named(name: str, seen: Look, broken: tuple[int, str], words: Sequence[str], seconds: float) -> Outcome:
+    """Whether a verdict names the rank that was broken, its node, and what was done to it."""
+    rank, node = broken
+    reason = seen.status.reason if seen.status else "no status"
+    right = seen.state == "failed" and f"rank {rank}" in reason and node in reason
+    return judged(name, right and any(word in reason for word in words), f"after {seconds:.0f} s: {reason}")

@@ -1,0 +1,139 @@
+"""Whether the kernels that training stands on compute what they should, on this device. Runs on the nodes.
+
+Attention over rows of several samples is held against a dense mask in fp32 on the CPU, forward and backward, and one
+sample's neighbours are changed to see that it does not notice. The fused loss is held against torch's own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from training import loss
+from training.attention import Segments, segment_attention
+from training.data.sample import IGNORED
+from training.prove.outcome import Outcome, judged, not_here
+from training.prove.probes import NO_GPU
+
+LENGTHS = (5, 130, 1, 64)
+HEADS, KV_HEADS, WIDTH = 8, 2, 64
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+VOCABULARY = {"cuda": 152_064, "cpu": 8_192}
+HIDDEN, ROWS = 1024, 1024
+CHUNK = 256
+
+
+def check(on: torch.device) -> list[Outcome]:
+    """Every kernel's outcome."""
+    dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
+    return [_attention(on, dtype), _own_loss(on, dtype), _liger(on)]
+
+
+def gap(ours: torch.Tensor, right: torch.Tensor) -> float:
+    """The distance as a share of what is right."""
+    return float((ours.float().cpu() - right.float().cpu()).norm() / right.float().cpu().norm())
+
+
+def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
+    """Against one dense block-diagonal causal mask, which isolates by construction."""
+    generator = torch.Generator().manual_seed(0)
+    length = sum(LENGTHS)
+    given = [torch.randn(1, heads, length, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    slope = torch.randn(1, length, HEADS, WIDTH, generator=generator)
+    right = [t.clone().requires_grad_() for t in given]
+    sample = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    mask = (sample[:, None] == sample[None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
+    query, key, value = right
+    wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    wanted.backward(slope)
+    segments = Segments.of(torch.cat([torch.arange(n) for n in LENGTHS]).unsqueeze(0), on)
+
+    def ours(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        mine = [t.detach().to(on, dtype).requires_grad_() for t in tensors]
+        q, k, v = mine
+        out, _ = segment_attention(torch.nn.Identity(), q, k, v, None, segments=segments)
+        out.backward(slope.to(out))
+        return out.detach(), [t.grad for t in mine if t.grad is not None]
+
+    out, grads = ours(given)
+    off = [gap(out, wanted.detach())]
+    off += [gap(mine, theirs.grad) for mine, theirs in zip(grads, right, strict=True) if theirs.grad is not None]
+    others = [t.clone() for t in given]
+    for tensor in others:
+        tensor[:, :, : LENGTHS[0]] += 1  # the first sample becomes another
+    changed, other_grads = ours(others)
+    apart = torch.equal(out[:, LENGTHS[0] :], changed[:, LENGTHS[0] :]) and all(
+        torch.equal(a[:, :, LENGTHS[0] :], b[:, :, LENGTHS[0] :]) for a, b in zip(grads, other_grads, strict=True)
+    )
+    words = f"off by {max(off):.1e}; a changed neighbour {'changes nothing' if apart else 'LEAKS into the others'}"
+    return judged("attention in packed rows", apart and max(off) < TOLERANCE[dtype], words)
+
+
+def _given(on: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states, the head's weight, targets; the same on every device."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary, small = VOCABULARY[on.type], on.type == "cpu"
+    hidden, rows = (HIDDEN // 8, ROWS // 4) if small else (HIDDEN, ROWS)
+    states = torch.randn(rows, hidden, generator=generator)
+    weight = torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5
+    targets = torch.randint(vocabulary, (rows,), generator=generator)
+    targets[::7] = IGNORED
+    return states, weight, targets
+
+
+def _measured(on: torch.device, dtype: torch.dtype, which: str) -> tuple[float, torch.Tensor, float, float]:
+    """(value, gradient of the hidden states, seconds, GiB) of `own` or `liger`."""
+    states, weight, targets = (t.to(on) for t in _given(on))
+    states, weight = states.to(dtype), weight.to(dtype)
+    liger: Any = loss._liger()
+
+    def once() -> tuple[float, torch.Tensor]:
+        mine = states.detach().requires_grad_()
+        if which == "liger":
+            value = liger(mine, weight, targets)[0]
+        else:
+            value, _ = loss._LinearCrossEntropy.apply(mine, weight, None, targets, CHUNK, True)
+        value.backward()
+        assert mine.grad is not None
+        return float(value), mine.grad
+
+    once()
+    if on.type == "cuda":
+        torch.cuda.synchronize(on)
+        torch.cuda.reset_peak_memory_stats(on)
+    began = time.perf_counter()
+    value, grad = once()
+    if on.type == "cuda":
+        torch.cuda.synchronize(on)
+    peak = torch.cuda.max_memory_allocated(on) / 2**30 if on.type == "cuda" else 0.0
+    return value, grad, time.perf_counter() - began, peak
+
+
+def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
+    states, weight, targets = _given(torch.device(on.type))
+    states = states.requires_grad_()
+    right = F.cross_entropy(states @ weight.T, targets, ignore_index=IGNORED, reduction="sum")
+    right.backward()
+    assert states.grad is not None
+    value, grad, seconds, peak = _measured(on, dtype, "own")
+    off = max(abs(value / float(right) - 1), gap(grad, states.grad))
+    memory = f", {peak:.2f} GiB" if peak else ""
+    words = f"off by {off:.1e} at a vocabulary of {len(weight):,}; {seconds * 1e3:.0f} ms{memory}"
+    return judged("our fused loss", off < TOLERANCE[dtype], words)
+
+
+def _liger(on: torch.device) -> Outcome:
+    name = "Liger's fused loss"
+    if on.type != "cuda":
+        return not_here(name, NO_GPU)
+    if loss._liger() is None:
+        return not_here(name, "liger-kernel is not installed")
+    own = _measured(on, torch.bfloat16, "own")
+    value, grad, seconds, peak = _measured(on, torch.bfloat16, "liger")
+    off = max(abs(value / own[0] - 1), gap(grad, own[1]))
+    against = f"ours {own[2] * 1e3:.0f} ms, {own[3]:.2f} GiB"
+    words = f"off by {off:.1e} from ours; {seconds * 1e3:.0f} ms, {peak:.2f} GiB against {against}"
+    return judged(name, off < TOLERANCE[torch.bfloat16], words)

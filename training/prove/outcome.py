@@ -1,0 +1,54 @@
+"""What a probe or a drill came to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["pass", "fail", "not here"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row of the table."""
+
+    name: str
+    state: State
+    found: str
+    """What was measured; why it failed; why it cannot be shown here."""
+    where: str = ""
+    """The node or the rank it is about; nothing where it is about all."""
+
+
+def passed(name: str, found: str, where: str = "") -> Outcome:
+    return Outcome(name, "pass", found, where)
+
+
+def failed(name: str, found: str, where: str = "") -> Outcome:
+    return Outcome(name, "fail", found, where)
+
+
+def not_here(name: str, why: str, where: str = "") -> Outcome:
+    return Outcome(name, "not here", why, where)
+
+
+def judged(name: str, good: bool, found: str, where: str = "") -> Outcome:
+    """Pass or fail."""
+    return Outcome(name, "pass" if good else "fail", found, where)
+
+
+def read(rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """Outcomes from the JSON of a node, which is data: what is no outcome raises ValueError."""
+    states = {"pass", "fail", "not here"}
+    found = []
+    for row in rows:
+        if row.get("state") not in states or not all(isinstance(row.get(key), str) for key in ("name", "found")):
+            raise ValueError(f"no outcome: {row}")
+        found.append(Outcome(row["name"], row["state"], row["found"], str(row.get("where", ""))))
+    return found
+
+
+def as_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The same as JSON."""
+    return [asdict(outcome) for outcome in outcomes]

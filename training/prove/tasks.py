@@ -1,0 +1,70 @@
+"""fab prove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invoke import Collection, Context, Exit, task
+
+from training.tasks import HERE_HELP, _cover, _lease, _place, _sentences
+
+if TYPE_CHECKING:
+    from training.prove.conduct import Proof
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "model": "three real steps of this recipe too, against its plan",
+        "quick": "one start: devices, network, two strategies, out of memory",
+        "here": HERE_HELP,
+    },
+)
+def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) -> None:
+    """Try everything on these machines and measure them: training, its failures, the network. Some minutes."""
+    import time
+
+    with _sentences(), _place(here) as (place, _), _lease(here):
+        from training.control import attend, start_run
+        from training.prove import conduct
+        from training.recipe import load_recipe
+
+        if model:
+            load_recipe(model)  # an unknown one is said before anything starts
+        began = time.monotonic()
+        cover = start_run.cover_nothing if here else _cover
+        proof = conduct.prove(place, model, quick, _say, cover)
+        attend.bring_home(place.head, proof.run_id)
+        _show(proof, time.monotonic() - began)
+        if proof.failures:
+            raise Exit(f"{proof.failures} of {len(proof.outcomes)} failed", code=1)
+
+
+def _say(text: str) -> None:
+    """Beside what runs on the way say, which is not shown."""
+    import sys
+
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(proof: Proof, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"pass": "green", "fail": "bold red", "not here": "yellow"}
+    grid = Table("", "what", "where", "found", box=None, pad_edge=False)
+    for outcome in proof.outcomes:
+        state = Text(outcome.state, colours[outcome.state])
+        grid.add_row(state, Text(outcome.name), Text(outcome.where), Text(outcome.found))
+    console = Console(highlight=False)
+    console.print(grid)
+    if made := proof.calibration:
+        flops, link = made.matmul_flops / 1e12, (made.link_bytes_per_s or 0) / 1e9
+        console.print(f"from now on plans go by what was measured: {flops:.3g} TFLOP/s, {link:.2f} GB/s", markup=False)
+    counts = {state: sum(o.state == state for o in proof.outcomes) for state in colours}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    console.print(f"{told} in {seconds / 60:.1f} min; {proof.run_id}/prove.json", markup=False)
+
+
+namespace = Collection(prove)
