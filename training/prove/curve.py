@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from training import rng, strategies
 from training.data import Order, Sample, micro_batches
@@ -88,7 +89,11 @@ def write_model(folder: Path) -> None:
         for number, (name, weight) in enumerate(model.named_parameters()):
             wave = torch.sin(torch.arange(weight.numel(), dtype=torch.float64) * (1.7 + 0.01 * number)).view_as(weight)
             weight.copy_(1 + 0.1 * wave if "norm" in name else wave / weight.shape[-1] ** 0.5)
-    model.save_pretrained(folder)
+    # not by save_pretrained, which writes on rank 0 alone once ranks have met
+    weights = {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.to_json_file(folder / "config.json", use_diff=False)
 
 
 def samples() -> list[Sample]:

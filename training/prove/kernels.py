@@ -98,7 +98,7 @@ def _measured(on: torch.device, dtype: torch.dtype, which: str) -> tuple[float, 
             value, _ = loss._LinearCrossEntropy.apply(mine, weight, None, targets, CHUNK, True)
         value.backward()
         assert mine.grad is not None
-        return float(value), mine.grad
+        return float(value.detach()), mine.grad
 
     once()
     if on.type == "cuda":
@@ -119,7 +119,7 @@ def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
     right.backward()
     assert states.grad is not None
     value, grad, seconds, peak = _measured(on, dtype, "own")
-    off = max(abs(value / float(right) - 1), gap(grad, states.grad))
+    off = max(abs(value / float(right.detach()) - 1), gap(grad, states.grad))
     memory = f", {peak:.2f} GiB" if peak else ""
     words = f"off by {off:.1e} at a vocabulary of {len(weight):,}; {seconds * 1e3:.0f} ms{memory}"
     return judged("our fused loss", off < TOLERANCE[dtype], words)

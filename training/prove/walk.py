@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ class Walk:
             seen = curve.walk(curve.recipe_of(stage, again), model_dir)
         except Exception as error:  # on every rank alike; where it is on one alone the others' collective ends the walk
             said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            print(f"{name}: {traceback.format_exc()}", flush=True)
         errors: list[Any] = [None] * self.rank.place.world_size
         dist.all_gather_object(errors, said)
         if any(errors):
