@@ -1,0 +1,104 @@
+"""The plan goes by what was measured on these machines, and says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import test_training_plan_checks as plan_checks
+from training.control import preparing
+from training.control.head_node import HereHead
+from training.control.place import Place
+from training.launch import Host, Launch
+from training.plan import calibration
+from training.plan.calibration import Calibration
+from training.plan.facts import Facts
+from training.plan.pace import sustained
+from training.plan.predict import make_plan
+from training.recipe import load_recipe
+
+MADE = Calibration(
+    run_id="prove-20260101-000000",
+    cluster="mine",
+    time=100.0,
+    world_size=2,
+    card="NVIDIA A10",
+    matmul_flops=56e12,
+    memory_bytes_per_s=4.7e11,
+    to_device_bytes_per_s=2e10,
+    link_bytes_per_s=1.5e9,
+)
+HOSTS = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
+TWO = Launch("tiny-20260101-000000", "/data/runs/x", HOSTS, "training.finetune", (), "python", {})
+
+
+@pytest.fixture
+def facts():
+    return plan_checks.facts()
+
+
+def test_it_comes_back_as_it_was_written():
+    assert calibration.parse(calibration.text(MADE)) == MADE
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"run_id": "x"}), "{cut"])
+def test_what_is_no_calibration_is_refused(content: str):
+    with pytest.raises(ValueError):
+        calibration.parse(content)
+
+
+def test_a_rate_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="not above 0"):
+        calibration.parse(calibration.text(replace(MADE, matmul_flops=0.0)))
+
+
+def test_a_measured_card_is_planned_with_its_measured_rate(facts: Facts):
+    flops, known_from = sustained(replace(facts, calibration=MADE))
+    assert flops == pytest.approx(0.6 * 56e12)
+    assert "measured by prove-20260101-000000" in known_from
+    assert sustained(facts)[1] == "the table, for NVIDIA A10"
+    other = sustained(replace(facts, calibration=replace(MADE, card="NVIDIA H20")))
+    assert other == sustained(facts), "another card's rate says nothing of this one"
+
+
+def test_the_plans_table_says_whose_word_it_goes_by(facts: Facts):
+    def row(facts: Facts) -> str:
+        plan = make_plan(load_recipe("qwen2.5-14b"), facts)
+        return next(check.value for check in plan.checks if check.name == "rates")
+
+    assert "the table, for NVIDIA A10" in row(replace(facts, link_from="check-1"))
+    measured = row(replace(facts, link_from="prove-1", calibration=MADE))
+    assert "measured by prove-20260101-000000" in measured and "from prove-1" in measured
+
+
+def test_the_seconds_follow_the_measured_rate(facts: Facts):
+    recipe = load_recipe("qwen2.5-14b", {"strategy": "zero2"})
+    slow = replace(MADE, matmul_flops=5.6e12)
+    paces = [make_plan(recipe, replace(facts, calibration=made)).predicted["step_s"] for made in (MADE, slow)]
+    assert paces[1] == pytest.approx(10 * paces[0], rel=0.05)
+
+
+def test_the_newest_measurement_of_the_link_counts(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    head = HereHead(tmp_path / "runs")
+    place = Place(head, HOSTS, cluster="mine")
+    folder = head.runs / "check-20260101-000000"
+    folder.mkdir(parents=True)
+    check = {"run_id": folder.name, "time": 50.0, "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
+    check |= {"checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
+    (folder / "result.json").write_text(json.dumps(check))
+    kept = Path(calibration.calibration_file(head.runs))
+    assert preparing.known_of(place, TWO).link_from == folder.name
+    kept.write_text(calibration.text(MADE))
+    known = preparing.known_of(place, TWO)
+    assert (known.bytes_per_s, known.link_from, known.calibration) == (1.5e9, MADE.run_id, MADE)
+    kept.write_text(calibration.text(replace(MADE, time=10.0)))
+    assert preparing.known_of(place, TWO).link_from == folder.name
+    kept.write_text(calibration.text(replace(MADE, world_size=4)))
+    assert preparing.known_of(place, TWO).link_from == folder.name
+    kept.write_text("{cut")
+    assert preparing.known_of(place, TWO).calibration is None
+    assert "is left out" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+"""What `fab prove` concludes: from a kernel that leaks, a verdict that names another rank, a plan that was wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.control.follow import Look
+from training.prove import conduct, drills
+from training.prove.outcome import Outcome, read
+from training.run_folder import Status
+
+ROOT = Path(__file__).parent.parent
+RUN = "prove-20260101-000000"
+needs_torch = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    pytest.importorskip("deepspeed", reason="needs the [train] extra")
+    from training.prove import kernels
+
+    return kernels
+
+
+@needs_torch
+def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(kernels, tmp_path):
+    from training.prove import curve
+
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29878"}
+    subprocess.run(
+        [sys.executable, "-m", "training.prove.curve", "--write", str(tmp_path / "again.json")],
+        cwd=ROOT,
+        env={**os.environ, **place, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        check=True,
+        timeout=180,
+    )
+    again = json.loads((tmp_path / "again.json").read_text())
+    seen = curve.Curve(tuple(again["losses"]), tuple(again["norms"]))
+    assert len(seen.losses) == curve.STEPS
+    assert seen.apart(curve.stored()) < curve.TOLERANCE["cpu"]
+    other = curve.Curve(tuple(loss * 1.0001 for loss in seen.losses), seen.norms)
+    assert other.apart(curve.stored()) > curve.TOLERANCE["cpu"], "another curve would pass"
+
+
+@needs_torch
+def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
+    import torch
+
+    found = {outcome.name: outcome for outcome in kernels.check(torch.device("cpu"))}
+    states = {name: outcome.state for name, outcome in found.items()}
+    assert states == {"attention in packed rows": "pass", "our fused loss": "pass", "Liger's fused loss": "not here"}
+    assert found["Liger's fused loss"].found == "no GPU"
+
+
+@needs_torch
+def test_attention_that_sees_its_neighbours_fails(kernels, monkeypatch):
+    import torch
+
+    def leaky(module, query, key, value, mask, *, segments):
+        whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return whole.transpose(1, 2), None
+
+    monkeypatch.setattr(kernels, "segment_attention", leaky)
+    outcome = kernels.check(torch.device("cpu"))[0]
+    assert outcome.state == "fail" and "LEAKS" in outcome.found
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("capability", "archs", "runs"),
+    [
+        ((8, 6), ["sm_80", "sm_90"], True),
+        ((7, 0), ["sm_75", "sm_80", "compute_120"], False),
+        ((12, 1), ["sm_80", "compute_120"], True),
+        ((9, 0), ["sm_100", "sm_80"], False),
+        ((10, 0), ["sm_90", "sm_100a"], True),
+    ],
+)
+def test_a_wheel_runs_on_the_cards_it_has_code_for(kernels, capability, archs, runs):
+    from training.prove.probes import runs_on
+
+    assert runs_on(capability, archs) is runs
+
+
+def seen(reason: str, state: str = "failed") -> Look:
+    return Look(Status(RUN, state, reason), alive=False, metrics=())
+
+
+def judge(reason: str, state: str = "failed") -> str:
+    broken = (3, "te4")
+    return drills.named("SIGKILL of a rank", seen(reason, state), broken, ("signal 9",), 5).state
+
+
+def test_a_verdict_passes_only_where_it_names_what_was_broken():
+    assert judge("rank 3 on te4 was killed by signal 9 (SIGKILL)") == "pass"
+    assert judge("rank 1 on te2 lost its connection to the others: Connection closed by peer") == "fail"
+    assert judge("rank 3 on te4 ended with code 1: KeyError") == "fail"
+    assert judge("rank 3 on te4 was killed by signal 9 (SIGKILL)", "finished") == "fail"
+
+
+def test_a_rank_is_broken_by_the_pid_of_its_last_start():
+    lines = [
+        'te1: [0] @started {"pid": 10}',
+        'te2: [1] @started {"pid": 11}',
+        'te2: [1] @started {"pid": 21}',
+        'te1: [11] @started {"pid": 99}',
+    ]
+    assert drills.started_pid(lines, 1) == 21
+    assert drills.started_pid(['[0] @started {"pid": 7}'], 0) == 7
+    with pytest.raises(drills.DrillError, match="rank 5 never said"):
+        drills.started_pid(lines, 5)
+
+
+def test_what_a_node_sends_is_an_outcome_or_refused():
+    row = {"name": "RAM", "state": "pass", "found": "19 GiB", "where": "rank 0"}
+    assert read([row]) == [Outcome("RAM", "pass", "19 GiB", "rank 0")]
+    for broken in ({**row, "state": "fine"}, {**row, "found": 7}, {"name": "RAM"}):
+        with pytest.raises(ValueError, match="no outcome"):
+            read([broken])
+
+
+def rates(flops: float, card: str | None = "NVIDIA A10") -> dict:
+    return {"card": card, "matmul_flops": flops, "memory_bytes_per_s": 4e11, "to_device_bytes_per_s": 2e10}
+
+
+COMM = {"sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.5}, {"operation": "all_reduce", "busbw_gbyte_s": 3}]}
+
+
+def test_the_calibration_is_that_of_the_slowest_rank():
+    made = conduct.calibrate({"rates": [rates(56e12), rates(51e12)], "comm": COMM}, RUN, "mine", 9.0)
+    assert made is not None
+    assert (made.matmul_flops, made.link_bytes_per_s, made.world_size, made.card) == (51e12, 1.5e9, 2, "NVIDIA A10")
+
+
+@pytest.mark.parametrize(
+    "found", [{}, {"rates": [rates(1), {}]}, {"rates": [rates(1), rates(1, "NVIDIA T4")]}], ids=["none", "one", "mixed"]
+)
+def test_ranks_without_rates_or_of_two_cards_calibrate_nothing(found):
+    assert conduct.calibrate(found, RUN, "mine", 9.0) is None
+
+
+PREDICTED = {"card": "NVIDIA A10", "memory_gib": 16.0, "step_s": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("reserved", "step_s", "states"),
+    [(17.0, 12.0, ["pass", "pass"]), (20.0, 12.0, ["fail", "pass"]), (17.0, 31.0, ["pass", "fail"])],
+)
+def test_a_real_run_is_held_against_its_plan(reserved, step_s, states):
+    steps = [{"memory_gib": 15.0, "reserved_gib": reserved, "step_s": seconds} for seconds in (90.0, step_s, step_s)]
+    assert [outcome.state for outcome in conduct.against_plan("m", PREDICTED, steps)] == states
+
+
+def test_without_a_planned_pace_seconds_are_only_told():
+    steps = [{"memory_gib": 1.0, "step_s": 2.0}]
+    memory, pace = conduct.against_plan("m", {"card": None, "memory_gib": 1.5, "step_s": None}, steps)
+    assert (memory.state, pace.state) == ("pass", "not here")
+    assert "2.00 s" in pace.found
