@@ -100,9 +100,20 @@ def test_the_nodes_talk(rented):
     assert done.returncode == 0, done.stdout
 
 
+def test_the_machines_prove_themselves(rented, story):
+    done = rented.fab("prove", "--quick")
+    assert done.returncode == 0, done.stdout
+    story["proof"] = re.search(r"prove-\d{8}-\d{6}", done.stdout)[0]
+    proof = json.loads((ROOT / "runs" / story["proof"] / "prove.json").read_text())
+    states = {outcome["name"]: outcome["state"] for outcome in proof["outcomes"]}
+    assert states["zero3 with checkpointing"] == states["out of memory on a rank"] == "pass"
+    assert states["Liger's fused loss"] == "not here"
+
+
 def test_a_run_nobody_disturbs(rented, story):
     done = rented.fab("train", *FLAGS)
     assert done.returncode == 0, done.stdout
+    assert re.search(rf"rates: .*; network .* from {story['proof']}", done.stdout), "the plan goes by what was measured"
     story["undisturbed"] = ROOT / "runs" / run_id_in(done.stdout)
     told = losses((story["undisturbed"] / "metrics.jsonl").read_text())
     assert sorted(told) == list(range(1, STEPS + 1))

@@ -154,7 +154,9 @@ PREDICTED = {"card": "NVIDIA A10", "memory_gib": 16.0, "step_s": 10.0}
     [(17.0, 12.0, ["pass", "pass"]), (20.0, 12.0, ["fail", "pass"]), (17.0, 31.0, ["pass", "fail"])],
 )
 def test_a_real_run_is_held_against_its_plan(reserved, step_s, states):
-    steps = [{"memory_gib": 15.0, "reserved_gib": reserved, "step_s": seconds} for seconds in (90.0, step_s, step_s)]
+    steps = [
+        {"memory_gib": 15.0, "memory_reserved_gib": reserved, "step_s": seconds} for seconds in (90.0, step_s, step_s)
+    ]
     assert [outcome.state for outcome in conduct.against_plan("m", PREDICTED, steps)] == states
 
 

@@ -45,7 +45,6 @@ class Drill:
 
     place: Place
     say: Callable[[str], None]
-    cover: start_run.Cover
     run_id: str = ""
 
     @property
@@ -72,7 +71,7 @@ class Drill:
         """A run of the tiny model, by the way every run takes."""
         recipe = load_recipe("tiny", SETTINGS).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
-        wishes = start_run.Wishes(anyway=True, cover=self.cover)
+        wishes = start_run.Wishes(anyway=True)
         run_id = start_run.start(lambda: self.place, recipe, "", datetime.now(), wishes)
         assert run_id is not None
         self.run_id = run_id
@@ -109,7 +108,7 @@ class Drill:
         step, _ = runs.whole_checkpoint(self.head, self.run_id)
         if step is None:
             return failed(name, "there is no checkpoint to resume from")
-        resume_run.resume(place, self.run_id, None, {}, force=False, cover=self.cover)
+        resume_run.resume(place, self.run_id, None, {}, force=False)
         self.wait_for_step(max([*self.before, step + 1]))
         now = self.losses()
         again = sorted(n for n in now if n > step and n in self.before)
