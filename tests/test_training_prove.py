@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from training.control.follow import Look
+from training.control.head_node import HereHead
+from training.control.place import Place
 from training.prove import conduct, drills
-from training.prove.outcome import Outcome, read
+from training.prove.outcome import Outcome, gathered, read
 from training.run_folder import Status
 
 ROOT = Path(__file__).parent.parent
@@ -165,3 +167,23 @@ def test_without_a_planned_pace_seconds_are_only_told():
     memory, pace = conduct.against_plan("m", {"card": None, "memory_gib": 1.5, "step_s": None}, steps)
     assert (memory.state, pace.state) == ("pass", "not here")
     assert "2.00 s" in pace.found
+
+
+def test_what_ranks_say_in_the_same_words_is_one_row():
+    said = [Outcome("Liger", "not here", "no GPU", f"rank {n}") for n in range(3)]
+    rows = gathered([*said, Outcome("RAM", "pass", "1 GiB", "rank 0"), Outcome("RAM", "pass", "2 GiB", "rank 1")])
+    assert [(row.name, row.where) for row in rows] == [("Liger", "3 ranks"), ("RAM", "rank 0"), ("RAM", "rank 1")]
+
+
+def test_a_resume_is_judged_by_steps_of_its_own(monkeypatch):
+    """Until the new ranks are there, metrics.jsonl is that of the start before: it agrees with itself."""
+    drill = drills.Drill(Place(HereHead(Path("runs"))), print, RUN, before={5: 1.0, 6: 1.1, 7: 1.2})
+    waited: list[int] = []
+    monkeypatch.setattr(drills.runs, "whole_checkpoint", lambda *_: (5, []))
+    monkeypatch.setattr(drills.resume_run, "resume", lambda *_, **__: RUN)
+    monkeypatch.setattr(drill, "wait_for_step", waited.append)
+    monkeypatch.setattr(drill, "losses", lambda: {5: 1.0, 6: 1.1, 7: 1.2, 8: 1.3})
+    assert drill.goes_on("resume", drill.place).state == "pass"
+    assert waited == [8]
+    monkeypatch.setattr(drill, "losses", lambda: {5: 1.0, 6: 1.1, 7: 1.21, 8: 1.3})
+    assert drill.goes_on("resume", drill.place).state == "fail"

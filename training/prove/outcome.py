@@ -49,6 +49,15 @@ def read(rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     return found
 
 
+def gathered(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """As a reader wants them: what several ranks say in the same words is one row."""
+    where: dict[tuple[str, State, str], list[str]] = {}
+    for each in outcomes:
+        where.setdefault((each.name, each.state, each.found), []).append(each.where)
+    names = {key: places[0] if len(places) == 1 else f"{len(places)} ranks" for key, places in where.items()}
+    return [Outcome(*key, place) for key, place in names.items()]
+
+
 def as_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """The same as JSON."""
     return [asdict(outcome) for outcome in outcomes]

@@ -104,8 +104,12 @@ class Walk:
         slowest = comm_report.slowest_pair(result)
         pair = f"; slowest {slowest['from']} -> {slowest['to']} {slowest['gbit_s']:.2f} Gbit/s" if slowest else ""
         right = not comm_report.wrong_results(result)
+        kinds = sorted({check["dtype"] for check in result["checks"]})
+        said = [f"{len(result['checks']) // len(kinds)} operations in {', '.join(kinds)}"]
+        if not right:
+            said = [line for line in comm_report.check_lines(result) if "WRONG" in line]
         return [
-            judged("collectives are right", right, "; ".join(comm_report.check_lines(result))),
+            judged("collectives are right", right, "; ".join(said)),
             judged("network", not any(n["interface_expected"] for n in strays), "; ".join([f"{speed}{pair}", *hints])),
         ]
 
