@@ -298,3 +298,21 @@ def test_a_node_that_does_not_answer_is_named_before_anything_starts(start_over_
     assert status.failed_node == "te2"
     assert "No route to host" in status.reason
     assert not (run_dir / "logs" / "launcher.log").exists()
+
+
+def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(tmp_path, monkeypatch):
+    """Against a dmesg of our own: no machine of a test has a GPU that falls off the bus."""
+    run_dir, tools = tmp_path / "tiny-20260101-000000", tmp_path / "tools"
+    for folder in (run_dir, tools):
+        folder.mkdir()
+    (run_dir / "training").symlink_to(Path(__file__).parent.parent / "training")
+    lost = "NVRM: Xid (PCI:0000:00:07): 79, GPU has fallen off the bus."
+    (tools / "dmesg").write_text(f"#!/bin/sh\necho '[    1.000000] {lost}'\necho '[999999999.000000] {lost}'\n")
+    (tools / "dmesg").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    hosts = (Host("localhost", "127.0.0.1", 1),)
+    launch = Launch(run_dir.name, str(run_dir), hosts, "training.finetune", (), sys.executable, {}, here=True)
+    (run_dir / "launch.json").write_text(launch_text(launch))
+    supervisor = Supervisor(run_dir, tmp_path / "notices")
+    supervisor._ask_drivers()
+    assert supervisor.seen.xids == {"localhost": [lost]}
