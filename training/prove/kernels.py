@@ -6,15 +6,15 @@ sample's neighbours are changed to see that it does not notice. The fused loss i
 
 from __future__ import annotations
 
+import importlib.util
 import time
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from training import loss
 from training.attention import Segments, segment_attention
 from training.data.sample import IGNORED
+from training.loss import linear_cross_entropy
 from training.prove.outcome import Outcome, judged, not_here
 from training.prove.probes import NO_GPU
 
@@ -88,14 +88,12 @@ def _measured(on: torch.device, dtype: torch.dtype, which: str) -> tuple[float, 
     """(value, gradient of the hidden states, seconds, GiB) of `own` or `liger`."""
     states, weight, targets = (t.to(on) for t in _given(on))
     states, weight = states.to(dtype), weight.to(dtype)
-    liger: Any = loss._liger()
+    # a head with a bias always takes our own path; one without takes Liger's where that is installed
+    bias = torch.zeros(len(weight), dtype=dtype, device=on) if which == "own" else None
 
     def once() -> tuple[float, torch.Tensor]:
         mine = states.detach().requires_grad_()
-        if which == "liger":
-            value = liger(mine, weight, targets)[0]
-        else:
-            value, _ = loss._LinearCrossEntropy.apply(mine, weight, None, targets, CHUNK, True)
+        value = linear_cross_entropy(mine, weight, bias, targets, CHUNK)[0]
         value.backward()
         assert mine.grad is not None
         return float(value.detach()), mine.grad
@@ -129,7 +127,7 @@ def _liger(on: torch.device) -> Outcome:
     name = "Liger's fused loss"
     if on.type != "cuda":
         return not_here(name, NO_GPU)
-    if loss._liger() is None:
+    if importlib.util.find_spec("liger_kernel") is None:
         return not_here(name, "liger-kernel is not installed")
     own = _measured(on, torch.bfloat16, "own")
     value, grad, seconds, peak = _measured(on, torch.bfloat16, "liger")
