@@ -17,13 +17,15 @@ from typing import Any
 from training import tiny
 from training.control import comm_report, runs, start_run
 from training.control.place import Place
-from training.launch import Launch
+from training.data import DataError
+from training.launch import Launch, LaunchError
 from training.plan import calibration
 from training.plan.calibration import Calibration
 from training.plan.memory import RESERVED
+from training.plan.shape import PlanError
 from training.prove.drills import Drill, named, silently
 from training.prove.outcome import Outcome, as_rows, failed, judged, not_here, read
-from training.recipe import load_recipe
+from training.recipe import Recipe, load_recipe
 from training.run_folder import PROVE, RESULT, new_run_id
 
 SOCKETS = ((1, 1), (4, 4))
@@ -61,29 +63,26 @@ def prove(
     cover(LONGEST_S)
     if place.head.here:  # the drills want it, and it is made once
         start_run.here_base_model(load_recipe("tiny"), place.target("prove-20260101-000000"))
-    now = datetime.now()
-    launch = _walk(place, quick, now, say)
+    say("devices, network and strategies on all ranks, in one start")
+    launch = _start(place, "training.prove.walk", {"asked.json": json.dumps({"quick": quick}) + "\n"}, {})
     found, outcomes = _results_of(place, launch)
-    made = calibrate(found, launch.run_id, place.cluster, now.timestamp())
-    if place.cuda and not quick:
-        outcomes += [sockets(place, *setting, say) for setting in SOCKETS]
-    elif not quick:
-        outcomes.append(not_here("NCCL over 1x1 and 4x4 sockets", "no GPU, and gloo has no such settings"))
+    made = calibrate(found, launch.run_id, place.cluster, time.time())
     if not quick:
+        outcomes += _over_sockets(place, launch, say)
         outcomes += _quietly(Drill(place, say).all)
         outcomes += _quietly(lambda: real_steps(place, model, say)) if model else []
     _keep(place, launch, outcomes, made)
     return Proof(launch.run_id, outcomes, made)
 
 
-def _walk(place: Place, quick: bool, now: datetime, say: Callable[[str], None]) -> Launch:
-    """Start the ranks that look at devices, network and strategies."""
-    run_id = new_run_id(PROVE, now)
-    launch = place.target(run_id).launch(place.head.runs / run_id, "training.prove.walk")
+def _start(place: Place, module: str, files: Mapping[str, str], env: Mapping[str, str]) -> Launch:
+    """Ranks that are no training, started as trainings are."""
+    head = place.head
+    run_id = new_run_id(PROVE, datetime.now())
+    launch = place.target(run_id).launch(head.runs / run_id, module)
+    launch = replace(launch, env={**launch.env, **env})
     plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
-    say(f"{run_id}: devices, network and strategies on {launch.world_size} ranks, in one start")
-    files = {"plan.json": json.dumps(plan, indent=1) + "\n", "asked.json": json.dumps({"quick": quick}) + "\n"}
-    runs.start_new(place.head, launch, files)
+    runs.start_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **files})
     return launch
 
 
@@ -131,15 +130,22 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
     )
 
 
+def _over_sockets(place: Place, launch: Launch, say: Callable[[str], None]) -> list[Outcome]:
+    name = "NCCL over 1x1 and 4x4 sockets"
+    if launch.env.get("DS_ACCELERATOR") != "cuda":
+        return [not_here(name, "no GPU, and gloo has no such settings")]
+    if len(launch.hosts) == 1:
+        return [not_here(name, "one node: NCCL takes none")]
+    return [sockets(place, *setting, say) for setting in SOCKETS]
+
+
 def sockets(place: Place, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
     """A communication check with NCCL's socket settings, which a process reads once."""
     name = f"NCCL over {threads}x{each} sockets"
     say(name)
-    run_id = new_run_id(PROVE, datetime.now())
-    launch = place.target(run_id).launch(place.head.runs / run_id, "training.commcheck")
     env = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
-    runs.start_new(place.head, replace(launch, env={**launch.env, **env}), {})
-    seen = silently(place.head, run_id)
+    launch = _start(place, "training.commcheck", {}, env)
+    seen = silently(place.head, launch.run_id)
     if seen.state != "finished":
         return failed(name, seen.status.reason if seen.status else "no status")
     result = comm_report.parse_result(place.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
@@ -152,6 +158,17 @@ def real_steps(place: Place, model: str, say: Callable[[str], None]) -> list[Out
     say(f"{STEPS} steps of {model}")
     settings = {"steps": str(STEPS), "save_every": str(STEPS), "optimizer.warmup_steps": "0"}
     recipe = load_recipe(model, settings).model_copy(update={"name": PROVE})
+    try:
+        run_id = _start_steps(place, recipe)
+    except (LaunchError, PlanError, DataError) as error:
+        return [failed(f"{STEPS} steps of {model}", str(error))]
+    seen = silently(place.head, run_id)
+    if seen.state != "finished":
+        return [failed(f"{STEPS} steps of {model}", seen.status.reason if seen.status else "no status")]
+    return against_plan(model, runs.predicted(place.head, run_id), seen.metrics)
+
+
+def _start_steps(place: Place, recipe: Recipe) -> str:
     with tempfile.TemporaryDirectory() as folder:
         data = "" if recipe.base_model == start_run.BUILT_IN else str(Path(folder) / "questions.jsonl")
         if data:
@@ -159,10 +176,7 @@ def real_steps(place: Place, model: str, say: Callable[[str], None]) -> list[Out
         wishes = start_run.Wishes(anyway=True)
         run_id = start_run.start(lambda: place, recipe, data, datetime.now(), wishes)
     assert run_id is not None
-    seen = silently(place.head, run_id)
-    if seen.state != "finished":
-        return [failed(f"{STEPS} steps of {model}", seen.status.reason if seen.status else "no status")]
-    return against_plan(model, runs.predicted(place.head, run_id), seen.metrics)
+    return run_id
 
 
 def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[Outcome]:
