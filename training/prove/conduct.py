@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from training.plan.shape import PlanError
 from training.prove.drills import Drill, named, silently
 from training.prove.outcome import Outcome, as_rows, failed, judged, not_here, read
 from training.recipe import Recipe, load_recipe
-from training.run_folder import PROVE, RESULT, new_run_id
+from training.run_folder import PROVE, RESULT
 
 SOCKETS = ((1, 1), (4, 4))
 """NCCL's threads a connection, and sockets a thread."""
@@ -59,7 +59,6 @@ def prove(
 ) -> Proof:
     """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
     runs.refuse_second(place.head)
-    runs.refuse_reclaimed(place.head, place.hosts)
     cover(LONGEST_S)
     if place.head.here:  # the drills want it, and it is made once
         start_run.here_base_model(load_recipe("tiny"), place.target("prove-20260101-000000"))
@@ -78,11 +77,14 @@ def prove(
 def _start(place: Place, module: str, files: Mapping[str, str], env: Mapping[str, str]) -> Launch:
     """Ranks that are no training, started as trainings are."""
     head = place.head
-    run_id = new_run_id(PROVE, datetime.now())
-    launch = place.target(run_id).launch(head.runs / run_id, module)
-    launch = replace(launch, env={**launch.env, **env})
-    plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
-    runs.start_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **files})
+    with runs.alone(head) as mine:
+        runs.refuse_reclaimed(head, place.hosts)
+        with runs.claimed(head, PROVE, datetime.now(UTC)) as run_id:
+            launch = place.target(run_id).launch(head.runs / run_id, module)
+            launch = replace(launch, env={**launch.env, **env})
+            plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
+            runs.put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **files})
+            runs.start(head, mine, launch)
     return launch
 
 

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from training.control import resume_run, runs, start_run
 from training.control.follow import Look, follow
@@ -74,7 +74,7 @@ class Drill:
         recipe = load_recipe("tiny", SETTINGS).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
         wishes = start_run.Wishes(anyway=True)
-        run_id = start_run.start(lambda: self.place, recipe, "", datetime.now(), wishes)
+        run_id = start_run.start(lambda: self.place, recipe, "", datetime.now(UTC), wishes)
         assert run_id is not None
         self.run_id = run_id
 
