@@ -97,6 +97,7 @@ def test_a_launcher_that_cannot_start_on_a_node_is_quoted():
         (RankEnd(-9, False), "", "killed by signal 9 (SIGKILL)"),
         (RankEnd(-11, False), "", "killed by signal 11 (SIGSEGV)"),
         (RankEnd(5, False), "rank 1 (te2): rank 0 on te1 is gone; leaving", "rank 0 on te1 is gone"),
+        (RankEnd(5, False), "rank 0 (a): rank 0 (a): rank 3 (d) has been silent", "itself: rank 3 (d) has been silent"),
         (RankEnd(1, False), "OSError: [Errno 28] No space left on device: 'x'", "the disk is full"),
         (RankEnd(1, False), "torch.OutOfMemoryError: CUDA out of memory. Tried", "out of GPU memory"),
         (RankEnd(1, False), "RuntimeError: DefaultCPUAllocator: can't allocate memory", "ran out of memory"),

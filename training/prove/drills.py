@@ -93,6 +93,7 @@ class Drill:
             return not_here(name, "there is one node")
         self.say("resumed without its last node")
         outcome = self.goes_on(name, replace(self.place, hosts=self.place.hosts[:-1]))
+        self.wait_for_step(max(self.losses()) // EVERY * EVERY + 2)
         self.signal("KILL")
         self.before = self.losses()
         self.until_over()

@@ -60,7 +60,7 @@ _SSH_LOST = re.compile(r"Timeout, server \S+ not responding|client_loop: send di
 """ssh's own words; pdsh passes its exit code on only once all output has ended."""
 SSH_LOST_CODE = 255
 SAVED = "stopped on request, after saving a checkpoint"
-_OWN_NAME = re.compile(r"^rank \d+ \([^)]*\): ")
+_OWN_NAME = re.compile(r"^(rank \d+ \([^)]*\): )+")
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def rank_cause(end: RankEnd, lines: list[str]) -> tuple[int, str]:
         return 2, f"was killed by signal {-end.code} ({_signal_name(-end.code)})"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
     if end.code == PEER_LOST:
-        return (8 if "because of" in last else SECONDARY), f"left by itself: {last}"
+        return (8 if "because of" in last else SECONDARY), f"left by itself: {_OWN_NAME.sub('', last)}"
     if end.code in SPOKEN:
         return 3, f"could not go on: {_OWN_NAME.sub('', last)}"
     lines = [line.strip() for line in lines if line.strip() and not _CHATTER.search(line)]
