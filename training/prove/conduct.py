@@ -59,7 +59,7 @@ def prove(
 ) -> Proof:
     """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
     runs.refuse_second(place.head)
-    cover(LONGEST_S)
+    cover(place.head, LONGEST_S)
     if place.head.here:  # the drills want it, and it is made once
         start_run.here_base_model(load_recipe("tiny"), place.target("prove-20260101-000000"))
     say("devices, network and strategies on all ranks, in one start")

@@ -24,7 +24,7 @@ def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) 
     """Try everything on these machines and measure them: training, its failures, the network. Some minutes."""
     import time
 
-    with _sentences(), _place(here) as (place, _), _lease(here):
+    with _sentences(), _place(here) as (place, _), _lease(place.head):
         from training.control import attend, start_run
         from training.prove import conduct
         from training.recipe import load_recipe
