@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from inventory.renting import vanishing
 from inventory.renting.intents import Intents
 from inventory.renting.owners import own_tag
 from inventory.renting.places import ClusterPlaces
@@ -73,13 +74,14 @@ def take_image(
 
     Raises CloudError, SshError, SnapshotError, RentError where another command is at work.
     """
-    instance, _ = apply.head_disk(cloud, settings)
+    there = apply.existing(cloud, settings)
+    instance, _ = apply.head_disk_of(there)
     system = next((d for d in cloud.disks(instance_id=instance.instance_id) if d.kind == "system"), None)
     if system is None:
         raise SnapshotError(f"{instance.name} has no system disk that the cloud tells of: no image can be made")
     intents = Intents(ClusterPlaces.of(settings.name).intents)
     tags = {**of_cluster(settings.name), **own_tag(settings), WITH_TAG: snapshot_id, WRITTEN_TAG: f"{gib:.1f}"}
-    with intents.alone():
+    with vanishing.told(cloud, there.instances), intents.alone():
         of_system = _snapshot(cloud, intents, head, system.disk_id, name=f"{name[:120]}{SUFFIX}", tags=tags)
     say(f"{of_system} of the system disk is begun; {head.name} has its keys again")
     with progress() as show:
