@@ -168,7 +168,7 @@ def test_one_cut_status_does_not_hide_the_other_runs(tmp_path: Path):
     (other / "metrics.jsonl").write_text('{"step": 1, "lo{"step": 2}\n')
     shown = fab(tmp_path, "status", "--here")
     assert shown.returncode == 0, shown.stderr
-    assert all(part in shown.stdout for part in (RUN, "its status.json", other.name, "finished")), shown.stdout
+    assert all(part in shown.stdout for part in (RUN, "lost", "status.j", other.name, "finished")), shown.stdout
     logs = fab(tmp_path, "logs", "--follow", "--here", "--run", RUN)
     assert logs.returncode == 1 and "its status.json cannot be read" in logs.stderr and "Traceback" not in logs.stderr
     assert "its launch.json cannot be read" in refused(fab(tmp_path, "stop", "--here"))

@@ -117,7 +117,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows of text under a header."""
     from rich.table import Table
 
-    grid = Table(*header, box=None, pad_edge=False)
+    grid = Table(box=None, pad_edge=False)
+    for name in header:
+        grid.add_column(name, no_wrap=name == header[0], overflow="fold")  # an id that is cut off is of no use
     for row in rows:
         grid.add_row(*row)
     console().print(grid)
