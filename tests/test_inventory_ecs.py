@@ -523,4 +523,4 @@ def test_a_region_has_the_vendors_own_addresses(at, monkeypatch, region, ecs, vp
     with ScriptedApi() as api:
         write_state(api.endpoint, os.getpid())
     cloud = Ecs(region, Endpoint("", credentials=Places.of("scripted").folder / "credentials.ini"), QUICK, None)
-    assert [client._endpoint for client in cloud._clients.values()] == [ecs, vpc]
+    assert [client._endpoint for client in cloud._clients.values()] == [ecs, vpc, f"sts.{region}.aliyuncs.com"]

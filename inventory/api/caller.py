@@ -90,18 +90,16 @@ class Caller:
         `attempts` is called before each of them.
         """
         pace = self.pace if waits else dataclasses.replace(self.pace, wait_limit_s=0)
-        unanswered = False
+        removes = action.startswith("Delete")  # not found then means gone
 
         def once() -> dict[str, Any]:
-            nonlocal unanswered
             if attempts:
                 attempts()
             try:
                 return self.once(action, fields, version)
             except CloudError as error:
-                if error.kind is Kind.NOT_FOUND and not unanswered and self.is_new(fields):
+                if error.kind is Kind.NOT_FOUND and not removes and self.is_new(fields):
                     raise CloudError(str(error), Kind.WAIT, error.code, error.request_id) from None
-                unanswered = unanswered or error.kind is Kind.PASSING  # what it was to delete may be gone since
                 raise
 
         answer = repeated(once, pace)
