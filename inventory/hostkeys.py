@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,15 @@ class Change:
     def is_known(self) -> bool:
         """Every key it shows is known, and none of the known ones of those kinds is another."""
         return set(self.new) <= set(self.old) and not self.replaced
+
+    @property
+    def is_of_a_known_host(self) -> bool:
+        """Whether any key was known of it: then what it shows anew may be another machine's, of whatever kind it is."""
+        return bool(self.old)
+
+    def named_by(self, fingerprints: Collection[str]) -> tuple[HostKey, ...]:
+        """The shown keys that a user named by their fingerprints."""
+        return tuple(key for key in self.new if key.fingerprint in fingerprints)
 
     @property
     def replaced(self) -> tuple[HostKey, ...]:
@@ -125,10 +134,12 @@ def _names(field: str, host: str) -> bool:
     return hmac.compare_digest(expected, base64.b64decode(digest))
 
 
-def updated(known_hosts: str, change: Change) -> str:
-    """known_hosts with the keys a host shows now, and without its replaced ones; other lines untouched."""
+def updated(known_hosts: str, change: Change, accepted: Collection[HostKey] | None = None) -> str:
+    """known_hosts with the accepted ones of the keys a host shows now (None: all), and without its replaced ones;
+    other lines untouched."""
     lines = list(_without(known_hosts, change))
-    missing = [key for key in change.new if key not in change.old]
+    wanted = change.new if accepted is None else [key for key in change.new if key in accepted]
+    missing = [key for key in wanted if key not in change.old]
     return "".join(f"{line}\n" for line in [*lines, *(f"{change.host} {k.kind} {k.blob}" for k in missing)])
 
 

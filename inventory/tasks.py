@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
 from inventory.command_line import agreed, one_sentence
 from inventory.localcloud.tasks import local
+
+if TYPE_CHECKING:
+    from inventory.hostkeys import Change, HostKey
+
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_OTHER_KEYS = (
+    "the machine was made anew, or another one answers in its place. If it was made anew: "
+    "fab trust --fingerprint SHA256:... with the one that the provider's console shows"
+)
 
 
 def _one_sentence() -> AbstractContextManager[None]:
@@ -18,8 +28,15 @@ def _one_sentence() -> AbstractContextManager[None]:
     return one_sentence(mistakes=(LocalCloudError,))
 
 
-@task(help={"yes": "add and replace keys without asking"})
-def trust(c: Any, yes: bool = False) -> None:
+@task(
+    help={
+        "yes": "trust machines of which no key is known yet without asking; never another key of a known one",
+        "fingerprint": "SHA256:... as the provider's console shows it; accepts the key that has it, also a replaced "
+        "one, without asking; may be repeated",
+    },
+    iterable=["fingerprint"],
+)
+def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
     """Show the machines' host keys, remember those you accept."""
     with _one_sentence():
         from inventory.nodes import static_nodes
@@ -31,13 +48,18 @@ def trust(c: Any, yes: bool = False) -> None:
                 "fab trust is for machines listed in cluster.toml; those of rented ones come with `fab up`, of "
                 "local hosts with `fab local.up`"
             )
+        for given in fingerprint:
+            if not _FINGERPRINT.fullmatch(given):
+                raise SettingsError(
+                    f"--fingerprint {given!r}: SHA256: and 43 letters are expected, as ssh-keygen -l prints"
+                )
         nodes = static_nodes(settings)
-        silent = [node.name for node in nodes if not _trust_node(node, yes)]
+        silent = [node.name for node in nodes if not _trust_node(node, yes, fingerprint)]
     if silent:
         raise Exit(f"not trusted: {', '.join(silent)}", code=1)
 
 
-def _trust_node(node: Any, yes: bool) -> bool:
+def _trust_node(node: Any, yes: bool, fingerprints: list[str]) -> bool:
     """Bring known_hosts up to date for one machine; whether it is trusted now."""
     from inventory import hostkeys
 
@@ -50,19 +72,34 @@ def _trust_node(node: Any, yes: bool) -> bool:
     if change.is_known:
         _say(f"{node.name}: known")
         return True
-    for key in change.replaced:
-        _say(f"{node.name}: was    {key.kind} {key.fingerprint}")
+    for key in change.old:
+        _say(f"{node.name}: {'was   ' if key in change.replaced else 'known '} {key.kind} {key.fingerprint}")
     for key in change.new:
         _say(f"{node.name}: shows  {key.kind} {key.fingerprint}")
-    if not (yes or _asked(f"{node.name}: {'replace the old key' if change.replaced else 'trust it'}?")):
-        return False
-    hostkeys.write(node.known_hosts, hostkeys.updated(text, change))
-    return True
+    accepted = _accepted(node.name, change, yes, fingerprints)
+    if accepted:
+        hostkeys.write(node.known_hosts, hostkeys.updated(text, change, accepted))
+    return bool(accepted)
 
 
-def _asked(question: str) -> bool:
+def _accepted(name: str, change: Change, yes: bool, fingerprints: list[str]) -> tuple[HostKey, ...]:
+    """The shown keys to remember: those named, else all if that is agreed to."""
+    if named := change.named_by(fingerprints):
+        return named
+    if fingerprints:
+        _say(f"{name}: none of these keys has a fingerprint that was given")
+        return ()
+    if not change.is_of_a_known_host:
+        return change.new if yes or _asked(f"{name}: trust it?", "--yes trusts new machines") else ()
+    if yes:
+        _say(f"{name}: keys are known and these are others: {_OTHER_KEYS}")
+        return ()
+    return change.new if _asked(f"{name}: keys are known and these are others. Trust these?", _OTHER_KEYS) else ()
+
+
+def _asked(question: str, otherwise: str) -> bool:
     if not sys.stdin.isatty():
-        raise Exit(f"{question} Compare the fingerprint with the provider's console, then: fab trust --yes", code=2)
+        raise Exit(f"{question} Compare the fingerprint with the provider's console; {otherwise}", code=2)
     return agreed(question)
 
 

@@ -61,8 +61,44 @@ def test_the_key_a_machine_shows_is_shown_and_remembered(tmp_path, server, known
 def test_without_a_terminal_and_yes_nothing_is_written(tmp_path, server, known_hosts):
     done = trust(tmp_path, server.port)
     assert done.returncode == 2
-    assert "fab trust --yes" in done.stderr
+    assert "--yes trusts new machines" in done.stderr
     assert not known_hosts.exists()
+
+
+def fingerprint(line):
+    """As ssh-keygen prints it, of a line of known_hosts."""
+    told = subprocess.run(["ssh-keygen", "-lf", "-"], input=line, capture_output=True, text=True, check=True)
+    return told.stdout.split()[1]
+
+
+OLD = "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTYAAABBBA=="
+OTHER_KIND = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA=="
+
+
+@pytest.mark.parametrize("old", [OLD, OTHER_KIND])
+@pytest.mark.parametrize("flags", [["--yes"], [], ["--fingerprint", "SHA256:" + "A" * 43]])
+def test_another_key_of_a_known_machine_is_never_accepted_without_its_fingerprint(
+    tmp_path, server, known_hosts, old, flags
+):
+    known_hosts.write_text(f"[127.0.0.1]:{server.port} {old}\n")
+    done = trust(tmp_path, server.port, *flags)
+    assert done.returncode == (1 if flags else 2)
+    assert known_hosts.read_text() == f"[127.0.0.1]:{server.port} {old}\n"
+    assert "fingerprint" in done.stdout + done.stderr and "te1: shows" in done.stdout
+
+
+def test_a_replaced_key_is_accepted_by_its_fingerprint(tmp_path, server, known_hosts):
+    known_hosts.write_text(f"[127.0.0.1]:{server.port} {OLD}\n")
+    done = trust(tmp_path, server.port, "--fingerprint", fingerprint(server.known_hosts_line))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "te1: was" in done.stdout
+    assert known_hosts.read_text().split() == server.known_hosts_line.split()
+
+
+def test_what_is_no_fingerprint_is_one_sentence(tmp_path, server, known_hosts):
+    done = trust(tmp_path, server.port, "--fingerprint", "SHA256:abc")
+    assert done.returncode != 0 and len(done.stderr.strip().splitlines()) == 1
+    assert "--fingerprint 'SHA256:abc'" in done.stderr
 
 
 def test_a_machine_that_does_not_answer_is_named_with_its_port(tmp_path, server):

@@ -148,7 +148,11 @@ def test_trust_shows_adds_and_replaces_the_key_of_a_listed_machine(nodes, tmp_pa
     other = [line for line in second.known_hosts.read_text().splitlines() if line.startswith(second.address)]
     known.write_text("".join(line.replace(second.address, first.address) + "\n" for line in other))
     assert trust().returncode == 2
-    assert "was" in trust("--yes").stdout
+    assert trust("--yes").returncode == 1
+    assert "was" in trust("--fingerprint", fingerprint).stdout
+    assert [line for line in before.splitlines() if "ed25519" in line] == known.read_text().splitlines()
+    known.unlink()
+    assert trust("--yes").returncode == 0
     assert sorted(known.read_text().splitlines()) == sorted(before.splitlines())
 
 
