@@ -21,6 +21,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from training import tiny  # noqa: E402
 from training.data import Order  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
+from training.strategies import Stepped  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -149,7 +150,6 @@ def on_one(house, on_three):
         {"name": f"{head}, whole", "steps": 2, "recipe": {"strategy": "zero0"} | recipe}
         for head, recipe in HEADS.items()
     ]
-    cases.append({"name": "far too fast", "steps": 9, "recipe": PARITY | {"strategy": "zero0", "optimizer.lr": "1e3"}})
     cases += [
         {
             "name": f"{before} -> {after}",
@@ -254,19 +254,23 @@ def test_a_lora_on_the_head_trains_where_the_ranks_have_different_numbers_of_chu
             assert group[case]["norms"] == pytest.approx(alone["norms"], rel=5e-6), case
 
 
-def test_a_run_whose_gradient_is_exactly_nothing_has_gone_wrong(on_one):
-    """Clipped, at a rate of 1e3: the loss stays finite, and the run used to finish and keep a best."""
+@pytest.mark.parametrize(
+    ("loss", "stepped", "wrong"),
+    [
+        (7.55, Stepped(1.662, False), False),
+        (7.65, Stepped(1.996e13, False), False),
+        (7.64, Stepped(math.nan, False), True),
+        (7.62, Stepped(0.0, False), True),
+        (math.nan, Stepped(1.0, False), True),
+        (7.62, Stepped(math.inf, skipped=True), False),
+        (0.0, Stepped(0.0, False), False),
+    ],
+)
+def test_a_run_with_a_loss_and_no_gradient_at_all_has_gone_wrong(loss, stepped, wrong):
+    """The first four as the tiny model gave them, clipped, at a rate of 1e3: with 0 it used to finish."""
     from training.finetune import went_wrong
-    from training.strategies import Stepped
 
-    fast = on_one["far too fast"]
-    assert 0.0 in fast["norms"] and all(map(math.isfinite, fast["losses"]))
-    steps = [went_wrong(loss, Stepped(norm, False)) for loss, norm in zip(fast["losses"], fast["norms"], strict=True)]
-    assert steps == [norm == 0 for norm in fast["norms"]]
-    for losses, norms in ((on_one[stage]["losses"], on_one[stage]["norms"]) for stage in STAGES):
-        assert not any(went_wrong(loss, Stepped(norm, False)) for loss, norm in zip(losses, norms, strict=True))
-    assert not went_wrong(2.0, Stepped(float("inf"), skipped=True)) and went_wrong(2.0, Stepped(float("inf"), False))
-    assert not went_wrong(0.0, Stepped(0.0, False)), "nothing is left to learn"
+    assert went_wrong(loss, stepped) is wrong
 
 
 def test_padded_and_offloaded_runs_are_the_same_training(on_one, on_two):
