@@ -43,7 +43,8 @@ def of_program(program):
 
 def flags_of(task):
     arguments = fabfile.namespace[task].get_arguments()
-    return {f"--{name}" for argument in arguments for name in argument.names}
+    switched_off = {f"--no-{name}" for argument in arguments if argument.default is True for name in argument.names}
+    return switched_off | {f"--{name}" for argument in arguments for name in argument.names}
 
 
 @pytest.mark.parametrize("words", of_program("fab"))

@@ -48,10 +48,10 @@ def _say(text: str) -> None:
 
 
 def _show(proof: Proof, seconds: float) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from inventory.shown import console
     from training.prove.outcome import gathered
 
     colours = {"pass": "green", "fail": "bold red", "not here": "yellow"}
@@ -59,15 +59,15 @@ def _show(proof: Proof, seconds: float) -> None:
     for outcome in gathered(proof.outcomes):
         state = Text(outcome.state, colours[outcome.state])
         grid.add_row(state, Text(outcome.name), Text(outcome.where), Text(outcome.found))
-    console = Console(highlight=False)
-    console.print(grid)
+    out = console()
+    out.print(grid)
     if made := proof.calibration:
         rates = [f"{made.matmul_flops / 1e12:.3g} TFLOP/s of {made.card}"] if made.card else []
         rates += [f"{made.link_bytes_per_s / 1e9:.2f} GB/s between ranks"] if made.link_bytes_per_s else []
-        console.print(f"from now on plans go by what was measured: {', '.join(rates)}", markup=False)
+        out.print(f"from now on plans go by what was measured: {', '.join(rates)}")
     counts = {state: sum(o.state == state for o in proof.outcomes) for state in colours}
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
-    console.print(f"{told} in {seconds / 60:.1f} min; {proof.run_id}/prove.json", markup=False)
+    out.print(f"{told} in {seconds / 60:.1f} min; {proof.run_id}/prove.json")
 
 
 namespace = Collection(prove)
