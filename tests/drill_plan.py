@@ -23,6 +23,7 @@ WENT = (
     "went meanwhile",
     "went while the others started",
     "were taken back",
+    "is missing in",
     "cannot be reached",
     "its machine stopped",
     "no data disk",
