@@ -3,9 +3,9 @@
 import base64
 import json
 import os
+import re
 import shutil
 import socket
-import re
 import subprocess
 import tempfile
 from datetime import UTC, datetime, timedelta

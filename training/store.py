@@ -17,12 +17,15 @@ BACKLOG = 4096
 
 
 def join(backend: str, timeout: timedelta, joining: timedelta | None = None) -> None:
-    """torch's `init_process_group` for the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """torch's `init_process_group` for the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a group that
+    there is already stays.
 
     `joining`: how long they may take to appear, where that is not the collectives' `timeout`.
     """
-    from torch.distributed import init_process_group
+    from torch.distributed import init_process_group, is_initialized
 
+    if is_initialized():
+        return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = open_store(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank == 0, joining or timeout, world_size
