@@ -334,7 +334,7 @@ def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(di
 
 def test_a_full_disk_is_named_before_any_step(disturbed):
     disturbed.local.on(
-        "te1", "fallocate -l $(($(df --output=avail -B1 /data | tail -n 1) - 2000000)) /data/ballast", timeout=120
+        "te1", "fallocate -l $(($(df --output=avail -B1 /data | tail -n 1) - 8000000)) /data/ballast", timeout=120
     )
     try:
         disturbed.resume()
