@@ -78,7 +78,7 @@ class PaperCluster:
         return ClusterPlaces.of(self.name)
 
     def plan(self, nodes, hours=4, *, snapshot=None, partial=False, extend=False, others=False):
-        wish = up.Wish(nodes, hours, snapshot, partial, extend, others)
+        wish = up.Wish(nodes, hours, snapshot, partial, extend, others=others)
         return up.plan_up(self.cloud, self.settings, wish)
 
     def up(self, nodes, hours=4, reach=lambda nodes: None, **wish):

@@ -222,8 +222,8 @@ def test_the_image_is_found_by_id_and_by_family_and_says_what_it_is(cloud):
     assert [each["ImageId"] for each in by_id] == [by_family["ImageId"]]
     assert "Debian 12" in by_family["OSName"]
     assert region.describe_images(cloud, asked(ImageFamily="acs:none"))["TotalCount"] == 0
-    assert sold.image("", "acs:ubuntu_22_04_x64").image_id == by_family["ImageId"]
-    assert sold.image("m-none", "") is None
+    assert sold.image(cloud, "", "acs:ubuntu_22_04_x64").image_id == by_family["ImageId"]
+    assert sold.image(cloud, "m-none", "") is None
 
 
 def test_zones_are_those_of_the_region_that_is_asked_for(cloud):
