@@ -137,7 +137,7 @@ def test_no_free_pair_of_ports_is_said_with_the_range(monkeypatch):
 def test_children_of_a_rank_do_not_outlive_the_run(start):
     run_dir, supervisor = start("leaves_children")
     assert supervisor.wait(60) == 1
-    assert "rank 1 on localhost ended with code 7" in status_of(run_dir).reason
+    assert "rank 1 on localhost ended with code 11" in status_of(run_dir).reason
     assert processes_of(str(run_dir)) == []
 
 
