@@ -74,6 +74,40 @@ def test_attention_that_sees_its_neighbours_fails(kernels, monkeypatch):
     assert outcome.state == "fail" and "LEAKS" in outcome.found
 
 
+def _breaks(*_, **__):
+    raise RuntimeError("no kernel image is available\nmore")
+
+
+@needs_torch
+def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(kernels, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(kernels, "segment_attention", _breaks)
+    rows = {outcome.name: outcome for outcome in kernels.check(torch.device("cpu"))}
+    assert rows["attention in packed rows"].found == "RuntimeError: no kernel image is available"
+    assert [row.state for row in rows.values()] == ["fail", "pass", "not here"]
+
+
+@needs_torch
+def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernels, monkeypatch):
+    import torch
+
+    from training.prove import probes
+
+    old = {"get_device_name": "Tesla V100", "get_device_capability": (7, 0), "get_arch_list": ["sm_75", "sm_80"]}
+    for name, said in old.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, said=said: said)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
+    for name in ("_allocate", "_matmul", "_to_device"):
+        monkeypatch.setattr(probes, name, _breaks)
+    monkeypatch.setattr(probes, "_copy", lambda on: 4e11)
+    outcomes, rates = probes.measure(torch.device("cuda"))
+    states = {outcome.name: outcome.state for outcome in outcomes}
+    assert states["compute capability"] == states["matmul"] == "fail" and states["memory copy"] == "pass"
+    assert (rates["card"], rates["memory_bytes_per_s"]) == ("Tesla V100", 4e11)
+    assert conduct.calibrate({"rates": [rates]}, RUN, "mine", 9.0) is None
+
+
 @needs_torch
 @pytest.mark.parametrize(
     ("capability", "archs", "runs"),

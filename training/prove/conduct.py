@@ -111,7 +111,7 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
     """The slowest rank's rates; None where some rank has none, or the cards differ."""
     rates = found.get("rates") or []
     cards = {each.get("card") for each in rates}
-    if not rates or len(cards) != 1 or not all("matmul_flops" in each for each in rates):
+    if not rates or len(cards) != 1 or not all({"matmul_flops", "memory_bytes_per_s"} <= each.keys() for each in rates):
         return None
 
     def slowest(key: str) -> float | None:

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from training.attention import Segments, segment_attention
 from training.data.sample import IGNORED
 from training.loss import linear_cross_entropy
-from training.prove.outcome import Outcome, judged, not_here
+from training.prove.outcome import Outcome, judged, not_here, tried
 from training.prove.probes import NO_GPU
 
+ATTENTION, OWN_LOSS, LIGER = "attention in packed rows", "our fused loss", "Liger's fused loss"
 LENGTHS = (5, 130, 1, 64)
 HEADS, KV_HEADS, WIDTH = 8, 2, 64
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -29,7 +30,11 @@ CHUNK = 256
 def check(on: torch.device) -> list[Outcome]:
     """Every kernel's outcome."""
     dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
-    return [_attention(on, dtype), _own_loss(on, dtype), _liger(on)]
+    return [
+        tried(ATTENTION, lambda: _attention(on, dtype)),
+        tried(OWN_LOSS, lambda: _own_loss(on, dtype)),
+        tried(LIGER, lambda: _liger(on)),
+    ]
 
 
 def gap(ours: torch.Tensor, right: torch.Tensor) -> float:
@@ -69,7 +74,7 @@ def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
         torch.equal(a[:, :, LENGTHS[0] :], b[:, :, LENGTHS[0] :]) for a, b in zip(grads, other_grads, strict=True)
     )
     words = f"off by {max(off):.1e}; a changed neighbour {'changes nothing' if apart else 'LEAKS into the others'}"
-    return judged("attention in packed rows", apart and max(off) < TOLERANCE[dtype], words)
+    return judged(ATTENTION, apart and max(off) < TOLERANCE[dtype], words)
 
 
 def _given(on: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -120,18 +125,17 @@ def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
     off = max(abs(value / float(right.detach()) - 1), gap(grad, states.grad))
     memory = f", {peak:.2f} GiB" if peak else ""
     words = f"off by {off:.1e} at a vocabulary of {len(weight):,}; {seconds * 1e3:.0f} ms{memory}"
-    return judged("our fused loss", off < TOLERANCE[dtype], words)
+    return judged(OWN_LOSS, off < TOLERANCE[dtype], words)
 
 
 def _liger(on: torch.device) -> Outcome:
-    name = "Liger's fused loss"
     if on.type != "cuda":
-        return not_here(name, NO_GPU)
+        return not_here(LIGER, NO_GPU)
     if importlib.util.find_spec("liger_kernel") is None:
-        return not_here(name, "liger-kernel is not installed")
+        return not_here(LIGER, "liger-kernel is not installed")
     own = _measured(on, torch.bfloat16, "own")
     value, grad, seconds, peak = _measured(on, torch.bfloat16, "liger")
     off = max(abs(value / own[0] - 1), gap(grad, own[1]))
     against = f"ours {own[2] * 1e3:.0f} ms, {own[3]:.2f} GiB"
     words = f"off by {off:.1e} from ours; {seconds * 1e3:.0f} ms, {peak:.2f} GiB against {against}"
-    return judged(name, off < TOLERANCE[torch.bfloat16], words)
+    return judged(LIGER, off < TOLERANCE[torch.bfloat16], words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -36,6 +36,19 @@ def not_here(name: str, why: str, where: str = "") -> Outcome:
 def judged(name: str, good: bool, found: str, where: str = "") -> Outcome:
     """Pass or fail."""
     return Outcome(name, "pass" if good else "fail", found, where)
+
+
+def broke(name: str, error: Exception) -> Outcome:
+    """What raised: a driver, a kernel, a library, a machine that went."""
+    return failed(name, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+
+
+def tried(name: str, work: Callable[[], Outcome]) -> Outcome:
+    """What `work` comes to; that it broke is an outcome of this name, and the others go on."""
+    try:
+        return work()
+    except Exception as error:
+        return broke(name, error)
 
 
 def read(rows: Sequence[Mapping[str, Any]]) -> list[Outcome]:

@@ -7,6 +7,7 @@ Rates are what the plan goes by afterwards: FLOP/s of a bf16 product, bytes a se
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import statistics
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from training.device import device
-from training.prove.outcome import Outcome, as_rows, judged, not_here, passed
+from training.prove.outcome import Outcome, as_rows, judged, not_here, passed, tried
 from training.strategies.machine import available_ram
 
 REPEATS = 5
@@ -30,44 +31,67 @@ ALLOCATED = 0.9
 """Of what is free on a card: a driver that hands out less than it says shows here, not in the middle of a run."""
 LEAST_RAM = 2e9
 NO_GPU = "no GPU"
+CAPABILITY, ALLOCATION, MATMUL = "compute capability", "allocation", "matmul"
+COPY, RAM, PINNED_COPY = "memory copy", "RAM", "pinned RAM to card"
 
 Found = tuple[list[Outcome], dict[str, Any]]
 
 
 def measure(on: torch.device) -> Found:
-    """Outcomes, and rates: `card`, `matmul_flops`, `memory_bytes_per_s`, `to_device_bytes_per_s`, `ram_bytes`."""
-    outcomes, rates = _card(on)
-    flops = _matmul(on)
-    memory = _copy(on)
-    ram = available_ram()
-    kind = "bf16 matmul" if on.type == "cuda" else "bf16 matmul, on the CPU"
-    outcomes += [
-        passed(kind, f"{flops / 1e12:.3g} TFLOP/s"),
-        passed("memory copy", f"{memory / 1e9:.3g} GB/s read and written"),
-        judged("RAM", ram > LEAST_RAM, f"{ram / 2**30:.1f} GiB available"),
-    ]
-    rates |= {"matmul_flops": flops, "memory_bytes_per_s": memory, "ram_bytes": ram}
-    if on.type == "cuda":
-        rates["to_device_bytes_per_s"] = moved = _to_device(on)
-        outcomes.append(passed("pinned RAM to card", f"{moved / 1e9:.3g} GB/s"))
-    else:
-        outcomes.append(not_here("pinned RAM to card", NO_GPU))
+    """Outcomes, and rates: `card`, `matmul_flops`, `memory_bytes_per_s`, `to_device_bytes_per_s`, `ram_bytes`. A probe
+    that breaks is a failed outcome, and the others' rates stay."""
+    outcomes: list[Outcome] = []
+    rates: dict[str, Any] = {"card": None}
+    probes: dict[str, Callable[[torch.device, dict[str, Any]], Outcome]] = {
+        CAPABILITY: _capability,
+        ALLOCATION: _allocation,
+        MATMUL: _matmul_rate,
+        COPY: _copy_rate,
+        RAM: _ram,
+        PINNED_COPY: _to_device_rate,
+    }
+    for name, probe in probes.items():
+        outcomes.append(tried(name, functools.partial(probe, on, rates)))
     return outcomes, rates
 
 
-def _card(on: torch.device) -> Found:
+def _capability(on: torch.device, rates: dict[str, Any]) -> Outcome:
     if on.type != "cuda":
-        return [not_here("compute capability", NO_GPU), not_here("allocation", NO_GPU)], {"card": None}
-    capability = torch.cuda.get_device_capability(on)
-    archs = torch.cuda.get_arch_list()
-    name = torch.cuda.get_device_name(on)
+        return not_here(CAPABILITY, NO_GPU)
+    rates["card"] = name = torch.cuda.get_device_name(on)
+    capability, archs = torch.cuda.get_device_capability(on), torch.cuda.get_arch_list()
+    runs = f"{name}: {capability[0]}.{capability[1]}, the wheel has {', '.join(archs)}"
+    return judged(CAPABILITY, runs_on(capability, archs), runs)
+
+
+def _allocation(on: torch.device, rates: dict[str, Any]) -> Outcome:
+    if on.type != "cuda":
+        return not_here(ALLOCATION, NO_GPU)
     free, total = torch.cuda.mem_get_info(on)
     got = _allocate(on, int(ALLOCATED * free))
-    runs = f"{name}: {capability[0]}.{capability[1]}, the wheel has {', '.join(archs)}"
-    return [
-        judged("compute capability", runs_on(capability, archs), runs),
-        judged("allocation", not got, got or f"{ALLOCATED * free / 2**30:.1f} of {total / 2**30:.1f} GiB at once"),
-    ], {"card": name}
+    return judged(ALLOCATION, not got, got or f"{ALLOCATED * free / 2**30:.1f} of {total / 2**30:.1f} GiB at once")
+
+
+def _matmul_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
+    rates["matmul_flops"] = flops = _matmul(on)
+    return passed(MATMUL, f"{flops / 1e12:.3g} TFLOP/s in bf16{'' if on.type == 'cuda' else ', on the CPU'}")
+
+
+def _copy_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
+    rates["memory_bytes_per_s"] = memory = _copy(on)
+    return passed(COPY, f"{memory / 1e9:.3g} GB/s read and written")
+
+
+def _ram(on: torch.device, rates: dict[str, Any]) -> Outcome:
+    rates["ram_bytes"] = ram = available_ram()
+    return judged(RAM, ram > LEAST_RAM, f"{ram / 2**30:.1f} GiB available")
+
+
+def _to_device_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
+    if on.type != "cuda":
+        return not_here(PINNED_COPY, NO_GPU)
+    rates["to_device_bytes_per_s"] = moved = _to_device(on)
+    return passed(PINNED_COPY, f"{moved / 1e9:.3g} GB/s")
 
 
 def runs_on(capability: tuple[int, int], archs: Sequence[str]) -> bool:
