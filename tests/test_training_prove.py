@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from training.control.follow import Look
-from training.control.head_node import HereHead
+from training.control.head_node import HeadError, HereHead
 from training.control.place import Place
 from training.prove import conduct, drills
 from training.prove.outcome import Outcome, gathered, read
@@ -180,6 +181,68 @@ def test_the_calibration_is_that_of_the_slowest_rank():
 )
 def test_ranks_without_rates_or_of_two_cards_calibrate_nothing(found):
     assert conduct.calibrate(found, RUN, "mine", 9.0) is None
+
+
+FOUND = {"rates": [rates(56e12), rates(51e12)], "comm": COMM}
+
+
+def proving(tmp_path, monkeypatch, drill) -> Place:
+    """A prove whose first start came to something, and whose next starts find the head gone."""
+    place = Place(HereHead(tmp_path / "runs"), cluster="mine")
+    launch = place.target(RUN).launch(place.head.runs / RUN, "training.prove.walk")
+    launch = replace(launch, env={**launch.env, "DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
+    starts = iter([launch])
+
+    def start(*_):
+        for first in starts:
+            return first
+        raise HeadError("te1 does not answer")
+
+    Path(launch.run_dir).mkdir(parents=True)
+    monkeypatch.setattr(conduct, "_start", start)
+    monkeypatch.setattr(conduct.start_run, "here_base_model", lambda *_: None)
+    monkeypatch.setattr(conduct, "_results_of", lambda *_: (FOUND, [Outcome("RAM", "pass", "9 GiB")]))
+    monkeypatch.setattr(drills.Drill, "start", lambda self: setattr(self, "run_id", RUN))
+    monkeypatch.setattr(drills.Drill, "killed", lambda self: Outcome("SIGKILL of a rank", "pass", ""))
+    monkeypatch.setattr(drills.Drill, "resumed_on_fewer", drill)
+    monkeypatch.setattr(drills.runs, "look", start)
+    monkeypatch.setattr(conduct, "real_steps", lambda *_: [conduct.against_plan("m", PREDICTED, [])])
+    return place
+
+
+def kept(place: Place) -> list[tuple[str, str]]:
+    assert (place.head.runs / "calibration.json").is_file()
+    rows = json.loads((place.head.runs / RUN / "prove.json").read_text())["outcomes"]
+    return [(row["name"], row["state"]) for row in rows]
+
+
+def test_what_breaks_late_is_a_row_and_all_before_it_is_kept(tmp_path, monkeypatch):
+    place = proving(tmp_path, monkeypatch, _breaks_as_a_drill)
+    proof = conduct.prove(place, "m", False, lambda _: None)
+    assert kept(place) == [(row.name, row.state) for row in proof.outcomes]
+    assert kept(place) == [
+        ("RAM", "pass"),
+        ("NCCL over other sockets", "fail"),
+        ("SIGKILL of a rank", "pass"),
+        ("drill", "fail"),
+        ("end of the drill", "fail"),
+        ("3 steps of m", "fail"),
+    ]
+
+
+def test_ctrl_c_keeps_what_is_there(tmp_path, monkeypatch):
+    place = proving(tmp_path, monkeypatch, _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        conduct.prove(place, "", False, lambda _: None)
+    assert kept(place)[-1] == ("SIGKILL of a rank", "pass")
+
+
+def _breaks_as_a_drill(self):
+    raise drills.DrillError("rank 3 never said that it started")
+
+
+def _interrupted(self):
+    raise KeyboardInterrupt
 
 
 PREDICTED = {"card": "NVIDIA A10", "memory_gib": 16.0, "step_s": 10.0}

@@ -8,7 +8,7 @@ import json
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,12 +66,31 @@ def prove(
     launch = _start(place, "training.prove.walk", {"asked.json": json.dumps({"quick": quick}) + "\n"}, {})
     found, outcomes = _results_of(place, launch)
     made = calibrate(found, launch.run_id, place.cluster, time.time())
-    if not quick:
-        outcomes += _over_sockets(place, launch, say)
-        outcomes += _quietly(Drill(place, say).all)
-        outcomes += _quietly(lambda: real_steps(place, model, say)) if model else []
     _keep(place, launch, outcomes, made)
+    if quick:
+        return Proof(launch.run_id, outcomes, made)
+    try:
+        _append(outcomes, "NCCL over other sockets", lambda: _over_sockets(place, launch, say))
+        _append(outcomes, "drill", Drill(place, say).all)
+        if model:
+            _append(outcomes, f"{STEPS} steps of {model}", lambda: real_steps(place, model, say))
+    finally:  # Ctrl-C among them
+        try:
+            _keep(place, launch, outcomes, made)
+        except LaunchError as error:
+            outcomes.append(failed("keeping these rows", str(error)))
     return Proof(launch.run_id, outcomes, made)
+
+
+def _append(outcomes: list[Outcome], name: str, part: Callable[[], Iterable[Outcome]]) -> None:
+    """A part's outcomes, one by one, without the plans and notes of the runs that are started on the way; what breaks
+    it is one of them."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            for outcome in part():
+                outcomes.append(outcome)  # one by one: an error leaves what was before it
+    except (LaunchError, ValueError) as error:
+        outcomes.append(failed(name, str(error)))
 
 
 def _start(place: Place, module: str, files: Mapping[str, str], env: Mapping[str, str]) -> Launch:
@@ -132,13 +151,14 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
     )
 
 
-def _over_sockets(place: Place, launch: Launch, say: Callable[[str], None]) -> list[Outcome]:
+def _over_sockets(place: Place, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
     name = "NCCL over 1x1 and 4x4 sockets"
     if launch.env.get("DS_ACCELERATOR") != "cuda":
-        return [not_here(name, "no GPU, and gloo has no such settings")]
-    if len(launch.hosts) == 1:
-        return [not_here(name, "one node: NCCL takes none")]
-    return [sockets(place, *setting, say) for setting in SOCKETS]
+        yield not_here(name, "no GPU, and gloo has no such settings")
+    elif len(launch.hosts) == 1:
+        yield not_here(name, "one node: NCCL takes none")
+    else:
+        yield from (sockets(place, *setting, say) for setting in SOCKETS)
 
 
 def sockets(place: Place, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
@@ -193,12 +213,6 @@ def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Map
         return [memory, not_here(name, f"{step_s:.2f} s; the plan estimates none for a CPU or an unknown card")]
     words = f"{step_s:.2f} s, the plan said {planned:.2f}"
     return [memory, judged(name, planned / WITHIN <= step_s <= WITHIN * planned, words)]
-
-
-def _quietly(work: Callable[[], list[Outcome]]) -> list[Outcome]:
-    """Without the plans and notes of the runs that are started on the way."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return work()
 
 
 def _keep(place: Place, launch: Launch, outcomes: Sequence[Outcome], made: Calibration | None) -> None:

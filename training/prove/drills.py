@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -53,21 +53,18 @@ class Drill:
     def head(self) -> Head:
         return self.place.head
 
-    def all(self) -> list[Outcome]:
+    def all(self) -> Iterator[Outcome]:
         """Save, kill, resume on fewer and on all, stop; then the adapter."""
-        outcomes: list[Outcome] = []
+        left: list[Outcome] = []
         try:
             self.start()
-            outcomes.append(self.killed())
-            outcomes.append(self.resumed_on_fewer())
-            outcomes.append(self.resumed())
-            outcomes.append(self.frozen())
-            outcomes.append(self.agrees())
+            for part in (self.killed, self.resumed_on_fewer, self.resumed, self.frozen, self.agrees):
+                yield part()
         except (DrillError, LaunchError, ValueError) as error:
-            outcomes.append(failed("drill", str(error)))
+            yield failed("drill", str(error))
         finally:
-            self.end()
-        return outcomes
+            left += self.end()
+        yield from left
 
     def start(self) -> None:
         """A run of the tiny model, by the way every run takes."""
@@ -141,11 +138,15 @@ class Drill:
         said = self.head.shell(f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)} 2>/dev/null", AGREE_S)
         return read(json.loads(said.strip().splitlines()[-1]))[0]
 
-    def end(self) -> None:
-        """No rank of it is left."""
-        if self.run_id and not runs.look(self.head, self.run_id).over:
-            runs.ask_to_stop(self.head, self.run_id)
-            self.until_over()
+    def end(self) -> list[Outcome]:
+        """No rank of it is left; what keeps it from being ended."""
+        try:
+            if self.run_id and not runs.look(self.head, self.run_id).over:
+                runs.ask_to_stop(self.head, self.run_id)
+                self.until_over()
+        except (LaunchError, ValueError) as error:
+            return [failed("end of the drill", f"{self.run_id} may go on: {error}")]
+        return []
 
     def launch(self) -> Launch:
         return runs.read_launch(self.head, self.run_id)

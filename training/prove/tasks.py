@@ -34,8 +34,8 @@ def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) 
         began = time.monotonic()
         cover = start_run.cover_nothing if here else _cover
         proof = conduct.prove(place, model, quick, _say, cover)
-        attend.bring_home(place.head, proof.run_id)
         _show(proof, time.monotonic() - began)
+        attend.bring_home(place.head, proof.run_id)
         if proof.failures:
             raise Exit(f"{proof.failures} of {len(proof.outcomes)} failed", code=1)
 
