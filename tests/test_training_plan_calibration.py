@@ -102,3 +102,14 @@ def test_the_newest_measurement_of_the_link_counts(tmp_path: Path, monkeypatch, 
     kept.write_text("{cut")
     assert preparing.known_of(place, TWO).calibration is None
     assert "is left out" in capsys.readouterr().err
+
+
+def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = HereHead(tmp_path / "runs")
+    alone = replace(TWO, hosts=(replace(TWO.hosts[0], slots=2),))
+    place = Place(head, alone.hosts, cluster="mine")
+    assert preparing.known_of(place, alone).link_from == "what PCIe 4 does"
+    head.make_runs()
+    Path(calibration.calibration_file(head.runs)).write_text(calibration.text(MADE))
+    assert preparing.known_of(place, alone).link_from == MADE.run_id

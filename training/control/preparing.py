@@ -102,8 +102,6 @@ def known_of(place: Place, launch: Launch) -> Known:
     """How fast two ranks talk as these nodes were measured last, else as the network promises; and what else was
     measured of them."""
     made = calibration_of(place)
-    if len(launch.hosts) == 1:
-        return Known(ONE_MACHINE, "what PCIe 4 does", made)
     results, _ = runs.check_results(LOCAL_RUNS)
     mine = [r for r in results if r.get("cluster") == place.cluster and r["world_size"] == launch.world_size]
     known = [(float(r["time"]), comm_report.best_busbw(r, "all_gather") * 1e9, r["run_id"]) for r in mine]
@@ -111,6 +109,8 @@ def known_of(place: Place, launch: Launch) -> Known:
         known.append((made.time, proved, made.run_id))
     if known and (newest := max(known))[1]:
         return Known(newest[1], newest[2], made)
+    if len(launch.hosts) == 1:
+        return Known(ONE_MACHINE, "what PCIe 4 does", made)
     if place.line_rate_gbps is None:
         return Known(None, "", made)
     return Known(LINE_SHARE * place.line_rate_gbps / 8 * 1e9, "its promised line rate", made)
