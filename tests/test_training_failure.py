@@ -247,6 +247,15 @@ def test_xid_lines_are_those_of_this_run():
     assert xid_lines(DMESG, booted=1_000_000, since=1_010_000) == []
 
 
+@pytest.mark.parametrize(("number", "says"), [(63, "Row Remapper: New row"), (92, "High single-bit ECC error rate")])
+def test_what_a_card_mended_by_itself_stands_beside_the_cause(number, says):
+    observation = seen(*told(2, ASSERT, ABORTED))
+    observation.xids = {node: [f"NVRM: Xid (PCI:0000:00:07): {number}, {says}"] for node in ("te1", "te3")}
+    end = verdict(observation, False, 1)
+    assert (end.node, end.rank) == ("te3", 2)
+    assert f"its driver says: NVRM: Xid (PCI:0000:00:07): {number}" in end.reason
+
+
 def test_a_card_that_fell_off_the_bus_is_the_cause_and_other_xids_stand_beside_theirs():
     observation = seen(*told(0, GONE, ABORTED), *told(2, ASSERT, ABORTED))
     observation.xids = {"te3": xid_lines(DMESG, 0, 9001)[:1]}

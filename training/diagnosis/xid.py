@@ -17,9 +17,10 @@ from pathlib import Path
 
 MOST = 3
 WIDTH = 200
-HARDWARE = frozenset({48, 62, 63, 64, 74, 79, 92, 94, 95, 110, 119, 120, 140, 143})
+HARDWARE = frozenset({48, 62, 64, 74, 79, 94, 95, 110, 119, 120, 140, 143})
 """Numbers that mean the card, its memory or its link: no program brings them about, and no smaller batch mends them
-(docs.nvidia.com/deploy/xid-errors). The rest tell what the driver did to a program that failed or was killed."""
+(docs.nvidia.com/deploy/xid-errors). The rest tell what the driver did to a program that failed or was killed, or of
+memory that it mended by itself (63: a row remapped; 92: many single-bit errors, corrected)."""
 _LINE = re.compile(r"^\[ *(?P<uptime_s>\d+\.\d+)\] (?P<text>NVRM: Xid .*)$", re.MULTILINE)
 _NUMBER = re.compile(r"Xid \([^)]*\): (\d+)")
 
