@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
+from training import store  # noqa: E402
 from training.store import open_store  # noqa: E402
 
 LIMIT = timedelta(seconds=10)
@@ -36,3 +37,16 @@ def test_the_store_listens_at_the_heads_address_alone() -> None:
     assert answers("127.0.0.2", port) and not answers("127.0.0.1", port)
     del joined, head
     assert not answers("127.0.0.2", port), "its port is free again"
+
+
+@pytest.mark.parametrize(("backend", "ranks", "card"), [("nccl", 2, "cuda:3"), ("nccl", 1, None), ("gloo", 2, None)])
+def test_several_ranks_of_nccl_are_bound_to_their_cards(monkeypatch, backend, ranks, card) -> None:
+    given = {}
+    ours = {"RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in ours.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(store, "open_store", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **settings: given.update(settings))
+    store.join(backend, LIMIT)
+    assert str(given["device_id"]) == str(card)

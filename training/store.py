@@ -17,11 +17,12 @@ BACKLOG = 4096
 
 
 def join(backend: str, timeout: timedelta, joining: timedelta | None = None) -> None:
-    """torch's `init_process_group` for the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a group that
-    there is already stays.
+    """torch's `init_process_group` for the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each with its
+    current GPU; a group that is there already stays.
 
     `joining`: how long they may take to appear, where that is not the collectives' `timeout`.
     """
+    import torch
     from torch.distributed import init_process_group, is_initialized
 
     if is_initialized():
@@ -30,7 +31,9 @@ def join(backend: str, timeout: timedelta, joining: timedelta | None = None) -> 
     store = open_store(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank == 0, joining or timeout, world_size
     )
-    init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    # as DeepSpeed does: NCCL then connects at once on this rank's card; alone it has nobody to connect to
+    bound = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" and world_size > 1 else None
+    init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound)
 
 
 def open_store(head: str, port: int, is_head: bool, timeout: timedelta, ranks: int | None = None) -> TCPStore:
