@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,40 @@ def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
     states = {name: outcome.state for name, outcome in found.items()}
     assert states == {"attention in packed rows": "pass", "our fused loss": "pass", "Liger's fused loss": "not here"}
     assert found["Liger's fused loss"].found == "no GPU"
+
+
+@needs_torch
+def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
+    import torch
+
+    from training.prove import probes
+
+    used = []
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    for name in ("_attention", "_own_loss", "_liger"):
+        monkeypatch.setattr(kernels, name, lambda on, dtype=None: used.append(dtype))
+    kernels.check(torch.device("cuda"))
+    assert used == [torch.float16] * 3 and torch.float16 in kernels.TOLERANCE
+    operands = []
+    monkeypatch.setattr(torch, "randn", lambda *_, dtype, **__: operands.append(dtype))
+    monkeypatch.setattr(probes, "sustained", lambda *_: 1.0)
+    probes._matmul(torch.device("cuda"))
+    assert operands == [torch.float16] * 2
+
+
+@needs_torch
+def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(kernels, monkeypatch):
+    import torch
+
+    from training.prove import probes
+
+    spreads, product, began = [], torch.mm, time.perf_counter()
+    monkeypatch.setattr(torch, "mm", lambda a, b: (spreads.append((a.std(), b.std())), product(a, b)))
+    monkeypatch.setattr(probes, "SUSTAINED_S", {"cpu": (0.1, 0.2)}, raising=False)
+    monkeypatch.setattr(probes, "SIDE", {"cpu": 64})
+    assert probes._matmul(torch.device("cpu")) > 0
+    assert time.perf_counter() - began >= 0.3
+    assert min(min(each) for each in spreads) > 0.9
 
 
 @needs_torch

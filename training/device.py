@@ -30,6 +30,12 @@ def device(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> torc
     return torch.device("cpu")
 
 
+def half(on: torch.device) -> torch.dtype:
+    """The 16 bits that models are trained in there: float16 on a card that would only emulate bfloat16 (T4)."""
+    native = on.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float16
+
+
 def _reason() -> str:
     """Torch's own words."""
     try:

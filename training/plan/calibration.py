@@ -28,7 +28,7 @@ class Calibration:
     card: str | None
     """As the driver names it; None where the ranks compute on the CPU."""
     matmul_flops: float
-    """In bf16."""
+    """In bfloat16; in float16 on a card that has none."""
     memory_bytes_per_s: float
     to_device_bytes_per_s: float | None
     link_bytes_per_s: float | None

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from training.attention import Segments, segment_attention
 from training.data.sample import IGNORED
+from training.device import half
 from training.loss import linear_cross_entropy
 from training.prove.outcome import Outcome, judged, not_here, tried
 from training.prove.probes import NO_GPU
@@ -21,7 +22,7 @@ from training.prove.probes import NO_GPU
 ATTENTION, OWN_LOSS, LIGER = "attention in packed rows", "our fused loss", "Liger's fused loss"
 LENGTHS = (5, 130, 1, 64)
 HEADS, KV_HEADS, WIDTH = 8, 2, 64
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 VOCABULARY = {"cuda": 152_064, "cpu": 8_192}
 HIDDEN, ROWS = 1024, 1024
 CHUNK = 256
@@ -29,11 +30,11 @@ CHUNK = 256
 
 def check(on: torch.device) -> list[Outcome]:
     """Every kernel's outcome."""
-    dtype = torch.bfloat16 if on.type == "cuda" else torch.float32
+    dtype = half(on) if on.type == "cuda" else torch.float32
     return [
         tried(ATTENTION, lambda: _attention(on, dtype)),
         tried(OWN_LOSS, lambda: _own_loss(on, dtype)),
-        tried(LIGER, lambda: _liger(on)),
+        tried(LIGER, lambda: _liger(on, dtype)),
     ]
 
 
@@ -128,14 +129,14 @@ def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
     return judged(OWN_LOSS, off < TOLERANCE[dtype], words)
 
 
-def _liger(on: torch.device) -> Outcome:
+def _liger(on: torch.device, dtype: torch.dtype) -> Outcome:
     if on.type != "cuda":
         return not_here(LIGER, NO_GPU)
     if importlib.util.find_spec("liger_kernel") is None:
         return not_here(LIGER, "liger-kernel is not installed")
-    own = _measured(on, torch.bfloat16, "own")
-    value, grad, seconds, peak = _measured(on, torch.bfloat16, "liger")
+    own = _measured(on, dtype, "own")
+    value, grad, seconds, peak = _measured(on, dtype, "liger")
     off = max(abs(value / own[0] - 1), gap(grad, own[1]))
     against = f"ours {own[2] * 1e3:.0f} ms, {own[3]:.2f} GiB"
     words = f"off by {off:.1e} from ours; {seconds * 1e3:.0f} ms, {peak:.2f} GiB against {against}"
-    return judged(LIGER, off < TOLERANCE[torch.bfloat16], words)
+    return judged(LIGER, off < TOLERANCE[dtype], words)

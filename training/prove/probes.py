@@ -2,7 +2,7 @@
 
     python -m training.prove.probes        prints outcomes and rates as JSON
 
-Rates are what the plan goes by afterwards: FLOP/s of a bf16 product, bytes a second within the card and into it.
+Rates are what the plan goes by afterwards: FLOP/s of a product in 16 bits, bytes a second within the card and into it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
-from training.device import device
+from training.device import device, half
 from training.prove.outcome import Outcome, as_rows, judged, not_here, passed, tried
 from training.strategies.machine import available_ram
 
 REPEATS = 5
 SIDE = {"cuda": 8192, "cpu": 1024}
+SUSTAINED_S = {"cuda": (0.5, 1.0), "cpu": (0.0, 0.0)}
+"""Seconds of products to warm up, and those that are measured."""
 COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
 """Bytes of the tensor that is copied within memory."""
 PINNED = 1 << 28
@@ -74,7 +76,8 @@ def _allocation(on: torch.device, rates: dict[str, Any]) -> Outcome:
 
 def _matmul_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
     rates["matmul_flops"] = flops = _matmul(on)
-    return passed(MATMUL, f"{flops / 1e12:.3g} TFLOP/s in bf16{'' if on.type == 'cuda' else ', on the CPU'}")
+    where = "" if on.type == "cuda" else ", on the CPU"
+    return passed(MATMUL, f"{flops / 1e12:.3g} TFLOP/s in {str(half(on)).removeprefix('torch.')}{where}")
 
 
 def _copy_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
@@ -119,9 +122,11 @@ def _allocate(on: torch.device, nbytes: int) -> str:
 
 
 def _matmul(on: torch.device) -> float:
+    """As long as a card's clocks take to fall to what its power limit allows; on random numbers, since equal ones
+    take less power."""
     side = SIDE[on.type]
-    left, right = (torch.full((side, side), 0.01, dtype=torch.bfloat16, device=on) for _ in range(2))
-    return 2 * side**3 / timed(on, lambda: torch.mm(left, right))
+    left, right = (torch.randn(side, side, dtype=half(on), device=on) for _ in range(2))
+    return 2 * side**3 / sustained(on, lambda: torch.mm(left, right))
 
 
 def _copy(on: torch.device) -> float:
@@ -146,6 +151,25 @@ def timed(on: torch.device, work: Callable[[], object]) -> float:
             torch.cuda.synchronize(on)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
+
+
+def sustained(on: torch.device, work: Callable[[], object]) -> float:
+    """Mean seconds, after a while to warm up."""
+    warm_up_s, measured_s = SUSTAINED_S[on.type]
+    _repeated(on, work, warm_up_s)
+    return _repeated(on, work, measured_s)
+
+
+def _repeated(on: torch.device, work: Callable[[], object], least_s: float) -> float:
+    began, count, lasted = time.perf_counter(), 0, 0.0
+    while not count or lasted < least_s:
+        for _ in range(REPEATS):
+            work()
+        if on.type == "cuda":
+            torch.cuda.synchronize(on)
+        count += REPEATS
+        lasted = time.perf_counter() - began
+    return lasted / count
 
 
 def main() -> int:
