@@ -319,3 +319,15 @@ def test_a_resume_is_judged_by_steps_of_its_own(monkeypatch):
     assert waited == [8]
     monkeypatch.setattr(drill, "losses", lambda: {5: 1.0, 6: 1.1, 7: 1.21, 8: 1.3})
     assert drill.goes_on("resume", drill.place).state == "fail"
+    monkeypatch.setattr(drills.runs, "whole_checkpoint", lambda *_: (7, []))
+    outcome = drill.goes_on("resume", drill.place)
+    assert outcome.state == "fail" and "0 steps done again" in outcome.found, "nothing was compared"
+
+
+def test_a_run_is_killed_where_it_has_steps_to_lose(monkeypatch):
+    drill = drills.Drill(Place(HereHead(Path("runs"))), print, RUN)
+    steps = iter([10, drill.every, 2 * drill.every - 1, 2 * drill.every, 2 * drill.every + 3, 0])
+    monkeypatch.setattr(drills.runs, "look", lambda *_: Look(None, True, ({"step": next(steps)},)))
+    monkeypatch.setattr(drills.time, "sleep", lambda _: None)
+    drill.wait_for_steps_to_lose()
+    assert next(steps) == 0

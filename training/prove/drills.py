@@ -19,11 +19,10 @@ from training.recipe import load_recipe
 from training.run_folder import PROVE
 from training.supervision.rank_start import STARTED
 
-EVERY = 5
-"""Steps between checkpoints."""
+EVERY = {"cpu": 20, "cuda": 200}
+"""Steps between checkpoints: some seconds, so that a kill comes well before the next one."""
 SETTINGS = {
     "steps": "100000",
-    "save_every": str(EVERY),
     "dtype": "float32",
     "lora.dropout": "0",
     "logging.tensorboard": "false",
@@ -53,6 +52,10 @@ class Drill:
     def head(self) -> Head:
         return self.place.head
 
+    @property
+    def every(self) -> int:
+        return EVERY["cuda" if self.place.target(PROVE).env.get("DS_ACCELERATOR") == "cuda" else "cpu"]
+
     def all(self) -> Iterator[Outcome]:
         """Save, kill, resume on fewer and on all, stop; then the adapter."""
         left: list[Outcome] = []
@@ -68,7 +71,7 @@ class Drill:
 
     def start(self) -> None:
         """A run of the tiny model, by the way every run takes."""
-        recipe = load_recipe("tiny", SETTINGS).model_copy(update={"name": PROVE})
+        recipe = load_recipe("tiny", {**SETTINGS, "save_every": str(self.every)}).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
         wishes = start_run.Wishes(anyway=True)
         run_id = start_run.start(lambda: self.place, recipe, "", datetime.now(UTC), wishes)
@@ -78,7 +81,7 @@ class Drill:
     def killed(self) -> Outcome:
         """SIGKILL for the last rank, some steps after a checkpoint."""
         self.say("SIGKILL for its last rank")
-        self.wait_for_step(EVERY + 2)
+        self.wait_for_steps_to_lose()
         broken = self.signal("KILL")
         self.before = self.losses()
         return self.verdict("SIGKILL of a rank", broken, ("signal 9",))
@@ -90,7 +93,7 @@ class Drill:
             return not_here(name, "there is one node")
         self.say("resumed without its last node")
         outcome = self.goes_on(name, replace(self.place, hosts=self.place.hosts[:-1]))
-        self.wait_for_step(max(self.losses()) // EVERY * EVERY + 2)
+        self.wait_for_steps_to_lose()
         self.signal("KILL")
         self.before = self.losses()
         self.until_over()
@@ -114,7 +117,7 @@ class Drill:
         off = max((abs(now[n] / self.before[n] - 1) for n in again), default=0.0)
         ranks = place.target(self.run_id).launch(self.head.runs / self.run_id, "").world_size
         words = f"{ranks} ranks from step {step}; {len(again)} steps done again, losses within {off:.0e}"
-        return judged(name, off < CLOSE, words)
+        return judged(name, bool(again) and off < CLOSE, words)
 
     def frozen(self) -> Outcome:
         """SIGSTOP for the last rank: nothing ends, it only falls silent."""
@@ -173,16 +176,26 @@ class Drill:
         return silently(self.head, self.run_id)
 
     def wait_for_step(self, step: int) -> None:
-        """Until a step is in metrics.jsonl; DrillError where the run ends before, or takes too long."""
+        """Until a step is in metrics.jsonl."""
+        self._wait(lambda last: last >= step, f"step {step}")
+
+    def wait_for_steps_to_lose(self) -> None:
+        """Until it is some steps beyond a checkpoint, and far from the next: a resume then has them to do again."""
+        self._wait(
+            lambda last: last > self.every and 2 <= last % self.every <= self.every // 2, "a step between checkpoints"
+        )
+
+    def _wait(self, there: Callable[[int], bool], where: str) -> None:
+        """DrillError where the run ends before, or takes too long."""
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             seen = runs.look(self.head, self.run_id)
             if seen.over:
                 raise DrillError(f"{self.run_id} {seen.state}: {seen.status.reason if seen.status else 'no status'}")
-            if seen.metrics and seen.metrics[-1]["step"] >= step:
+            if seen.metrics and there(seen.metrics[-1]["step"]):
                 return
             time.sleep(0.5)
-        raise DrillError(f"{self.run_id} did not come to step {step} within {WAIT_S:.0f} s")
+        raise DrillError(f"{self.run_id} did not come to {where} within {WAIT_S:.0f} s")
 
     def losses(self) -> dict[int, float]:
         """By step, as far as they are written down."""
