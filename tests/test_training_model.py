@@ -160,13 +160,13 @@ def test_dropout_is_off_unless_asked_for_since_it_keeps_two_thirds_more_activati
     assert with_dropout == pytest.approx(DROPOUT * kept, rel=0.15), "what the plan reckons with"
 
 
-def test_a_card_older_than_torchs_kernels_is_refused_with_both_figures():
-    with pytest.raises(
-        RecipeError, match=r"Tesla V100 has compute capability 7\.0; torch .* needs 7\.5 \(T4\) or newer"
-    ):
-        machine.refuse_old_card("Tesla V100", (7, 0))
-    machine.refuse_old_card("Tesla T4", (7, 5))
-    machine.refuse_old_card("NVIDIA H100", (9, 0))
+def test_a_card_the_wheel_has_no_code_for_is_refused_with_both_figures():
+    wheel = ["sm_75", "sm_90", "compute_90"]
+    said = r"Tesla V100 has compute capability 7\.0; torch .* was built for sm_75, sm_90, compute_90"
+    with pytest.raises(RecipeError, match=said):
+        machine.refuse_old_card("Tesla V100", (7, 0), wheel)
+    machine.refuse_old_card("Tesla T4", (7, 5), wheel)
+    machine.refuse_old_card("a card of next year", (13, 0), wheel)  # its driver compiles the PTX
 
 
 CONFIGURED = """

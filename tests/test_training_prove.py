@@ -15,6 +15,7 @@ import pytest
 from training.control.follow import Look
 from training.control.head_node import HeadError, HereHead
 from training.control.place import Place
+from training.metrics.flops import has_kernels
 from training.prove import conduct, drills
 from training.prove.outcome import Outcome, gathered, read
 from training.run_folder import Status
@@ -144,7 +145,6 @@ def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernel
     assert conduct.calibrate({"rates": [rates]}, RUN, "mine", 9.0) is None
 
 
-@needs_torch
 @pytest.mark.parametrize(
     ("capability", "archs", "runs"),
     [
@@ -155,10 +155,8 @@ def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernel
         ((10, 0), ["sm_90", "sm_100a"], True),
     ],
 )
-def test_a_wheel_runs_on_the_cards_it_has_code_for(kernels, capability, archs, runs):
-    from training.prove.probes import runs_on
-
-    assert runs_on(capability, archs) is runs
+def test_a_wheel_runs_on_the_cards_it_has_code_for(capability, archs, runs):
+    assert has_kernels(capability, archs) is runs
 
 
 def seen(reason: str, state: str = "failed") -> Look:

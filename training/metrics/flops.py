@@ -8,6 +8,8 @@ appendix B; taking 6P for LoRA would flatter it by half.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PEAK_TFLOPS = {
@@ -52,14 +54,19 @@ COMPUTE_CAPABILITY = {
     "T4": (7, 5),
 }
 """From NVIDIA's list of CUDA GPUs, by what the name contains."""
-ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0))
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 """What the CUDA wheel of torch 2.13.0 was compiled for, as its libtorch_cuda.so says."""
 
 
-def has_kernels(capability: tuple[int, int]) -> bool:
-    """Whether a card of this compute capability runs what was compiled for its own generation, or an earlier minor of
-    it."""
-    return any(major == capability[0] and minor <= capability[1] for major, minor in ARCHITECTURES)
+def has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:
+    """Whether a wheel built for `archs` has code for a card: sm_80 runs on 8.6, compute_80 on all later."""
+    for arch in archs:
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch):
+            kind, built = match[1], (int(match[2]), int(match[3]))
+            same = built[0] == capability[0] and built[1] <= capability[1]
+            if same or (kind == "compute" and built <= capability):
+                return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from training.device import device, half
+from training.metrics.flops import has_kernels
 from training.prove.outcome import Outcome, as_rows, judged, not_here, passed, tried
 from training.strategies.machine import available_ram
 
@@ -63,7 +63,7 @@ def _capability(on: torch.device, rates: dict[str, Any]) -> Outcome:
     rates["card"] = name = torch.cuda.get_device_name(on)
     capability, archs = torch.cuda.get_device_capability(on), torch.cuda.get_arch_list()
     runs = f"{name}: {capability[0]}.{capability[1]}, the wheel has {', '.join(archs)}"
-    return judged(CAPABILITY, runs_on(capability, archs), runs)
+    return judged(CAPABILITY, has_kernels(capability, archs), runs)
 
 
 def _allocation(on: torch.device, rates: dict[str, Any]) -> Outcome:
@@ -95,17 +95,6 @@ def _to_device_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
         return not_here(PINNED_COPY, NO_GPU)
     rates["to_device_bytes_per_s"] = moved = _to_device(on)
     return passed(PINNED_COPY, f"{moved / 1e9:.3g} GB/s")
-
-
-def runs_on(capability: tuple[int, int], archs: Sequence[str]) -> bool:
-    """Whether a wheel built for `archs` has code for a card: sm_80 runs on 8.6, compute_80 on all later."""
-    for arch in archs:
-        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch):
-            kind, built = match[1], (int(match[2]), int(match[3]))
-            same = built[0] == capability[0] and built[1] <= capability[1]
-            if same or (kind == "compute" and built <= capability):
-                return True
-    return False
 
 
 def _allocate(on: torch.device, nbytes: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from training.metrics.flops import ARCHITECTURES, ModelFacts, has_kernels
+from training.metrics.flops import ModelFacts, has_kernels
 from training.recipe import Recipe, RecipeError
 
 OPTIMIZER_BYTES = 16
@@ -20,14 +21,15 @@ SAVED_BYTES = 12
 def check_card() -> None:
     """A card that the wheels have no kernels for would fail in the first of them, minutes later."""
     if get_accelerator().device_name() == "cuda":
-        refuse_old_card(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+        refuse_old_card(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), torch.cuda.get_arch_list())
 
 
-def refuse_old_card(name: str, capability: tuple[int, int]) -> None:
-    """RecipeError where torch has no kernels for such a card."""
-    if not has_kernels(capability):
-        has, needs = (".".join(map(str, version)) for version in (capability, ARCHITECTURES[0]))
-        raise RecipeError(f"{name} has compute capability {has}; torch {torch.__version__} needs {needs} (T4) or newer")
+def refuse_old_card(name: str, capability: tuple[int, int], archs: Sequence[str]) -> None:
+    """RecipeError where a torch that was built for `archs` has no kernels for such a card."""
+    if not has_kernels(capability, archs):
+        has = ".".join(map(str, capability))
+        built = ", ".join(archs) or "no card"
+        raise RecipeError(f"{name} has compute capability {has}; torch {torch.__version__} was built for {built}")
 
 
 def check_dtype(recipe: Recipe) -> None:
