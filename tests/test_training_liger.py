@@ -88,7 +88,13 @@ def _fails(*_, **__):
     raise RuntimeError("ptxas: no kernel image\nmore")
 
 
+def _capped(hidden, weight, targets):
+    logits = 100 * torch.tanh(hidden @ weight.T / 100)
+    return torch.stack([torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), torch.zeros(())])
+
+
 WRONG = {
+    "cap": _capped,
     "value": lambda hidden, weight, targets: _ours(hidden, weight, targets) * 1.001,
     "gradient": lambda hidden, weight, targets: _WrongGradient.apply(hidden, _ours(hidden, weight, targets)),
     "nan": lambda hidden, weight, targets: _ours(hidden, weight, targets) * float("nan"),
@@ -110,3 +116,25 @@ def test_kernels_that_do_not_agree_are_left_and_that_is_said(stood_in, wrong):
 def test_without_a_gpu_there_is_nothing_to_choose(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert liger.choose(WIDTH, VOCABULARY, torch.float32, "cpu") is None
+
+
+def test_kernels_are_left_where_the_head_they_are_tried_on_is_not_known(stood_in):
+    stood_in(_ours)
+    chosen = liger.choose(None, VOCABULARY, torch.float32, "cpu")
+    assert not chosen.liger and "does not say" in chosen.words
+    assert liger.loss_for(torch.zeros(1)) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        ({"model_type": "gpt2", "n_embd": 48, "vocab_size": 99}, (48, 99)),
+        ({"model_type": "gemma3", "text_config": {"hidden_size": 64, "vocab_size": 77}}, (64, 77)),
+    ],
+    ids=["another name", "text beside images"],
+)
+def test_a_heads_shape_is_known_whatever_the_configuration_calls_it(tmp_path, config, shape):
+    from training.finetune import head_shape
+
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert head_shape(tmp_path) == shape

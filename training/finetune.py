@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from transformers import AutoConfig
 
 from training import checkpoint, liger, rng, strategies
 from training.checkpoint import CheckpointError, TrainerState
@@ -140,16 +141,19 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
 
 def choose_loss(work: Work, rank: Rank) -> None:
     """Liger's kernels or our own, tried before the model takes the memory. Each rank has its own card to try."""
-    config = model_shape(work.model_dir)
-    width, vocabulary = config.get("hidden_size"), config.get("vocab_size")
-    if not (isinstance(width, int) and isinstance(vocabulary, int)):
-        return
+    width, vocabulary = head_shape(work.model_dir)
     dtype, device = getattr(torch, work.recipe.dtype), get_accelerator().current_device_name()
     chosen = liger.choose(width, vocabulary, dtype, device)
     if chosen and chosen.liger:
         rank.say(chosen.words)
     elif chosen:
         print(f"{rank.place}: {chosen.words}", flush=True)
+
+
+def head_shape(model_dir: Path) -> tuple[int | None, int | None]:
+    """Width and vocabulary, whatever its configuration calls them, and of its text where it knows more than text."""
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config(decoder=True)
+    return getattr(config, "hidden_size", None), getattr(config, "vocab_size", None)
 
 
 def steps(run: Run, progress: Progress) -> int:

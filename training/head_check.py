@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
 from training.isolation import CURE, ISOLATED
+from training.liger import LARGE
 from training.loss import learned_rows
 from training.model import LossModel, attention_of, inputs
 from training.recipe import Recipe, RecipeError
@@ -27,8 +28,6 @@ from training.recipe import Recipe, RecipeError
 LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""
 VOCABULARY, HEADS = 256, 4
-LARGE = 10.0
-"""Standard deviation that the copy's logits are brought to: near zero a cap would not show."""
 LENGTHS = (23, 9)
 RECIPE = Recipe(
     name="copy", about="", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16

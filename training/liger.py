@@ -17,6 +17,8 @@ from training.data.sample import IGNORED
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(tokens, width) hidden states, (vocabulary, width) weight, targets -> fp32 [loss sum, correct predictions]."""
 ROWS = 64
+LARGE = 10.0
+"""Standard deviation of the logits that losses are tried on: near zero neither a cap nor a lost digit would show."""
 LIMITS = {torch.float32: (1e-4, 1e-3)}
 """Largest relative difference of value and of gradient; elsewhere those of 16 bits."""
 OTHER_LIMITS = (1e-2, 5e-2)
@@ -50,12 +52,15 @@ def loss_for(hidden: torch.Tensor) -> Loss | None:
     return None if _refused or not (hidden.is_cuda or interpreted) else _loss()
 
 
-def choose(width: int, vocabulary: int, dtype: torch.dtype, device: torch.device | str) -> Choice | None:
-    """Try it on one chunk, and do without it for the rest of this process where it is not our loss; None where there
-    is nothing to choose. Needs room for a head's weight: before the model is loaded."""
+def choose(width: int | None, vocabulary: int | None, dtype: torch.dtype, device: torch.device | str) -> Choice | None:
+    """Try it on one chunk of a head of that shape, and do without it for the rest of this process where it is not our
+    loss, or the shape is not known; None where there is nothing to choose. Needs room for a head's weight: before the
+    model is loaded."""
     _refused.clear()
     if loss_for(torch.empty(0, device=device)) is None:
         return None
+    if not (width and vocabulary):
+        return leave("the model's configuration does not say the shape of its head, to try them on")
     try:
         found = agreement(width, vocabulary, dtype, device)
     except Exception as error:  # a kernel that does not compile fails as it likes
@@ -69,6 +74,11 @@ def choose(width: int, vocabulary: int, dtype: torch.dtype, device: torch.device
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+    return leave(reason)
+
+
+def leave(reason: str) -> Choice:
+    """Do without it for the rest of this process."""
     _refused.append(reason)
     return Choice(False, f"Liger's kernels are not used: {reason}; our own loss takes their place, somewhat slower")
 
@@ -83,7 +93,7 @@ def agreement(
     if theirs is None:
         raise RuntimeError("liger-kernel is not installed")
     dice = torch.Generator(device).manual_seed(0)
-    hidden = torch.randn(rows, width, generator=dice, device=device).to(dtype)
+    hidden = torch.randn(rows, width, generator=dice, device=device).mul_(LARGE).to(dtype)
     weight = torch.randn(vocabulary, width, generator=dice, device=device).div_(width**0.5).to(dtype)
     targets = torch.randint(vocabulary, (rows,), generator=dice, device=device)
     targets[::7] = IGNORED

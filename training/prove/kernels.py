@@ -12,6 +12,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from training import liger
 from training.attention import Segments, segment_attention
 from training.data.sample import IGNORED
 from training.device import half
@@ -134,9 +135,9 @@ def _liger(on: torch.device, dtype: torch.dtype) -> Outcome:
         return not_here(LIGER, NO_GPU)
     if importlib.util.find_spec("liger_kernel") is None:
         return not_here(LIGER, "liger-kernel is not installed")
-    own = _measured(on, dtype, "own")
-    value, grad, seconds, peak = _measured(on, dtype, "liger")
-    off = max(abs(value / own[0] - 1), gap(grad, own[1]))
-    against = f"ours {own[2] * 1e3:.0f} ms, {own[3]:.2f} GiB"
-    words = f"off by {off:.1e} from ours; {seconds * 1e3:.0f} ms, {peak:.2f} GiB against {against}"
-    return judged(LIGER, off < TOLERANCE[dtype], words)
+    found = liger.agreement(HIDDEN, VOCABULARY[on.type], dtype, on)
+    _, _, own_s, own_gib = _measured(on, dtype, "own")
+    _, _, seconds, peak = _measured(on, dtype, "liger")
+    words = f"value off by {found.value:.1e} from ours, gradient by {found.gradient:.1e}"
+    against = f"{seconds * 1e3:.0f} ms, {peak:.2f} GiB against ours {own_s * 1e3:.0f} ms, {own_gib:.2f} GiB"
+    return judged(LIGER, found.within(dtype), f"{words}; {against}")
