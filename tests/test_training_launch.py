@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,9 +83,31 @@ def test_here_takes_the_gpus_that_this_python_can_use(tmp_path, monkeypatch, bui
     (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{built}\n")
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(cards))):
         (devices / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(place, "here_gpus", partial(place.here_gpus, devices, torch))
     target = place.here_target(Path(RUN), "/usr/bin", tmp_path)
     assert (target.hosts[0].slots, target.env["DS_ACCELERATOR"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("visible", "wanted"),
+    [
+        ("", (2, "cpu", [0, 1])),
+        ("-1", (2, "cpu", [0, 1])),
+        ("3", (1, "cuda", ["3"])),
+        ("2,3,1", (2, "cuda", ["2", "3"])),
+    ],
+)
+def test_here_takes_no_gpu_that_cuda_visible_devices_hides(tmp_path, monkeypatch, visible, wanted):
+    (tmp_path / "version.py").write_text("cuda: Optional[str] = '13.0'\n")
+    for number in range(4):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(place, "here_gpus", partial(place.here_gpus, tmp_path, tmp_path))
+    target = place.here_target(Path(RUN), "/usr/bin", tmp_path)
+    world = next(word for word in runner_argv(target.launch(Path(RUN), "m"), 1) if word.startswith("--world_info="))
+    slots = json.loads(base64.urlsafe_b64decode(world.partition("=")[2]))["localhost"]
+    assert (target.hosts[0].slots, target.env["DS_ACCELERATOR"], slots) == wanted
 
 
 def test_memory_of_gpus_is_taken_in_segments_that_grow():

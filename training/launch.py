@@ -32,6 +32,7 @@ MASTER_PORTS = range(29500, 29600)
 """On the head: the ranks meet at the first pair of these that is free, its even port for their rendezvous, the
 odd one behind it for their heartbeat. Outside the range the system picks from for outgoing connections. What
 the ranks then send each other goes over ports of the system's choice: between the nodes none may be closed."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class LaunchError(RuntimeError):
@@ -190,7 +191,9 @@ def runner_argv(launch: Launch, master_port: int) -> list[str]:
     common = [f"--master_port={master_port}", "--module", "--no_local_rank"]
     if launch.here or len(launch.hosts) == 1:
         # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
-        slots = list(range(launch.world_size))
+        # and puts these in CUDA_VISIBLE_DEVICES, whatever that was
+        named = launch.env.get(VISIBLE)
+        slots = named.split(",") if named else list(range(launch.world_size))
         world = base64.urlsafe_b64encode(json.dumps({"localhost": slots}).encode()).decode()
         address = "127.0.0.1" if launch.here else launch.hosts[0].private_address
         return [

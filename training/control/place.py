@@ -8,10 +8,11 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from training.control.head_node import Head
-from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, here_env, rank_env
+from training.launch import ENV_FOLDER, VISIBLE, Host, Launch, LaunchError, debug_env, here_env, rank_env
 from training.run_folder import DATA_DISK
 
 HERE_RANKS = 2
@@ -63,19 +64,25 @@ def cluster_target(hosts: Sequence[Host], run_dir: Path, cuda: bool) -> Target:
 def here_target(run_dir: Path, path: str, home: Path) -> Target:
     """Ranks on this machine, with this very Python: on its GPUs, NCCL wants one a rank, else two on its CPU."""
     gpus = here_gpus()
-    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, gpus > 0, str(home))
-    host = Host("localhost", "127.0.0.1", min(HERE_RANKS, gpus or HERE_RANKS))
+    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, bool(gpus), str(home))
+    env |= {VISIBLE: ",".join(gpus[:HERE_RANKS])} if gpus and VISIBLE in os.environ else {}
+    host = Host("localhost", "127.0.0.1", min(HERE_RANKS, len(gpus) or HERE_RANKS))
     return Target((host,), sys.executable, env, str(home / ".cache" / "spotune" / "models"), here=True)
 
 
-def here_gpus(devices: Path = Path("/dev"), torch: Path | None = None) -> int:
-    """GPUs of this machine that this Python's torch was built for. Torch is not imported: the control side is light."""
+def here_gpus(devices: Path = Path("/dev"), torch: Path | None = None) -> list[str]:
+    """GPUs of this machine that this Python's torch was built for and CUDA_VISIBLE_DEVICES leaves, as that names them.
+    Torch is not imported: the control side is light."""
     found = importlib.util.find_spec("torch") if torch is None else None
     torch = Path(found.origin).parent if found and found.origin else torch
     version = torch / "version.py" if torch else None
     if version is None or not version.is_file() or not _BUILT_FOR.search(version.read_text(encoding="utf-8")):
-        return 0
-    return sum(_GPU.fullmatch(path.name) is not None for path in devices.iterdir())
+        return []
+    there = [str(n) for n in range(sum(_GPU.fullmatch(path.name) is not None for path in devices.iterdir()))]
+    if VISIBLE not in os.environ:
+        return there
+    named = [name.strip() for name in os.environ[VISIBLE].split(",")]
+    return list(takewhile(lambda name: name not in {"", "-1"}, named))[: len(there)]  # as CUDA reads it
 
 
 @dataclass(frozen=True)
