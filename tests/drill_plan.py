@@ -19,11 +19,12 @@ PINNED = "its machine must be there"
 """What is said where a machine cannot come from another zone, because its disk lies in one."""
 DEARER = "no longer"
 """What is said where an hour costs more than what was shown and agreed to."""
+HEADLESS = "the head of 'drill', is missing in"
 WENT = (
     "went meanwhile",
     "went while the others started",
     "were taken back",
-    "is missing in",
+    HEADLESS,
     "cannot be reached",
     "its machine stopped",
     "no data disk",

@@ -183,3 +183,16 @@ def test_ssh_reads_what_is_pinned(tmp_path):
     assert paramiko.HostKeys(str(places.known_hosts)).lookup("203.0.113.5")
     keys.forget(places, ["203.0.113.5", ""])
     assert subprocess.run(argv, capture_output=True).returncode != 0
+
+
+def test_a_key_that_an_interrupted_command_still_makes_is_taken_and_not_fallen_over(tmp_path, monkeypatch):
+    places, real = ClusterPlaces(tmp_path / "demo"), shutil.which("ssh-keygen")
+    fake = tmp_path / "bin" / "ssh-keygen"
+    fake.parent.mkdir()
+    late = f"{real} -q -t rsa -b 2048 -N '' -f {places.own_key} </dev/null >/dev/null"
+    fake.write_text(f'#!/bin/sh\n[ -e {places.own_key} ] || {late}\nexec {real} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    public = keys.ensure_key(settings(tmp_path / "none"), places)
+    assert public == places.own_key.with_name(f"{places.own_key.name}.pub").read_text().strip()
+    assert sorted(path.name for path in places.own_key.parent.iterdir()) == ["id_rsa", "id_rsa.pub"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,12 +74,21 @@ def ensure_key(settings: Settings, places: ClusterPlaces) -> str:
     key = private_key(settings, places)
     if not key.exists():
         places.make()
-        comment = f"spotune-{settings.name}"
-        _ssh_keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(key))
+        _make_key(key, f"spotune-{settings.name}")
     if told := public(key):
         return told
     file = key.with_name(f"{key.name}.pub")
     raise RentError(f"ssh.key: {key} has no public half beside it; make it: ssh-keygen -y -f {key} > {file}")
+
+
+def _make_key(key: Path, comment: str) -> None:
+    """Both halves, made aside: where we are killed, ssh-keygen goes on and would write beside the next one's."""
+    with tempfile.TemporaryDirectory(dir=key.parent, prefix=".key-") as folder:
+        fresh, half = Path(folder) / key.name, f"{key.name}.pub"
+        _ssh_keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(fresh))
+        if not key.exists():  # another command may have been faster
+            fresh.with_name(half).replace(key.with_name(half))
+            fresh.replace(key)
 
 
 def _ssh_keygen(*argv: str) -> None:
