@@ -159,6 +159,8 @@ def _machines(
     count = f"{len(missing)} machine{'s' if len(missing) > 1 else ''}"
     have = len(existing.instances)
     reason = f"{desired.nodes} wanted, {have} there" if have else "there are none"
+    if have >= desired.nodes and "te1" in missing:
+        reason = "te1, the head, is not there"
     if desired.image:
         disks.append(f"system disks from {desired.image.image_id}, with every package that was installed")
     yield Step("machines", f"rent {count}: {'; '.join(disks)}", reason, _machine_cost(desired, len(missing), price))

@@ -61,6 +61,13 @@ def test_as_many_are_wanting_as_the_cluster_lacks_lowest_numbers_first():
     assert members.missing(three, 2) == ()
 
 
+def test_a_head_that_is_gone_is_wanting_although_others_are_enough():
+    others = [machine("demo-te2", "b"), machine("demo-te3", "c")]
+    assert members.missing(others, 2) == (1,)
+    assert members.missing(others, 3) == (1,)
+    assert members.missing(others, 4) == (1, 4)
+
+
 def test_a_machine_being_reclaimed_is_not_counted_but_still_a_node_until_replaced():
     dying = machine("demo-te2", "dying", 3, locks=("recycling",))
     head = machine("demo-te1", "head", 3)

@@ -68,6 +68,16 @@ def test_a_finished_cluster_needs_nothing():
     assert diff(desired(), existing(1, 2)).steps == ()
 
 
+def test_a_lost_head_is_made_again_with_its_disk_although_the_others_are_enough():
+    there = existing(2, 3)
+    plan = diff(desired(2), there)
+    assert kinds(plan) == ["machines", "deploy", "warm", "doctor"]
+    assert plan.steps[0].what == "rent 1 machine: te1 from s-1"
+    assert plan.steps[0].reason == "te1, the head, is not there"
+    kept = diff(desired(2), replace(there, disks=(*there.disks, disk(1, instance=False))))
+    assert "te1 with its kept disk d-1" in kept.steps[0].what
+
+
 def test_one_lost_node_is_one_machine_and_a_deploy_on_all():
     plan = diff(desired(3), existing(1, 3))
     assert kinds(plan) == ["machines", "deploy", "warm", "doctor"]

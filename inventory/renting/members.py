@@ -75,11 +75,12 @@ def names(instances: Sequence[Instance]) -> tuple[str, ...]:
 
 
 def missing(instances: Sequence[Instance], nodes: int) -> tuple[int, ...]:
-    """The numbers to make for a cluster of `nodes`: as many as are wanting, lowest first."""
+    """The numbers to make for a cluster of `nodes`: as many as are wanting, lowest first; te1, without which no other
+    is of use, however many others there are."""
     there = counted(instances)
     taken = {number(i) for i in there}
     free = [k for k in range(1, nodes + 1) if k not in taken]
-    return tuple(free[: max(0, nodes - len(there))])
+    return tuple(free[: max(0 if 1 in taken else 1, nodes - len(there))])
 
 
 def made_twice(instances: Sequence[Instance], made: Collection[str]) -> tuple[str, ...]:
