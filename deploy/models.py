@@ -162,7 +162,12 @@ def base_model(model: BaseModel, endpoint: str, check: str) -> Commands:
 def pin(model: BaseModel) -> None:
     """Write the commit of a model that lies on the head into models.lock, where that does not know it yet."""
     state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP)
-    if remember(state["stamp"], model.repo, model.revision):
+    try:
+        new = remember(state["stamp"], model.repo, model.revision)
+    except OSError as error:
+        host.log(f"{LOCK} cannot be written ({error.strerror}): {model.repo} is not pinned")
+        return
+    if new:
         commit = state["stamp"]["commit"][:12]
         host.log(f"{model.repo}: {model.revision} is {commit} from now on; commit {LOCK.name} to keep it so")
 

@@ -22,7 +22,7 @@ SCRATCH_TAG = f"{PREFIX}scratch"
 """On disks made to look into a snapshot; whoever finds one may delete it."""
 YES = "yes"
 MAX_CHARACTERS = 128
-MODEL_TAGS = 5
+MODEL_TAGS = 4
 """Tags that may name models: all that the other facts and the call's own tag leave."""
 HASH_DIGITS = 16
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_STAMP, MODEL_STAMP, MANIFEST = "spotune-env.json", "spotune-model.json", "SHA256SUMS"
-TRAINING = re.compile(r"^(?!check-|generate-)[a-z0-9][a-z0-9._-]*-(\d{8}-\d{6})$")
+TRAINING = re.compile(r"^(?!check-|generate-|prove-)[a-z0-9][a-z0-9._-]*-(\d{8}-\d{6})$")
 """Folders of trainings, and when they began; checks and conversations leave folders too."""
 
 

@@ -129,3 +129,22 @@ def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     ledger.look(file, [machine(instance_id="i-1")], NOON)
     file.write_text(file.read_text() + '{"instance_id": "i-2", "na')
     assert set(ledger.read(file)) == {"i-1"}
+
+
+def test_a_price_that_is_known_survives_a_look_without_its_tag(tmp_path):
+    file = tmp_path / "machines.jsonl"
+    ledger.look(file, [machine()], NOON)
+    untagged = replace(machine(), tags={})
+    ledger.look(file, [untagged], NOON)
+    (gone,) = ledger.look(file, [], NOON + 9 * HOUR)
+    assert (gone.price_h, gone.currency) == (2.0, "CNY")
+
+
+def test_a_look_that_was_not_told_its_account_ends_and_takes_over_nothing_of_a_known_one(tmp_path):
+    file, mine, nobody = tmp_path / "machines.jsonl", ledger.Where("cn", "mine"), ledger.Where("cn", "")
+    ledger.look(file, [machine()], NOON, mine)
+    assert ledger.look(file, [], NOON, nobody) == ()
+    ledger.look(file, [machine()], NOON, nobody)
+    other = ledger.Where("cn", "other")
+    assert ledger.look(file, [], NOON, other) == ()
+    assert [entry.account for entry in ledger.elsewhere(ledger.read(file), other, NOON)] == ["mine"]

@@ -10,9 +10,9 @@ import pytest
 
 from deploy import manifest
 from inventory.api.values import CLUSTER_TAG
-from inventory.renting.tags import INTENT_TAG
+from inventory.renting.tags import INTENT_TAG, OWNER_TAG
 from snapshots import contents, look
-from snapshots.contents import Contents, ModelInside, from_look, from_tags, in_words, to_tags
+from snapshots.contents import UNFROZEN_TAG, Contents, ModelInside, from_look, from_tags, in_words, to_tags
 from snapshots.show import WHERE_HEADER
 
 ROOT = Path(__file__).parent.parent
@@ -53,14 +53,14 @@ def test_the_tags_stay_within_the_clouds_limits_and_no_model_is_lost_uncounted(c
     models = tuple(ModelInside(f"some-model-{n:03}-instruct", SHA[:16]) for n in range(count))
     given = Contents(**{**FULL.__dict__, "models": models})
     tags = to_tags(given)
-    assert len({*tags, INTENT_TAG}) <= 20
+    assert len({*tags, INTENT_TAG, OWNER_TAG, UNFROZEN_TAG}) <= 20
     for key, value in tags.items():
         assert 0 < len(key) <= 128 and 0 < len(value) <= 128
         assert not key.startswith(("aliyun", "acs:")) and "://" not in key + value
     back = from_tags(tags)
     assert len(back.models) + back.models_unnamed == count
     assert set(back.models) <= set(models)
-    assert (count <= 15) == (back.models_unnamed == 0)
+    assert (count <= 12) == (back.models_unnamed == 0)
 
 
 def test_names_with_the_encodings_own_signs_survive_and_an_endless_one_is_counted():
@@ -85,7 +85,7 @@ def make_disk(disk):
         (disk / "models" / name).mkdir(parents=True)
         (disk / "models" / name / "config.json").write_text("{}")
     manifest.seal(disk / "models/tiny", "spotune-model.json", {"repo": "built-in:tiny"})
-    for run in ("tiny-20261120-235959", "tiny-20261121-000001", "check-20261121-100000"):
+    for run in ("tiny-20261120-235959", "tiny-20261121-000001", "check-20261121-100000", "prove-20261121-110000"):
         (disk / "runs" / run).mkdir(parents=True)
         (disk / "runs" / run / "recipe.toml").write_text('name = "tiny"\nmodel_dir = "tiny"\n\n[lora]\nrank = 1\n')
     for step in (8, 16, 9):

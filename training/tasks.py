@@ -196,13 +196,15 @@ def train(
             overrides = start_run.overrides_of(set or (), steps)
             asked = resume if isinstance(resume, str) else None
             run_id = resume_run.resume(place(), asked, model or None, overrides, force=force, cover=cover)
-        if run_id and detach:
+        if not run_id:
+            return  # nothing was started: nothing is extended either
+        if detach:
             attend.say_detached(run_id, here)
             return
         stack.enter_context(_lease(place().head))
-        if run_id and debug_rank:
+        if debug_rank:
             stack.enter_context(debugger.reached(place().head, run_id, _tunnel(found()[1])))
-        if run_id and (seen := attend.attend(place().head, run_id)):
+        if seen := attend.attend(place().head, run_id):
             attend.conclude(place().head, run_id, seen)
             if not no_fetch:
                 attend.bring_home(place().head, run_id)

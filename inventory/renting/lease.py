@@ -58,8 +58,8 @@ def budget_end(
     budget = settings.aliyun.budget
     if not budget:
         return None
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now, ledger.here(cloud))
     machines = quotes.with_price_tags(cloud, settings, machines)
+    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now, ledger.here(cloud))
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, loose_months(cloud, own), now)
     told = tags.price_h if watched else tags.most_h

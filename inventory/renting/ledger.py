@@ -169,9 +169,23 @@ def look_kept(
     _written(file, seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now, here)
 
 
+def _completed(entry: Entry, was: Entry | None) -> Entry:
+    """What a look saw, with what an earlier one knew better: a tag may be gone, an account may not have been told."""
+    if was is None:
+        return entry
+    price = entry if entry.price_h else was
+    return replace(entry, price_h=price.price_h, currency=price.currency, account=entry.account or was.account)
+
+
 def _written(file: Path, seen: Sequence[Entry], kinds: Sequence[str], now: datetime, here: Where) -> dict[str, Entry]:
     known = read(file)
-    of_here = {key: entry for key, entry in known.items() if entry.kind in kinds and here.has(entry)}
+    seen = [_completed(entry, known.get(entry.instance_id)) for entry in seen]
+    there = {entry.instance_id for entry in seen}
+    of_here = {
+        key: entry
+        for key, entry in known.items()
+        if entry.kind in kinds and here.has(entry) and (here.account or not entry.account or key in there)
+    }  # a look that does not know its account says nothing of what another account has
     new = tuple(changes(of_here, seen, now))
     if new:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

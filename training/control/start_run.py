@@ -218,8 +218,11 @@ def _made_ready(place: Place, run_id: str, recipe: Recipe, given: Data, wishes: 
     wishes.cover(head, planned_s(plan.predicted))
     digest = str(base.record["hash"])
     runs.put_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
-    if remember(base.record, recipe.base_model, recipe.revision):
-        print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")
+    try:
+        if remember(base.record, recipe.base_model, recipe.revision):
+            print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")
+    except OSError as error:
+        print(f"{LOCK} cannot be written ({error.strerror}): {recipe.base_model} is not pinned")
     return launch
 
 
