@@ -159,15 +159,19 @@ def desired(
     )
 
 
-def planned(cloud: Ecs, settings: Settings, wanted: Desired, there: Existing) -> tuple[Rebuild, UpPlan | None]:
-    """The steps of a rebuild and, where they need machines, what those would be. Raises RentError, CloudError."""
+def planned(
+    cloud: Ecs, settings: Settings, wanted: Desired, there: Existing, others: bool = False
+) -> tuple[Rebuild, UpPlan | None]:
+    """The steps of a rebuild and, where they need machines, what those would be; `others`: another owner's are taken
+    for ours. Raises RentError, CloudError."""
     plan = diff(wanted, there)
     if all(step.kind != "machines" for step in plan.steps):
         return plan, None
     from inventory.renting.up import Wish, plan_up
 
     image_id = wanted.image.image_id if wanted.image else ""
-    offer = plan_up(cloud, settings, Wish(wanted.nodes, wanted.hours, wanted.snapshot, image_id=image_id))
+    wish = Wish(wanted.nodes, wanted.hours, wanted.snapshot, image_id=image_id, others=others)
+    offer = plan_up(cloud, settings, wish)
     return diff(wanted, there, offer.first_price), offer
 
 

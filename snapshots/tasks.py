@@ -202,6 +202,7 @@ def verify(c: Context, snapshot: str = "latest") -> None:
         "hours": "for how long; without it aliyun.hours",
         "model": "recipe whose base model is read first; without it the newest run's",
         "image": "machines from the image made with the snapshot, where there is one; --no-image: from aliyun.image",
+        "others": "although machines or disks of the cluster are another owner's, by their tag",
         "dry": "only show the steps, and what a snapshot brings back",
         "yes": "do not ask",
     },
@@ -213,6 +214,7 @@ def rebuild(
     hours: float = 0.0,
     model: str = "",
     image: bool = True,
+    others: bool = False,
     dry: bool = False,
     yes: bool = False,
 ) -> None:
@@ -229,13 +231,14 @@ def rebuild(
         with phases.phase("plan"):
             wanted = apply.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
             there = apply.existing(cloud, settings)
-            plan, offer = apply.planned(cloud, settings, wanted, there)
+            plan, offer = apply.planned(cloud, settings, wanted, there, others)
         show.print_rebuild(plan, there, offer)
         if dry:
             show.print_where_things_live()
         if dry or not plan.steps:
             return
-        again = yes_command("rebuild", rebuild, snapshot=snapshot, nodes=nodes, hours=hours, model=model, image=image)
+        flags = {"snapshot": snapshot, "nodes": nodes, "hours": hours, "model": model, "image": image, "others": others}
+        again = yes_command("rebuild", rebuild, **flags)
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
         models = [_model_folder(name) for name in settings.models.names]

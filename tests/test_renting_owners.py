@@ -1,8 +1,11 @@
 """Whose a cluster is in an account that several people share."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from inventory.api.errors import RentError
+from inventory.api.values import Snapshot
 from inventory.renting import owners, tags, up
 from inventory.renting.places import ClusterPlaces
 from inventory.settings import Settings, load_settings
@@ -86,3 +89,12 @@ def test_a_real_cloud_wants_a_name_and_the_shipped_file_has_none():
         up.plan_up(None, rented, up.Wish(1, 4))
     owners.refuse_nameless(Settings(provider="aliyun", name="anna1"))
     owners.refuse_nameless(Settings(provider="aliyun", aliyun={"endpoint": "local"}))
+
+
+def test_a_rebuild_of_anothers_cluster_names_its_own_flag_and_takes_it_over_by_it(cluster):
+    cluster.up(1)
+    becomes_anothers(cluster)
+    snapshot = Snapshot("s-1", "kept", "d-1", "data", 20, "accomplished", 100, True, datetime.now(UTC))
+    with pytest.raises(RentError, match="fab rebuild --others takes them for yours"):
+        up.plan_up(cluster.cloud, cluster.settings, up.Wish(2, 4, snapshot))
+    assert up.plan_up(cluster.cloud, cluster.settings, up.Wish(2, 4, snapshot, others=True)).numbers == (2,)

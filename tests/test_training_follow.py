@@ -179,3 +179,8 @@ def test_a_supervisor_that_was_asked_to_stop_is_there_until_it_is_gone(tmp_path:
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert parse_look(sh(look_command(str(make_run(tmp_path))))).state == state
+
+
+def test_a_run_whose_files_hold_the_marks_of_a_look_is_named_and_stands_alone():
+    seen = parse_look("tiny-20260131-154500\x1e{}\x1etail\x1ealive\x1e1\x1e\x1e")
+    assert seen.run_id == "tiny-20260131-154500" and seen.status is None and "control characters" in seen.fault

@@ -390,3 +390,13 @@ def test_other_tensors_are_refused_even_by_force_before_anything_is_changed(sett
     key, _, value = setting.partition("=")
     with pytest.raises(LaunchError, match=rf"^{key} cannot change within a run"):
         resume_run.changed_recipe(load_recipe("tiny").to_toml(), {key: value}, step=4, force=True)
+
+
+def test_a_plan_that_was_cut_is_said_in_one_sentence(tmp_path, door):
+    folder = tmp_path / "runs" / "tiny-20260131-154500"
+    folder.mkdir(parents=True)
+    head = remote(tmp_path / "runs", door)
+    assert runs.plan_of(head, folder.name) == {}
+    (folder / "plan.json").write_text('{"predicted": {"min')
+    with pytest.raises(LaunchError, match=r"tiny-20260131-154500: its plan\.json on te1 cannot be read"):
+        runs.predicted(head, folder.name)

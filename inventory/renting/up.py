@@ -119,7 +119,8 @@ def plan_up(cloud: Ecs, settings: Settings, wish: Wish) -> UpPlan:
     notes = list(settling.settle(cloud, Intents(places.intents)))
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     own = cloud.disks(tags=tags.of_cluster(settings.name))
-    owners.refuse_foreign(settings, (*instances, *own), wish.others, "fab up --others takes them for yours")
+    command = "fab rebuild" if wish.snapshot else "fab up"
+    owners.refuse_foreign(settings, (*instances, *own), wish.others, f"{command} --others takes them for yours")
     there, numbers, now = members.counted(instances), members.missing(instances, wish.nodes), cloud.now()
     plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
     plan = replace(plan, is_spot=settings.aliyun.spot != "off", budget=settings.aliyun.budget)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 import tomllib
@@ -62,9 +61,8 @@ def subject(place: Place, run_id: str | None, checkpoint: str = "") -> Subject:
             "and there is no adapter to ask, measure or merge"
         )
     launch = runs.read_launch(head, run_id)
-    plan = json.loads(head.shell(f"cat {folder}/plan.json"))
-    model_dir = str(plan["model_dir"])
-    if Path(model_dir).name != model_dir:
+    model_dir = str(runs.plan_of(head, run_id).get("model_dir", ""))
+    if not model_dir or Path(model_dir).name != model_dir:
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
     return Subject(run_id, step, launch, f"{launch.models}/{model_dir}")
 

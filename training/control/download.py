@@ -79,13 +79,21 @@ class Download:
                 return [one_component(name, folder) for name in sftp.listdir(f"{self.remote_folder}/{folder}")]
             except FileNotFoundError:
                 return []
+            except UnicodeDecodeError as error:
+                raise self._unreadable(folder) from error
+
+    def _unreadable(self, folder: str) -> FetchError:
+        return FetchError(f"{self.remote_folder}/{folder}: a file's name there is no UTF-8; nothing of it was fetched")
 
     def tree(self, folder: str) -> list[str]:
         """Every regular file below a remote folder; links are not followed."""
         if folder.count("/") > DEEPEST:
             raise FetchError(f"{self.remote_folder}: folders within folders, more than {DEEPEST} deep; nothing fetched")
         with self.remote(folder) as sftp:
-            entries = sftp.listdir_attr(f"{self.remote_folder}/{folder}")
+            try:
+                entries = sftp.listdir_attr(f"{self.remote_folder}/{folder}")
+            except UnicodeDecodeError as error:
+                raise self._unreadable(folder) from error
         found = []
         for entry in entries:
             name, mode = f"{folder}/{one_component(entry.filename, folder)}", entry.st_mode or 0

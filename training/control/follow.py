@@ -116,8 +116,11 @@ def parse_look(text: str) -> Look:
     """A look from what `look_command` printed; what of it cannot be read is its fault, and the rest stands."""
     try:
         run_id, status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 5)
+        clock = float(now)
     except ValueError:
-        return Look(None, False, (), fault="it cannot be looked at: its files hold control characters")
+        named = text.split(SEPARATOR, 1)[0]
+        fault = "it cannot be looked at: its files hold control characters"
+        return Look(None, False, (), run_id=named if is_run_id(named) else "", fault=fault)
     status, faults = None, []
     try:
         status = parse_status(status_part) if status_part.strip() else None
@@ -133,7 +136,7 @@ def parse_look(text: str) -> Look:
         status,
         alive.strip() == "alive",
         tuple(row for row in rows if _has_numbers(row, STEP_KEYS)),
-        float(now) - status.updated if status else 0.0,
+        clock - status.updated if status else 0.0,
         next((row for row in reversed(evaluations) if _has_numbers(row, EVALUATION_KEYS)), None),
         run_id,
         "; ".join(faults),

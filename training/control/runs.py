@@ -98,9 +98,18 @@ def start(head: Head, mine: Turn, launch: Launch) -> None:
 
 def predicted(head: Head, run_id: str) -> dict[str, Any]:
     """What the plan of a run foresaw; nothing where it has no plan."""
-    text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
-    found: dict[str, Any] = json.loads(text or "{}").get("predicted") or {}
+    found: dict[str, Any] = plan_of(head, run_id).get("predicted") or {}
     return found
+
+
+def plan_of(head: Head, run_id: str) -> dict[str, Any]:
+    """A run's plan.json; empty where there is none. Raises LaunchError where it is cut."""
+    text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise LaunchError(f"{run_id}: its plan.json on {head.name} cannot be read ({error}); start anew") from error
+    return found if isinstance(found, dict) else {}
 
 
 def nccl_log(head: Head, run_id: str) -> str:
@@ -331,6 +340,7 @@ def start_check(place: Place, now: datetime) -> str:
     head = place.head
     with alone(head) as mine:
         refuse_reclaimed(head, place.hosts)
+        refuse_other_disk(place)
         with claimed(head, CHECK, now) as run_id:
             launch = place.target(run_id).launch(head.runs / run_id, "training.commcheck")
             plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}

@@ -98,6 +98,7 @@ def _start(place: Place, module: str, files: Mapping[str, str], env: Mapping[str
     head = place.head
     with runs.alone(head) as mine:
         runs.refuse_reclaimed(head, place.hosts)
+        runs.refuse_other_disk(place)
         with runs.claimed(head, PROVE, datetime.now(UTC)) as run_id:
             launch = place.target(run_id).launch(head.runs / run_id, module)
             launch = replace(launch, env={**launch.env, **env})
