@@ -80,7 +80,7 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
         predicted = runs.predicted(head, run_id)
         cards = predicted["card"] is not None
         rungs = ladder(recipe, ModelShape(**predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
-    except (HeadError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
+    except (LaunchError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
         return []
     return ladder_lines(rungs, predicted)
 
