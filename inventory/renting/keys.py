@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,12 +83,16 @@ def ensure_key(settings: Settings, places: ClusterPlaces) -> str:
 
 def _make_key(key: Path, comment: str) -> None:
     """Both halves, made aside: where we are killed, ssh-keygen goes on and would write beside the next one's."""
-    with tempfile.TemporaryDirectory(dir=key.parent, prefix=".key-") as folder:
-        fresh, half = Path(folder) / key.name, f"{key.name}.pub"
+    fresh = key.with_name(f".{key.name}.{secrets.token_hex(4)}")
+    halves = (fresh.with_name(f"{fresh.name}.pub"), key.with_name(f"{key.name}.pub")), (fresh, key)
+    try:
         _ssh_keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(fresh))
         if not key.exists():  # another command may have been faster
-            fresh.with_name(half).replace(key.with_name(half))
-            fresh.replace(key)
+            for made, place in halves:
+                made.replace(place)
+    finally:
+        for made, _ in halves:
+            made.unlink(missing_ok=True)
 
 
 def _ssh_keygen(*argv: str) -> None:
