@@ -126,7 +126,7 @@ def images_of(cluster):
 
 
 def test_a_rebuild_makes_its_machines_of_the_newest_image_of_its_snapshot(cluster, monkeypatch):
-    cluster.up(1)
+    cluster.up(1, hours=500)
     old, new = snapshot_of(cluster), None
     hurry(cluster)
     first = image_of(cluster, monkeypatch, old)
@@ -147,7 +147,7 @@ def test_a_rebuild_makes_its_machines_of_the_newest_image_of_its_snapshot(cluste
 
 
 def test_where_the_keys_were_back_too_early_nothing_of_the_disk_is_kept(cluster, monkeypatch):
-    cluster.up(1)
+    cluster.up(1, hours=500)
     snapshot_id = snapshot_of(cluster)
     hurry(cluster)
     with pytest.raises(SnapshotError, match="would hold them and was deleted"):
@@ -156,7 +156,7 @@ def test_where_the_keys_were_back_too_early_nothing_of_the_disk_is_kept(cluster,
 
 
 def test_an_image_is_listed_costs_and_goes_with_its_snapshot(cluster, monkeypatch):
-    cluster.up(1)
+    cluster.up(1, hours=500)
     kept = snapshot_of(cluster)
     hurry(cluster)
     image_id = image_of(cluster, monkeypatch, kept)
@@ -173,7 +173,7 @@ def test_an_image_is_listed_costs_and_goes_with_its_snapshot(cluster, monkeypatc
 
 
 def test_what_a_data_snapshot_left_behind_that_somebody_deleted_is_pruned(cluster, monkeypatch):
-    cluster.up(1)
+    cluster.up(1, hours=500)
     gone, stays = snapshot_of(cluster), None
     hurry(cluster)
     image_id = image_of(cluster, monkeypatch, gone)
@@ -187,7 +187,7 @@ def test_what_a_data_snapshot_left_behind_that_somebody_deleted_is_pruned(cluste
 
 
 def test_the_cloud_makes_images_of_whole_snapshots_of_system_disks_only(cluster):
-    cluster.up(1)
+    cluster.up(1, hours=500)
     (system,) = (d for d in cluster.cloud.disks() if d.kind == "system")
     data = snapshot_of(cluster)
     hurry(cluster)
