@@ -48,24 +48,13 @@ def head_disk(cloud: Ecs, settings: Settings) -> tuple[Instance, Disk]:
 
 def head_disk_of(there: Existing) -> tuple[Instance, Disk]:
     """The head's machine and its data disk. Raises SnapshotError where there is none."""
-    head = members.present(there.instances)[0]
+    head = next((each for each in members.present(there.instances) if members.number(each) == 1), None)
+    if head is None:
+        raise SnapshotError("te1, the head, is missing: fab rebuild")
     disk = members.data_disk(head, there.disks)
     if disk is None:
         raise SnapshotError(f"{head.name} has no data disk: nothing to make a snapshot of")
     return head, disk
-
-
-def without_the_runs(there: Existing) -> str:
-    """Said where the head is gone and its disk waits for the next: a snapshot is of a worker's then; else empty."""
-    first = members.number(members.present(there.instances)[0]) or 0
-    for disk in there.disks:
-        k = members.disk_number(disk)
-        if not disk.instance_id and k is not None and k < first:
-            return (
-                f"te{k} is gone and its disk {disk.disk_id} with the runs waits for the next te{k} (fab rebuild): "
-                f"this snapshot is of te{first}'s, which has none of them"
-            )
-    return ""
 
 
 def chosen(cloud: Ecs, settings: Settings, asked: str) -> Snapshot:

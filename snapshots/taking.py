@@ -30,10 +30,7 @@ def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, p
     Raises CloudError, SshError, SnapshotError, RentError where the name will not do or another command is at work.
     """
     intents = Intents(ClusterPlaces.of(settings.name).intents)
-    there = apply.existing(cloud, settings)
-    _, disk = apply.head_disk_of(there)
-    if words := apply.without_the_runs(there):
-        say(words)
+    _, disk = apply.head_disk(cloud, settings)
     tell_cut_off(cloud, intents, say)
     _wait_for_another(cloud, disk, say)
     count, size = keep_packages(head, packages)

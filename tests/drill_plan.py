@@ -19,7 +19,7 @@ PINNED = "its machine must be there"
 """What is said where a machine cannot come from another zone, because its disk lies in one."""
 DEARER = "no longer"
 """What is said where an hour costs more than what was shown and agreed to."""
-HEADLESS = "the head of 'drill', is missing in"
+HEADLESS = "te1, the head"
 WENT = (
     "went meanwhile",
     "went while the others started",

@@ -2,12 +2,15 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from deploy import requirements_lock
 
+UV = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
+"""Beside the Python that runs the tests, whose environment need not be on the PATH."""
 LOCK = (Path(__file__).parents[1] / "deploy/requirements.lock").read_text()
 SMALL = """\
 # made by a tool
@@ -81,12 +84,12 @@ def test_no_cuda_package_is_left_for_a_cpu_node() -> None:
 
 def _resolve(what: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """What uv would install on a CUDA node, without a wheel being fetched."""
-    argv = ["uv", "pip", "install", "--dry-run", "--require-hashes", "--python-version", "3.11"]
+    argv = [str(UV), "pip", "install", "--dry-run", "--require-hashes", "--python-version", "3.11"]
     argv += ["--python-platform", "x86_64-manylinux_2_28", "--target", str(folder), "-r", str(what)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")
+@pytest.mark.skipif(UV is None, reason="uv is not installed")
 def test_the_whole_lock_resolves_on_a_cuda_node(tmp_path: Path) -> None:
     """Every pin exists with its hash and agrees with what the others ask for."""
     small = tmp_path / "small.txt"

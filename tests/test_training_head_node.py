@@ -19,14 +19,16 @@ from typing import ClassVar
 import paramiko
 import pytest
 
+from training.adapter import at_head
 from training.control import preparing, resume_run, runs, start_run
 from training.control.head_node import HeadError, HereHead, RemoteHead
 from training.control.place import Place, Target
 from training.control.preparing import Order
+from training.control.verify import FetchError
 from training.data import DataError
 from training.launch import Launch, LaunchError, launch_text
 from training.recipe import load_recipe, read_recipe
-from training.run_folder import Status, status_text
+from training.run_folder import CLAIM, Status, status_text
 from training.sums import PARTS, sums_of, sums_text
 
 
@@ -400,3 +402,16 @@ def test_a_plan_that_was_cut_is_said_in_one_sentence(tmp_path, door):
     (folder / "plan.json").write_text('{"predicted": {"min')
     with pytest.raises(LaunchError, match=r"tiny-20260131-154500: its plan\.json on te1 cannot be read"):
         runs.predicted(head, folder.name)
+
+
+def test_a_merged_model_of_another_start_of_the_same_id_is_not_brought_home(tmp_path, door, monkeypatch):
+    monkeypatch.setattr(at_head, "LOCAL_RUNS", tmp_path / "home")
+    theirs, mine = (tmp_path / where / "tiny-20260131-154500" / CLAIM for where in ("runs", "home"))
+    for claim in (theirs, mine):
+        claim.parent.mkdir(parents=True)
+        claim.write_text("one start\n")
+    head = remote(tmp_path / "runs", door)
+    at_head.refuse_another_run(head, theirs.parent.name)
+    theirs.write_text("another\n")
+    with pytest.raises(FetchError, match="is not an earlier copy of this run"):
+        at_head.refuse_another_run(head, theirs.parent.name)

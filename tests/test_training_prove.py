@@ -226,7 +226,7 @@ def proving(tmp_path, monkeypatch, drill) -> Place:
     launch = replace(launch, env={**launch.env, "DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
     starts = iter([launch])
 
-    def start(*_):
+    def start(*_, **__):
         for first in starts:
             return first
         raise HeadError("te1 does not answer")

@@ -25,7 +25,7 @@ STOP_GRACE_S = 1
 def start_across(place: Place, about: Subject, questions: Sequence[Messages], sampling: Sampling, now: datetime) -> str:
     """Start the ranks with the questions; gives their run id. Its folder gets the adapter, and goes to all nodes."""
     head = place.head
-    with runs.alone(head) as mine, runs.claimed(head, GENERATE, now) as run_id:
+    with runs.alone(place) as mine, runs.claimed(head, GENERATE, now) as run_id:
         launch = _made_ready(place, run_id, about, questions, sampling)
         runs.start(head, mine, launch)
     return run_id

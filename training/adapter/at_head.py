@@ -15,11 +15,12 @@ from training.control import runs
 from training.control.download import Download
 from training.control.head_node import Head, RemoteHead
 from training.control.place import Place
+from training.control.same_run import another
 from training.control.ship import code_files, pack
 from training.control.talk import Talk
 from training.control.verify import FetchError
 from training.launch import RUN_VARIABLE, Launch
-from training.run_folder import LOCAL_RUNS
+from training.run_folder import CLAIM, LOCAL_RUNS
 from training.sums import SUMS, parse_sums, sha256_of
 
 AFTER = "after"
@@ -157,6 +158,14 @@ def validation_folder(head: Head, about: Subject) -> str:
             "give records it has not learned from: --data FILE.jsonl"
         )
     return folder
+
+
+def refuse_another_run(head: Head, run_id: str) -> None:
+    """FetchError where what lies at home under the run's id is another start's."""
+    mine = home(run_id) / CLAIM
+    theirs = head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{CLAIM} 2>/dev/null; true")
+    if mine.is_file() and mine.read_text(encoding="utf-8", errors="replace").strip() != theirs.strip():
+        raise another(home(run_id), "it is another start's, of the same second")
 
 
 def fetch_folder(head: Head, remote: str, local: Path) -> int:

@@ -182,6 +182,8 @@ def merge(
         from training.adapter import AdapterError, at_head
 
         about = at_head.subject(place, run or None, checkpoint)
+        if fetch and not place.head.here:
+            at_head.refuse_another_run(place.head, about.run_id)
         size = at_head.room(place.head, about.model).model_bytes
         target = str(Path(to).resolve()) if to and here else to or about.merged
         if not target.startswith("/"):

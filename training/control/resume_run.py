@@ -46,7 +46,7 @@ def resume(
             f"more of it: fab train --resume {where} --force --steps N"
         )
         return None
-    with runs.alone(head) as mine:
+    with runs.alone(place) as mine:
         launch = _made_ready(place, run_id, overrides, force, cover)
         mine.confirm()
         head.start(launch)
@@ -55,8 +55,6 @@ def resume(
 
 def _made_ready(place: Place, run_id: str, overrides: Mapping[str, str], force: bool, cover: Cover) -> Launch:
     head = place.head
-    runs.refuse_reclaimed(head, place.hosts)
-    runs.refuse_other_disk(place)
     step, damaged = runs.whole_checkpoint(head, run_id)
     names = ", ".join(f"step-{number}" for number in damaged)
     if step is None and damaged:

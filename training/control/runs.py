@@ -70,11 +70,14 @@ def put(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
 
 
 @contextmanager
-def alone(head: Head) -> Iterator[Turn]:
-    """Inside, nobody else starts anything on the head and no run is going on there. Raises LaunchError."""
-    with turn(head) as mine:
-        _refuse_active(head)
-        remove_abandoned(head)
+def alone(place: Place) -> Iterator[Turn]:
+    """Inside, nobody else starts anything on the head, no run is going on there, and what is started can stay: no node
+    is about to be taken back, and the head's disk is this cluster's own. Raises LaunchError."""
+    with turn(place.head) as mine:
+        _refuse_active(place.head)
+        refuse_reclaimed(place.head, place.hosts)
+        refuse_other_disk(place)
+        remove_abandoned(place.head)
         yield mine
 
 
@@ -336,17 +339,28 @@ def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
 
 
 def start_check(place: Place, now: datetime) -> str:
-    """Start a communication check as trainings are started; gives its run id."""
+    """Start a communication check; gives its run id."""
+    return start_ranks(place, CHECK, now, "training.commcheck").run_id
+
+
+def start_ranks(
+    place: Place,
+    kind: str,
+    now: datetime,
+    module: str,
+    *,
+    files: Mapping[str, Path | str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Launch:
+    """Start ranks that are no training as trainings are started. `kind`: what their run id begins with."""
     head = place.head
-    with alone(head) as mine:
-        refuse_reclaimed(head, place.hosts)
-        refuse_other_disk(place)
-        with claimed(head, CHECK, now) as run_id:
-            launch = place.target(run_id).launch(head.runs / run_id, "training.commcheck")
-            plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
-            put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n"})
-            start(head, mine, launch)
-    return run_id
+    with alone(place) as mine, claimed(head, kind, now) as run_id:
+        launch = place.target(run_id).launch(head.runs / run_id, module)
+        launch = replace(launch, env={**launch.env, **(env or {})})
+        plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
+        put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **(files or {})})
+        start(head, mine, launch)
+    return launch
 
 
 def check_results(folder: Path) -> tuple[list[Result], list[str]]:

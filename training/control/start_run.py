@@ -192,13 +192,10 @@ def start(
     with tempfile.TemporaryDirectory() as folder:
         given = training_data(recipe, data, Path(folder), wishes.skip_bad)
         place = find_place()
-        with runs.alone(place.head) as mine:
-            runs.refuse_reclaimed(place.head, place.hosts)
-            runs.refuse_other_disk(place)
-            with runs.claimed(place.head, recipe.name, now) as run_id:
-                launch = _made_ready(place, run_id, recipe, given, wishes)
-                if launch is not None:
-                    runs.start(place.head, mine, launch)
+        with runs.alone(place) as mine, runs.claimed(place.head, recipe.name, now) as run_id:
+            launch = _made_ready(place, run_id, recipe, given, wishes)
+            if launch is not None:
+                runs.start(place.head, mine, launch)
     return run_id if launch else None
 
 

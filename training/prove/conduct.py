@@ -9,7 +9,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def prove(
     if place.head.here:  # the drills want it, and it is made once
         start_run.here_base_model(load_recipe("tiny"), place.target("prove-20260101-000000"))
     say("devices, network and strategies on all ranks, in one start")
-    launch = _start(place, "training.prove.walk", {"asked.json": json.dumps({"quick": quick}) + "\n"}, {})
+    launch = _start(place, "training.prove.walk", {"asked.json": json.dumps({"quick": quick}) + "\n"})
     found, outcomes = _results_of(place, launch)
     made = calibrate(found, launch.run_id, place.cluster, time.time())
     _keep(place, launch, outcomes, made)
@@ -93,19 +93,10 @@ def _append(outcomes: list[Outcome], name: str, part: Callable[[], Iterable[Outc
         outcomes.append(failed(name, str(error)))
 
 
-def _start(place: Place, module: str, files: Mapping[str, str], env: Mapping[str, str]) -> Launch:
-    """Ranks that are no training, started as trainings are."""
-    head = place.head
-    with runs.alone(head) as mine:
-        runs.refuse_reclaimed(head, place.hosts)
-        runs.refuse_other_disk(place)
-        with runs.claimed(head, PROVE, datetime.now(UTC)) as run_id:
-            launch = place.target(run_id).launch(head.runs / run_id, module)
-            launch = replace(launch, env={**launch.env, **env})
-            plan = {"run_id": run_id, "cluster": place.cluster, "hosts": [host.name for host in launch.hosts]}
-            runs.put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **files})
-            runs.start(head, mine, launch)
-    return launch
+def _start(
+    place: Place, module: str, files: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
+) -> Launch:
+    return runs.start_ranks(place, PROVE, datetime.now(UTC), module, files=files, env=env)
 
 
 def _results_of(place: Place, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
@@ -167,7 +158,7 @@ def sockets(place: Place, threads: int, each: int, say: Callable[[str], None]) -
     name = f"NCCL over {threads}x{each} sockets"
     say(name)
     env = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
-    launch = _start(place, "training.commcheck", {}, env)
+    launch = _start(place, "training.commcheck", env=env)
     seen = silently(place.head, launch.run_id)
     if seen.state != "finished":
         return failed(name, seen.status.reason if seen.status else "no status")
