@@ -11,8 +11,6 @@ import pytest
 
 from training.metrics import EvaluationMetrics, ModelFacts, Recorder, StepMetrics, append, keep_until
 from training.metrics.flops import (
-    ARCHITECTURES,
-    COMPUTE_CAPABILITY,
     PEAK_TFLOPS,
     flops_per_token,
     has_kernels,
@@ -21,6 +19,28 @@ from training.metrics.flops import (
 )
 from training.plan.pace import SUSTAINED
 from training.recipe import load_recipe
+
+COMPUTE_CAPABILITY = {
+    "H200": (9, 0),
+    "H100": (9, 0),
+    "H20": (9, 0),
+    "L40S": (8, 9),
+    "L40": (8, 9),
+    "L20": (8, 9),
+    "L4": (8, 9),
+    "RTX 4090": (8, 9),
+    "A10": (8, 6),
+    "A40": (8, 6),
+    "A6000": (8, 6),
+    "RTX 3090": (8, 6),
+    "A100": (8, 0),
+    "A800": (8, 0),
+    "A30": (8, 0),
+    "T4": (7, 5),
+}
+"""From NVIDIA's list of CUDA GPUs, by what the name contains."""
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+"""What the CUDA wheel of torch 2.13.0 was compiled for, as its libtorch_cuda.so says."""
 
 STEP = StepMetrics(1, 9, 1.5, 1e-4, 0.5, 10, 5.0, 4, 0.1, 0.2, 0.3, "2026-01-01T00:00:00Z")
 EVALUATION = EvaluationMetrics(2, 1.25, math.exp(1.25), 0.5, 8, 0.1, "2026-01-01T00:00:00Z")
@@ -125,7 +145,7 @@ def test_the_wheels_list_is_what_it_says_itself():
     """On a CUDA build; elsewhere the list is that of the wheel our lock names."""
     torch = pytest.importorskip("torch", reason="needs the [train] extra")
     lock = (Path(__file__).parents[1] / "deploy" / "requirements.lock").read_text()
-    assert "\ntorch==2.13.0 " in lock, "another torch has another list: ARCHITECTURES in training/metrics/flops.py"
+    assert "\ntorch==2.13.0 " in lock, "another torch has another list than ARCHITECTURES"
     if torch.version.cuda is None:
         pytest.skip("torch without CUDA was compiled for no card")
     said = {name for name in torch.cuda.get_arch_list() if name.startswith("sm_")}

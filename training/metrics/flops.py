@@ -35,28 +35,6 @@ PEAK_TFLOPS = {
 """Dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets; A10's is
 at a boost clock that its 150 W never hold: 56 has been measured."""
 
-COMPUTE_CAPABILITY = {
-    "H200": (9, 0),
-    "H100": (9, 0),
-    "H20": (9, 0),
-    "L40S": (8, 9),
-    "L40": (8, 9),
-    "L20": (8, 9),
-    "L4": (8, 9),
-    "RTX 4090": (8, 9),
-    "A10": (8, 6),
-    "A40": (8, 6),
-    "A6000": (8, 6),
-    "RTX 3090": (8, 6),
-    "A100": (8, 0),
-    "A800": (8, 0),
-    "A30": (8, 0),
-    "T4": (7, 5),
-}
-"""From NVIDIA's list of CUDA GPUs, by what the name contains."""
-ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-"""What the CUDA wheel of torch 2.13.0 was compiled for, as its libtorch_cuda.so says."""
-
 
 def has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:
     """Whether a wheel built for `archs` has code for a card: sm_80 runs on 8.6, compute_80 on all later."""
