@@ -17,11 +17,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
 from training import model, rng, strategies
 from training.checkpoint import write_weights
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
+from training.plan import memory
 from training.recipe import load_recipe
 from training.strategies.replicated import Replicated
 from training.strategies.zero import init_process_group
@@ -32,8 +35,9 @@ def run(case, job, samples, results):
     rank, world = dist.get_rank(), dist.get_world_size()
     recipe = load_recipe("tiny", job["recipe"] | case.get("recipe", {}))
     loaded = []
-    with watched(loaded):
+    with watched(loaded), small_limits(case.get("prefetch")):
         strategy = strategies.build(recipe, Path(case.get("model", job["model"])), world)
+    gathered.start(strategy)
     rng.seed_all(recipe.seed + 1 + rank)
     first = 0
     if "from" in case:
@@ -43,6 +47,7 @@ def run(case, job, samples, results):
     order = Order(len(samples), recipe.seed, recipe.global_batch)
     losses, norms, correct = [], [], []
     for step in range(first, case["steps"]):
+        gathered.again()
         if step == case.get("keep_at"):
             keep(strategy.gather(), case["keep"])
         numbers = order.step(step)
@@ -55,6 +60,7 @@ def run(case, job, samples, results):
         losses.append(both[0].item() / learned)
         correct.append(both[1].item())
         norms.append(strategy.step(recipe.optimizer.lr_at(step, case["steps"])).grad_norm)
+    most, fetched = gathered.most, gathered.fetched
     state = strategy.gather()  # before the evaluation, which would leave a small model's slices gathered
     held_out = strategy.evaluate(collate([samples[:3]], 0, recipe.batching))
     if "keep" in case and "keep_at" not in case:
@@ -72,6 +78,8 @@ def run(case, job, samples, results):
         "correct": correct,
         "held_out": held_out.loss.item(),
         "elements_loaded": loaded[0],
+        "gathered_at_once": most,
+        "gathered_a_step": fetched,
         "elements_optimized": sum(master.numel() for master in masters_of(strategy)),
         "facts": vars(strategy.facts),
         "state": state if case.get("state") else None,
@@ -90,6 +98,50 @@ def watched(seen):
     model.trainable = look
     yield
     model.trainable = real
+
+
+@contextlib.contextmanager
+def small_limits(prefetch):
+    """ZeRO-3 of a small model as of a large one: so many elements ahead, and nothing kept whole."""
+    if prefetch is None:
+        yield
+        return
+    from training.strategies import zero3
+
+    real = memory.WHOLE, memory.PREFETCH, zero3.PREFETCH
+    memory.WHOLE, memory.PREFETCH, zero3.PREFETCH = 0, prefetch, prefetch
+    yield
+    memory.WHOLE, memory.PREFETCH, zero3.PREFETCH = real
+
+
+class Gathered:
+    """What ZeRO-3 has together on this rank, in elements of the base model's matrices."""
+
+    def __init__(self):
+        self.parameters, self.most, self.fetched = [], 0, 0
+        real = PartitionedParameterCoordinator.fetch_sub_module
+
+        def fetch(coordinator, *args, **kwargs):
+            before = self.now()
+            real(coordinator, *args, **kwargs)
+            after = self.now()
+            self.most, self.fetched = max(self.most, after), self.fetched + after - before
+
+        PartitionedParameterCoordinator.fetch_sub_module = fetch
+
+    def start(self, strategy):
+        module = strategy.engine.module if hasattr(strategy, "engine") else torch.nn.Module()
+        self.parameters = [p for p in module.parameters() if hasattr(p, "ds_status") and not p.ds_persist]
+
+    def again(self):
+        """The first step only learns the order; later ones are as all that follow."""
+        self.most = self.fetched = 0
+
+    def now(self):
+        return sum(p.ds_numel for p in self.parameters if p.ds_status != ZeroParamStatus.NOT_AVAILABLE)
+
+
+gathered = Gathered()
 
 
 def masters_of(strategy):

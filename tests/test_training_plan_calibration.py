@@ -44,6 +44,27 @@ def test_it_comes_back_as_it_was_written():
     assert calibration.parse(calibration.text(MADE)) == MADE
 
 
+def test_one_of_before_the_losses_were_timed_is_read():
+    older = {name: value for name, value in json.loads(calibration.text(MADE)).items() if not name.endswith("_loss_s")}
+    assert calibration.parse(json.dumps(older)) == MADE
+
+
+@pytest.mark.parametrize(
+    ("own", "ligers", "card", "ours"),
+    [
+        (0.010, 0.012, "NVIDIA A10", True),
+        (0.012, 0.010, "NVIDIA A10", False),
+        (0.010, 0.012, "NVIDIA H20", False),
+        (0.010, None, "NVIDIA A10", False),
+    ],
+    ids=["ours is faster", "theirs is", "another card", "only ours was there"],
+)
+def test_the_faster_loss_of_these_cards_goes_into_the_plan(facts: Facts, own, ligers, card, ours):
+    made = replace(MADE, own_loss_s=own, liger_loss_s=ligers, card=card)
+    assert calibration.parse(calibration.text(made)) == made
+    assert make_plan(load_recipe("qwen2.5-14b"), replace(facts, calibration=made)).predicted["own_loss"] is ours
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"run_id": "x"}), "{cut"])
 def test_what_is_no_calibration_is_refused(content: str):
     with pytest.raises(ValueError):

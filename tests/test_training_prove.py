@@ -58,10 +58,11 @@ def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(kernels, tmp_pat
 def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
     import torch
 
-    found = {outcome.name: outcome for outcome in kernels.check(torch.device("cpu"))}
+    outcomes, rates = kernels.check(torch.device("cpu"))
+    found = {outcome.name: outcome for outcome in outcomes}
     states = {name: outcome.state for name, outcome in found.items()}
     assert states == {"attention in packed rows": "pass", "our fused loss": "pass", "Liger's fused loss": "not here"}
-    assert found["Liger's fused loss"].found == "no GPU"
+    assert found["Liger's fused loss"].found == "no GPU" and rates == {}
 
 
 @needs_torch
@@ -73,7 +74,7 @@ def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
     used = []
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     for name in ("_attention", "_own_loss", "_liger"):
-        monkeypatch.setattr(kernels, name, lambda on, dtype=None: used.append(dtype))
+        monkeypatch.setattr(kernels, name, lambda on, dtype=None, rates=None: used.append(dtype))
     kernels.check(torch.device("cuda"))
     assert used == [torch.float16] * 3 and torch.float16 in kernels.TOLERANCE
     operands = []
@@ -107,7 +108,7 @@ def test_attention_that_sees_its_neighbours_fails(kernels, monkeypatch):
         return whole.transpose(1, 2), None
 
     monkeypatch.setattr(kernels, "segment_attention", leaky)
-    outcome = kernels.check(torch.device("cpu"))[0]
+    outcome = kernels.check(torch.device("cpu"))[0][0]
     assert outcome.state == "fail" and "LEAKS" in outcome.found
 
 
@@ -120,7 +121,7 @@ def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(kernels, monkeyp
     import torch
 
     monkeypatch.setattr(kernels, "segment_attention", _breaks)
-    rows = {outcome.name: outcome for outcome in kernels.check(torch.device("cpu"))}
+    rows = {outcome.name: outcome for outcome in kernels.check(torch.device("cpu"))[0]}
     assert rows["attention in packed rows"].found == "RuntimeError: no kernel image is available"
     assert [row.state for row in rows.values()] == ["fail", "pass", "not here"]
 

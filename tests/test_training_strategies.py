@@ -20,6 +20,9 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
 from training.data import Order  # noqa: E402
+from training.plan import memory  # noqa: E402
+from training.plan.pace import RE_GATHERED, micro_steps  # noqa: E402
+from training.plan.shape import model_shape  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 from training.strategies import Stepped  # noqa: E402
 
@@ -37,6 +40,8 @@ EXACT = {
 }
 """5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others, on 4 one has nothing."""
 PARITY = {"optimizer.schedule": "constant", "optimizer.warmup_steps": "0", "optimizer.lr": "1e-3"}
+PREFETCH = 179_000
+"""To its layers what the real one is to a 14B's."""
 TOKENS = ("<|im_end|>", "<|im_start|>")
 HEADS = {
     "head lora": {"lora.targets": '["q_proj", "lm_head"]'},
@@ -72,7 +77,17 @@ def _samples():
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
     tiny.write_model(folder / "tiny", steps=2)
+    _write_deep(folder / "deep")
     return folder
+
+
+def _write_deep(folder):
+    """Layers and head as a 14B's to one another, at a 30,000th of the width squared."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    sides = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=5470, num_hidden_layers=24, tie_word_embeddings=False, **sides))
+    model.save_pretrained(folder)
 
 
 def _group(house, ranks, cases):
@@ -173,6 +188,8 @@ def on_one(house, on_three):
 @pytest.fixture(scope="module")
 def on_two(house):
     cases = [_parity()]
+    deep = {"model": str(house / "deep"), "steps": 2, "recipe": {"strategy": "zero3", "lora.rank": "4"}}
+    cases += [{"name": "deep", "prefetch": PREFETCH} | deep, {"name": "deep, kept whole"} | deep]
     cases += [{"name": stage, "steps": 4, "recipe": {"strategy": stage}, "state": True} for stage in STAGES]
     cases.append({"name": "padded", "steps": 4, "recipe": {"strategy": "zero2", "batching": "padded"}, "state": True})
     offload = {"strategy": "zero3", "offload.parameters": "true", "offload.optimizer": "true"}
@@ -306,6 +323,22 @@ def test_under_zero3_no_rank_ever_holds_the_whole_base(on_two):
     parameters = on_two["zero3"]["facts"]["parameters"]
     assert on_two["zero3"]["elements_loaded"] < 0.52 * parameters
     assert on_two["zero2"]["elements_loaded"] == parameters
+
+
+def test_zero3_gathers_what_the_plan_says(house, on_two, monkeypatch):
+    """At once, for its memory; and in a step, for the wire."""
+    shape = model_shape(json.loads((house / "deep" / "config.json").read_text()))
+    whole = on_two["deep, kept whole"]
+    count = micro_steps(load_recipe("tiny", EXACT), 2)
+    assert whole["gathered_at_once"] <= memory.gathered_elements(shape) == shape.parameters
+    assert whole["gathered_a_step"] == pytest.approx(count * shape.parameters, rel=0.01)
+    monkeypatch.setattr(memory, "WHOLE", 0)
+    monkeypatch.setattr(memory, "PREFETCH", PREFETCH)
+    parted = on_two["deep"]
+    together = memory.gathered_elements(shape)
+    assert 0.7 * together < parted["gathered_at_once"] < 1.08 * together < 0.2 * shape.parameters
+    assert parted["gathered_a_step"] == pytest.approx(count * RE_GATHERED * shape.parameters, rel=0.05)
+    assert parted["losses"] == whole["losses"]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -80,7 +80,7 @@ def choose(width: int | None, vocabulary: int | None, dtype: torch.dtype, device
 def leave(reason: str) -> Choice:
     """Do without it for the rest of this process."""
     _refused.append(reason)
-    return Choice(False, f"Liger's kernels are not used: {reason}; our own loss takes their place, somewhat slower")
+    return Choice(False, f"Liger's kernels are not used: {reason}; our own loss takes their place")
 
 
 def agreement(

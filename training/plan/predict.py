@@ -63,6 +63,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         "ranks_per_node": facts.ranks_per_node,
         "ram_gib": round(facts.ram_bytes / GIB, 3),
         "longest": report["longest"],
+        "own_loss": bool(facts.card and facts.calibration and facts.calibration.prefers_own_loss(facts.card.name)),
         "rates": {"flops": flops, "flops_from": flops_from, "bytes_per_s": facts.bytes_per_s, "from": facts.link_from},
         "shape": asdict(facts.shape),
     }

@@ -125,9 +125,9 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
     if not rates or len(cards) != 1 or not all({"matmul_flops", "memory_bytes_per_s"} <= each.keys() for each in rates):
         return None
 
-    def slowest(key: str) -> float | None:
+    def slowest(key: str, of: Callable[[Iterable[float]], float] = min) -> float | None:
         known = [each[key] for each in rates if each.get(key)]
-        return min(known) if len(known) == len(rates) else None
+        return of(known) if len(known) == len(rates) else None
 
     link = comm_report.best_busbw(found["comm"], "all_gather") * 1e9 if "comm" in found else 0.0
     return Calibration(
@@ -140,6 +140,8 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
         memory_bytes_per_s=min(each["memory_bytes_per_s"] for each in rates),
         to_device_bytes_per_s=slowest("to_device_bytes_per_s"),
         link_bytes_per_s=link or None,
+        own_loss_s=slowest("own_loss_s", max),
+        liger_loss_s=slowest("liger_loss_s", max),
     )
 
 

@@ -31,8 +31,9 @@ from training.recipe import Recipe, load_recipe
 
 STORED = Path(__file__).with_name("curve.json")
 STEPS, SAMPLES, VOCABULARY = 5, 12, 256
-TOLERANCE = {"cpu": 1e-5, "cuda": 2e-3}
-"""Of a loss or a norm, relative. Sums in another order differ by some 1e-7; a card's fp32 products by 1e-4."""
+TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
+"""Of a loss or a norm, relative. Sums in another order differ by some 1e-7, which Adam's first steps had made 1.4e-5 of
+a norm on another kind of CPU; a card's fp32 products by 1e-4."""
 STAGES = ("zero0", "zero1", "zero2", "zero3")
 SETTINGS = {
     "dtype": "float32",

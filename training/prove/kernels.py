@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +21,7 @@ from training.data.sample import IGNORED
 from training.device import half
 from training.loss import linear_cross_entropy
 from training.prove.outcome import Outcome, judged, not_here, tried
-from training.prove.probes import NO_GPU
+from training.prove.probes import NO_GPU, Found
 
 ATTENTION, OWN_LOSS, LIGER = "attention in packed rows", "our fused loss", "Liger's fused loss"
 LENGTHS = (5, 130, 1, 64)
@@ -29,14 +32,16 @@ HIDDEN, ROWS = 1024, 1024
 CHUNK = 256
 
 
-def check(on: torch.device) -> list[Outcome]:
-    """Every kernel's outcome."""
+def check(on: torch.device) -> Found:
+    """Every kernel's outcome; and `own_loss_s` and `liger_loss_s` where both were timed and are the same loss."""
     dtype = half(on) if on.type == "cuda" else torch.float32
-    return [
-        tried(ATTENTION, lambda: _attention(on, dtype)),
-        tried(OWN_LOSS, lambda: _own_loss(on, dtype)),
-        tried(LIGER, lambda: _liger(on, dtype)),
-    ]
+    rates: dict[str, Any] = {}
+    kernels: dict[str, Callable[[], Outcome]] = {
+        ATTENTION: partial(_attention, on, dtype),
+        OWN_LOSS: partial(_own_loss, on, dtype),
+        LIGER: partial(_liger, on, dtype, rates),
+    }
+    return [tried(name, kernel) for name, kernel in kernels.items()], rates
 
 
 def gap(ours: torch.Tensor, right: torch.Tensor) -> float:
@@ -130,7 +135,7 @@ def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
     return judged(OWN_LOSS, off < TOLERANCE[dtype], words)
 
 
-def _liger(on: torch.device, dtype: torch.dtype) -> Outcome:
+def _liger(on: torch.device, dtype: torch.dtype, rates: dict[str, Any]) -> Outcome:
     if on.type != "cuda":
         return not_here(LIGER, NO_GPU)
     if importlib.util.find_spec("liger_kernel") is None:
@@ -140,4 +145,7 @@ def _liger(on: torch.device, dtype: torch.dtype) -> Outcome:
     _, _, seconds, peak = _measured(on, dtype, "liger")
     words = f"value off by {found.value:.1e} from ours, gradient by {found.gradient:.1e}"
     against = f"{seconds * 1e3:.0f} ms, {peak:.2f} GiB against ours {own_s * 1e3:.0f} ms, {own_gib:.2f} GiB"
-    return judged(LIGER, found.within(dtype), f"{words}; {against}")
+    if found.within(dtype):
+        rates |= {"own_loss_s": own_s, "liger_loss_s": seconds}
+    kept = "ours" if own_s < seconds or not found.within(dtype) else "Liger's"
+    return judged(LIGER, found.within(dtype), f"{words}; {against}; training takes {kept}")

@@ -14,11 +14,10 @@ from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_
 from transformers import AutoConfig, PretrainedConfig
 from transformers.integrations import HfDeepSpeedConfig
 
+from training.plan.memory import PREFETCH, gathered_elements
+from training.plan.shape import PlanError, model_shape
 from training.recipe import Recipe, RecipeError
 from training.strategies.zero import Zero, ds_config
-
-PREFETCH = 200_000_000
-"""Elements gathered ahead: few large messages, for a slow network."""
 
 
 class Zero3(Zero):
@@ -30,6 +29,7 @@ class Zero3(Zero):
         config["zero_optimization"] |= {
             "stage3_prefetch_bucket_size": PREFETCH,
             "stage3_param_persistence_threshold": persistence_threshold(recipe, shape),
+            **limits(shape),
         }
         # transformers keeps only a weak reference to it, and loads unpartitioned once it is collected.
         self._hf_config = HfDeepSpeedConfig(config)
@@ -45,6 +45,17 @@ class Zero3(Zero):
         with deepspeed.zero.GatheredParameters([param], modifier_rank=0):
             param.data.copy_(full)
         safe_set_local_fp32_param(param, _own_slice(full, param))
+
+
+def limits(config: PretrainedConfig) -> dict[str, int]:
+    """How many elements stay gathered, as the plan reckons the memory; DeepSpeed's own 1e9 where it cannot."""
+    try:
+        shape = model_shape(config.to_dict())
+    except PlanError:
+        return {}
+    together = gathered_elements(shape)
+    distance = together if together < shape.parameters else 2 * together  # from a forward to its backward
+    return {"stage3_max_live_parameters": together, "stage3_max_reuse_distance": distance}
 
 
 def persistence_threshold(recipe: Recipe, shape: PretrainedConfig) -> int:
