@@ -1,12 +1,14 @@
 """Keep what apt has fetched on the data disk, beside the environment: a program for the head, run before a snapshot.
 
-Standard library only. Prints one line of JSON. The next machines install from there what the archive still offers.
+Standard library only. Prints one line of JSON. What is kept is an archive in apt's own flat form (packages and their
+index), from which the next machines install.
 
     python3 - < keep_packages.py
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -14,8 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 PLACE = "/data/packages"
-ARCHIVES, LISTS = Path("/var/cache/apt/archives"), Path("/var/lib/apt/lists")
-WANTED_LISTS = ("*InRelease", "*_Release", "*_Release.gpg", "*_Packages")
+ARCHIVES = Path("/var/cache/apt/archives")
 LEFT_FREE_BYTES = 2 << 30
 """Of the data disk, whatever is kept."""
 
@@ -40,31 +41,34 @@ def is_of(file: Path, packages: set[tuple[str, str, str]]) -> bool:
     return parts in packages
 
 
-def keep(place: Path, archives: Path, lists: Path, packages: set[tuple[str, str, str]]) -> dict[str, int]:
-    """Bring `place` up to date: the archives of what is installed, the lists they were found in, nothing else."""
-    kept, kept_lists = place / "archives", place / "lists"
+def keep(place: Path, archives: Path, packages: set[tuple[str, str, str]]) -> dict[str, int]:
+    """Bring `place` up to date: the archives of what is installed, nothing else, and their index."""
+    kept = place / "archives"
     files = [file for file in archives.glob("*.deb") if is_of(file, packages)]
     new = [file for file in files if not _same(file, kept / file.name)]
-    indexes = [file for pattern in WANTED_LISTS for file in lists.glob(pattern)]
-    size = sum(file.stat().st_size for file in [*new, *indexes])
     place.parent.mkdir(parents=True, exist_ok=True)
-    if not indexes or shutil.disk_usage(place.parent).free < size + LEFT_FREE_BYTES:
+    if shutil.disk_usage(place.parent).free < sum(file.stat().st_size for file in new) + LEFT_FREE_BYTES:
         return {"packages": 0, "bytes": 0}
     kept.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place / "lists", ignore_errors=True)  # of earlier snapshots: the archive's own index
     for file in new:
         shutil.copy2(file, kept)
     for file in kept.iterdir():
         if not is_of(file, packages):
             file.unlink()
-    half = place / "lists.half"
-    for old in (half, kept_lists):
-        shutil.rmtree(old, ignore_errors=True)
-    half.mkdir()
-    for file in indexes:
-        shutil.copy2(file, half)
-    half.rename(kept_lists)
-    there = list(kept.iterdir())
+    there = sorted(kept.iterdir())
+    half = place / "Packages.half"
+    half.write_text("\n".join(_entry(file) for file in there), encoding="utf-8")
+    half.rename(place / "Packages")
     return {"packages": len(there), "bytes": sum(file.stat().st_size for file in there)}
+
+
+def _entry(file: Path) -> str:
+    """What apt's index says of a package."""
+    told = subprocess.run(["dpkg-deb", "--field", str(file)], capture_output=True, text=True, check=True).stdout
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return f"{told}Filename: ./archives/{file.name}\nSize: {file.stat().st_size}\nSHA256: {digest}\n"
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -77,7 +81,7 @@ def main(place: Path) -> None:
         return
     of = release(Path("/etc/os-release").read_text(encoding="utf-8"))
     arch = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
-    print(json.dumps(keep(place / f"{of}-{arch}", ARCHIVES, LISTS, installed())))
+    print(json.dumps(keep(place / f"{of}-{arch}", ARCHIVES, installed())))
 
 
 if __name__ == "__main__":

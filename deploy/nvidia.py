@@ -18,11 +18,10 @@ from deploy.driver_facts import (
     parse_pci,
 )
 from deploy.driver_plan import plan_driver
-from deploy.kept_packages import archives_command
+from deploy.kept_packages import install_commands
 from deploy.node_operation import Commands, node_operation
 from deploy.refusal import refuse
 
-APT_GET = "DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends"
 BLACKLIST = "blacklist nouveau\noptions nouveau modeset=0\n"
 
 
@@ -67,8 +66,7 @@ def driver_packages(branch: int) -> Commands:
         logger.info(f"{host.print_prefix}{plan.reason}")
         if held := sorted(facts.held & facts.installed.keys()):
             yield f"apt-mark unhold {' '.join(held)}"
-        yield archives_command(plan.install)
-        yield f"{APT_GET} install {' '.join(plan.install)}"
+        yield from install_commands(plan.install, refresh="true")
     if plan.blacklist_nouveau:
         yield f"printf %s '{BLACKLIST}' > {BLACKLIST_FILE} && update-initramfs -u"
 

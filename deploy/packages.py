@@ -14,7 +14,7 @@ from pyinfra.facts.files import FileContents
 from pyinfra.operations import apt, files
 
 from deploy.apt_sources import through_mirror
-from deploy.kept_packages import archives_command, lists_command
+from deploy.kept_packages import UPDATE, install_commands
 from deploy.node_operation import Commands, node_operation
 from inventory.settings import Settings
 
@@ -89,8 +89,15 @@ def install_packages() -> None:
         mode="644",
     )
     set_apt_mirror(name="apt sources", mirror=host.data.settings.mirrors.resolved().apt)
-    packages = packages_for(host.data.settings)
-    present_packages(name="Base packages", packages=packages, _retries=5, _retry_delay=10, _timeout=1800)
+    settings = host.data.settings
+    present_packages(
+        name="Base packages",
+        packages=packages_for(settings),
+        index=settings.torch_flavour == "cuda",
+        _retries=5,
+        _retry_delay=10,
+        _timeout=1800,
+    )
     files.put(
         name="pdsh calls over ssh",
         src=StringIO("ssh\n"),
@@ -127,14 +134,18 @@ def set_apt_mirror(mirror: str) -> Commands:
 
 
 @node_operation
-def present_packages(packages: Sequence[str]) -> Commands:
-    """Install what is missing, refreshing the index only then: a second run touches nothing."""
+def present_packages(packages: Sequence[str], index: bool) -> Commands:
+    """Install what is missing, from /data where it was kept; a second run touches nothing.
+
+    index: whether apt's index is to be fresh even where all was kept, for the driver that is looked up in it
+    """
     installed = host.get_fact(DebPackages)
     missing = [package for package in packages if package not in installed]
     if not missing:
         host.noop(f"{len(packages)} packages are installed")
         return
-    yield lists_command()
-    yield "apt-get -q -o Acquire::Languages=none update"
-    yield archives_command(missing)
-    yield from apt.packages._inner(packages=missing, no_recommends=True)
+    kept, archive = install_commands(missing, refresh="true" if index else UPDATE)
+    yield kept
+    if index:
+        yield UPDATE
+    yield archive

@@ -200,7 +200,7 @@ WHERE_THINGS_LIVE = (
     Kept("base models", "/data/models", True, "sizes and manifest compared, nothing fetched"),
     Kept("runs, checkpoints, metrics, logs", "/data/runs", True, "the head's, as they were"),
     Kept("data sets and prepared data", "/data/cache, /data/runs/*/data", True, "as they were"),
-    Kept("packages as .deb files", "/data/packages", True, "taken where they are what the archive offers"),
+    Kept("packages as .deb files", "/data/packages", True, "installed from there, without asking an archive"),
     Kept("packages, the system's Python", "system disk", False, "installed by the base deploy; an image brings them"),
     Kept("NVIDIA driver", "system disk", False, "installed by the base deploy, with a reboot; an image brings it"),
     Kept("host names, /etc/hosts, the interface for NCCL", "system disk", False, "written for the new addresses"),
