@@ -24,7 +24,7 @@ demo-down: $(VENV)/control
 	$(DEMO) $(BIN)/fab local.down
 
 test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
-test: system $(VENV)/train
+test: system $(VENV)/kernels
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3
 
 # For a line changed: lint, and what needs neither hosts nor torch nor other processes. Two minutes on two cores.
@@ -56,6 +56,10 @@ $(VENV)/control: pyproject.toml
 
 $(VENV)/train: $(VENV)/control
 	$(BIN)/pip install -q -e '.[train]'
+	touch $@
+
+$(VENV)/kernels: $(VENV)/train
+	$(BIN)/pip install -q -e '.[kernels]'
 	touch $@
 
 $(VENV)/bench: $(VENV)/train
