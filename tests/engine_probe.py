@@ -22,9 +22,9 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 
 from training import model, rng, strategies
 from training.checkpoint import write_weights
+from training.cost import memory
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
-from training.plan import memory
 from training.recipe import load_recipe
 from training.strategies.replicated import Replicated
 from training.strategies.zero import init_process_group

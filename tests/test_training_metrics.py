@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from training.metrics import EvaluationMetrics, ModelFacts, Recorder, StepMetrics, append, keep_until
-from training.metrics.flops import (
+from training.cost.flops import (
     PEAK_TFLOPS,
+    ModelFacts,
     flops_per_token,
     has_kernels,
     peak_flops,
     utilization,
 )
-from training.plan.pace import SUSTAINED
+from training.cost.pace import SUSTAINED
+from training.metrics import EvaluationMetrics, Recorder, StepMetrics, append, keep_until
 from training.recipe import load_recipe
 
 COMPUTE_CAPABILITY = {

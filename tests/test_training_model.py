@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import model, tiny  # noqa: E402
+from training.cost.flops import ModelFacts  # noqa: E402
+from training.cost.memory import DROPOUT  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
-from training.metrics import ModelFacts  # noqa: E402
-from training.plan.memory import DROPOUT  # noqa: E402
 from training.recipe import Lora, RecipeError, load_recipe, recipe_names  # noqa: E402
 from training.strategies import machine  # noqa: E402
 from training.strategies.zero import ds_config  # noqa: E402

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from training.plan.memory import estimate, with_changes
-from training.plan.pace import Rates, flops_per_token, micro_steps, pace, sustained_flops
-from training.plan.shape import ModelShape, PlanError, model_shape
+from training.cost.memory import estimate, with_changes
+from training.cost.pace import Rates, flops_per_token, micro_steps, pace, sustained_flops
+from training.cost.shape import ModelShape, PlanError, model_shape
 from training.recipe import Lora, Recipe, load_recipe
 
 GB = 1e9

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from training.cost.memory import GIB, RESERVED, with_changes
+from training.cost.shape import model_shape
 from training.diagnosis.oom import ladder, ladder_lines, needed
-from training.plan.memory import GIB, RESERVED, with_changes
-from training.plan.shape import model_shape
 from training.recipe import Recipe, load_recipe
 
 CONFIG = {

@@ -19,10 +19,10 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
+from training.cost import memory  # noqa: E402
+from training.cost.pace import RE_GATHERED, micro_steps  # noqa: E402
+from training.cost.shape import model_shape  # noqa: E402
 from training.data import Order  # noqa: E402
-from training.plan import memory  # noqa: E402
-from training.plan.pace import RE_GATHERED, micro_steps  # noqa: E402
-from training.plan.shape import model_shape  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 from training.strategies import Stepped  # noqa: E402
 

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from deepspeed.accelerator import get_accelerator
 
+from training.cost.flops import ModelFacts, utilization
 from training.data.prepared import Prepared
-from training.metrics import ModelFacts, StepMetrics, utilization
+from training.metrics import StepMetrics
 from training.metrics.communication import CommunicationClock
 from training.metrics.devices import DeviceWatch
 from training.recipe import Recipe

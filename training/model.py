@@ -17,9 +17,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from training.attention import SEGMENTS, Segments
+from training.cost.flops import ModelFacts
 from training.isolation import CURE, mixing
 from training.loss import fuse
-from training.metrics.flops import ModelFacts
 from training.recipe import Recipe, RecipeError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.plan.memory import GIB, RESERVED, Memory, estimate, with_changes
-from training.plan.shape import ModelShape
+from training.cost.memory import GIB, RESERVED, Memory, estimate, with_changes
+from training.cost.shape import ModelShape
 from training.recipe import Recipe
 
 SHORTEST = 512

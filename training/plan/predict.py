@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.cost.memory import GIB, PROCESS, estimate
+from training.cost.pace import Rates, pace
+from training.cost.shape import PlanError
 from training.diagnosis.oom import ladder
 from training.plan.checks import run_checks
-from training.plan.facts import Facts
-from training.plan.memory import GIB, PROCESS, estimate
-from training.plan.pace import Rates, pace, sustained
-from training.plan.shape import PlanError
+from training.plan.facts import Facts, sustained
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
 from training.recipe import Recipe

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from training.cost.memory import GIB, PROCESS, RESERVED, Memory
 from training.isolation import CURE, mixing, too_long
-from training.plan.memory import GIB, PROCESS, RESERVED, Memory
 from training.plan.situation import Check, Situation
 
 TIGHT = 0.95

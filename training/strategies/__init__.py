@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from training.metrics.flops import ModelFacts
+from training.cost.flops import ModelFacts
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from training.metrics.flops import ModelFacts, has_kernels
+from training.cost.flops import ModelFacts, has_kernels
 from training.recipe import Recipe, RecipeError
 
 OPTIMIZER_BYTES = 16

@@ -14,8 +14,8 @@ from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_
 from transformers import AutoConfig, PretrainedConfig
 from transformers.integrations import HfDeepSpeedConfig
 
-from training.plan.memory import PREFETCH, gathered_elements
-from training.plan.shape import PlanError, model_shape
+from training.cost.memory import PREFETCH, gathered_elements
+from training.cost.shape import PlanError, model_shape
 from training.recipe import Recipe, RecipeError
 from training.strategies.zero import Zero, ds_config
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from training.cost.memory import WIDTH, gathered_elements, trained_parameters
+from training.cost.shape import ModelShape
 from training.launch import STOP_GRACE_S
-from training.plan.facts import Facts
-from training.plan.memory import WIDTH, gathered_elements, trained_parameters
-from training.plan.shape import ModelShape
 from training.recipe import Recipe
 
 SUSTAINED: dict[str, float] = {
@@ -81,17 +80,6 @@ def sustained_flops(card: str) -> float | None:
     """What a card of this name sustains; the longest name that fits counts (A10G before A10)."""
     known = [name for name in SUSTAINED if name.lower() in card.lower()]
     return SUSTAINED[max(known, key=len)] if known else None
-
-
-def sustained(facts: Facts) -> tuple[float | None, str]:
-    """What the cards sustain, and where that is known from: measured on these machines, else by the card's name."""
-    if facts.card is None:
-        return None, ""
-    made = facts.calibration
-    if made and (flops := made.sustained(facts.card.name)):
-        return flops, f"measured by {made.run_id} ({made.matmul_flops / 1e12:.3g} TFLOP/s in matmul)"
-    flops = sustained_flops(facts.card.name)
-    return flops, f"the table, for {facts.card.name}" if flops else ""
 
 
 def flops_per_token(shape: ModelShape, recipe: Recipe, length: int) -> float:

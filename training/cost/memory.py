@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from training.plan.shape import ModelShape
+from training.cost.shape import ModelShape
 from training.recipe import Recipe
 
 GIB = 2**30
