@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from training.cost.cards import sustained_flops
 from training.cost.memory import estimate, with_changes
-from training.cost.pace import Rates, flops_per_token, micro_steps, pace, sustained_flops
+from training.cost.pace import Rates, flops_per_token, micro_steps, pace
 from training.cost.shape import ModelShape, PlanError, model_shape
 from training.recipe import Lora, Recipe, load_recipe
 
@@ -200,7 +201,15 @@ def test_an_unknown_card_or_network_gives_no_minutes_and_one_rank_needs_no_netwo
 
 
 @pytest.mark.parametrize(
-    ("card", "flops"), [("NVIDIA A10", 40e12), ("NVIDIA A10G", 42e12), ("NVIDIA A100-SXM4-80GB", 150e12), ("X", None)]
+    ("card", "flops"),
+    [
+        ("NVIDIA A10", 40e12),
+        ("NVIDIA A10G", 42e12),
+        ("NVIDIA A100-SXM4-80GB", 150e12),
+        ("NVIDIA GeForce RTX 4090", 102e12),
+        ("NVIDIA A1000 Laptop", None),
+        ("X", None),
+    ],
 )
 def test_a_card_is_known_by_its_name(card: str, flops: float | None):
     assert sustained_flops(card) == flops

@@ -8,43 +8,9 @@ appendix B; taking 6P for LoRA would flatter it by half.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-PEAK_TFLOPS = {
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "H20": 148.0,
-    "A100": 312.0,
-    "A800": 312.0,
-    "A10G": 70.0,
-    "A10": 125.0,
-    "A30": 165.0,
-    "A40": 149.7,
-    "A6000": 154.8,
-    "L40S": 362.0,
-    "L40": 181.0,
-    "L20": 119.5,
-    "L4": 121.0,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-    "T4": 65.0,
-}
-"""Dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets; A10's is
-at a boost clock that its 150 W never hold: 56 has been measured."""
-
-
-def has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:
-    """Whether a wheel built for `archs` has code for a card: sm_80 runs on 8.6, compute_80 on all later."""
-    for arch in archs:
-        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch):
-            kind, built = match[1], (int(match[2]), int(match[3]))
-            same = built[0] == capability[0] and built[1] <= capability[1]
-            if same or (kind == "compute" and built <= capability):
-                return True
-    return False
+from training.cost.cards import peak_flops
 
 
 @dataclass(frozen=True)
@@ -80,15 +46,6 @@ def flops_per_token(facts: ModelFacts, length: float, checkpointing: bool) -> tu
     model = passes[0] * facts.matmul_parameters + 6 * adapters + 3 * attention
     again = 2 * adapters + attention if checkpointing else 0.0
     return model, passes[1] * facts.matmul_parameters + 6 * adapters + 3.5 * attention + again
-
-
-def peak_flops(card: str) -> float | None:
-    """FLOP/s of a card by the name its driver gives it, such as `NVIDIA A10`; None for an unknown one."""
-    words = f" {card} ".replace("-", " ")
-    for name, tflops in PEAK_TFLOPS.items():
-        if f" {name} " in words:
-            return tflops * 1e12
-    return None
 
 
 def utilization(

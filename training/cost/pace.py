@@ -13,22 +13,6 @@ from training.cost.shape import ModelShape
 from training.launch import STOP_GRACE_S
 from training.recipe import Recipe
 
-SUSTAINED: dict[str, float] = {
-    "A10G": 42e12,
-    "A100": 150e12,
-    "A10": 40e12,
-    "A6000": 74e12,
-    "3090": 50e12,
-    "4090": 102e12,
-    "H100": 430e12,
-    "H200": 430e12,
-    "H20": 80e12,
-    "L40S": 110e12,
-    "L20": 65e12,
-    "T4": 20e12,
-}
-"""FLOP/s that LoRA training sustains in 16 bits, by what the card's name contains: published runs where there are
-(A100 143 to 170, 4090 102, 3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's."""
 RE_GATHERED = 1.95
 """Times the base weights are gathered in a micro-step of ZeRO-3: once forward, nearly once backward. A model that is
 kept gathered in between is gathered once."""
@@ -74,12 +58,6 @@ class Pace:
 
     def minutes(self, steps: float) -> float | None:
         return None if self.step_s is None else (START_S + steps * self.step_s) / 60
-
-
-def sustained_flops(card: str) -> float | None:
-    """What a card of this name sustains; the longest name that fits counts (A10G before A10)."""
-    known = [name for name in SUSTAINED if name.lower() in card.lower()]
-    return SUSTAINED[max(known, key=len)] if known else None
 
 
 def flops_per_token(shape: ModelShape, recipe: Recipe, length: int) -> float:

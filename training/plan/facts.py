@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from training.cost.cards import sustained_flops
 from training.cost.memory import GIB
-from training.cost.pace import sustained_flops
 from training.cost.shape import ModelShape, model_shape
 from training.plan.calibration import Calibration
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from training.cost.flops import ModelFacts, has_kernels
+from training.cost.cards import has_kernels
+from training.cost.flops import ModelFacts
 from training.recipe import Recipe, RecipeError
 
 OPTIMIZER_BYTES = 16
