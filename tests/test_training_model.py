@@ -16,6 +16,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from training import model, tiny  # noqa: E402
 from training.cost.flops import ModelFacts  # noqa: E402
 from training.cost.memory import DROPOUT  # noqa: E402
+from training.cost.shape import model_shape  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.recipe import Lora, RecipeError, load_recipe, recipe_names  # noqa: E402
@@ -114,6 +115,22 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
     layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 384
     assert facts.matmul_parameters == 4 * layer + shape.vocab_size * 128, "the tied embedding is the head"
     assert (facts.layers, facts.attention_width, facts.full) == (4, 128, tuning == "full")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tuning": "full"},
+        {"lora.rank": "4", "lora.dora": "true"},
+        {"lora.targets": '["q_proj", "down_proj"]', "lora.modules_to_save": '["lm_head"]'},
+        {"lora.trainable_tokens": '["<|im_end|>"]'},
+    ],
+    ids=["full", "dora", "a whole head", "a token's row"],
+)
+def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settings):
+    recipe = load_recipe("tiny", settings)
+    config = json.loads((folder / "config.json").read_text())
+    assert model_shape(config).facts(recipe) == model.outline(recipe, folder)
 
 
 def test_under_zero3_every_lora_matrix_stays_resident(folder):

@@ -188,9 +188,8 @@ def facts(model: nn.Module) -> ModelFacts:
     config = causal.config
     added = (".lora_", ".trainable_tokens_delta", ".modules_to_save.")
     base = [(name, p) for name, p in model.named_parameters() if not any(part in name for part in added)]
-    head = causal.get_output_embeddings()
-    head_weight = getattr(getattr(head, "base_layer", head), "weight", None)
-    embedding = {id(p) for p in causal.get_input_embeddings().parameters()} - {id(head_weight)}
+    tied = getattr(config, "tie_word_embeddings", False)
+    embedding = set() if tied else {id(p) for p in causal.get_input_embeddings().parameters()}
     matrices = sum(size(p) for _, p in base if len(shape(p)) == 2 and id(p) not in embedding)
     heads = config.num_attention_heads
     return ModelFacts(

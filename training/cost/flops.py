@@ -15,7 +15,8 @@ from training.cost.cards import peak_flops
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the cost of a token depends on."""
+    """What the cost of a token depends on: reckoned from config.json (ModelShape.facts) before there is a model,
+    counted by the engine on the loaded one, which may be of a family that the plan does not know."""
 
     parameters: int
     trainable: int

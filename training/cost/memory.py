@@ -65,9 +65,9 @@ class Memory:
 def estimate(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
     """Memory of one rank where a micro-batch has `tokens` tokens, padding included."""
     width = WIDTH[recipe.dtype]
-    zero3 = recipe.strategy == "zero3"
+    zero3, trained = recipe.strategy == "zero3", shape.facts(recipe).trainable
     weights: float = width * shape.parameters / (ranks if zero3 else 1)
-    trainable, host = _states(recipe, trained_parameters(shape, recipe), ranks)
+    trainable, host = _states(recipe, trained, ranks)
     if recipe.offload.parameters:
         weights, host = 0, host + weights
     return Memory(
@@ -77,7 +77,7 @@ def estimate(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memo
         activations=_activations(shape, recipe, tokens),
         loss=_loss(shape, recipe, tokens),
         host=host,
-        saved=SAVED * trained_parameters(shape, recipe) if recipe.tuning == "full" else 0.0,
+        saved=SAVED * trained if recipe.tuning == "full" else 0.0,
     )
 
 
@@ -86,11 +86,6 @@ def _loss(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     head = recipe.tuning == "full" or "lm_head" in recipe.lora.modules_to_save
     gradient = (4 + WIDTH[recipe.dtype]) * shape.embedding_parameters if head else 0
     return min(tokens, recipe.loss_chunk) * shape.vocab * LOGIT + gradient
-
-
-def trained_parameters(shape: ModelShape, recipe: Recipe) -> int:
-    """All of them, or the adapter's."""
-    return shape.parameters if recipe.tuning == "full" else shape.trainable_parameters(recipe.lora)
 
 
 def _states(recipe: Recipe, trained: int, ranks: int) -> tuple[float, float]:

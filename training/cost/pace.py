@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from training.cost.memory import WIDTH, gathered_elements, trained_parameters
+from training.cost.flops import flops_per_token
+from training.cost.memory import WIDTH, gathered_elements
 from training.cost.shape import ModelShape
 from training.launch import STOP_GRACE_S
 from training.recipe import Recipe
@@ -60,14 +61,6 @@ class Pace:
         return None if self.step_s is None else (START_S + steps * self.step_s) / 60
 
 
-def flops_per_token(shape: ModelShape, recipe: Recipe, length: int) -> float:
-    """Executed for a token of a sequence of `length`: forward and gradient, and the forward again where layers are
-    checkpointed. A frozen weight needs no gradient of its own: 4 and 6 operations a parameter against 6 and 8."""
-    passes = (4 if recipe.tuning == "lora" else 6) + (2 if recipe.gradient_checkpointing else 0)
-    attention = 2 * shape.layers * shape.query * length * (4.5 if recipe.gradient_checkpointing else 3.5)
-    return passes * shape.matmul_parameters + attention
-
-
 def validation_steps(recipe: Recipe, total: int, rows: int) -> float:
     """What all looks at the validation split take, in steps; `rows` are those left for training."""
     fraction = recipe.validation.fraction
@@ -84,13 +77,14 @@ def micro_steps(recipe: Recipe, ranks: int) -> int:
 def pace(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rates) -> Pace:
     """Of an optimizer step whose micro-batches have `tokens` tokens each."""
     count = micro_steps(recipe, ranks)
-    trained = trained_parameters(shape, recipe)
+    trained = shape.facts(recipe).trainable
     share = (ranks - 1) / ranks
     wire = 2 * share * 4 * trained  # the gradients, summed in fp32
     if recipe.strategy == "zero3":
         times = RE_GATHERED if gathered_elements(shape) < shape.parameters else 1.0
         wire = count * share * (times * WIDTH[recipe.dtype] * shape.parameters + 4 * trained)
-    work = flops_per_token(shape, recipe, recipe.max_length) * tokens * count
+    _, executed = flops_per_token(shape.facts(recipe), recipe.max_length, recipe.gradient_checkpointing)
+    work = executed * tokens * count
     return Pace(
         compute_s=None if rates.flops is None else work / rates.flops,
         wire_s=0.0 if not wire else (None if rates.bytes_per_s is None else wire / rates.bytes_per_s),
