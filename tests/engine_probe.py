@@ -22,7 +22,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 
 from training import model, rng, strategies
 from training.checkpoint import write_weights
-from training.cost import memory
+from training.cost.strategies import zero3
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
 from training.recipe import load_recipe
@@ -106,12 +106,10 @@ def small_limits(prefetch):
     if prefetch is None:
         yield
         return
-    from training.strategies import zero3
-
-    real = memory.WHOLE, memory.PREFETCH, zero3.PREFETCH
-    memory.WHOLE, memory.PREFETCH, zero3.PREFETCH = 0, prefetch, prefetch
+    real = zero3.WHOLE, zero3.PREFETCH
+    zero3.WHOLE, zero3.PREFETCH = 0, prefetch
     yield
-    memory.WHOLE, memory.PREFETCH, zero3.PREFETCH = real
+    zero3.WHOLE, zero3.PREFETCH = real
 
 
 class Gathered:

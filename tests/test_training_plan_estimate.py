@@ -9,10 +9,13 @@ import pytest
 
 from training.cost.cards import sustained_flops
 from training.cost.flops import flops_per_token
-from training.cost.memory import estimate, with_changes
-from training.cost.pace import Rates, micro_steps, pace
+from training.cost.memory import Memory
+from training.cost.pace import Rates, pace
 from training.cost.shape import ModelShape, PlanError, model_shape
-from training.recipe import Lora, Recipe, load_recipe
+from training.cost.strategies import cost_of
+from training.cost.wire import BUCKET
+from training.data import micro_steps
+from training.recipe import Lora, Recipe, load_recipe, with_changes
 
 GB = 1e9
 
@@ -84,6 +87,10 @@ def recipe(**changes: Any) -> Recipe:
     return with_changes(load_recipe("qwen2.5-14b"), **changes)
 
 
+def estimate(shape: ModelShape, asked: Recipe, ranks: int, tokens: int) -> Memory:
+    return cost_of(asked).memory(shape, asked, ranks, tokens)
+
+
 # Qwen 1's shapes, whose memory its authors published (QwenLM/Qwen, README, "Profiling of Memory and Speed"): LoRA of
 # rank 64 on all linears, no fused loss, checkpointing, micro-batch 1, on A100-80G. Its MLP is as wide as three
 # matrices of these sizes; its vocabulary and depth are the config.json's.
@@ -136,6 +143,15 @@ def test_full_fine_tuning_needs_eighteen_bytes_a_parameter_with_gradients_in_fp3
     assert needs.weights + needs.trainable == 18 * shape.parameters
 
 
+def test_in_fp32_only_zero3_updates_the_weights_without_a_copy():
+    shape = model_shape(QWEN_7B)
+    states = {
+        name: estimate(shape, recipe(tuning="full", dtype="float32", strategy=name), 1, 1024).trainable
+        for name in ("zero0", "zero3")
+    }
+    assert states["zero0"] - states["zero3"] == pytest.approx(4 * shape.parameters - 2 * 4 * BUCKET)
+
+
 def test_offload_moves_bytes_to_the_ram_and_loses_none():
     shape = model_shape(QWEN_7B)
     on_card = estimate(shape, recipe(tuning="full"), 4, 1024)
@@ -179,7 +195,7 @@ def test_zero3_over_ethernet_waits_for_its_gathers():
     """Four A10 at 16 Gbit/s, 14B, 2048 tokens: 43.2 GB and 26.3 s a micro-step; at 64 Gbit/s 889 tokens/s."""
     shape = model_shape(QWEN_14B)
     one = recipe(global_batch=4)
-    assert micro_steps(one, 4) == 1
+    assert micro_steps(one.global_batch, 4, one.micro_batch) == 1
     slow = pace(shape, one, 4, 2048, Rates(40e12, 1.7e9))
     assert slow.wire_gb == pytest.approx(43.2, rel=0.02)
     assert slow.step_s == pytest.approx(26.3, rel=0.03)

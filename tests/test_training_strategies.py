@@ -19,10 +19,9 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
-from training.cost import memory  # noqa: E402
-from training.cost.pace import RE_GATHERED, micro_steps  # noqa: E402
 from training.cost.shape import model_shape  # noqa: E402
-from training.data import Order  # noqa: E402
+from training.cost.strategies import zero3  # noqa: E402
+from training.data import Order, micro_steps  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 from training.strategies import Stepped  # noqa: E402
 
@@ -329,15 +328,16 @@ def test_zero3_gathers_what_the_plan_says(house, on_two, monkeypatch):
     """At once, for its memory; and in a step, for the wire."""
     shape = model_shape(json.loads((house / "deep" / "config.json").read_text()))
     whole = on_two["deep, kept whole"]
-    count = micro_steps(load_recipe("tiny", EXACT), 2)
-    assert whole["gathered_at_once"] <= memory.gathered_elements(shape) == shape.parameters
+    recipe = load_recipe("tiny", EXACT)
+    count = micro_steps(recipe.global_batch, 2, recipe.micro_batch)
+    assert whole["gathered_at_once"] <= zero3.gathered_elements(shape) == shape.parameters
     assert whole["gathered_a_step"] == pytest.approx(count * shape.parameters, rel=0.01)
-    monkeypatch.setattr(memory, "WHOLE", 0)
-    monkeypatch.setattr(memory, "PREFETCH", PREFETCH)
+    monkeypatch.setattr(zero3, "WHOLE", 0)
+    monkeypatch.setattr(zero3, "PREFETCH", PREFETCH)
     parted = on_two["deep"]
-    together = memory.gathered_elements(shape)
+    together = zero3.gathered_elements(shape)
     assert 0.7 * together < parted["gathered_at_once"] < 1.08 * together < 0.2 * shape.parameters
-    assert parted["gathered_a_step"] == pytest.approx(count * RE_GATHERED * shape.parameters, rel=0.05)
+    assert parted["gathered_a_step"] == pytest.approx(count * zero3.RE_GATHERED * shape.parameters, rel=0.05)
     assert parted["losses"] == whole["losses"]
 
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from training.attention import SEGMENTS, Segments
 from training.cost.flops import ModelFacts
+from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing
 from training.loss import fuse
 from training.recipe import Recipe, RecipeError
@@ -92,7 +93,7 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if recipe.gradient_checkpointing:
         # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif recipe.strategy == "zero3":
+    elif cost_of(recipe).WEIGHTS_PARTITIONED:
         # A leaf module whose input has no gradient is let go of before its own backward has run.
         base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from training.cost.strategies import cost_of
+
 RECIPES = Path(__file__).parent / "recipes"
 
 ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
@@ -190,8 +192,8 @@ class Recipe(Table):
             raise ValueError("say either steps or epochs")
         if self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch {self.micro_batch} is larger than global_batch {self.global_batch}")
-        if self.offload.parameters and self.strategy != "zero3":
-            raise ValueError(f"offload.parameters needs strategy zero3, not {self.strategy}")
+        if reason := cost_of(self).needs(self, gpu=True):
+            raise ValueError(reason)
         return self
 
     def total_steps(self, samples: int) -> int:
@@ -240,6 +242,11 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """A resolved recipe as `to_toml` wrote it into a run folder, with `overrides`."""
     return _checked(_overridden(_parsed(path), overrides or {}), str(path))
+
+
+def with_changes(recipe: Recipe, **changes: object) -> Recipe:
+    """The recipe with some keys changed, checked again."""
+    return Recipe.model_validate({**recipe.model_dump(), **changes})
 
 
 def _parsed(path: Path) -> dict[str, Any]:

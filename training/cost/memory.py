@@ -7,25 +7,20 @@ published for their fine-tuning (7B to 72B) within 1 to 2.4 GB; a test holds the
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from training.cost.shape import ModelShape
-from training.recipe import Recipe
+from training.cost.checkpoint import ADAM, MASTER, state_bytes
+
+if TYPE_CHECKING:
+    from training.cost.flops import ModelFacts
+    from training.cost.shape import ModelShape
+    from training.recipe import Recipe
 
 GIB = 2**30
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a parameter or an activation."""
 GRADIENT = 4
 """Bytes of a parameter's gradient: it is summed in fp32."""
-ADAM = 8
-MASTER = 4
-SAVED = 12
-"""Bytes of a trained parameter in a checkpoint's hands: fp32 weights and Adam's moments."""
-PREFETCH = 200_000_000
-"""Parameters ZeRO-3 gathers ahead (stage3_prefetch_bucket_size)."""
-WHOLE = 1_000_000_000
-"""Parameters up to which ZeRO-3 keeps a gathered model from its forward to its backward: half the traffic."""
-BUCKET = 50_000_000
-"""Elements of a gradient bucket; two are in flight."""
 DROPOUT = 1.6
 """A mask and a dropped copy for every adapter's input: 52 to 66 % more was measured."""
 LOGIT = 8
@@ -62,23 +57,62 @@ class Memory:
         return sum(self.parts.values())
 
 
-def estimate(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
-    """Memory of one rank where a micro-batch has `tokens` tokens, padding included."""
-    width = WIDTH[recipe.dtype]
-    zero3, trained = recipe.strategy == "zero3", shape.facts(recipe).trainable
-    weights: float = width * shape.parameters / (ranks if zero3 else 1)
-    trainable, host = _states(recipe, trained, ranks)
-    if recipe.offload.parameters:
-        weights, host = 0, host + weights
+@dataclass(frozen=True)
+class Shares:
+    """Among how many ranks each of these is divided (ZeRO, arXiv 1910.02054, table 1)."""
+
+    weights: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+
+def rank_memory(
+    shape: ModelShape,
+    recipe: Recipe,
+    tokens: int,
+    shares: Shares,
+    *,
+    bucket: int = 0,
+    gathered: int = 0,
+    in_place: bool = False,
+) -> Memory:
+    """Memory of one rank where a micro-batch has `tokens` tokens. `bucket`: elements of a gradient bucket, `gathered`:
+    parameters that lie together for a moment, `in_place`: the weights are updated without a copy in fp32."""
+    width, facts = WIDTH[recipe.dtype], shape.facts(recipe)
+    adapter = width * facts.trainable if recipe.tuning == "lora" else 0  # resident on every rank
+    states = 0.0 if recipe.offload.optimizer else _states(facts.trainable, shares, in_place)
     return Memory(
-        weights=weights,
-        gathered=width * gathered_elements(shape) if zero3 and (ranks > 1 or recipe.offload.parameters) else 0.0,
-        trainable=trainable,
+        weights=0 if recipe.offload.parameters else width * shape.parameters / shares.weights,
+        gathered=width * gathered,
+        trainable=adapter + 2.0 * GRADIENT * min(bucket, facts.trainable) + states,
         activations=_activations(shape, recipe, tokens),
         loss=_loss(shape, recipe, tokens),
-        host=host,
-        saved=SAVED * trained if recipe.tuning == "full" else 0.0,
+        host=offloaded_bytes(facts, recipe, shares),
+        saved=saved_bytes(facts, recipe),
     )
+
+
+def offloaded_bytes(facts: ModelFacts, recipe: Recipe, shares: Shares) -> float:
+    """RAM that one rank fills with what is kept off its GPU."""
+    states = _states(facts.trainable, shares) if recipe.offload.optimizer else 0.0
+    weights = WIDTH[recipe.dtype] * facts.parameters / shares.weights if recipe.offload.parameters else 0.0
+    return states + weights
+
+
+def saved_bytes(facts: ModelFacts, recipe: Recipe) -> int:
+    """RAM that rank 0 fills with a checkpoint of a model trained whole; an adapter's does not count."""
+    return state_bytes(facts.trainable) if recipe.tuning == "full" else 0
+
+
+def _states(trained: int, shares: Shares, in_place: bool = False) -> float:
+    """What the trained parameters bring along on one rank: gradients, weights in fp32 and moments."""
+    return GRADIENT * trained / shares.gradients + (ADAM + (0 if in_place else MASTER)) * trained / shares.optimizer
+
+
+def micro_batch_tokens(recipe: Recipe, longest: int) -> int:
+    """The most tokens a rank holds at once: full rows where they are packed, else the `longest` records."""
+    row = recipe.max_length if recipe.batching == "packed" else min(recipe.max_length, longest)
+    return recipe.micro_batch * row
 
 
 def _loss(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
@@ -86,30 +120,6 @@ def _loss(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     head = recipe.tuning == "full" or "lm_head" in recipe.lora.modules_to_save
     gradient = (4 + WIDTH[recipe.dtype]) * shape.embedding_parameters if head else 0
     return min(tokens, recipe.loss_chunk) * shape.vocab * LOGIT + gradient
-
-
-def _states(recipe: Recipe, trained: int, ranks: int) -> tuple[float, float]:
-    """Bytes on the GPU and in RAM of what the trained parameters bring along (ZeRO, arXiv 1910.02054, table 1,
-    with gradients summed in fp32)."""
-    stage = int(recipe.strategy[-1])
-    width = WIDTH[recipe.dtype]
-    gradients = GRADIENT * trained / (ranks if stage >= 2 else 1)
-    optimizer = (ADAM + (MASTER if width == 2 else 0)) * trained / (ranks if stage >= 1 else 1)
-    buckets = 2.0 * GRADIENT * min(BUCKET, trained) if stage >= 2 else 0.0
-    own = width * trained if recipe.tuning == "lora" else 0  # the adapter is resident on every rank
-    if recipe.offload.optimizer:
-        return own + buckets, gradients + optimizer
-    return own + buckets + gradients + optimizer, 0.0
-
-
-def gathered_elements(shape: ModelShape) -> int:
-    """Elements ZeRO-3 may have together: a small model whole, else the embedding or two layers, with the next layer and
-    what is gathered ahead. The engine is told so (training/strategies/zero3.py), and was measured to keep to it within
-    7 %."""
-    if shape.parameters <= WHOLE:
-        return shape.parameters
-    together = max(shape.embedding_parameters, 2 * shape.layer_parameters) + shape.layer_parameters + PREFETCH
-    return min(together, shape.parameters)
 
 
 def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
@@ -127,8 +137,3 @@ def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     else:
         each = kept * shape.layers
     return each * tokens * WIDTH[recipe.dtype] / 2
-
-
-def with_changes(recipe: Recipe, **changes: object) -> Recipe:
-    """The recipe with some keys changed, checked again."""
-    return Recipe.model_validate({**recipe.model_dump(), **changes})

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from training.cost.checkpoint import checkpoint_bytes
 from training.cost.flops import flops_per_token
-from training.cost.memory import WIDTH, gathered_elements
+from training.cost.memory import WIDTH
 from training.cost.shape import ModelShape
+from training.cost.strategies import cost_of
+from training.data.order import micro_steps
 from training.launch import STOP_GRACE_S
 from training.recipe import Recipe
 
-RE_GATHERED = 1.95
-"""Times the base weights are gathered in a micro-step of ZeRO-3: once forward, nearly once backward. A model that is
-kept gathered in between is gathered once."""
 START_S = 90.0
 """Loading the model, the first step."""
 FORWARD = 0.4
@@ -43,6 +43,8 @@ class Pace:
     wire_s: float | None
     wire_gb: float
     """Received by each GPU in an optimizer step."""
+    unhidden: float
+    """Of the shorter of the two, what the longer one does not hide."""
     checkpoint_bytes: int
 
     @property
@@ -50,7 +52,7 @@ class Pace:
         """Computing and gathering overlap, but never wholly."""
         if self.compute_s is None or self.wire_s is None:
             return None
-        return max(self.compute_s, self.wire_s) + 0.2 * min(self.compute_s, self.wire_s)
+        return max(self.compute_s, self.wire_s) + self.unhidden * min(self.compute_s, self.wire_s)
 
     @property
     def stop_grace_s(self) -> int:
@@ -68,26 +70,16 @@ def validation_steps(recipe: Recipe, total: int, rows: int) -> float:
     return FORWARD * looks * rows * fraction / (1 - fraction) / recipe.global_batch
 
 
-def micro_steps(recipe: Recipe, ranks: int) -> int:
-    """Micro-batches every rank runs in an optimizer step."""
-    most = math.ceil(recipe.global_batch / ranks)
-    return math.ceil(most / recipe.micro_batch)
-
-
 def pace(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rates) -> Pace:
     """Of an optimizer step whose micro-batches have `tokens` tokens each."""
-    count = micro_steps(recipe, ranks)
-    trained = shape.facts(recipe).trainable
-    share = (ranks - 1) / ranks
-    wire = 2 * share * 4 * trained  # the gradients, summed in fp32
-    if recipe.strategy == "zero3":
-        times = RE_GATHERED if gathered_elements(shape) < shape.parameters else 1.0
-        wire = count * share * (times * WIDTH[recipe.dtype] * shape.parameters + 4 * trained)
-    _, executed = flops_per_token(shape.facts(recipe), recipe.max_length, recipe.gradient_checkpointing)
-    work = executed * tokens * count
+    count, facts = micro_steps(recipe.global_batch, ranks, recipe.micro_batch), shape.facts(recipe)
+    wire = cost_of(recipe).step(shape, recipe, ranks, count)
+    _, executed = flops_per_token(facts, recipe.max_length, recipe.gradient_checkpointing)
+    received = wire.received_bytes
     return Pace(
-        compute_s=None if rates.flops is None else work / rates.flops,
-        wire_s=0.0 if not wire else (None if rates.bytes_per_s is None else wire / rates.bytes_per_s),
-        wire_gb=wire / 1e9,
-        checkpoint_bytes=(12 + WIDTH[recipe.dtype]) * trained,
+        compute_s=None if rates.flops is None else executed * tokens * count / rates.flops,
+        wire_s=0.0 if not received else (None if rates.bytes_per_s is None else received / rates.bytes_per_s),
+        wire_gb=received / 1e9,
+        unhidden=wire.unhidden,
+        checkpoint_bytes=checkpoint_bytes(facts.trainable, WIDTH[recipe.dtype]),
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.cost.flops import ModelFacts
-from training.recipe import Lora, Recipe
+
+if TYPE_CHECKING:
+    from training.recipe import Lora, Recipe
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.memory import GIB, PROCESS, RESERVED, Memory
+from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing, too_long
 from training.plan.situation import Check, Situation
 
@@ -118,7 +119,7 @@ def duration(it: Situation) -> Check:
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
-        cure = f"{pace.wire_gb:.0f} GB cross the network in a step; a larger micro_batch, or zero2 if it fits"
+        cure = f"{pace.wire_gb:.0f} GB cross the network in a step; {cost_of(it.recipe).LIGHTER}"
         return Check("time", "warning", value, cure, estimated=True)
     if minutes > LONG_MINUTES:
         return Check("time", "warning", value, "more than a day", estimated=True)

@@ -85,15 +85,20 @@ def build(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:
     """The recipe's strategy with its model loaded; the process group must exist already."""
     from training.head_check import refuse_other_logits
     from training.strategies import machine
+
+    machine.check_card()
+    machine.check_dtype(recipe)
+    machine.check_strategy(recipe)
+    machine.check_host_ram(recipe, model_dir, world_size)
+    refuse_other_logits(recipe, model_dir)
+    strategy: Strategy = engines()[recipe.strategy](recipe, model_dir, world_size)
+    return strategy
+
+
+def engines() -> dict[str, type]:
+    """By the name that recipes use; what each costs is in training/cost/strategies/."""
     from training.strategies.replicated import Replicated
     from training.strategies.zero import Zero12
     from training.strategies.zero3 import Zero3
 
-    machine.check_card()
-    machine.check_dtype(recipe)
-    machine.check_tokens(recipe)
-    machine.check_host_ram(recipe, model_dir, world_size)
-    refuse_other_logits(recipe, model_dir)
-    kinds: dict[str, type] = {"zero0": Replicated, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
-    strategy: Strategy = kinds[recipe.strategy](recipe, model_dir, world_size)
-    return strategy
+    return {"zero0": Replicated, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}

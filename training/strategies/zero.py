@@ -19,6 +19,8 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from training import model
+from training.cost.strategies import cost_of
+from training.cost.wire import BUCKET
 from training.data import micro_steps
 from training.data.collate import Batch
 from training.device import device
@@ -27,7 +29,6 @@ from training.store import join
 from training.strategies import Behind, Stepped, Sums, TrainableState, loss_scale
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-BUCKET = 50_000_000
 
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:
@@ -46,7 +47,7 @@ def init_process_group(local_rank: int, timeout_s: float) -> None:
 def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration."""
     zero: dict[str, Any] = {
-        "stage": int(recipe.strategy.removeprefix("zero")),
+        "stage": cost_of(recipe).STAGE,
         "overlap_comm": True,
         "contiguous_gradients": True,
         "reduce_bucket_size": BUCKET,
