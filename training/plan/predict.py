@@ -10,9 +10,9 @@ from training.cost.memory import GIB, PROCESS, micro_batch_tokens
 from training.cost.pace import Rates, pace
 from training.cost.shape import PlanError
 from training.cost.strategies import cost_of
-from training.diagnosis.oom import ladder
 from training.plan.checks import run_checks
 from training.plan.facts import Facts, sustained
+from training.plan.ladder import ladder
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
 from training.recipe import Recipe

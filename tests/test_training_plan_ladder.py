@@ -8,7 +8,7 @@ import pytest
 
 from training.cost.memory import GIB, RESERVED
 from training.cost.shape import model_shape
-from training.diagnosis.oom import ladder, ladder_lines, needed
+from training.plan.ladder import ladder, ladder_lines, needed
 from training.recipe import Recipe, load_recipe, with_changes
 
 CONFIG = {

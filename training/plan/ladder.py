@@ -1,4 +1,6 @@
-"""After out of memory: what to change, in the recipe's own keys, and what each change would save. Pure.
+"""Where memory does not suffice: what to change, in the recipe's own keys, and what each change would save. Pure.
+
+Before a run by the plan, after it by what a run that ran out of memory is told.
 
 The steps go from the cheapest to the dearest, in speed and in what is learned. Each is counted on top of those
 before it.
