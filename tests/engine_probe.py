@@ -62,7 +62,7 @@ def run(case, job, samples, results):
         norms.append(strategy.step(recipe.optimizer.lr_at(step, case["steps"])).grad_norm)
     most, fetched = gathered.most, gathered.fetched
     state = strategy.gather()  # before the evaluation, which would leave a small model's slices gathered
-    held_out = strategy.evaluate(collate([samples[:3]], 0, recipe.batching))
+    held_out = strategy.evaluate([collate([samples[:3]], 0, recipe.batching)])
     if "keep" in case and "keep_at" not in case:
         keep(state, case["keep"])
     if "saved" in case and rank == 0:

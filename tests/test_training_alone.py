@@ -155,12 +155,15 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
     for step in range(5):
         progress.note(step, STEP)
         assert watch.take(read_progress(tmp_path, 0), step) is None
-    silences = []
+    silences, looked = [], []
 
     class Slow:
         """Takes a thousand seconds a micro-batch."""
 
-        def evaluate(self, batch):
+        evaluated_together = 1
+
+        def evaluate(self, batches):
+            looked.append(len(batches))
             time.sleep(0.002)  # marks tell milliseconds
             silences.append(watch.take(read_progress(tmp_path, 0), 5 + next(clock)))
             return Sums(torch.tensor(1.0), torch.tensor(0))
@@ -178,3 +181,15 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
     assert watch.take(read_progress(tmp_path, 0), 20_000) > 1500, "without a note it would be"
     assert evaluate(Slow(), held_out, load_recipe("tiny", {"micro_batch": "1"}), rank, 4) is None
     assert len(silences) == 8, "asked to stop before the third of six micro-batches"
+    Slow.evaluated_together = 4
+    asked = iter([False, False])
+    evaluate(Slow(), held_out, load_recipe("tiny", {"micro_batch": "1"}), rank, 4)
+    assert looked == [1] * 8 + [4, 2], "as many at once as the strategy likes"
+
+
+def test_rows_looked_at_together_give_the_sums_of_each(folder):
+    strategy = Replicated(load_recipe("tiny", {"lora.dropout": "0.5"}), folder, 1)
+    batches = [collate([[Sample(ids, ids)]], 0, "packed") for ids in (list(range(5, 45)), list(range(50, 57)))]
+    together, apart = strategy.evaluate(batches), [strategy.evaluate([batch]) for batch in batches]
+    assert together.loss.item() == sum(each.loss.item() for each in apart) > 0
+    assert together.correct.item() == sum(each.correct.item() for each in apart)

@@ -25,7 +25,7 @@ class Sums:
     """Over the learned tokens of this rank, on its device."""
 
     loss: torch.Tensor
-    """fp32."""
+    """fp32; of an evaluation fp64."""
     correct: torch.Tensor
     """Tokens the model would have said itself."""
 
@@ -56,6 +56,8 @@ class Strategy(Protocol):
     """A model spread over the ranks. All ranks call every method together."""
 
     facts: ModelFacts
+    evaluated_together: int
+    """Micro-batches that `evaluate` is best given at once: as many as keep every rank busy."""
     shapes: Mapping[str, torch.Size]
     """Of what is trained, by NAME as in TrainableState."""
     write_config: Callable[[Path], None]
@@ -65,8 +67,8 @@ class Strategy(Protocol):
         """Forward and backward of one optimizer step's micro-batches on this rank: adds the gradient of `scale`
         times the loss, summed over micro-batches and ranks."""
 
-    def evaluate(self, batch: Batch) -> Sums:
-        """The same without gradient and without dropout."""
+    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+        """The sums alone, without dropout."""
 
     def step(self, lr: float) -> Stepped:
         """Clip, update with this learning rate, forget the gradient."""

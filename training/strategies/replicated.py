@@ -18,11 +18,13 @@ from training.data.collate import Batch
 from training.recipe import Recipe
 from training.strategies import Behind, Stepped, Sums, TrainableState
 from training.strategies.loss_scale import LossScale
-from training.strategies.zero import MOMENTS, adamw, broadcast
+from training.strategies.zero import MOMENTS, adamw, broadcast, evaluated
 
 
 class Replicated:
     """See `training.strategies.Strategy` for what each method promises."""
+
+    evaluated_together = 1
 
     def __init__(self, recipe: Recipe, model_dir: Path, world_size: int) -> None:
         self._device = torch.device(get_accelerator().current_device_name())
@@ -65,12 +67,8 @@ class Replicated:
             total += sums.detach()
         return Sums(total[0], total[1])
 
-    def evaluate(self, batch: Batch) -> Sums:
-        self._model.eval()
-        with torch.no_grad():
-            sums = self._model(**model.inputs(batch, self._device))
-        self._model.train()
-        return Sums(sums[0], sums[1])
+    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+        return evaluated(self._model, batches, self._device)
 
     def step(self, lr: float) -> Stepped:
         dist.all_reduce(self._gradient)

@@ -93,6 +93,8 @@ def adamw(recipe: Recipe, parameters: Sequence[torch.nn.Parameter]) -> torch.opt
 class Zero:
     """The engine: see `training.strategies.Strategy` for what each method promises."""
 
+    evaluated_together = 1
+
     def __init__(self, recipe: Recipe, model_dir: Path, config: dict[str, Any]) -> None:
         loaded = model.load(recipe, model_dir)
         self.write_config = model.config_writer(loaded)
@@ -120,12 +122,8 @@ class Zero:
             total += sums.detach()
         return Sums(total[0], total[1])
 
-    def evaluate(self, batch: Batch) -> Sums:
-        self.engine.eval()
-        with torch.no_grad():
-            sums = self.engine(**model.inputs(batch, self._device))
-        self.engine.train()
-        return Sums(sums[0], sums[1])
+    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+        return evaluated(self.engine, batches, self._device)
 
     def step(self, lr: float) -> Stepped:
         assert self.engine.is_gradient_accumulation_boundary()
@@ -197,6 +195,17 @@ class Zero12(Zero):
         param.set_full_hp_param(full, moment)
         if moment is None:
             param.data.copy_(full)
+
+
+def evaluated(loss_model: torch.nn.Module, batches: Sequence[Batch], device: torch.device | str) -> Sums:
+    """The sums of `batches` without gradient and without dropout."""
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    loss_model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            total += loss_model(**model.inputs(batch, device))
+    loss_model.train()
+    return Sums(total[0], total[1])
 
 
 def broadcast(state: TrainableState | None, key: str, shape: torch.Size, device: torch.device | str) -> torch.Tensor:
