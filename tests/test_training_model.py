@@ -46,6 +46,15 @@ def _batch(batching="packed"):
     return collate([samples], 0, batching)
 
 
+@pytest.mark.parametrize(
+    ("asked", "checkpointed"), [("true", 4), ("false", 0), ("0", 0), ("1", 1), ("3", 3), ("99", 4)]
+)
+def test_a_number_says_how_many_of_the_first_layers_are_checkpointed(folder, asked, checkpointed):
+    loaded = _loaded(folder, gradient_checkpointing=asked)
+    layers = model.causal_model(loaded).get_decoder().layers
+    assert [layer.gradient_checkpointing for layer in layers] == [n < checkpointed for n in range(4)]
+
+
 @pytest.mark.parametrize("batching", ["packed", "padded"])
 def test_gradients_reach_the_adapter_through_checkpointed_layers_behind_a_frozen_embedding(folder, batching):
     loaded = _loaded(folder, batching=batching, dtype="float32")

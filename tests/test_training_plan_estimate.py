@@ -175,6 +175,18 @@ def test_activations_follow_checkpointing_dropout_and_dtype():
     assert kept(gradient_checkpointing=False, lora={"dora": True}) > plain
 
 
+def test_with_some_layers_checkpointed_a_step_computes_less_and_holds_more():
+    shape = model_shape(QWEN_7B)
+    kept = {n: estimate(shape, recipe(gradient_checkpointing=n), 1, 1000).activations for n in (0, 10, 28, 99)}
+    none, every = (
+        estimate(shape, recipe(gradient_checkpointing=asked), 1, 1000).activations for asked in (False, True)
+    )
+    assert kept[0] == none and kept[28] == kept[99] == every
+    assert kept[10] == 1000 * (10 * 2 * 3584 + 18 * (17 * 3584 + 8 * 18944))
+    speeds = [pace(shape, recipe(gradient_checkpointing=n), 1, 1000, Rates(40e12, None)).compute_s for n in (0, 10, 28)]
+    assert speeds[1] == pytest.approx(speeds[0] + 10 / 28 * (speeds[2] - speeds[0]))
+
+
 def test_fused_loss_holds_one_chunk_of_logits():
     shape = model_shape(QWEN_7B)
     assert estimate(shape, recipe(loss_chunk=256), 1, 4096).loss == 256 * 152064 * 8
@@ -187,8 +199,8 @@ def test_flops_a_token_are_the_published_ones():
     """s=2048: 3B 20.1, 7B 44.6, 14B 89.0 GFLOP with checkpointing, 13.6 / 30.0 / 59.9 without."""
     for read, checkpointed, without in ((QWEN_3B, 20.1, 13.6), (QWEN_7B, 44.6, 30.0), (QWEN_14B, 89.0, 59.9)):
         facts = model_shape(read).facts(recipe())
-        assert flops_per_token(facts, 2048, True)[1] / 1e9 == pytest.approx(checkpointed, abs=0.06)
-        assert flops_per_token(facts, 2048, False)[1] / 1e9 == pytest.approx(without, abs=0.06)
+        assert flops_per_token(facts, 2048, 1.0)[1] / 1e9 == pytest.approx(checkpointed, abs=0.06)
+        assert flops_per_token(facts, 2048, 0.0)[1] / 1e9 == pytest.approx(without, abs=0.06)
 
 
 def test_zero3_over_ethernet_waits_for_its_gathers():

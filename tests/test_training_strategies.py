@@ -114,9 +114,13 @@ def _state(house, world, stage):
 
 
 def _on_every_number_of_ranks():
-    """Without checkpointing in every stage, and a LoRA of the head's own under zero3 with and without."""
+    """Every stage without checkpointing and with half of it; a LoRA of the head's own under zero3 with and without."""
     off = {"gradient_checkpointing": "false"}
-    cases = [{"name": f"kept {stage}", "steps": 4, "recipe": {"strategy": stage} | off} for stage in STAGES]
+    cases = []
+    for stage in STAGES:
+        for name, checkpointed in (("kept", "false"), ("partly", "2")):
+            recipe = {"strategy": stage, "gradient_checkpointing": checkpointed}
+            cases.append({"name": f"{name} {stage}", "steps": 4, "recipe": recipe})
     settings = {"strategy": "zero3", "loss_chunk": "16"}
     cases += [{"name": head, "steps": 2, "recipe": settings | off | recipe} for head, recipe in HEADS.items()]
     return [*cases, {"name": "head lora, checkpointed", "steps": 2, "recipe": settings | HEADS["head lora"]}]
@@ -256,6 +260,8 @@ def test_checkpointing_on_or_off_is_the_same_training_in_every_stage_on_one_to_t
     for group in (on_one, on_two, on_three):
         assert group[f"kept {stage}"]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
         assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        partly = group[f"partly {stage}"]
+        assert (partly["losses"], partly["norms"]) == (group[stage]["losses"], group[stage]["norms"]), "to the bit"
         assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
         assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
 

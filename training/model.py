@@ -90,15 +90,18 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if reason := mixing(base.config.model_type, recipe):
         raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
     base.config.use_cache = False
-    if recipe.gradient_checkpointing:
+    layers = [module for module in base.modules() if type(module).__name__ in base._no_split_modules]
+    checkpointed = recipe.checkpointed(len(layers))
+    if checkpointed:
         # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif cost_of(recipe).WEIGHTS_PARTITIONED:
+        for layer in layers[checkpointed:]:
+            layer.gradient_checkpointing = False
+    if cost_of(recipe).WEIGHTS_PARTITIONED and checkpointed < len(layers):
         # A leaf module whose input has no gradient is let go of before its own backward has run.
         base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
-    layers = {type(module) for module in base.modules() if type(module).__name__ in base._no_split_modules}
-    set_z3_leaf_modules(base, list(layers))
+    set_z3_leaf_modules(base, list({type(layer) for layer in layers}))
     torch.manual_seed(recipe.seed)
     if recipe.tuning == "full":
         return base.train()

@@ -174,7 +174,8 @@ class Recipe(Table):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
     keep_best: bool = True
     """Keep the checkpoint of the lowest validation loss beside the newest ones."""
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool | Annotated[int, Field(ge=0)] = True
+    """Layers whose activations are computed again: all of them, none, or the first so many."""
     loss_chunk: Annotated[int, Field(ge=16)] = 1024
     """Tokens whose logits exist at once, where the loss is computed; Liger's kernels, on GPUs, choose by themselves."""
     strategy: Literal["zero0", "zero1", "zero2", "zero3"] = "zero3"
@@ -195,6 +196,11 @@ class Recipe(Table):
         if reason := cost_of(self).needs(self, gpu=True):
             raise ValueError(reason)
         return self
+
+    def checkpointed(self, layers: int) -> int:
+        """How many of a model's layers are."""
+        asked = self.gradient_checkpointing
+        return layers * asked if isinstance(asked, bool) else min(asked, layers)
 
     def total_steps(self, samples: int) -> int:
         """Optimizer steps of the whole run over a data set of `samples` rows."""

@@ -2,8 +2,8 @@
 
 With P weights in matrices, a forward pass takes 2P FLOPs a token and the gradient towards the inputs another 2P.
 Frozen weights need no gradient of their own: LoRA is 4P where full fine-tuning is 6P. Checkpointing runs the
-forward pass again: 6P and 8P executed. The definitions of MFU and HFU are those of PaLM, arXiv 2204.02311,
-appendix B; taking 6P for LoRA would flatter it by half.
+forward pass of its layers again: 6P and 8P executed where it is all of them. The definitions of MFU and HFU are those
+of PaLM, arXiv 2204.02311, appendix B; taking 6P for LoRA would flatter it by half.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ class ModelFacts:
         return self.trainable >= self.matmul_parameters
 
 
-def flops_per_token(facts: ModelFacts, length: float, checkpointing: bool) -> tuple[float, float]:
+def flops_per_token(facts: ModelFacts, length: float, checkpointed: float) -> tuple[float, float]:
     """FLOPs a token for the model and for the hardware, forward and backward.
 
+    `checkpointed` is the share of the layers that are.
     `length` is how many tokens attention spans: for samples of n tokens isolated in packed rows,
     sum(n * n) / sum(n). Causal attention costs 2 * width * length a layer and pass: one pass forward, two backward,
     half a one more for the scores that fused kernels compute again.
     """
     attention = 2 * facts.layers * facts.attention_width * length
-    if facts.full:
-        passes, adapters = (6, 8 if checkpointing else 6), 0
-    else:
-        passes, adapters = (4, 6 if checkpointing else 4), facts.trainable
-    model = passes[0] * facts.matmul_parameters + 6 * adapters + 3 * attention
-    again = 2 * adapters + attention if checkpointing else 0.0
-    return model, passes[1] * facts.matmul_parameters + 6 * adapters + 3.5 * attention + again
+    passes, adapters = (6, 0) if facts.full else (4, facts.trainable)
+    needed = passes * facts.matmul_parameters + 6 * adapters
+    forward = 2 * facts.matmul_parameters + 2 * adapters + attention
+    return needed + 3 * attention, needed + 3.5 * attention + checkpointed * forward
 
 
 def utilization(
@@ -55,7 +53,7 @@ def utilization(
     useful_per_s: float,
     executed_per_s: float,
     length: float,
-    checkpointing: bool,
+    checkpointed: float,
     card: str,
     cards: int,
 ) -> tuple[float | None, float | None]:
@@ -63,5 +61,5 @@ def utilization(
     peak = peak_flops(card)
     if peak is None:
         return None, None
-    model, hardware = flops_per_token(facts, length, checkpointing)
+    model, hardware = flops_per_token(facts, length, checkpointed)
     return model * useful_per_s / (peak * cards), hardware * executed_per_s / (peak * cards)

@@ -123,8 +123,9 @@ def _loss(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
 
 
 def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
-    """What the forward keeps for the backward: 17h + 8i bytes a token and layer in 16 bits; with checkpointing the
-    layer's input alone, and the working set of the one layer that is computed again."""
+    """What the forward keeps for the backward: 17h + 8i bytes a token and layer in 16 bits; of a checkpointed layer its
+    input alone, and the working set of the one that is computed again. The first layers are the checkpointed ones: when
+    their turn comes, what the others kept is gone."""
     hidden, intermediate = shape.hidden, shape.intermediate
     kept, working = 17.0 * hidden + 8 * intermediate, 25.0 * hidden + 14 * intermediate
     if recipe.tuning == "lora":
@@ -132,8 +133,6 @@ def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
         # DoRA keeps what the base and what the adapter gave, at every target
         outputs = sum(outputs for _, outputs in shape.linears.values()) if recipe.lora.dora else 0
         kept, working = kept * extra + 4 * outputs, working * extra + 4 * outputs
-    if recipe.gradient_checkpointing:
-        each: float = 2 * hidden * shape.layers + working
-    else:
-        each = kept * shape.layers
+    again = recipe.checkpointed(shape.layers)
+    each = 2 * hidden * again + max(kept * (shape.layers - again), working if again else 0.0)
     return each * tokens * WIDTH[recipe.dtype] / 2

@@ -74,7 +74,7 @@ def pace(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rate
     """Of an optimizer step whose micro-batches have `tokens` tokens each."""
     count, facts = micro_steps(recipe.global_batch, ranks, recipe.micro_batch), shape.facts(recipe)
     wire = cost_of(recipe).step(shape, recipe, ranks, count)
-    _, executed = flops_per_token(facts, recipe.max_length, recipe.gradient_checkpointing)
+    _, executed = flops_per_token(facts, recipe.max_length, recipe.checkpointed(shape.layers) / shape.layers)
     received = wire.received_bytes
     return Pace(
         compute_s=None if rates.flops is None else executed * tokens * count / rates.flops,

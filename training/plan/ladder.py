@@ -72,7 +72,7 @@ def _merged(recipe: Recipe, changes: dict[str, Any]) -> dict[str, Any]:
 def _changes(recipe: Recipe, ranks: int) -> Iterator[Change]:
     if recipe.micro_batch > 1:
         yield ("micro_batch=1",), {"micro_batch": 1}, "the same result in more micro-batches"
-    if not recipe.gradient_checkpointing:
+    if recipe.gradient_checkpointing is not True:
         yield ("gradient_checkpointing=true",), {"gradient_checkpointing": True}, "the same result, a third slower"
     if recipe.loss_chunk > 256:
         yield ("loss_chunk=256",), {"loss_chunk": 256}, "the same result"
