@@ -144,7 +144,7 @@ gathered = Gathered()
 
 def masters_of(strategy):
     """The fp32 weights this rank's optimizer updates."""
-    return strategy._masters.values() if isinstance(strategy, Replicated) else strategy._flat_masters()
+    return strategy.optimizer.masters.values() if isinstance(strategy, Replicated) else strategy._flat_masters()
 
 
 def keep(state, path):

@@ -106,7 +106,7 @@ def _train(strategy, steps):
 def test_a_resumed_fp16_run_has_the_scale_and_the_count_of_the_one_that_was_not_stopped(folder):
     recipe = load_recipe("tiny", {"dtype": "float16", "strategy": "zero0", "lora.dropout": "0.0"})
     undisturbed = Replicated(recipe, folder, 1)
-    undisturbed._scaler.restore(Behind(0, 2.0**24, 0))  # far too large: the first steps are skipped
+    undisturbed.optimizer.scale.restore(Behind(0, 2.0**24, 0))  # far too large: the first steps are skipped
     first = _train(undisturbed, range(12))
     skipped = [told[2] for told in first]
     assert skipped[0] and not skipped[-1]
@@ -129,7 +129,7 @@ def test_onecycle_leaves_adams_momentum_alone_and_moves_once_an_optimizer_step(f
     for step in range(6):
         strategy.learn([collate([[Sample(ids, ids)]], 0, "packed")] * 3, 1 / 117)  # three micro-batches
         strategy.step(recipe.optimizer.lr_at(step, 6))
-        group = strategy._optimizer.param_groups[0]
+        group = strategy.optimizer.adam.param_groups[0]
         assert group["betas"] == (0.8, 0.95)
         seen.append(group["lr"])
     theirs = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])

@@ -6,7 +6,7 @@ The quirks worked around here were read in deepspeed 0.19.8, transformers 5.23 a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,17 @@ def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     moved = {name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
     segments = Segments.of(batch.position_ids, device) if batch.attention_mask is None else None
     return {**moved, "segments": segments}
+
+
+def evaluated(loss_model: nn.Module, batches: Sequence[Batch], device: torch.device | str) -> torch.Tensor:
+    """What LossModel gives for `batches` together, in fp64: without gradient and without dropout."""
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    loss_model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            total += loss_model(**inputs(batch, device))
+    loss_model.train()
+    return total
 
 
 def load(recipe: Recipe, model_dir: Path) -> nn.Module:

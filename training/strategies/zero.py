@@ -27,8 +27,7 @@ from training.device import device
 from training.recipe import Recipe
 from training.store import join
 from training.strategies import Behind, Stepped, Sums, TrainableState, loss_scale
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from training.strategies.optimizer import MOMENTS, adamw, broadcast
 
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:
@@ -77,19 +76,6 @@ def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
     return config
 
 
-def adamw(recipe: Recipe, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Over what is trained alone; the learning rate is set before every step."""
-    settings = recipe.optimizer
-    return torch.optim.AdamW(
-        parameters,
-        lr=0.0,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
-
-
 class Zero:
     """The engine: see `training.strategies.Strategy` for what each method promises."""
 
@@ -123,7 +109,7 @@ class Zero:
         return Sums(total[0], total[1])
 
     def evaluate(self, batches: Sequence[Batch]) -> Sums:
-        return evaluated(self.engine, batches, self._device)
+        return Sums(*model.evaluated(self.engine, batches, self._device))
 
     def step(self, lr: float) -> Stepped:
         assert self.engine.is_gradient_accumulation_boundary()
@@ -195,21 +181,3 @@ class Zero12(Zero):
         param.set_full_hp_param(full, moment)
         if moment is None:
             param.data.copy_(full)
-
-
-def evaluated(loss_model: torch.nn.Module, batches: Sequence[Batch], device: torch.device | str) -> Sums:
-    """The sums of `batches` without gradient and without dropout."""
-    total = torch.zeros(2, dtype=torch.float64, device=device)
-    loss_model.eval()
-    with torch.no_grad():
-        for batch in batches:
-            total += loss_model(**model.inputs(batch, device))
-    loss_model.train()
-    return Sums(total[0], total[1])
-
-
-def broadcast(state: TrainableState | None, key: str, shape: torch.Size, device: torch.device | str) -> torch.Tensor:
-    """A tensor of rank 0's state on every rank."""
-    full = torch.empty(shape, dtype=torch.float32, device=device) if state is None else state[key].to(device)
-    dist.broadcast(full, src=0)
-    return full
