@@ -22,9 +22,9 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 
 from training import model, rng, strategies
 from training.checkpoint import write_weights
+from training.cost.strategies import zero3
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
-from training.plan import memory
 from training.recipe import load_recipe
 from training.strategies.replicated import Replicated
 from training.strategies.zero import init_process_group
@@ -62,7 +62,7 @@ def run(case, job, samples, results):
         norms.append(strategy.step(recipe.optimizer.lr_at(step, case["steps"])).grad_norm)
     most, fetched = gathered.most, gathered.fetched
     state = strategy.gather()  # before the evaluation, which would leave a small model's slices gathered
-    held_out = strategy.evaluate(collate([samples[:3]], 0, recipe.batching))
+    held_out = strategy.evaluate([collate([samples[:3]], 0, recipe.batching)])
     if "keep" in case and "keep_at" not in case:
         keep(state, case["keep"])
     if "saved" in case and rank == 0:
@@ -106,12 +106,10 @@ def small_limits(prefetch):
     if prefetch is None:
         yield
         return
-    from training.strategies import zero3
-
-    real = memory.WHOLE, memory.PREFETCH, zero3.PREFETCH
-    memory.WHOLE, memory.PREFETCH, zero3.PREFETCH = 0, prefetch, prefetch
+    real = zero3.WHOLE, zero3.PREFETCH
+    zero3.WHOLE, zero3.PREFETCH = 0, prefetch
     yield
-    memory.WHOLE, memory.PREFETCH, zero3.PREFETCH = real
+    zero3.WHOLE, zero3.PREFETCH = real
 
 
 class Gathered:
@@ -146,7 +144,7 @@ gathered = Gathered()
 
 def masters_of(strategy):
     """The fp32 weights this rank's optimizer updates."""
-    return strategy._masters.values() if isinstance(strategy, Replicated) else strategy._flat_masters()
+    return strategy.optimizer.masters.values() if isinstance(strategy, Replicated) else strategy._flat_masters()
 
 
 def keep(state, path):

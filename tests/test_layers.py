@@ -65,6 +65,48 @@ def test_libraries_stay_where_they_belong(path):
         assert not roots & {"torch", "deepspeed", "transformers", "peft"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "may_not"),
+    [
+        ("training/cost", {"training.plan", "training.diagnosis", "training.metrics", "training.strategies"}),
+        ("training/plan", {"training.diagnosis", "training.control", "training.strategies"}),
+        ("training/diagnosis", {"training.plan"}),
+    ],
+)
+def test_what_a_run_costs_is_counted_in_one_place_that_asks_nobody(folder, may_not):
+    """The plan, the engine, the report and the ladder ask training/cost; were it to ask them, there would be two."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for name in imports(path)
+        if any(name == other or name.startswith(f"{other}.") for other in may_not)
+    ]
+    assert wrong == []
+
+
+def test_the_plan_and_the_costs_need_no_torch():
+    code = (
+        "import sys, training.plan.predict, training.cost.strategies\n"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_only_its_own_modules_know_a_strategys_name():
+    """Else a new strategy is added in a dozen places. The engine's table, the proof's short list and the recipe's list
+    name them."""
+    named = ("training/cost/strategies/", "training/strategies/__init__.py", "training/prove/", "training/recipe.py")
+    wrong = [
+        f"{at}:{node.lineno}"
+        for path in modules()
+        if not (at := str(path.relative_to(ROOT))).startswith(named)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in {"zero0", "zero1", "zero2", "zero3"}
+    ]
+    assert wrong == []
+
+
 def test_the_map_of_tasks_is_drawn_without_heavy_imports():
     code = (
         "import sys, fabfile\n"

@@ -106,7 +106,7 @@ def _train(strategy, steps):
 def test_a_resumed_fp16_run_has_the_scale_and_the_count_of_the_one_that_was_not_stopped(folder):
     recipe = load_recipe("tiny", {"dtype": "float16", "strategy": "zero0", "lora.dropout": "0.0"})
     undisturbed = Replicated(recipe, folder, 1)
-    undisturbed._scaler.restore(Behind(0, 2.0**24, 0))  # far too large: the first steps are skipped
+    undisturbed.optimizer.scale.restore(Behind(0, 2.0**24, 0))  # far too large: the first steps are skipped
     first = _train(undisturbed, range(12))
     skipped = [told[2] for told in first]
     assert skipped[0] and not skipped[-1]
@@ -129,7 +129,7 @@ def test_onecycle_leaves_adams_momentum_alone_and_moves_once_an_optimizer_step(f
     for step in range(6):
         strategy.learn([collate([[Sample(ids, ids)]], 0, "packed")] * 3, 1 / 117)  # three micro-batches
         strategy.step(recipe.optimizer.lr_at(step, 6))
-        group = strategy._optimizer.param_groups[0]
+        group = strategy.optimizer.adam.param_groups[0]
         assert group["betas"] == (0.8, 0.95)
         seen.append(group["lr"])
     theirs = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
@@ -155,12 +155,15 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
     for step in range(5):
         progress.note(step, STEP)
         assert watch.take(read_progress(tmp_path, 0), step) is None
-    silences = []
+    silences, looked = [], []
 
     class Slow:
         """Takes a thousand seconds a micro-batch."""
 
-        def evaluate(self, batch):
+        evaluated_together = 1
+
+        def evaluate(self, batches):
+            looked.append(len(batches))
             time.sleep(0.002)  # marks tell milliseconds
             silences.append(watch.take(read_progress(tmp_path, 0), 5 + next(clock)))
             return Sums(torch.tensor(1.0), torch.tensor(0))
@@ -178,3 +181,15 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
     assert watch.take(read_progress(tmp_path, 0), 20_000) > 1500, "without a note it would be"
     assert evaluate(Slow(), held_out, load_recipe("tiny", {"micro_batch": "1"}), rank, 4) is None
     assert len(silences) == 8, "asked to stop before the third of six micro-batches"
+    Slow.evaluated_together = 4
+    asked = iter([False, False])
+    evaluate(Slow(), held_out, load_recipe("tiny", {"micro_batch": "1"}), rank, 4)
+    assert looked == [1] * 8 + [4, 2], "as many at once as the strategy likes"
+
+
+def test_rows_looked_at_together_give_the_sums_of_each(folder):
+    strategy = Replicated(load_recipe("tiny", {"lora.dropout": "0.5"}), folder, 1)
+    batches = [collate([[Sample(ids, ids)]], 0, "packed") for ids in (list(range(5, 45)), list(range(50, 57)))]
+    together, apart = strategy.evaluate(batches), [strategy.evaluate([batch]) for batch in batches]
+    assert together.loss.item() == sum(each.loss.item() for each in apart) > 0
+    assert together.correct.item() == sum(each.correct.item() for each in apart)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from training import checkpoint  # noqa: E402
 from training.checkpoint import SaveError, TrainerState  # noqa: E402
+from training.cost.checkpoint import checkpoint_bytes  # noqa: E402
 from training.exit_codes import UNSAVED  # noqa: E402
 from training.saving import Saver  # noqa: E402
 
@@ -235,7 +236,7 @@ def test_the_size_that_is_asked_for_is_the_size_on_the_disk_and_only_trainable_s
     saver = _saver(tmp_path)
     saver.save(_tensors(shapes), _state(1))
     path = saver.finish()
-    expected = checkpoint.size_of(2 * 64 * 512, torch.bfloat16)
+    expected = checkpoint_bytes(2 * 64 * 512, torch.bfloat16.itemsize)
     assert expected < sum(at.stat().st_size for at in path.rglob("*") if at.is_file()) < expected + 4096
 
 

@@ -104,7 +104,7 @@ def _peak_bytes(work):
 @pytest.mark.parametrize("learning", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_chunk_needs_what_the_plan_reckons_for_a_logit_and_leaves_nothing_beside_the_next(dtype, learning):
-    from training.plan.memory import LOGIT
+    from training.cost.memory import LOGIT
 
     chunk, vocabulary = 64, 20_000
     torch.manual_seed(0)

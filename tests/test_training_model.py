@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -14,12 +15,15 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import model, tiny  # noqa: E402
+from training.cost.flops import ModelFacts  # noqa: E402
+from training.cost.memory import DROPOUT, offloaded_bytes, saved_bytes  # noqa: E402
+from training.cost.shape import model_shape  # noqa: E402
+from training.cost.strategies import STRATEGIES, zero3  # noqa: E402
+from training.cost.wire import BUCKET  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
-from training.metrics import ModelFacts  # noqa: E402
-from training.plan.memory import DROPOUT  # noqa: E402
-from training.recipe import Lora, RecipeError, load_recipe, recipe_names  # noqa: E402
-from training.strategies import machine  # noqa: E402
+from training.recipe import Lora, Recipe, RecipeError, load_recipe, recipe_names  # noqa: E402
+from training.strategies import engines, machine  # noqa: E402
 from training.strategies.zero import ds_config  # noqa: E402
 from training.strategies.zero3 import persistence_threshold  # noqa: E402
 
@@ -40,6 +44,15 @@ def _loaded(folder, **overrides):
 def _batch(batching="packed"):
     samples = [Sample(list(range(5, 5 + n)), list(range(5, 5 + n))) for n in (4, 9)]
     return collate([samples], 0, batching)
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpointed"), [("true", 4), ("false", 0), ("0", 0), ("1", 1), ("3", 3), ("99", 4)]
+)
+def test_a_number_says_how_many_of_the_first_layers_are_checkpointed(folder, asked, checkpointed):
+    loaded = _loaded(folder, gradient_checkpointing=asked)
+    layers = model.causal_model(loaded).get_decoder().layers
+    assert [layer.gradient_checkpointing for layer in layers] == [n < checkpointed for n in range(4)]
 
 
 @pytest.mark.parametrize("batching", ["packed", "padded"])
@@ -114,6 +127,36 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
     layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 384
     assert facts.matmul_parameters == 4 * layer + shape.vocab_size * 128, "the tied embedding is the head"
     assert (facts.layers, facts.attention_width, facts.full) == (4, 128, tuning == "full")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tuning": "full"},
+        {"lora.rank": "4", "lora.dora": "true"},
+        {"lora.targets": '["q_proj", "down_proj"]', "lora.modules_to_save": '["lm_head"]'},
+        {"lora.trainable_tokens": '["<|im_end|>"]'},
+    ],
+    ids=["full", "dora", "a whole head", "a token's row"],
+)
+def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settings):
+    recipe = load_recipe("tiny", settings)
+    config = json.loads((folder / "config.json").read_text())
+    assert model_shape(config).facts(recipe) == model.outline(recipe, folder)
+
+
+def test_a_recipe_can_name_each_strategy_that_has_a_cost_and_an_engine():
+    named = get_args(Recipe.model_fields["strategy"].annotation)
+    assert set(named) == STRATEGIES.keys() == engines().keys()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_deepspeed_is_told_what_the_plan_reckons_with(strategy):
+    config = ds_config(load_recipe("tiny", {"strategy": strategy}), 2)
+    zero = config["zero_optimization"]
+    assert (f"zero{zero['stage']}", zero["reduce_bucket_size"]) == (strategy, BUCKET)
+    shares, stage = STRATEGIES[strategy].shares(2), zero["stage"]
+    assert [shares.optimizer == 2, shares.gradients == 2, shares.weights == 2] == [stage >= 1, stage >= 2, stage >= 3]
 
 
 def test_under_zero3_every_lora_matrix_stays_resident(folder):
@@ -234,15 +277,15 @@ def test_token_rows_of_a_partitioned_embedding_are_refused_where_peft_cannot_han
         pytest.skip("speaks of machines without a GPU")
     tokens = {"lora.trainable_tokens": '["<|im_end|>"]'}
     with pytest.raises(RecipeError, match="zero3 need a GPU; without one take strategy zero2"):
-        machine.check_tokens(load_recipe("tiny", tokens))
-    machine.check_tokens(load_recipe("tiny", tokens | {"strategy": "zero2"}))
+        machine.check_strategy(load_recipe("tiny", tokens))
+    machine.check_strategy(load_recipe("tiny", tokens | {"strategy": "zero2"}))
 
 
 def test_offloading_more_than_the_nodes_ram_is_refused_with_both_figures(folder, monkeypatch):
     recipe = load_recipe("tiny", {"offload.optimizer": "true", "offload.parameters": "true"})
     machine.check_host_ram(recipe, folder, 2)
     facts = ModelFacts(parameters=14_000_000_000, trainable=100_000_000, matmul_parameters=13_000_000_000)
-    assert machine.offloaded_bytes(recipe, facts, world_size=4, ranks_here=2) == (28_000_000_000 + 1_600_000_000) // 2
+    assert offloaded_bytes(facts, recipe, zero3.shares(4)) == (28_000_000_000 + 1_600_000_000) // 4
     monkeypatch.setattr(machine, "available_ram", lambda: 1_000_000)
     with pytest.raises(
         RecipeError, match=r"offload.optimizer and offload.parameters need .* GiB .*, 0\.0 GiB are available"
@@ -250,7 +293,7 @@ def test_offloading_more_than_the_nodes_ram_is_refused_with_both_figures(folder,
         machine.check_host_ram(recipe, folder, 2)
     machine.check_host_ram(load_recipe("tiny"), folder, 2)
     full = load_recipe("tiny", {"tuning": "full"})
-    assert machine.saved_bytes(full, facts) == 12 * facts.trainable and machine.saved_bytes(recipe, facts) == 0
+    assert saved_bytes(facts, full) == 12 * facts.trainable and saved_bytes(facts, recipe) == 0
     with pytest.raises(RecipeError, match="saving with tuning = full needs"):
         machine.check_host_ram(full, folder, 2)
     monkeypatch.setenv("RANK", "1")  # of another node than the head's

@@ -15,8 +15,7 @@ from training.control.place import Place
 from training.launch import Host, Launch
 from training.plan import calibration
 from training.plan.calibration import Calibration
-from training.plan.facts import Facts
-from training.plan.pace import sustained
+from training.plan.facts import Facts, sustained
 from training.plan.predict import make_plan
 from training.recipe import load_recipe
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from training.cost.memory import GIB
+from training.cost.shape import PlanError
 from training.plan.checks import CHECKS
 from training.plan.facts import Card, Facts, Known, Papers, read_facts, stop_tokens
-from training.plan.memory import GIB, with_changes
 from training.plan.predict import Plan, make_plan
-from training.plan.shape import PlanError
 from training.plan.situation import Check
-from training.recipe import load_recipe
+from training.recipe import load_recipe, with_changes
 
 CONFIG = {
     "model_type": "qwen2",

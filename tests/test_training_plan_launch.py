@@ -26,9 +26,9 @@ from training.control.head_node import Head, HeadError, HereHead, RemoteHead
 from training.control.place import Place
 from training.control.preparing import Order
 from training.control.ship import pack
+from training.cost.shape import PlanError
 from training.data import DataError
 from training.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
-from training.plan.shape import PlanError
 from training.recipe import load_recipe
 from training.run_folder import PREPARING, begun, new_run_id
 from training.supervision.failure import RankEnd, rank_cause

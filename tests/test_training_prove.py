@@ -15,7 +15,7 @@ import pytest
 from training.control.follow import Look
 from training.control.head_node import HeadError, HereHead
 from training.control.place import Place
-from training.metrics.flops import has_kernels
+from training.cost.cards import has_kernels
 from training.prove import conduct, drills
 from training.prove.outcome import Outcome, gathered, read
 from training.run_folder import Status

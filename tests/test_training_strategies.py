@@ -19,10 +19,9 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
-from training.data import Order  # noqa: E402
-from training.plan import memory  # noqa: E402
-from training.plan.pace import RE_GATHERED, micro_steps  # noqa: E402
-from training.plan.shape import model_shape  # noqa: E402
+from training.cost.shape import model_shape  # noqa: E402
+from training.cost.strategies import zero3  # noqa: E402
+from training.data import Order, micro_steps  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 from training.strategies import Stepped  # noqa: E402
 
@@ -115,9 +114,13 @@ def _state(house, world, stage):
 
 
 def _on_every_number_of_ranks():
-    """Without checkpointing in every stage, and a LoRA of the head's own under zero3 with and without."""
+    """Every stage without checkpointing and with half of it; a LoRA of the head's own under zero3 with and without."""
     off = {"gradient_checkpointing": "false"}
-    cases = [{"name": f"kept {stage}", "steps": 4, "recipe": {"strategy": stage} | off} for stage in STAGES]
+    cases = []
+    for stage in STAGES:
+        for name, checkpointed in (("kept", "false"), ("partly", "2")):
+            recipe = {"strategy": stage, "gradient_checkpointing": checkpointed}
+            cases.append({"name": f"{name} {stage}", "steps": 4, "recipe": recipe})
     settings = {"strategy": "zero3", "loss_chunk": "16"}
     cases += [{"name": head, "steps": 2, "recipe": settings | off | recipe} for head, recipe in HEADS.items()]
     return [*cases, {"name": "head lora, checkpointed", "steps": 2, "recipe": settings | HEADS["head lora"]}]
@@ -257,6 +260,8 @@ def test_checkpointing_on_or_off_is_the_same_training_in_every_stage_on_one_to_t
     for group in (on_one, on_two, on_three):
         assert group[f"kept {stage}"]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
         assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        partly = group[f"partly {stage}"]
+        assert (partly["losses"], partly["norms"]) == (group[stage]["losses"], group[stage]["norms"]), "to the bit"
         assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
         assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
 
@@ -329,15 +334,16 @@ def test_zero3_gathers_what_the_plan_says(house, on_two, monkeypatch):
     """At once, for its memory; and in a step, for the wire."""
     shape = model_shape(json.loads((house / "deep" / "config.json").read_text()))
     whole = on_two["deep, kept whole"]
-    count = micro_steps(load_recipe("tiny", EXACT), 2)
-    assert whole["gathered_at_once"] <= memory.gathered_elements(shape) == shape.parameters
+    recipe = load_recipe("tiny", EXACT)
+    count = micro_steps(recipe.global_batch, 2, recipe.micro_batch)
+    assert whole["gathered_at_once"] <= zero3.gathered_elements(shape) == shape.parameters
     assert whole["gathered_a_step"] == pytest.approx(count * shape.parameters, rel=0.01)
-    monkeypatch.setattr(memory, "WHOLE", 0)
-    monkeypatch.setattr(memory, "PREFETCH", PREFETCH)
+    monkeypatch.setattr(zero3, "WHOLE", 0)
+    monkeypatch.setattr(zero3, "PREFETCH", PREFETCH)
     parted = on_two["deep"]
-    together = memory.gathered_elements(shape)
+    together = zero3.gathered_elements(shape)
     assert 0.7 * together < parted["gathered_at_once"] < 1.08 * together < 0.2 * shape.parameters
-    assert parted["gathered_a_step"] == pytest.approx(count * RE_GATHERED * shape.parameters, rel=0.05)
+    assert parted["gathered_a_step"] == pytest.approx(count * zero3.RE_GATHERED * shape.parameters, rel=0.05)
     assert parted["losses"] == whole["losses"]
 
 

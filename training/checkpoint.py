@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from training.cost.checkpoint import checkpoint_bytes
 from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
 from training.sums import OPTIMIZER, STATE, SUMS, missing_parts, parse_sums, sha256_of, sums_of, sums_text
 
@@ -91,7 +92,8 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (*folder.glob(".tmp-step-*"), *folder.glob(".old-step-*")):
         shutil.rmtree(stale)
-    _check_room(folder, state.step, size_of(sum(tensor.numel() for tensor in _masters(tensors).values()), dtype))
+    trained = sum(tensor.numel() for tensor in _masters(tensors).values())
+    _check_room(folder, state.step, checkpoint_bytes(trained, dtype.itemsize))
     learned = {name: tensor.to(dtype) for name, tensor in _masters(tensors).items()}
     part = fresh / ("model" if full else "adapter")
     try:
@@ -127,11 +129,6 @@ def remove(path: Path) -> None:
     """Delete a checkpoint; it loses its name first, so that none is ever half there."""
     aside = path.with_name(f".old-{path.name}")
     shutil.rmtree(path.rename(aside))
-
-
-def size_of(trainable: int, dtype: torch.dtype) -> int:
-    """Bytes of a checkpoint of so many trainable parameters: fp32 master and two moments, and the weights."""
-    return trainable * (12 + dtype.itemsize)
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[Path]]:

@@ -23,6 +23,7 @@ from transformers import AutoConfig
 
 from training import checkpoint, liger, rng, strategies
 from training.checkpoint import CheckpointError, TrainerState
+from training.cost.checkpoint import checkpoint_bytes
 from training.data import DataError, Order, micro_batches
 from training.data.build import TRAIN, VALIDATION
 from training.data.collate import collate
@@ -237,7 +238,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
         full=recipe.tuning == "full",
         on_saved=lambda path: rank.say(f"saved checkpoints/{path.name}"),
     )
-    nbytes = checkpoint.size_of(strategy.facts.trainable, saver.dtype)
+    nbytes = checkpoint_bytes(strategy.facts.trainable, saver.dtype.itemsize)
     rank.on_head(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:

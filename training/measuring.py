@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from deepspeed.accelerator import get_accelerator
 
+from training.cost.flops import ModelFacts, utilization
 from training.data.prepared import Prepared
-from training.metrics import ModelFacts, StepMetrics, utilization
+from training.metrics import StepMetrics
 from training.metrics.communication import CommunicationClock
 from training.metrics.devices import DeviceWatch
 from training.recipe import Recipe
@@ -54,7 +55,7 @@ class Meter:
             useful_per_s=useful,
             executed_per_s=executed,
             length=self._span,
-            checkpointing=recipe.gradient_checkpointing,
+            checkpointed=recipe.checkpointed(self._facts.layers) / self._facts.layers,
             card=self._watch.card,
             cards=ranks,
         )

@@ -6,7 +6,7 @@ The quirks worked around here were read in deepspeed 0.19.8, transformers 5.23 a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from training.attention import SEGMENTS, Segments
+from training.cost.flops import ModelFacts
+from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing
 from training.loss import fuse
-from training.metrics.flops import ModelFacts
 from training.recipe import Recipe, RecipeError
 
 if TYPE_CHECKING:
@@ -69,6 +70,17 @@ def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     return {**moved, "segments": segments}
 
 
+def evaluated(loss_model: nn.Module, batches: Sequence[Batch], device: torch.device | str) -> torch.Tensor:
+    """What LossModel gives for `batches` together, in fp64: without gradient and without dropout."""
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    loss_model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            total += loss_model(**inputs(batch, device))
+    loss_model.train()
+    return total
+
+
 def load(recipe: Recipe, model_dir: Path) -> nn.Module:
     """The base model in the recipe's precision with its adapter around it; with `tuning = "full"` all of it
     trainable, and no adapter.
@@ -89,15 +101,18 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if reason := mixing(base.config.model_type, recipe):
         raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
     base.config.use_cache = False
-    if recipe.gradient_checkpointing:
+    layers = [module for module in base.modules() if type(module).__name__ in base._no_split_modules]
+    checkpointed = recipe.checkpointed(len(layers))
+    if checkpointed:
         # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif recipe.strategy == "zero3":
+        for layer in layers[checkpointed:]:
+            layer.gradient_checkpointing = False
+    if cost_of(recipe).WEIGHTS_PARTITIONED and checkpointed < len(layers):
         # A leaf module whose input has no gradient is let go of before its own backward has run.
         base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
-    layers = {type(module) for module in base.modules() if type(module).__name__ in base._no_split_modules}
-    set_z3_leaf_modules(base, list(layers))
+    set_z3_leaf_modules(base, list({type(layer) for layer in layers}))
     torch.manual_seed(recipe.seed)
     if recipe.tuning == "full":
         return base.train()
@@ -188,9 +203,8 @@ def facts(model: nn.Module) -> ModelFacts:
     config = causal.config
     added = (".lora_", ".trainable_tokens_delta", ".modules_to_save.")
     base = [(name, p) for name, p in model.named_parameters() if not any(part in name for part in added)]
-    head = causal.get_output_embeddings()
-    head_weight = getattr(getattr(head, "base_layer", head), "weight", None)
-    embedding = {id(p) for p in causal.get_input_embeddings().parameters()} - {id(head_weight)}
+    tied = getattr(config, "tie_word_embeddings", False)
+    embedding = set() if tied else {id(p) for p in causal.get_input_embeddings().parameters()}
     matrices = sum(size(p) for _, p in base if len(shape(p)) == 2 and id(p) not in embedding)
     heads = config.num_attention_heads
     return ModelFacts(

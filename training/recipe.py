@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from training.cost.strategies import cost_of
+
 RECIPES = Path(__file__).parent / "recipes"
 
 ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
@@ -172,7 +174,8 @@ class Recipe(Table):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
     keep_best: bool = True
     """Keep the checkpoint of the lowest validation loss beside the newest ones."""
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool | Annotated[int, Field(ge=0)] = True
+    """Layers whose activations are computed again: all of them, none, or the first so many."""
     loss_chunk: Annotated[int, Field(ge=16)] = 1024
     """Tokens whose logits exist at once, where the loss is computed; Liger's kernels, on GPUs, choose by themselves."""
     strategy: Literal["zero0", "zero1", "zero2", "zero3"] = "zero3"
@@ -190,9 +193,14 @@ class Recipe(Table):
             raise ValueError("say either steps or epochs")
         if self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch {self.micro_batch} is larger than global_batch {self.global_batch}")
-        if self.offload.parameters and self.strategy != "zero3":
-            raise ValueError(f"offload.parameters needs strategy zero3, not {self.strategy}")
+        if reason := cost_of(self).needs(self, gpu=True):
+            raise ValueError(reason)
         return self
+
+    def checkpointed(self, layers: int) -> int:
+        """How many of a model's layers are."""
+        asked = self.gradient_checkpointing
+        return layers * asked if isinstance(asked, bool) else min(asked, layers)
 
     def total_steps(self, samples: int) -> int:
         """Optimizer steps of the whole run over a data set of `samples` rows."""
@@ -240,6 +248,11 @@ def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """A resolved recipe as `to_toml` wrote it into a run folder, with `overrides`."""
     return _checked(_overridden(_parsed(path), overrides or {}), str(path))
+
+
+def with_changes(recipe: Recipe, **changes: object) -> Recipe:
+    """The recipe with some keys changed, checked again."""
+    return Recipe.model_validate({**recipe.model_dump(), **changes})
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -30,9 +30,9 @@ def _sentences() -> Iterator[None]:
     from training.control.fetch import FetchInterrupted
     from training.control.head_node import HeadError
     from training.control.verify import FetchError
+    from training.cost.shape import PlanError
     from training.data import DataError
     from training.launch import LaunchError
-    from training.plan.shape import PlanError
     from training.recipe import RecipeError
 
     mistakes = (RecipeError, DataError, PlanError, LaunchError, FetchError, RentError)

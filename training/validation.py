@@ -20,21 +20,23 @@ from training.strategies import Strategy
 
 
 def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank, step: int) -> EvaluationMetrics | None:
-    """Every held-out row once, spread over the ranks; the same answer on all of them. Each micro-batch is noted, so
-    that a long look is not taken for a hang. None where the run is asked to stop meanwhile: who asks may take the
-    machine away in a minute."""
+    """Every held-out row once, spread over the ranks; the same answer on all of them. Each group of micro-batches is
+    noted, so that a long look is not taken for a hang. None where the run is asked to stop meanwhile: who asks may
+    take the machine away in a minute."""
     place = rank.place
     began = time.monotonic()
     device = get_accelerator().current_device_name()
     total = torch.zeros(2, dtype=torch.float64, device=device)
-    for numbers in micro_batches(range(held_out.rows), place.rank, place.world_size, recipe.micro_batch):
+    mine = micro_batches(range(held_out.rows), place.rank, place.world_size, recipe.micro_batch)
+    together = strategy.evaluated_together
+    for first in range(0, len(mine), together):
         rank.progress.note(step, "evaluate")
         asked = torch.tensor(float(rank.stop_asked()), device=device)
-        dist.all_reduce(asked)  # every rank has as many micro-batches, so all of them agree here
+        dist.all_reduce(asked)  # every rank has as many groups, so all of them agree here
         if asked.item():
             return None
-        rows = [held_out.row(number) for number in numbers]
-        sums = strategy.evaluate(collate(rows, held_out.report.pad_id, recipe.batching))
+        group = [[held_out.row(number) for number in numbers] for numbers in mine[first : first + together]]
+        sums = strategy.evaluate([collate(rows, held_out.report.pad_id, recipe.batching) for rows in group])
         total += torch.stack((sums.loss, sums.correct))
     dist.all_reduce(total)
     loss_sum, correct = total.tolist()

@@ -9,10 +9,10 @@ from training.control.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.control.follow import Look, follow
 from training.control.head_node import Head, HeadError, RemoteHead
 from training.control.terminal import progress
+from training.cost.shape import ModelShape
 from training.diagnosis.nccl_log import fact_lines, read_log
-from training.diagnosis.oom import ladder, ladder_lines
 from training.launch import LaunchError
-from training.plan.shape import ModelShape
+from training.plan.ladder import ladder, ladder_lines
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS, REPORT
 from training.supervision.reclaim import GO_ON, RECLAIMED, RELEASED

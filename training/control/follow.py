@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.cost import cost, money
+from training.cost.money import cost, money
 from training.run_folder import (
     ENDED,
     LAUNCH,

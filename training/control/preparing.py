@@ -15,6 +15,7 @@ from training.control import comm_report, runs
 from training.control.head_node import Head, HeadError, within
 from training.control.place import Place
 from training.control.talk import TalkBroken
+from training.cost.pace import LINE_SHARE
 from training.data import DataError
 from training.data.hub import POINTER
 from training.exit_codes import FINISHED, UNUSABLE
@@ -22,7 +23,6 @@ from training.launch import RUN_VARIABLE, Launch
 from training.plan import calibration
 from training.plan.calibration import Calibration
 from training.plan.facts import Facts, Known, Papers, read_facts
-from training.plan.pace import LINE_SHARE
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS
 

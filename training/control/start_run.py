@@ -20,13 +20,13 @@ from training.control.head_node import Head
 from training.control.place import Place, Target
 from training.control.plan_table import show_plan
 from training.control.ship import plan_text
+from training.cost.shape import PlanError
 from training.data import DataError, DataSummary, can_check_here, check
 from training.data.hub import POINTER, is_dataset_name
 from training.data.readers import data_files
 from training.launch import Launch, LaunchError
 from training.model_lock import LOCK, disagreement, read_pins, remember
 from training.plan.predict import Plan, make_plan
-from training.plan.shape import PlanError
 from training.plan.teaching import short_warmup
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
 from training.sums import SUMS, sha256_of, sums_of, sums_text

@@ -3,18 +3,13 @@
 Rank 0 writes; importing this costs no torch.
 """
 
-from training.metrics.flops import ModelFacts, flops_per_token, peak_flops, utilization
 from training.metrics.recorder import Recorder
 from training.metrics.steps import EvaluationMetrics, StepMetrics, append, keep_until
 
 __all__ = [
     "EvaluationMetrics",
-    "ModelFacts",
     "Recorder",
     "StepMetrics",
     "append",
-    "flops_per_token",
     "keep_until",
-    "peak_flops",
-    "utilization",
 ]

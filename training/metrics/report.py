@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from training.cost import cost, money
+from training.cost.money import cost, money
 from training.metrics.plots import Drawn, draw, plots
 from training.run_folder import (
     LAUNCH,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from training.cost.cards import sustained_flops
+from training.cost.memory import GIB
+from training.cost.shape import ModelShape, model_shape
 from training.plan.calibration import Calibration
-from training.plan.memory import GIB
-from training.plan.shape import ModelShape, model_shape
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,14 @@ def read_facts(
         link_from=known.link_from,
         calibration=known.calibration,
     )
+
+
+def sustained(facts: Facts) -> tuple[float | None, str]:
+    """What the cards sustain, and where that is known from: measured on these machines, else by the card's name."""
+    if facts.card is None:
+        return None, ""
+    made = facts.calibration
+    if made and (flops := made.sustained(facts.card.name)):
+        return flops, f"measured by {made.run_id} ({made.matmul_flops / 1e12:.3g} TFLOP/s in matmul)"
+    flops = sustained_flops(facts.card.name)
+    return flops, f"the table, for {facts.card.name}" if flops else ""

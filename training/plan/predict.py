@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.diagnosis.oom import ladder
+from training.cost.memory import GIB, PROCESS, micro_batch_tokens
+from training.cost.pace import Rates, pace
+from training.cost.shape import PlanError
+from training.cost.strategies import cost_of
 from training.plan.checks import run_checks
-from training.plan.facts import Facts
-from training.plan.memory import GIB, PROCESS, estimate
-from training.plan.pace import Rates, pace, sustained
-from training.plan.shape import PlanError
+from training.plan.facts import Facts, sustained
+from training.plan.ladder import ladder
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
 from training.recipe import Recipe
@@ -38,8 +39,8 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     report = facts.report
     if not report["rows"]:
         raise PlanError("no record has anything to learn from")
-    tokens = micro_batch_tokens(recipe, report)
-    memory = estimate(facts.shape, recipe, facts.ranks, tokens)
+    tokens = micro_batch_tokens(recipe, report["longest"])
+    memory = cost_of(recipe).memory(facts.shape, recipe, facts.ranks, tokens)
     flops, flops_from = sustained(facts)
     if flops and recipe.dtype == "float32":
         flops /= 8  # a data-centre card's fp32 rate, without tensor cores
@@ -80,10 +81,3 @@ def _smaller(recipe: Recipe, facts: Facts) -> str:
         if rung.leaves_gib <= has:
             return " ".join(f"--set {key}={value}" for key, value in settings.items())
     return ""
-
-
-def micro_batch_tokens(recipe: Recipe, report: Any) -> int:
-    """The most tokens a GPU holds at once: full rows where they are packed, else the longest records."""
-    packed = recipe.batching == "packed"
-    row = recipe.max_length if packed else min(recipe.max_length, report["longest"])
-    return recipe.micro_batch * row

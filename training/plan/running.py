@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
+from training.cost.cards import lacks_bfloat16, too_old
+from training.cost.memory import GIB, PROCESS, RESERVED, Memory
+from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing, too_long
-from training.plan.memory import GIB, PROCESS, RESERVED, Memory
 from training.plan.situation import Check, Situation
 
 TIGHT = 0.95
@@ -13,10 +13,6 @@ UNSAVED_MINUTES = 30
 LONG_MINUTES = 24 * 60
 SYSTEM = 8e9
 """RAM a node needs besides what is offloaded: Python and CUDA, the loading of the model, the system."""
-WITHOUT_KERNELS = re.compile(r"\b(V100S?|P100|P40|P4|M60|M40|K80|GTX (9|10)\d\d|TITAN (V|X|Xp))\b", re.IGNORECASE)
-"""Cards older than Turing, compute capability below 7.5: torch's wheels have nothing for them."""
-WITHOUT_BF16 = re.compile(r"\b(T4|20[678]0|GTX|TITAN RTX|Quadro RTX)\b", re.IGNORECASE)
-"""Cards before NVIDIA's Ampere."""
 
 
 def saving(it: Situation) -> Check:
@@ -96,9 +92,9 @@ def disk(it: Situation) -> Check:
 
 def number_type(it: Situation) -> Check:
     card, dtype = it.facts.card, it.recipe.dtype
-    if card and WITHOUT_KERNELS.search(card.name):
+    if card and too_old(card.name):
         return Check("card", "error", f"torch has no kernels for {card.name}", "take cards from T4 on")
-    without = card is not None and WITHOUT_BF16.search(card.name) is not None
+    without = card is not None and lacks_bfloat16(card.name)
     if card is None and dtype == "float16":
         return Check("dtype", "error", "float16 needs a GPU", "--set dtype=bfloat16, or float32")
     if card and without and dtype == "bfloat16":
@@ -123,7 +119,7 @@ def duration(it: Situation) -> Check:
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
-        cure = f"{pace.wire_gb:.0f} GB cross the network in a step; a larger micro_batch, or zero2 if it fits"
+        cure = f"{pace.wire_gb:.0f} GB cross the network in a step; {cost_of(it.recipe).LIGHTER}"
         return Check("time", "warning", value, cure, estimated=True)
     if minutes > LONG_MINUTES:
         return Check("time", "warning", value, "more than a day", estimated=True)

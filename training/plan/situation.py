@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from training.cost.memory import Memory
+from training.cost.pace import Pace, validation_steps
 from training.plan.facts import Facts
-from training.plan.memory import Memory
-from training.plan.pace import Pace, validation_steps
 from training.recipe import Recipe
 
 Severity = Literal["ok", "warning", "error"]

@@ -17,12 +17,12 @@ from typing import Any
 from training import tiny
 from training.control import comm_report, runs, start_run
 from training.control.place import Place
+from training.cost.memory import RESERVED
+from training.cost.shape import PlanError
 from training.data import DataError
 from training.launch import Launch, LaunchError
 from training.plan import calibration
 from training.plan.calibration import Calibration
-from training.plan.memory import RESERVED
-from training.plan.shape import PlanError
 from training.prove.drills import Drill, named, silently
 from training.prove.outcome import Outcome, as_rows, failed, judged, not_here, read
 from training.recipe import Recipe, load_recipe

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from training import rng, strategies
+from training.cost.strategies import STRATEGIES
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
 from training.data.sample import IGNORED
@@ -34,7 +35,7 @@ STEPS, SAMPLES, VOCABULARY = 5, 12, 256
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 """Of a loss or a norm, relative. Sums in another order differ by some 1e-7, which Adam's first steps had made 1.4e-5 of
 a norm on another kind of CPU; a card's fp32 products by 1e-4."""
-STAGES = ("zero0", "zero1", "zero2", "zero3")
+STAGES = tuple(STRATEGIES)
 SETTINGS = {
     "dtype": "float32",
     "lora.dropout": "0",

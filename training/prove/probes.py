@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from training.cost.cards import has_kernels
 from training.device import device, half
-from training.metrics.flops import has_kernels
 from training.prove.outcome import Outcome, as_rows, judged, not_here, passed, tried
 from training.strategies.machine import available_ram
 

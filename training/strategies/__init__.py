@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from training.metrics.flops import ModelFacts
+from training.cost.flops import ModelFacts
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ class Sums:
     """Over the learned tokens of this rank, on its device."""
 
     loss: torch.Tensor
-    """fp32."""
+    """fp32; of an evaluation fp64."""
     correct: torch.Tensor
     """Tokens the model would have said itself."""
 
@@ -56,6 +56,8 @@ class Strategy(Protocol):
     """A model spread over the ranks. All ranks call every method together."""
 
     facts: ModelFacts
+    evaluated_together: int
+    """Micro-batches that `evaluate` is best given at once: as many as keep every rank busy."""
     shapes: Mapping[str, torch.Size]
     """Of what is trained, by NAME as in TrainableState."""
     write_config: Callable[[Path], None]
@@ -65,8 +67,8 @@ class Strategy(Protocol):
         """Forward and backward of one optimizer step's micro-batches on this rank: adds the gradient of `scale`
         times the loss, summed over micro-batches and ranks."""
 
-    def evaluate(self, batch: Batch) -> Sums:
-        """The same without gradient and without dropout."""
+    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+        """The sums alone, without dropout."""
 
     def step(self, lr: float) -> Stepped:
         """Clip, update with this learning rate, forget the gradient."""
@@ -85,15 +87,20 @@ def build(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:
     """The recipe's strategy with its model loaded; the process group must exist already."""
     from training.head_check import refuse_other_logits
     from training.strategies import machine
+
+    machine.check_card()
+    machine.check_dtype(recipe)
+    machine.check_strategy(recipe)
+    machine.check_host_ram(recipe, model_dir, world_size)
+    refuse_other_logits(recipe, model_dir)
+    strategy: Strategy = engines()[recipe.strategy](recipe, model_dir, world_size)
+    return strategy
+
+
+def engines() -> dict[str, type]:
+    """By the name that recipes use; what each costs is in training/cost/strategies/."""
     from training.strategies.replicated import Replicated
     from training.strategies.zero import Zero12
     from training.strategies.zero3 import Zero3
 
-    machine.check_card()
-    machine.check_dtype(recipe)
-    machine.check_tokens(recipe)
-    machine.check_host_ram(recipe, model_dir, world_size)
-    refuse_other_logits(recipe, model_dir)
-    kinds: dict[str, type] = {"zero0": Replicated, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}
-    strategy: Strategy = kinds[recipe.strategy](recipe, model_dir, world_size)
-    return strategy
+    return {"zero0": Replicated, "zero1": Zero12, "zero2": Zero12, "zero3": Zero3}

@@ -9,13 +9,10 @@ from pathlib import Path
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from training.metrics.flops import ModelFacts, has_kernels
+from training.cost.cards import has_kernels
+from training.cost.memory import offloaded_bytes, saved_bytes
+from training.cost.strategies import cost_of
 from training.recipe import Recipe, RecipeError
-
-OPTIMIZER_BYTES = 16
-"""A trained parameter's fp32 master, two moments and gradient."""
-SAVED_BYTES = 12
-"""The same without the gradient, as a checkpoint gathers it on the head."""
 
 
 def check_card() -> None:
@@ -43,32 +40,16 @@ def check_dtype(recipe: Recipe) -> None:
         raise RecipeError(f"dtype: {card} has bfloat16, and float16 overflows: take bfloat16")
 
 
-def check_tokens(recipe: Recipe) -> None:
-    """PEFT 0.21.2 hands the rows of a partitioned embedding around on a GPU alone."""
-    if recipe.lora.trainable_tokens and recipe.strategy == "zero3" and get_accelerator().device_name() != "cuda":
-        raise RecipeError("lora.trainable_tokens under zero3 need a GPU; without one take strategy zero2")
-
-
-def offloaded_bytes(recipe: Recipe, facts: ModelFacts, world_size: int, ranks_here: int) -> int:
-    """RAM that the ranks of one node fill with what is kept off their GPUs."""
-    ranks_sharing = 1 if recipe.strategy == "zero0" else world_size
-    needed = 0
-    if recipe.offload.optimizer:
-        needed += OPTIMIZER_BYTES * facts.trainable // ranks_sharing
-    if recipe.offload.parameters:
-        needed += (4 if recipe.dtype == "float32" else 2) * facts.parameters // ranks_sharing
-    return needed * ranks_here
+def check_strategy(recipe: Recipe) -> None:
+    """RecipeError where the recipe's strategy cannot be had on this machine."""
+    if reason := cost_of(recipe).needs(recipe, gpu=get_accelerator().device_name() == "cuda"):
+        raise RecipeError(reason)
 
 
 def available_ram() -> int:
     """Bytes this node can still give, caches included."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def saved_bytes(recipe: Recipe, facts: ModelFacts) -> int:
-    """RAM that rank 0 fills with a checkpoint of a model trained whole; an adapter's does not count."""
-    return SAVED_BYTES * facts.trainable if recipe.tuning == "full" else 0
 
 
 def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
@@ -80,7 +61,8 @@ def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
     from training.model import outline
 
     facts = outline(recipe, model_dir)
-    needed = offloaded_bytes(recipe, facts, world_size, ranks_here) + (saved_bytes(recipe, facts) if saves else 0)
+    offloaded = offloaded_bytes(facts, recipe, cost_of(recipe).shares(world_size)) * ranks_here
+    needed = offloaded + (saved_bytes(facts, recipe) if saves else 0)
     available = available_ram()
     if needed > available:
         asked = [f"offload.{key}" for key in ("optimizer", "parameters") if getattr(recipe.offload, key)]

@@ -19,15 +19,15 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from training import model
+from training.cost.strategies import cost_of
+from training.cost.wire import BUCKET
 from training.data import micro_steps
 from training.data.collate import Batch
 from training.device import device
 from training.recipe import Recipe
 from training.store import join
 from training.strategies import Behind, Stepped, Sums, TrainableState, loss_scale
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-BUCKET = 50_000_000
+from training.strategies.optimizer import MOMENTS, adamw, broadcast
 
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:
@@ -46,7 +46,7 @@ def init_process_group(local_rank: int, timeout_s: float) -> None:
 def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration."""
     zero: dict[str, Any] = {
-        "stage": int(recipe.strategy.removeprefix("zero")),
+        "stage": cost_of(recipe).STAGE,
         "overlap_comm": True,
         "contiguous_gradients": True,
         "reduce_bucket_size": BUCKET,
@@ -76,21 +76,10 @@ def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
     return config
 
 
-def adamw(recipe: Recipe, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.AdamW:
-    """Over what is trained alone; the learning rate is set before every step."""
-    settings = recipe.optimizer
-    return torch.optim.AdamW(
-        parameters,
-        lr=0.0,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
-
-
 class Zero:
     """The engine: see `training.strategies.Strategy` for what each method promises."""
+
+    evaluated_together = 1
 
     def __init__(self, recipe: Recipe, model_dir: Path, config: dict[str, Any]) -> None:
         loaded = model.load(recipe, model_dir)
@@ -119,12 +108,8 @@ class Zero:
             total += sums.detach()
         return Sums(total[0], total[1])
 
-    def evaluate(self, batch: Batch) -> Sums:
-        self.engine.eval()
-        with torch.no_grad():
-            sums = self.engine(**model.inputs(batch, self._device))
-        self.engine.train()
-        return Sums(sums[0], sums[1])
+    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+        return Sums(*model.evaluated(self.engine, batches, self._device))
 
     def step(self, lr: float) -> Stepped:
         assert self.engine.is_gradient_accumulation_boundary()
@@ -196,10 +181,3 @@ class Zero12(Zero):
         param.set_full_hp_param(full, moment)
         if moment is None:
             param.data.copy_(full)
-
-
-def broadcast(state: TrainableState | None, key: str, shape: torch.Size, device: torch.device | str) -> torch.Tensor:
-    """A tensor of rank 0's state on every rank."""
-    full = torch.empty(shape, dtype=torch.float32, device=device) if state is None else state[key].to(device)
-    dist.broadcast(full, src=0)
-    return full

@@ -14,8 +14,8 @@ from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_
 from transformers import AutoConfig, PretrainedConfig
 from transformers.integrations import HfDeepSpeedConfig
 
-from training.plan.memory import PREFETCH, gathered_elements
-from training.plan.shape import PlanError, model_shape
+from training.cost.shape import PlanError, model_shape
+from training.cost.strategies import zero3 as cost
 from training.recipe import Recipe, RecipeError
 from training.strategies.zero import Zero, ds_config
 
@@ -27,7 +27,7 @@ class Zero3(Zero):
         shape = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         config = ds_config(recipe, world_size)
         config["zero_optimization"] |= {
-            "stage3_prefetch_bucket_size": PREFETCH,
+            "stage3_prefetch_bucket_size": cost.PREFETCH,
             "stage3_param_persistence_threshold": persistence_threshold(recipe, shape),
             **limits(shape),
         }
@@ -53,7 +53,7 @@ def limits(config: PretrainedConfig) -> dict[str, int]:
         shape = model_shape(config.to_dict())
     except PlanError:
         return {}
-    together = gathered_elements(shape)
+    together = cost.gathered_elements(shape)
     distance = together if together < shape.parameters else 2 * together  # from a forward to its backward
     return {"stage3_max_live_parameters": together, "stage3_max_reuse_distance": distance}
 

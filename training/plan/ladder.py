@@ -1,4 +1,6 @@
-"""After out of memory: what to change, in the recipe's own keys, and what each change would save. Pure.
+"""Where memory does not suffice: what to change, in the recipe's own keys, and what each change would save. Pure.
+
+Before a run by the plan, after it by what a run that ran out of memory is told.
 
 The steps go from the cheapest to the dearest, in speed and in what is learned. Each is counted on top of those
 before it.
@@ -10,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.plan.memory import GIB, RESERVED, Memory, estimate, with_changes
-from training.plan.shape import ModelShape
-from training.recipe import Recipe
+from training.cost.memory import GIB, RESERVED, Memory, micro_batch_tokens
+from training.cost.shape import ModelShape
+from training.cost.strategies import LEANEST, cost_of
+from training.recipe import Recipe, with_changes
 
 SHORTEST = 512
 """Tokens of a row that the ladder goes down to."""
@@ -57,8 +60,7 @@ def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: b
 
 def needed(recipe: Recipe, shape: ModelShape, ranks: int, longest: int) -> Memory:
     """Memory where every micro-batch is as long as it can get."""
-    row = recipe.max_length if recipe.batching == "packed" else min(recipe.max_length, longest)
-    return estimate(shape, recipe, ranks, recipe.micro_batch * row)
+    return cost_of(recipe).memory(shape, recipe, ranks, micro_batch_tokens(recipe, longest))
 
 
 def _merged(recipe: Recipe, changes: dict[str, Any]) -> dict[str, Any]:
@@ -70,15 +72,16 @@ def _merged(recipe: Recipe, changes: dict[str, Any]) -> dict[str, Any]:
 def _changes(recipe: Recipe, ranks: int) -> Iterator[Change]:
     if recipe.micro_batch > 1:
         yield ("micro_batch=1",), {"micro_batch": 1}, "the same result in more micro-batches"
-    if not recipe.gradient_checkpointing:
+    if recipe.gradient_checkpointing is not True:
         yield ("gradient_checkpointing=true",), {"gradient_checkpointing": True}, "the same result, a third slower"
     if recipe.loss_chunk > 256:
         yield ("loss_chunk=256",), {"loss_chunk": 256}, "the same result"
     if recipe.tuning == "lora" and recipe.lora.dropout:
         yield ("lora.dropout=0",), {"lora": {"dropout": 0.0}}, "no dropout"
-    if recipe.strategy != "zero3" and ranks > 1:
+    divided = cost_of(recipe).WEIGHTS_PARTITIONED
+    if not divided and ranks > 1:
         words = "the same result; the weights cross the network in every micro-batch"
-        yield ("strategy=zero3",), {"strategy": "zero3"}, words
+        yield (f"strategy={LEANEST}",), {"strategy": LEANEST}, words
     if recipe.tuning == "full":
         yield ("tuning=lora",), {"tuning": "lora"}, "an adapter instead of every weight"
     if not recipe.offload.optimizer:
@@ -88,9 +91,9 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[Change]:
         length = max(SHORTEST, length // 2)
         yield (f"max_length={length}",), {"max_length": length}, "longer records lose their ends"
     if not recipe.offload.parameters:
-        with_it = () if recipe.strategy == "zero3" else ("strategy=zero3",)
+        with_it = () if divided else (f"strategy={LEANEST}",)
         settings = (*with_it, "offload.parameters=true")
-        yield settings, {"strategy": "zero3", "offload": {"parameters": True}}, "much slower, RAM of the nodes"
+        yield settings, {"strategy": LEANEST, "offload": {"parameters": True}}, "much slower, RAM of the nodes"
     if recipe.tuning == "lora" and recipe.lora.dora:
         yield ("lora.dora=false",), {"lora": {"dora": False}}, "plain LoRA"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from training.diagnosis.oom import ladder, ladder_lines, needed
-from training.plan.memory import GIB, RESERVED, with_changes
-from training.plan.shape import model_shape
-from training.recipe import Recipe, load_recipe
+from training.cost.memory import GIB, RESERVED
+from training.cost.shape import model_shape
+from training.plan.ladder import ladder, ladder_lines, needed
+from training.recipe import Recipe, load_recipe, with_changes
 
 CONFIG = {
     "model_type": "qwen2",

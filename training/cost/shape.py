@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.recipe import Lora
+from training.cost.flops import ModelFacts
+
+if TYPE_CHECKING:
+    from training.recipe import Lora, Recipe
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -83,6 +86,16 @@ class ModelShape:
     def matmul_parameters(self) -> int:
         """What every token is multiplied with: the layers and the head, not the look-up in the embedding."""
         return self.layers * self.layer_matrices + self.embedding_parameters
+
+    def facts(self, recipe: Recipe) -> ModelFacts:
+        """What the engine counts on the loaded model."""
+        return ModelFacts(
+            parameters=self.parameters,
+            trainable=self.parameters if recipe.tuning == "full" else self.trainable_parameters(recipe.lora),
+            matmul_parameters=self.matmul_parameters,
+            layers=self.layers,
+            attention_width=self.query,
+        )
 
     def trainable_parameters(self, lora: Lora) -> int:
         """Parameters that `lora` adds or opens: the pairs of thin matrices, DoRA's lengths, whole modules, rows."""

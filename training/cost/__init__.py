@@ -1,0 +1,4 @@
+"""What a run costs, each figure defined once: parameters, FLOPs, bytes, seconds, money. Pure, and without torch.
+
+The plan, the engine, the ladder after out of memory and the report all ask here.
+"""

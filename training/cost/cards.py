@@ -1,0 +1,83 @@
+"""What is known of NVIDIA's cards by the names their drivers give: rates, 16-bit types, kernels. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CardRates:
+    """Of one kind of card."""
+
+    peak: float
+    """TFLOP/s, dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets."""
+    sustained: float | None = None
+    """TFLOP/s that LoRA training keeps up in 16 bits: published runs where there are (A100 143 to 170, 4090 102,
+    3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's; None where nobody knows."""
+
+
+CARDS = {
+    "H200": CardRates(989.0, 430.0),
+    "H100 PCIe": CardRates(756.0, 430.0),
+    "H100": CardRates(989.0, 430.0),
+    "H20": CardRates(148.0, 80.0),
+    "A100": CardRates(312.0, 150.0),
+    "A800": CardRates(312.0),
+    "A10G": CardRates(70.0, 42.0),
+    "A10": CardRates(125.0, 40.0),  # the peak is at a boost clock that its 150 W never hold: 56 has been measured
+    "A30": CardRates(165.0),
+    "A40": CardRates(149.7),
+    "A6000": CardRates(154.8, 74.0),
+    "L40S": CardRates(362.0, 110.0),
+    "L40": CardRates(181.0),
+    "L20": CardRates(119.5, 65.0),
+    "L4": CardRates(121.0),
+    "RTX 4090": CardRates(165.2, 102.0),
+    "RTX 3090": CardRates(71.0, 50.0),
+    "T4": CardRates(65.0, 20.0),
+}
+"""By words of the name; the first that fits counts."""
+_WITHOUT_KERNELS = re.compile(r"\b(V100S?|P100|P40|P4|M60|M40|K80|GTX (9|10)\d\d|TITAN (V|X|Xp))\b", re.IGNORECASE)
+"""Cards older than Turing, compute capability below 7.5: torch's wheels have nothing for them."""
+_WITHOUT_BF16 = re.compile(r"\b(T4|20[678]0|GTX|TITAN RTX|Quadro RTX)\b", re.IGNORECASE)
+"""Cards before NVIDIA's Ampere."""
+
+
+def rates_of(card: str) -> CardRates | None:
+    """Of a card by the name its driver gives it, such as `NVIDIA A10`; None for an unknown one."""
+    words = f" {card} ".replace("-", " ").lower()
+    return next((rates for name, rates in CARDS.items() if f" {name.lower()} " in words), None)
+
+
+def peak_flops(card: str) -> float | None:
+    """FLOP/s of the data sheet; None for an unknown card."""
+    rates = rates_of(card)
+    return rates.peak * 1e12 if rates else None
+
+
+def sustained_flops(card: str) -> float | None:
+    """FLOP/s that LoRA training keeps up; None where nobody knows."""
+    rates = rates_of(card)
+    return rates.sustained * 1e12 if rates and rates.sustained else None
+
+
+def too_old(card: str) -> bool:
+    """Whether torch's wheels have no kernels for it, judged by its name alone: before a machine is rented."""
+    return _WITHOUT_KERNELS.search(card) is not None
+
+
+def lacks_bfloat16(card: str) -> bool:
+    return _WITHOUT_BF16.search(card) is not None
+
+
+def has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:
+    """Whether a wheel built for `archs` has code for a card: sm_80 runs on 8.6, compute_80 on all later."""
+    for arch in archs:
+        if match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch):
+            kind, built = match[1], (int(match[2]), int(match[3]))
+            same = built[0] == capability[0] and built[1] <= capability[1]
+            if same or (kind == "compute" and built <= capability):
+                return True
+    return False

@@ -1,0 +1,24 @@
+"""zero1: the optimizer's state is divided, the rest is as in zero0. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.cost.memory import Memory, Shares, rank_memory
+from training.cost.strategies.zero0 import LIGHTER, WEIGHTS_PARTITIONED, needs, step
+
+if TYPE_CHECKING:
+    from training.cost.shape import ModelShape
+    from training.recipe import Recipe
+
+__all__ = ["LIGHTER", "STAGE", "WEIGHTS_PARTITIONED", "memory", "needs", "shares", "step"]
+
+STAGE = 1
+
+
+def shares(ranks: int) -> Shares:
+    return Shares(optimizer=ranks)
+
+
+def memory(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
+    return rank_memory(shape, recipe, tokens, shares(ranks))
