@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from training.control.comm_report import algbw_gbyte_s, busbw_gbyte_s
 from training.device import DeviceError, device
+from training.events import Failed, emit
 from training.exit_codes import NO_DEVICE
 from training.interfaces import interfaces_in_use
 from training.run_folder import RESULT, write_atomically
@@ -281,6 +282,7 @@ def main() -> int:
         group = join()
     except DeviceError as error:
         print(error, flush=True)
+        emit(Failed("no_device", str(error)))
         return NO_DEVICE
     print(f"{group.backend} with {group.world} ranks", flush=True)
     measured = measure(group)

@@ -36,7 +36,9 @@ from training.adapter.model_files import places
 from training.adapter.models import BASE, TUNED, speaking
 from training.adapter.questions import Messages, Sampling
 from training.adapter.weights import PREFIX, Adapter
+from training.causes import OF_CODE
 from training.device import DeviceError, device
+from training.events import Failed, emit
 from training.exit_codes import NO_DEVICE, UNUSABLE
 from training.run_folder import RESULT, write_atomically
 from training.store import join as join_ranks
@@ -243,8 +245,10 @@ def main() -> int:
     try:
         run(run_dir)
     except (AdapterError, DeviceError) as error:
+        code = NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE
         print(error, flush=True)
-        return NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE
+        emit(Failed(OF_CODE[code], str(error)))
+        return code
     dist.destroy_process_group()
     return 0
 
