@@ -37,6 +37,10 @@ class SshError(RuntimeError):
     """A node could not be reached or refused us; the message names it and the reason."""
 
 
+class HostKeyError(SshError):
+    """It shows no host key that we know it by."""
+
+
 def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
     """An open connection to a node, to be used in a `with`. Raises SshError naming the node and what to do."""
     connection = Connection(
@@ -60,7 +64,8 @@ def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
         _watch(connection.transport)
     except Exception as error:
         connection.close()
-        raise SshError(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}") from error
+        kind = HostKeyError if _unknown_host(node, error) else SshError
+        raise kind(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}") from error
     return connection
 
 
@@ -72,8 +77,16 @@ def _watch(transport: Any) -> None:
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
 
 
+def _unknown_host(node: Node, error: Exception) -> bool:
+    if isinstance(error, FileNotFoundError):
+        return bool(error.filename == str(node.known_hosts))
+    rejected = isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error)  # paramiko's words
+    return rejected or isinstance(error, paramiko.BadHostKeyException)
+
+
 def _reason(node: Node, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename == str(node.known_hosts):
+    unknown = _unknown_host(node, error)
+    if isinstance(error, FileNotFoundError) and unknown:
         return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it{RENTED}"
     if isinstance(error, FileNotFoundError):
         return f"no such file: {error.filename}"
@@ -83,7 +96,7 @@ def _reason(node: Node, error: Exception) -> str:
         return f"the key {node.key} has a passphrase; add it to your agent: ssh-add {shlex.quote(str(node.key))}"
     if isinstance(error, paramiko.AuthenticationException):
         return f"it refuses the key {node.key} for user {node.user}"
-    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+    if unknown:
         return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it{RENTED}"
     return f"cannot be reached: {error or type(error).__name__}"
 
