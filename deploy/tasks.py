@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
-from inventory.command_line import agreed, one_sentence
+from inventory.command_line import agreed, sentences
 
 if TYPE_CHECKING:
     from deploy.doctor import GpuAnswer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _cluster() -> Cluster:
     from inventory.cluster import load_cluster
 
-    with one_sentence():
+    with sentences():
         return load_cluster()
 
 

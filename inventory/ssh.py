@@ -18,6 +18,7 @@ import paramiko
 from fabric import Config, Connection
 from invoke.exceptions import ThreadException
 
+from inventory.errors import InventoryError
 from inventory.nodes import Node
 
 # What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.
@@ -33,7 +34,7 @@ RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
 
 
-class SshError(RuntimeError):
+class SshError(InventoryError, RuntimeError):
     """A node could not be reached or refused us; the message names it and the reason."""
 
 

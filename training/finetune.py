@@ -33,7 +33,7 @@ from training.diagnosis import debug
 from training.diagnosis.profiling import Profile
 from training.diagnosis.progress import STEP
 from training.events import Failed, Resumed, emit
-from training.exit_codes import FAILED, FINISHED, NO_DEVICE, PEER_LOST, STOPPED, UNUSABLE
+from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
 from training.isolation import CURE, too_long
 from training.measuring import Meter, StepTotals
 from training.metrics import Recorder
@@ -64,10 +64,9 @@ def main() -> None:
     try:
         code = train(rank, args.resume, args.force)
     except (RecipeError, DataError, DeviceError) as error:
-        code = NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE
-        rank.note_failure(Failed(OF_CODE[code], str(error)))
+        rank.note_failure(Failed(OF_CODE[error.exit_code], str(error)))
         rank.heartbeat.fail(str(error))
-        rank.leave(code)
+        rank.leave(error.exit_code)
     except CheckpointError as error:  # the head's, and raised on every rank: Rank.on_head
         code = error.exit_code if rank.is_head else PEER_LOST
         words = str(error) if rank.is_head else f"leaving, because of the head: {error}"

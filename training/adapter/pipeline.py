@@ -39,7 +39,6 @@ from training.adapter.weights import PREFIX, Adapter
 from training.causes import OF_CODE
 from training.device import DeviceError, device
 from training.events import Failed, emit
-from training.exit_codes import NO_DEVICE, UNUSABLE
 from training.run_folder import RESULT, write_atomically
 from training.store import join as join_ranks
 
@@ -245,10 +244,9 @@ def main() -> int:
     try:
         run(run_dir)
     except (AdapterError, DeviceError) as error:
-        code = NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE
         print(error, flush=True)
-        emit(Failed(OF_CODE[code], str(error)))
-        return code
+        emit(Failed(OF_CODE[error.exit_code], str(error)))
+        return error.exit_code
     dist.destroy_process_group()
     return 0
 

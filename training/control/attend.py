@@ -12,6 +12,7 @@ from training.control.head_node import Head, HeadError, RemoteHead
 from training.control.terminal import progress
 from training.diagnosis.nccl_log import fact_lines, read_log
 from training.diagnosis.oom import ladder, ladder_lines
+from training.exit_codes import FAILED
 from training.launch import LaunchError
 from training.plan.shape import ModelShape
 from training.recipe import Recipe
@@ -28,6 +29,8 @@ NEXT_STEPS: dict[CauseKind, str] = {
 
 class RunFailed(LaunchError):
     """The run ended badly; the message says why."""
+
+    exit_code = FAILED
 
 
 def attend(head: Head, run_id: str) -> Look | None:

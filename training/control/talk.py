@@ -12,17 +12,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-MISTAKE = 2
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
+
 LAST_WORDS = 5
 LEAVE_S = 10.0
 
 
-class TalkBroken(RuntimeError):
+class TalkBroken(TrainingError, RuntimeError):
     """The program ended badly, or the connection to it; the message has its last words."""
 
 
-class TalkRefused(ValueError):
+class TalkRefused(TrainingError, ValueError):
     """What was asked cannot be done; the program's own sentence."""
+
+    exit_code = UNUSABLE
 
 
 class Talk:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
 from training.recipe import Lora
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -16,8 +18,10 @@ NORMED = {"qwen3"}
 """Model types that normalise each head's query and key."""
 
 
-class PlanError(ValueError):
+class PlanError(TrainingError, ValueError):
     """The run cannot be planned or should not be started; the message says every reason, one a line."""
+
+    exit_code = UNUSABLE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
-from training.tasks import HERE_HELP, _cover, _lease, _place, _sentences
+from inventory.command_line import sentences
+from training.tasks import HERE_HELP, _cover, _lease, _place
 
 if TYPE_CHECKING:
     from training.prove.conduct import Proof
@@ -24,7 +25,7 @@ def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) 
     """Try everything on these machines and measure them: training, its failures, the network. Some minutes."""
     import time
 
-    with _sentences(), _place(here) as (place, _), _lease(place.head):
+    with sentences(), _place(here) as (place, _), _lease(place.head):
         from training.control import attend, start_run
         from training.prove import conduct
         from training.recipe import load_recipe
