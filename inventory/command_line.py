@@ -33,16 +33,15 @@ def sentences(interrupted: str = "interrupted") -> Iterator[None]:
 
 def ask(yes: bool, question: str, command: str) -> None:
     """Go on where the answer is yes, else end the task. `command`: the one that says yes where nobody can be asked."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Exit(f"{question} There is no terminal to ask at; to say yes: {command}", code=USER_MISTAKE)
-    if not agreed(question):
+    if not yes and not agreed(question, f"to say yes: {command}"):
         raise Exit("nothing was done", code=FAILURE)
 
 
-def agreed(question: str) -> bool:
-    """The answer at the terminal; Ctrl-D is a no, and Ctrl-C ends the task before anything was done."""
+def agreed(question: str, otherwise: str) -> bool:
+    """The answer at the terminal; Ctrl-D is a no, and Ctrl-C ends the task before anything was done. Where there is no
+    terminal the task ends with what to do `otherwise`."""
+    if not sys.stdin.isatty():
+        raise Exit(f"{question} There is no terminal to ask at; {otherwise}", code=USER_MISTAKE)
     try:
         return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
     except EOFError:

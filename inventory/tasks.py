@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
@@ -14,6 +13,7 @@ from inventory.localcloud.tasks import local
 if TYPE_CHECKING:
     from inventory.hostkeys import Change, HostKey
 
+_COMPARE = "compare the fingerprint with the provider's console"
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _OTHER_KEYS = (
     "the machine was made anew, or another one answers in its place. If it was made anew: "
@@ -83,17 +83,15 @@ def _accepted(name: str, change: Change, yes: bool, fingerprints: list[str]) -> 
         say(f"{name}: none of these keys has a fingerprint that was given")
         return ()
     if not change.is_of_a_known_host:
-        return change.new if yes or _asked(f"{name}: trust it?", "--yes trusts new machines") else ()
+        return change.new if yes or agreed(f"{name}: trust it?", f"{_COMPARE}; --yes trusts new machines") else ()
     if yes:
         say(f"{name}: keys are known and these are others: {_OTHER_KEYS}")
         return ()
-    return change.new if _asked(f"{name}: keys are known and these are others. Trust these?", _OTHER_KEYS) else ()
-
-
-def _asked(question: str, otherwise: str) -> bool:
-    if not sys.stdin.isatty():
-        raise Exit(f"{question} Compare the fingerprint with the provider's console; {otherwise}", code=2)
-    return agreed(question)
+    return (
+        change.new
+        if agreed(f"{name}: keys are known and these are others. Trust these?", f"{_COMPARE}; {_OTHER_KEYS}")
+        else ()
+    )
 
 
 namespace = Collection(local, trust)

@@ -258,12 +258,14 @@ def status(c: Context, here: bool = False) -> None:
         if not here:
             _show_rented()
     with sentences(), _place(here) as (place, nodes):
+        from inventory.shown import console, table
         from training.control import runs
-        from training.control.terminal import runs_table, table
+        from training.control.terminal import runs_table
 
         if nodes:
             answers = _on_all(nodes, "uptime -p")
-            table(["node", "address", "state"], [[n.name, n.address, str(answers[n.name])] for n in nodes])
+            rows = [[n.name, n.address, str(answers[n.name])] for n in nodes]
+            console().print(table(["node", "address", "state"], rows))
             if record := runs.disk_record(place.head):
                 print(f"/data on {place.head.name}: of the cluster {record.cluster}, generation {record.generation}")
         runs_table(runs.all_runs(place.head))

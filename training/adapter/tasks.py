@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Context, task
 
-from inventory.command_line import sentences
+from inventory.command_line import ask, say, sentences
+from inventory.saying_yes import yes_command
 from training.tasks import HERE_RUNS_HELP, RUN_HELP, _place
 
 if TYPE_CHECKING:
@@ -216,10 +217,14 @@ def publish(
         folder = publishing.local_run(LOCAL_RUNS, run)
         what = publishing.parcel(folder, repo, merged, not public)
         hub = _hub(to)
-        if publishing.publish(hub, what, f"{folder.name}, by spotune", yes, lambda lines: _agreed(lines, yes)):
-            print(f"published and verified: {hub.address(repo)}")
-        else:
-            print("nothing was published")
+        again = yes_command("publish", publish, repo=repo, to=to, run=run, merged=merged, public=public)
+
+        def show_and_ask(lines: list[str]) -> None:
+            say("\n".join(lines))
+            ask(yes, "publish this?", again)
+
+        publishing.publish(hub, what, f"{folder.name}, by spotune", yes, show_and_ask)
+        print(f"published and verified: {hub.address(repo)}")
 
 
 def _hub(name: str) -> Hub:
@@ -231,17 +236,6 @@ def _hub(name: str) -> Hub:
     if name not in known:
         raise AdapterError(f"--to {name}: hub and modelscope are possible")
     return known[name]()
-
-
-def _agreed(lines: list[str], sure: bool) -> bool:
-    """Show what will happen; ask, unless the user is sure already."""
-    print("\n".join(lines), flush=True)
-    if sure:
-        return True
-    try:
-        return input("publish this? [y/N] ").strip().lower() in {"y", "yes"}
-    except (EOFError, KeyboardInterrupt):
-        return False
 
 
 namespace = Collection(generate, evaluate, merge, publish)
