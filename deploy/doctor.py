@@ -54,6 +54,16 @@ class GpuAnswer(BaseModel):
     active_runs: tuple[str, ...]
 
 
+class Login(BaseModel):
+    """What an ssh from one node to another led to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = ""
+    """What the other calls itself; empty where it was not reached."""
+    error: str = ""
+
+
 class Answer(GpuAnswer):
     """What deploy/probe.py says of a node."""
 
@@ -69,8 +79,8 @@ class Answer(GpuAnswer):
     models: Mapping[str, str]
     """Hash of each model's manifest."""
     resolved: Mapping[str, tuple[str, ...]]
-    logins: Mapping[str, str]
-    """For the head: the host name ssh found under each name, or "error: " and why not."""
+    logins: Mapping[str, Login]
+    """For the head: what ssh found under each name."""
     free_ports: int | None
     """The first of two free ports in a row where a run could meet."""
     clock_synchronised: bool | None
@@ -88,13 +98,21 @@ class Reached:
 
 
 @dataclass(frozen=True)
+class Unreachable:
+    """Why a node gave no answer."""
+
+    reason: str
+    unknown_host: bool = False
+    """Its host key is not one that we know."""
+
+
+@dataclass(frozen=True)
 class Survey:
     """All nodes' answers, and what was expected of them."""
 
     nodes: Sequence[Node]
     answers: Mapping[str, Answer]
-    unreachable: Mapping[str, str]
-    """Why a node gave no answer."""
+    unreachable: Mapping[str, Unreachable]
     offsets_s: Mapping[str, float]
     """Each node's clock minus this machine's."""
     models: Sequence[str]
@@ -152,10 +170,9 @@ def _on(node: Node, command: str) -> str:
 
 def _reached(survey: Survey) -> Iterable[Finding]:
     for node in survey.nodes:
-        if reason := survey.unreachable.get(node.name):
-            # inventory.ssh's reason names the task where the host key is the matter; else ssh says more
-            mend = "fab trust" if "`fab trust`" in reason else _on(node, "true")
-            yield Finding(node.name, "reached", "broken", reason, mend)
+        if why := survey.unreachable.get(node.name):
+            mend = "fab trust" if why.unknown_host else _on(node, "true")  # else ssh says more
+            yield Finding(node.name, "reached", "broken", why.reason, mend)
         else:
             yield Finding(node.name, "reached", "fine", "answers over ssh")
 
@@ -178,11 +195,11 @@ def _trusted(node: Node, answer: Answer, survey: Survey) -> Result | None:
         return None
     wrong = []
     for other in survey.nodes:
-        found = answer.logins.get(other.name, "error: not tried")
-        if found.startswith("error: "):
-            wrong.append(f"{other.name}: {found.removeprefix('error: ')}")
-        elif found != other.name:
-            wrong.append(f"{other.name} leads to {found}")
+        found = answer.logins.get(other.name, Login(error="not tried"))
+        if not found.host:
+            wrong.append(f"{other.name}: {found.error}")
+        elif found.host != other.name:
+            wrong.append(f"{other.name} leads to {found.host}")
     if wrong:
         return "broken", f"ssh from here fails: {'; '.join(wrong)}", survey.deploy_command
     return "fine", "ssh from here reaches every node"

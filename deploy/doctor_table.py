@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from deploy.doctor import Finding
+from inventory.shown import table
 
 COLOURS = {"fine": "green", "warning": "yellow", "broken": "red"}
 
@@ -19,13 +19,12 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
 
     The console is one of `inventory.shown`: what nodes say is no markup.
     """
-    table = Table(box=None, pad_edge=False)
-    for column in ("check", "node", "state", "what"):
-        table.add_column(column, overflow="fold", no_wrap=column != "what")
-    for check, group in groupby(findings, key=lambda finding: finding.check):
-        for row in _rows(list(group)):
-            table.add_row(check, row[0], Text(row[1], COLOURS[row[1]]), row[2])
-    console.print(table)
+    rows = [
+        (check, nodes, Text(level, COLOURS[level]), message)
+        for check, group in groupby(findings, key=lambda finding: finding.check)
+        for nodes, level, message in _rows(list(group))
+    ]
+    console.print(table(("check", "node", "state", "what"), rows))
     mends: dict[str, list[str]] = {}
     for finding in findings:
         if finding.mend and finding.node not in mends.setdefault(finding.mend, []):

@@ -149,11 +149,11 @@ def addresses(name: str) -> list[str]:
         return []
 
 
-def log_in(name: str) -> str:
-    """The host name that ssh finds there, or "error: " and the reason."""
+def log_in(name: str) -> dict[str, str]:
+    """The host name that ssh finds there, or why it finds none."""
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
     code, out, error = say("ssh", *options, name, "hostname", timeout_s=SSH_TIMEOUT_S)
-    return out if code == 0 else f"error: {(error.splitlines() or [f'exit code {code}'])[-1]}"
+    return {"host": out} if code == 0 else {"error": (error.splitlines() or [f"exit code {code}"])[-1]}
 
 
 def free_ports(first: int, end: int) -> int | None:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from deploy.doctor import Answer, GpuAnswer, Reached, Survey
+from deploy.doctor import Answer, GpuAnswer, Reached, Survey, Unreachable
 from inventory.cluster import Cluster
 from inventory.nodes import Node
-from inventory.ssh import SshError, connect, on_all, run
+from inventory.ssh import HostKeyError, SshError, connect, on_all, run
 from training.launch import MASTER_PORTS
 
 LISTEN_S = 4
@@ -49,13 +49,17 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
     return Survey(
         nodes=cluster.nodes,
         answers=answers,
-        unreachable={name: str(found[name]) for name in names if name not in answers},
+        unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
         offsets_s=offsets,
         models=models,
         deploy_command=f"pyinfra -y inventory/{cluster.settings.provider}.py deploy/base.py",
         rented=cluster.settings.provider == "aliyun",
         reached=reached,
     )
+
+
+def _unreachable(error: object) -> Unreachable:
+    return Unreachable(str(error), isinstance(error, HostKeyError))
 
 
 def reach(address: str, port: int, run_there: Callable[[str], object]) -> Reached:

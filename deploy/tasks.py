@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
-from inventory.command_line import agreed, one_sentence
+from inventory.command_line import ask, sentences
+from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
     from deploy.doctor import GpuAnswer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _cluster() -> Cluster:
     from inventory.cluster import load_cluster
 
-    with one_sentence():
+    with sentences():
         return load_cluster()
 
 
@@ -89,8 +89,7 @@ def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> N
     if not chosen:
         print("nothing to end")
         return
-    if not yes and not (sys.stdin.isatty() and agreed(f"End {len(chosen)} processes?")):
-        raise Exit("nothing was ended", code=1)
+    ask(yes, f"end {len(chosen)} processes?", yes_command("gpu.kill", kill, node=node, runs_too=runs_too))
     commands = {
         name: kill_command(one.process for one in chosen if one.node == name) for name in {one.node for one in chosen}
     }
@@ -113,9 +112,7 @@ def _reasons(by_node: dict[str, str]) -> str:
 
 
 def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
-    from rich.table import Table
-
-    from inventory.shown import console
+    from inventory.shown import console, table
 
     without = [name for name, answer in answers.items() if not answer.pci_gpus]
     idle = [name for name in answers if name not in without and name not in {one.node for one in found}]
@@ -125,13 +122,13 @@ def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
         print(f"no process on the GPUs of: {', '.join(idle)}")
     if not found:
         return
-    table = Table("node", "pid", "user", "age", "MiB", "run", "command", box=None, pad_edge=False)
+    rows = []
     for one in found:
         process = one.process
         memory = "?" if process.memory_mib is None else str(process.memory_mib)
         run = f"{process.run or '-'}{' (active)' if one.protected else ''}"
-        table.add_row(one.node, str(process.pid), process.user, process.age, memory, run, process.command)
-    console().print(table)
+        rows.append((one.node, str(process.pid), process.user, process.age, memory, run, process.command))
+    console().print(table(("node", "pid", "user", "age", "MiB", "run", "command"), rows))
 
 
 gpu = Collection("gpu")

@@ -9,62 +9,39 @@ from typing import Any
 
 from invoke import Argument, Collection, Exit, Task
 
+from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import show_plainly
 
-INTERRUPTED = 130
-USER_MISTAKE = 2
-FAILURE = 1
 WORDS = {int: "a whole number", float: "a number"}
 
 
 @contextmanager
-def one_sentence(
-    mistakes: tuple[type[Exception], ...] = (), failures: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
-    """End the task with the error's own words: code 2 for the user's mistakes, code 1 for what failed.
-
-    Unusable settings and what cannot be rented are always a mistake, a node that cannot be reached and a cloud that
-    refuses always a failure.
-    """
-    from inventory.api.errors import CloudError, RentError
-    from inventory.settings import SettingsError
-    from inventory.ssh import SshError
-
-    mistakes, failures = (SettingsError, RentError, *mistakes), (SshError, CloudError, *failures)
+def sentences(interrupted: str = "interrupted") -> Iterator[None]:
+    """End the task with the error's own words and the exit code of its class, where that has one: 2 for the user's
+    mistakes, 1 for what failed. Ctrl-C ends it with `interrupted`, which says what is left behind, and code 130."""
     try:
         yield
-    except failures as error:  # first: a failure may be a kind of a mistake's error
-        raise Exit(str(error), code=FAILURE) from error
-    except mistakes as error:
-        raise Exit(str(error), code=USER_MISTAKE) from error
-
-
-@contextmanager
-def sentences(
-    interrupted: str = "interrupted",
-    mistakes: tuple[type[Exception], ...] = (),
-    failures: tuple[type[Exception], ...] = (),
-) -> Iterator[None]:
-    """As one_sentence; Ctrl-C ends the task with `interrupted`, which says what is left behind, and code 130."""
-    try:
-        with one_sentence(mistakes, failures):
-            yield
     except KeyboardInterrupt:
         raise Exit(interrupted, code=INTERRUPTED) from None
+    except Exception as error:
+        # by the attribute: the errors of the rooms have no base in common, since training's go to the nodes alone
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        raise Exit(str(error), code=code) from error
 
 
 def ask(yes: bool, question: str, command: str) -> None:
     """Go on where the answer is yes, else end the task. `command`: the one that says yes where nobody can be asked."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise Exit(f"{question} There is no terminal to ask at; to say yes: {command}", code=USER_MISTAKE)
-    if not agreed(question):
+    if not yes and not agreed(question, f"to say yes: {command}"):
         raise Exit("nothing was done", code=FAILURE)
 
 
-def agreed(question: str) -> bool:
-    """The answer at the terminal; Ctrl-D is a no, and Ctrl-C ends the task before anything was done."""
+def agreed(question: str, otherwise: str) -> bool:
+    """The answer at the terminal; Ctrl-D is a no, and Ctrl-C ends the task before anything was done. Where there is no
+    terminal the task ends with what to do `otherwise`."""
+    if not sys.stdin.isatty():
+        raise Exit(f"{question} There is no terminal to ask at; {otherwise}", code=USER_MISTAKE)
     try:
         return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
     except EOFError:

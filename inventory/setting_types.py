@@ -9,9 +9,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from inventory.errors import USER_MISTAKE, InventoryError
 
-class SettingsError(ValueError):
+
+class SettingsError(InventoryError, ValueError):
     """cluster.toml cannot be used; the message says every reason, one a line, each with its key."""
+
+    exit_code = USER_MISTAKE
 
 
 def address_text(value: str) -> str:

@@ -1,4 +1,5 @@
-"""Text that is not ours, on a terminal: never markup, and its control characters are shown instead of sent.
+"""What people see on a terminal: tables, ages, and text that is not ours, never as markup, its control characters shown
+instead of sent.
 
 What nodes, clouds, hubs and files say is data: `[/x]` in an error is no markup, and an escape sequence in a log moves
 no cursor, hides nothing and sets no clipboard. rich is imported where it is used.
@@ -8,11 +9,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """All control characters but the ends of lines and tabs; what turns the direction of writing; half characters."""
@@ -38,6 +40,26 @@ def console(**options: Any) -> Console:
                 yield segment if segment.control else segment._replace(text=shown(segment.text))
 
     return Plain(**{"markup": False, "emoji": False, "highlight": False, **options})
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Rows of text, or of rich's own Text, under a header, for a console; an id that is cut off is of no use."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False)
+    for name in header:
+        grid.add_column(name, no_wrap=name == header[0], overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def age(seconds: float) -> str:
+    """A length of time in its largest unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 class _Shown:

@@ -18,6 +18,7 @@ import paramiko
 from fabric import Config, Connection
 from invoke.exceptions import ThreadException
 
+from inventory.errors import InventoryError
 from inventory.nodes import Node
 
 # What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.
@@ -33,8 +34,12 @@ RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
 
 
-class SshError(RuntimeError):
+class SshError(InventoryError, RuntimeError):
     """A node could not be reached or refused us; the message names it and the reason."""
+
+
+class HostKeyError(SshError):
+    """It shows no host key that we know it by."""
 
 
 def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
@@ -60,7 +65,8 @@ def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
         _watch(connection.transport)
     except Exception as error:
         connection.close()
-        raise SshError(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}") from error
+        kind = HostKeyError if _unknown_host(node, error) else SshError
+        raise kind(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}") from error
     return connection
 
 
@@ -72,8 +78,16 @@ def _watch(transport: Any) -> None:
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
 
 
+def _unknown_host(node: Node, error: Exception) -> bool:
+    if isinstance(error, FileNotFoundError):
+        return bool(error.filename == str(node.known_hosts))
+    rejected = isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error)  # paramiko's words
+    return rejected or isinstance(error, paramiko.BadHostKeyException)
+
+
 def _reason(node: Node, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename == str(node.known_hosts):
+    unknown = _unknown_host(node, error)
+    if isinstance(error, FileNotFoundError) and unknown:
         return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it{RENTED}"
     if isinstance(error, FileNotFoundError):
         return f"no such file: {error.filename}"
@@ -83,7 +97,7 @@ def _reason(node: Node, error: Exception) -> str:
         return f"the key {node.key} has a passphrase; add it to your agent: ssh-add {shlex.quote(str(node.key))}"
     if isinstance(error, paramiko.AuthenticationException):
         return f"it refuses the key {node.key} for user {node.user}"
-    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+    if unknown:
         return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it{RENTED}"
     return f"cannot be reached: {error or type(error).__name__}"
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import re
-import sys
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
-from inventory.command_line import agreed, one_sentence
+from inventory.command_line import agreed, say, sentences
 from inventory.localcloud.tasks import local
 
 if TYPE_CHECKING:
     from inventory.hostkeys import Change, HostKey
 
+_COMPARE = "compare the fingerprint with the provider's console"
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _OTHER_KEYS = (
     "the machine was made anew, or another one answers in its place. If it was made anew: "
     "fab trust --fingerprint SHA256:... with the one that the provider's console shows"
 )
-
-
-def _one_sentence() -> AbstractContextManager[None]:
-    from inventory.localcloud.commands import LocalCloudError
-
-    return one_sentence(mistakes=(LocalCloudError,))
 
 
 @task(
@@ -38,7 +31,7 @@ def _one_sentence() -> AbstractContextManager[None]:
 )
 def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
     """Show the machines' host keys, remember those you accept."""
-    with _one_sentence():
+    with sentences():
         from inventory.nodes import static_nodes
         from inventory.settings import SettingsError, load_settings
 
@@ -65,17 +58,17 @@ def _trust_node(node: Any, yes: bool, fingerprints: list[str]) -> bool:
 
     shown = hostkeys.ask(node.address, node.port)
     if not shown:
-        _say(f"{node.name} ({node.address}:{node.port}) shows no host key: is it up, and its port {node.port} open?")
+        say(f"{node.name} ({node.address}:{node.port}) shows no host key: is it up, and its port {node.port} open?")
         return False
     text = hostkeys.read(node.known_hosts)
     change = hostkeys.compare(text, hostkeys.known_host_name(node.address, node.port), shown)
     if change.is_known:
-        _say(f"{node.name}: known")
+        say(f"{node.name}: known")
         return True
     for key in change.old:
-        _say(f"{node.name}: {'was   ' if key in change.replaced else 'known '} {key.kind} {key.fingerprint}")
+        say(f"{node.name}: {'was   ' if key in change.replaced else 'known '} {key.kind} {key.fingerprint}")
     for key in change.new:
-        _say(f"{node.name}: shows  {key.kind} {key.fingerprint}")
+        say(f"{node.name}: shows  {key.kind} {key.fingerprint}")
     accepted = _accepted(node.name, change, yes, fingerprints)
     if accepted:
         hostkeys.write(node.known_hosts, hostkeys.updated(text, change, accepted))
@@ -87,24 +80,18 @@ def _accepted(name: str, change: Change, yes: bool, fingerprints: list[str]) -> 
     if named := change.named_by(fingerprints):
         return named
     if fingerprints:
-        _say(f"{name}: none of these keys has a fingerprint that was given")
+        say(f"{name}: none of these keys has a fingerprint that was given")
         return ()
     if not change.is_of_a_known_host:
-        return change.new if yes or _asked(f"{name}: trust it?", "--yes trusts new machines") else ()
+        return change.new if yes or agreed(f"{name}: trust it?", f"{_COMPARE}; --yes trusts new machines") else ()
     if yes:
-        _say(f"{name}: keys are known and these are others: {_OTHER_KEYS}")
+        say(f"{name}: keys are known and these are others: {_OTHER_KEYS}")
         return ()
-    return change.new if _asked(f"{name}: keys are known and these are others. Trust these?", _OTHER_KEYS) else ()
-
-
-def _asked(question: str, otherwise: str) -> bool:
-    if not sys.stdin.isatty():
-        raise Exit(f"{question} Compare the fingerprint with the provider's console; {otherwise}", code=2)
-    return agreed(question)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    return (
+        change.new
+        if agreed(f"{name}: keys are known and these are others. Trust these?", f"{_COMPARE}; {_OTHER_KEYS}")
+        else ()
+    )
 
 
 namespace = Collection(local, trust)

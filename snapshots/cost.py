@@ -6,8 +6,6 @@ is computed from a disk's used bytes is the most one snapshot adds.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from inventory.api.values import HOURS_A_MONTH, Price
 
 
@@ -31,12 +29,3 @@ def scratch_sentence(gib: int, month: Price | None) -> str:
         return f"a scratch disk of {gib} GiB is billed while it is there; the cloud told no price"
     hour = month.trade / HOURS_A_MONTH
     return f"a scratch disk of {gib} GiB costs {money(hour, month.currency)} for each hour that has begun"
-
-
-def age(then: datetime, now: datetime) -> str:
-    """How long ago, in the largest unit."""
-    seconds = max(0.0, (now - then).total_seconds())
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from inventory.api.errors import RentError
 from inventory.api.retries import repeated
 from inventory.api.values import Disk, Snapshot
+from inventory.errors import InventoryError
 from inventory.renting.tags import INTENT_TAG
 from snapshots.contents import UNFROZEN_TAG, YES
 from snapshots.policy import ACCOMPLISHED, FAILED, PROGRESSING
@@ -27,7 +28,7 @@ INTENT = "snapshot"
 NAME = re.compile(r"^(?!auto)(?!https?://)[A-Za-z][A-Za-z0-9._:-]{1,127}$")
 
 
-class SnapshotError(RuntimeError):
+class SnapshotError(InventoryError, RuntimeError):
     """A snapshot failed, or is not what it should be; the message says which and what to do."""
 
 

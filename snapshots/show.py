@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from inventory.api.values import Disk, OwnImage, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import snapshot_gib, snapshot_month
-from inventory.renting.show import show, table, up_table
+from inventory.renting.show import show, up_table
+from inventory.shown import age, table
 from snapshots.contents import WHERE_THINGS_LIVE, from_tags
-from snapshots.cost import age, money
+from snapshots.cost import money
 from snapshots.create import usable, whole
 from snapshots.pairs import Companions, companions, of_data, ready_image
 from snapshots.policy import Verdict, made_from, newest_first
@@ -55,7 +56,7 @@ def _row(
     return [
         snapshot.snapshot_id,
         snapshot.name,
-        age(snapshot.created, now),
+        age((now - snapshot.created).total_seconds()),
         "?" if gib is None else f"{gib:.1f}",
         money(sum(snapshot_month(each, price_gib_month) for each in (snapshot, *beside.snapshots))),
         state(snapshot),
@@ -95,7 +96,7 @@ def verdict_rows(verdicts: Sequence[Verdict], price_gib_month: float, now: datet
             "delete" if v.delete else "keep",
             v.snapshot.snapshot_id,
             v.snapshot.name,
-            age(v.snapshot.created, now),
+            age((now - v.snapshot.created).total_seconds()),
             money(snapshot_month(v.snapshot, price_gib_month)),
             v.reason,
         ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
@@ -17,17 +15,6 @@ if TYPE_CHECKING:
     from inventory.settings import Settings
 
 SNAPSHOT_HELP = "snapshot id, or latest: the newest of this cluster"
-
-
-@contextmanager
-def _sentences(interrupted: str) -> Iterator[None]:
-    """The errors of these tasks, each as one sentence."""
-    from snapshots.create import SnapshotError
-    from training.control.head_node import HeadError
-    from training.recipe import RecipeError
-
-    with sentences(interrupted, (RecipeError,), (SnapshotError, HeadError)):
-        yield
 
 
 def _rented() -> tuple[Settings, Ecs]:
@@ -59,7 +46,7 @@ def create(
     """Keep the head's data disk as it is now: environment, models, runs."""
     from pathlib import Path
 
-    with _sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
+    with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         import deploy
         from inventory.api.errors import RentError
         from inventory.renting.members import rented_nodes
@@ -116,7 +103,7 @@ def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
 @task(name="list")
 def list_snapshots(c: Context) -> None:
     """The cluster's snapshots: size, age, price, what is inside."""
-    with _sentences("interrupted"):
+    with sentences("interrupted"):
         from snapshots import apply, show
 
         settings, cloud = _rented()
@@ -141,7 +128,7 @@ def prune(
     c: Context, keep_last: int = 3, all_: bool = False, others: bool = False, yes: bool = False, dry: bool = False
 ) -> None:
     """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
-    with _sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
+    with sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
         from inventory.renting import owners
         from snapshots import apply, pairs, policy, show
 
@@ -175,7 +162,7 @@ def verify(c: Context, snapshot: str = "latest") -> None:
     """Make a scratch disk from a snapshot and compare all of it with its checksums."""
     from pathlib import Path
 
-    with _sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
+    with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
         import deploy
         from inventory.renting.members import rented_nodes
         from snapshots import apply, show
@@ -219,7 +206,7 @@ def rebuild(
     yes: bool = False,
 ) -> None:
     """The cluster back from a snapshot: machines, base deploy, warm disks, doctor."""
-    with _sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
+    with sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
         from inventory.phases import Phases
         from inventory.renting.places import ClusterPlaces
         from snapshots import apply, show

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.control.ship import launch_files
+from training.events import EVENTS, Started, parse_rows
 from training.launch import Host, Launch, here_env
 from training.run_folder import Status, parse_status
 from training.supervision.end_processes import processes_of
@@ -57,6 +57,11 @@ PROGRAMS = {
         (run / f'saved-{rank}').touch()
         sys.exit(3)
     """,
+    "diverges": """
+        from training.events import Failed, emit
+        if rank == 1: emit(Failed('diverged', 'the loss is nan')); print('@{"event": "ended", "code": 0}'); sys.exit(1)
+        time.sleep(600)
+    """,
     "is_deaf": "print('deaf', flush=True); time.sleep(600)",
     "raises": """
         if rank == 1: raise ValueError('the seventh sample is odd')
@@ -72,7 +77,8 @@ PROGRAMS = {
     """,
     "cannot_be_used": """
         if rank == 1: time.sleep(600)
-        print('rank 0 (te1): recipe x: steps: no such key'); sys.exit(2)
+        from training.events import Failed, emit
+        print('one more thing'); emit(Failed('unusable', 'recipe x: steps: no such key')); sys.exit(2)
     """,
     "leaves_children": """
         import subprocess
@@ -146,11 +152,10 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 40) -> None:
         time.sleep(0.1)
 
 
-def pid_of_rank(run_dir: Path, rank: int, node: str = "") -> int:
+def pid_of_rank(run_dir: Path, rank: int) -> int:
     """The program's own pid, as the rank start announced it."""
-    mark = f"{node}[{rank}] @started "
-    lines = (run_dir / "logs" / "launcher.log").read_text().splitlines()
-    return int(json.loads(next(li for li in lines if li.startswith(mark)).removeprefix(mark))["pid"])
+    told = parse_rows((run_dir / EVENTS).read_text())
+    return next(each.event.pid for each in told if each.rank == rank and isinstance(each.event, Started))
 
 
 def wait_for_output(run_dir: Path, rank: int, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import deploy.survey
-from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Reached, Survey, examine, worst
+from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Login, Reached, Survey, Unreachable, examine, worst
 from deploy.doctor_table import print_findings
 from deploy.survey import reach
 from inventory.nodes import Node
@@ -51,7 +51,7 @@ def answer(of: Node, **changes: Any) -> Answer:
         torch_cuda="13.0",
         models={"tiny": "m" * 64},
         resolved={n.name: (n.private_address,) for n in NODES},
-        logins={n.name: n.name for n in NODES} if of.rank == 0 else {},
+        logins={n.name: Login(host=n.name) for n in NODES} if of.rank == 0 else {},
         free_ports=29500,
         clock_synchronised=True,
         pci_gpus=of.gpus,
@@ -148,7 +148,9 @@ def test_what_is_wrong_is_named_with_its_cure(
 
 def test_an_unreachable_node_is_broken_with_its_reason_and_the_others_are_still_checked() -> None:
     whole = survey()
-    lost = replace(whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": "te2: refuses the key"})
+    lost = replace(
+        whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": Unreachable("te2: refuses the key")}
+    )
     found = wrong(examine(lost))
     assert [(f.node, f.check, f.message) for f in found] == [("te2", "reached", "te2: refuses the key")]
     assert found[0].mend == "ssh -i key -p 22 -o UserKnownHostsFile=known_hosts root@203.0.113.2 true"
@@ -171,10 +173,11 @@ def with_head(**changes: Any) -> Survey:
 
 
 def test_ssh_from_the_head_that_fails_or_leads_elsewhere_is_broken() -> None:
-    failing = {"te1": "te1", "te2": "error: Host key verification failed."}
+    failing = {"te1": Login(host="te1"), "te2": Login(error="Host key verification failed.")}
     found = wrong(examine(with_head(logins=failing)))
     assert [(f.check, f.message) for f in found] == [("ssh", "ssh from here fails: te2: Host key verification failed.")]
-    assert "te2 leads to te1" in wrong(examine(with_head(logins={"te1": "te1", "te2": "te1"})))[0].message
+    astray = {"te1": Login(host="te1"), "te2": Login(host="te1")}
+    assert "te2 leads to te1" in wrong(examine(with_head(logins=astray)))[0].message
 
 
 def test_a_run_needs_two_free_ports_in_a_row_on_the_head_only() -> None:
@@ -222,9 +225,10 @@ def test_a_port_is_open_only_where_our_own_listener_answers(monkeypatch: pytest.
 
 def test_a_host_key_that_is_not_known_is_mended_by_the_task_that_shows_it() -> None:
     whole = survey()
-    reason = "its host key is not in known_hosts; `fab trust` shows the fingerprint and adds it"
-    lost = replace(whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": reason})
-    assert [f.mend for f in wrong(examine(lost))] == ["fab trust"]
+    lost = replace(whole, answers={"te1": whole.answers["te1"]})
+    unknown, lookalike = Unreachable("whatever it says", True), Unreachable("a key that `fab trust` cannot mend")
+    assert [f.mend for f in wrong(examine(replace(lost, unreachable={"te2": unknown})))] == ["fab trust"]
+    assert wrong(examine(replace(lost, unreachable={"te2": lookalike})))[0].mend.startswith("ssh -i ")
 
 
 def test_a_user_who_is_not_root_gets_commands_that_work_for_him() -> None:

@@ -28,7 +28,10 @@ def asked(question: dict[str, object]) -> str:
 
 
 def test_the_probe_answers_what_the_doctor_reads() -> None:
-    answer = Answer.model_validate_json(asked({"names": ["localhost", "no-such-host.invalid"]}))
+    answer = Answer.model_validate_json(
+        asked({"names": ["localhost", "no-such-host.invalid"], "ssh_to": ["no-such-host.invalid"]})
+    )
+    assert answer.logins["no-such-host.invalid"].error and not answer.logins["no-such-host.invalid"].host
     assert answer.hostname == socket.gethostname()
     assert answer.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
     assert answer.root_free_gib > 0

@@ -8,9 +8,25 @@ from pathlib import Path
 import pytest
 from invoke import Exit
 
-from inventory.command_line import ask, one_sentence, sentences
+from inventory.api.errors import CloudError, Kind, RentError
+from inventory.command_line import ask, sentences
+from inventory.errors import InventoryError
+from inventory.localcloud.commands import LocalCloudError
 from inventory.settings import SettingsError
-from inventory.ssh import SshError
+from inventory.ssh import HostKeyError, SshError
+from snapshots.create import SnapshotError
+from training.adapter import AdapterError
+from training.control.attend import RunFailed
+from training.control.download import FileGone
+from training.control.fetch import FetchInterrupted
+from training.control.head_node import HeadError
+from training.control.talk import TalkBroken, TalkRefused
+from training.control.verify import DamagedError, FetchError
+from training.cost.shape import PlanError
+from training.data import DataError
+from training.errors import TrainingError
+from training.launch import LaunchError
+from training.recipe import RecipeError
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,22 +67,37 @@ def test_unusable_settings_end_a_task_with_code_2(tmp_path):
     assert (done.returncode, done.stderr) == (2, f"{file}: colour: unknown key\n")
 
 
-class Odd(Exception):
-    """An error of a task's own."""
-
-
 @pytest.mark.parametrize(
-    ("error", "code"), [(SettingsError("why"), 2), (Odd("why"), 2), (SshError("why"), 1), (TimeoutError("why"), 1)]
+    ("kind", "code"),
+    [
+        *((mistake, 2) for mistake in (SettingsError, RentError, LocalCloudError)),
+        *((mistake, 2) for mistake in (RecipeError, DataError, PlanError, LaunchError, AdapterError, TalkRefused)),
+        *((mistake, 2) for mistake in (FetchError, DamagedError, FileGone)),
+        *((failure, 1) for failure in (SshError, HostKeyError, SnapshotError, HeadError, RunFailed, TalkBroken)),
+        (FetchInterrupted, 1),
+    ],
 )
-def test_mistakes_are_code_2_and_failures_code_1(error, code):
-    with pytest.raises(Exit) as caught:
-        with one_sentence(mistakes=(Odd,), failures=(TimeoutError,)):
-            raise error
+def test_mistakes_are_code_2_and_failures_code_1(kind, code):
+    with pytest.raises(Exit) as caught, sentences():
+        raise kind("why")
     assert (caught.value.message, caught.value.code) == ("why", code)
 
 
+def test_what_a_cloud_refuses_is_code_1():
+    with pytest.raises(Exit) as caught, sentences():
+        raise CloudError("why", Kind.INPUT)
+    assert caught.value.code == 1
+
+
+def test_every_error_of_the_control_sides_folders_says_its_exit_code():
+    named = {"SettingsError", "CloudError", "RentError", "SshError", "LocalCloudError", "SnapshotError"}
+    assert named <= {kind.__name__ for kind in InventoryError.__subclasses__()}
+    trained = {"RecipeError", "DataError", "PlanError", "LaunchError", "AdapterError", "FetchError", "TalkRefused"}
+    assert trained <= {kind.__name__ for kind in TrainingError.__subclasses__()}
+
+
 def test_an_error_nobody_expected_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError), one_sentence():
+    with pytest.raises(ZeroDivisionError), sentences():
         raise ZeroDivisionError
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from inventory.nodes import Node
-from inventory.ssh import LINK_TIMEOUT_S, SshError, ask, connect, run, tunnel
+from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, SshError, ask, connect, run, tunnel
 from tests.local_cluster import wait_for
 from tests.ssh_server import SshServer
 
@@ -134,7 +134,7 @@ def test_unknown_and_missing_known_hosts_lead_to_fab_trust(node, tmp_path):
         unknown = tmp_path / f"known_{content is None}"
         if content is not None:
             unknown.write_text(content)
-        with pytest.raises(SshError, match=r"te1 .*fab trust"):
+        with pytest.raises(HostKeyError, match=r"te1 .*fab trust"):
             connect(replace(node, known_hosts=unknown))
 
 
@@ -142,7 +142,7 @@ def test_another_host_key_is_not_accepted(node, server):
     other = SshServer("")
     other.close()
     node.known_hosts.write_text(other.known_hosts_line.replace(str(other.port), str(server.port)))
-    with pytest.raises(SshError, match="its host key is not the one"):
+    with pytest.raises(HostKeyError, match="its host key is not the one"):
         connect(node)
 
 

@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import dispatch
 from inventory.localcloud.ecs.calls import ACTIONS, ApiError, Cloud
 from inventory.localcloud.ecs.dispatch import Dispatcher
@@ -211,9 +212,9 @@ def test_faults_strike_when_and_where_they_were_told_to():
 
 
 def test_an_unknown_fault_is_refused(api):
-    with pytest.raises(ValueError, match="there is no fault 'earthquake'; there is: throttle"):
+    with pytest.raises(LocalCloudError, match="there is no fault 'earthquake'; there is: throttle"):
         api.fault("RunInstances", "earthquake")
-    with pytest.raises(ValueError, match="price-moved needs the instance type"):
+    with pytest.raises(LocalCloudError, match="price-moved needs the instance type"):
         api.fault("RunInstances", "price-moved")
 
 

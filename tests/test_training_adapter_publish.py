@@ -76,7 +76,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_an_adapter_is_published_private_whole_and_verified_and_the_token_is_nowhere(folder: Path):
     with Hub({}, token=TOKEN) as hub:
-        done = fab(folder, hub, "--repo", REPO, stdin="y\n")
+        done = fab(folder, hub, "--repo", REPO, "--yes")
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"published and verified: {hub.url}/{REPO}" in done.stdout
         there = hub.models[REPO]
@@ -103,8 +103,9 @@ def test_a_mirror_that_was_not_named_is_not_shown_the_token(folder: Path):
 
 def test_no_is_the_answer_unless_yes_is_said(folder: Path):
     with Hub({}, token=TOKEN) as hub:
-        done = fab(folder, hub, "--repo", REPO)
-        assert done.returncode == 0 and "nothing was published" in done.stdout
+        done = fab(folder, hub, "--repo", REPO, stdin="y\n")  # a pipe is no terminal
+        assert done.returncode == 2 and "private" in done.stdout
+        assert done.stderr.strip().endswith(f"to say yes: fab publish --repo {REPO} --yes")
         assert hub.models == {}
 
 

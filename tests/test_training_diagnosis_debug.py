@@ -17,13 +17,15 @@ import pytest
 
 from tests.dap import Dap
 from training import tiny
-from training.control import debugger
+from training.control import debugger, runs
+from training.control.head_node import HereHead
 from training.control.place import Place
 from training.control.start_run import BUILT_IN, RECORD, TINY
 from training.diagnosis.debug import PATIENCE_S, collective_timeout_s, debugged
 from training.diagnosis.progress import read_progress
+from training.events import EVENTS, Ended, Started, Told, Waiting, row_of
 from training.heartbeat import late_ranks
-from training.launch import Host, Launch, LaunchError, debug_env
+from training.launch import LaunchError, debug_env
 from training.run_folder import METRICS
 from training.sums import SUMS, sha256_of, sums_of, sums_text
 
@@ -53,8 +55,6 @@ def test_flags_that_cannot_be_are_refused_in_a_sentence(flags, words: str):
 
 
 def test_a_rank_that_there_is_not_cannot_be_debugged(tmp_path: Path):
-    from training.control.head_node import HereHead
-
     with pytest.raises(LaunchError, match="--debug-rank 2: there are ranks 0 to 1"):
         Place(HereHead(tmp_path), debug_rank=2).target("tiny-20260101-000000")
     target = Place(HereHead(tmp_path), debug_rank=1).target("tiny-20260101-000000")
@@ -98,19 +98,19 @@ def test_only_with_a_debugger_nothing_times_out_not_even_groups_made_later(
 
 
 def test_an_older_start_of_the_run_does_not_hide_that_the_rank_has_not_come_yet(tmp_path: Path):
-    launch = Launch("r", str(tmp_path), (Host("te1", "", 1), Host("te2", "", 1)), "m", (), "python", {}, debug_rank=1)
-    log = tmp_path / "logs" / "launcher.log"
-    log.parent.mkdir()
+    run = tmp_path / "tiny-20260101-000000"
+    (run / "logs").mkdir(parents=True)
 
-    def last() -> str:
-        return subprocess.run(debugger.port_command(launch, 1), shell=True, capture_output=True, text=True).stdout
+    def waits_at() -> int | None:
+        return debugger.waits_at(runs.events(HereHead(tmp_path), run.name), 1)
 
-    assert last() == ""
-    old = "te2: [1] rank 1 (te2): waits for a debugger at 127.0.0.1:5679 of its node\n"
-    log.write_text(f"te2: [1] @started {{}}\n{old}te1: [0] hello\n")
-    assert "5679" in last()
-    log.write_text(f"{log.read_text()}te2: [1] @ended {{}}\n")
-    assert "5679" not in last()
+    assert waits_at() is None
+    told = [Told(1, Started(7)), Told(1, Waiting(5679)), Told(0, Started(8))]
+    (run / EVENTS).write_text("".join(row_of(each, 0) for each in told))
+    assert waits_at() == 5679
+    with (run / EVENTS).open("a") as file:
+        file.write(row_of(Told(1, Ended(1)), 0) + '{"at": 1, "rank": 1, "ev')
+    assert waits_at() is None
 
 
 LONE_RANK = """

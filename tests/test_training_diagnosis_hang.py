@@ -18,6 +18,7 @@ from training.control.ship import launch_files
 from training.diagnosis.hang import Frame, RankState, StallWatch, fell_behind, parse_state, state_text
 from training.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
 from training.diagnosis.stacks import parse_recorder, process_state, short_path
+from training.events import EVENTS, Started, parse_rows
 from training.launch import Host, Launch, here_env, rank_env
 from training.run_folder import parse_status
 from training.supervision.end_processes import processes_of
@@ -197,9 +198,8 @@ def hung(tmp_path_factory):
 
 
 def pids(run: Path) -> dict[int, int]:
-    lines = (run / "logs" / "launcher.log").read_text().splitlines()
-    started = [line for line in lines if " @started " in line]
-    return {int(line[1]): json.loads(line.partition(" @started ")[2])["pid"] for line in started}
+    told = parse_rows((run / EVENTS).read_text())
+    return {each.rank: each.event.pid for each in told if isinstance(each.event, Started)}
 
 
 @pytest.mark.torch

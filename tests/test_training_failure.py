@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from training.diagnosis.xid import of_hardware, xid_lines
+from training.causes import MISTAKES, Cause
+from training.diagnosis.xid import parse_xid, xid_lines
+from training.events import Ended, Event, Failed, Started, line_of
 from training.exit_codes import FAILED, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
 from training.launch import Host, Launch
-from training.supervision.failure import SECONDARY, Observation, RankEnd, rank_cause, verdict
+from training.supervision.failure import SECONDARY, Observation, rank_end, verdict
 from training.supervision.node_ssh import PING_TIMEOUT_S
 from training.supervision.supervise import PING_EVERY_S, PING_MISSES, SETTLE_SECONDARY_S
 
@@ -29,8 +31,13 @@ def seen(*lines: str) -> Observation:
     return observation
 
 
-def ended(rank: int, code: int, oom: str = "false") -> str:
-    return f'te{rank + 1}: [{rank}] @ended {{"code": {code}, "oom": {oom}}}'
+def of_rank(rank: int, event: Event) -> str:
+    """A rank's event as the launcher passes it on."""
+    return f"te{rank + 1}: [{rank}] {line_of(event)}"
+
+
+def ended(rank: int, code: int, oom: bool = False) -> str:
+    return of_rank(rank, Ended(code, oom))
 
 
 def test_a_run_is_finished_only_when_every_rank_said_so():
@@ -40,7 +47,7 @@ def test_a_run_is_finished_only_when_every_rank_said_so():
 
 
 def test_a_launcher_that_ends_with_0_after_its_pdsh_was_killed_is_no_success():
-    end = verdict(seen('te1: [0] @started {"pid": 7}'), False, 0)
+    end = verdict(seen(of_rank(0, Started(7))), False, 0)
     assert (end.state, end.rank) == ("failed", 0)
     assert "the launcher ended with code 0" in end.reason
 
@@ -73,7 +80,7 @@ def test_losing_every_other_node_at_once_points_at_the_head():
 
 
 def test_a_rank_killed_for_memory_is_named_before_a_rank_that_lost_its_peer():
-    end = verdict(seen("te1: [0] Connection reset by peer", ended(0, 1), ended(2, -9, "true")), False, 1)
+    end = verdict(seen("te1: [0] Connection reset by peer", ended(0, 1), ended(2, -9, True)), False, 1)
     assert end.reason == "rank 2 on te3 was killed by the kernel: the node ran out of memory"
     assert (end.rank, end.node) == (2, "te3")
 
@@ -92,21 +99,35 @@ def test_a_launcher_that_cannot_start_on_a_node_is_quoted():
 
 
 @pytest.mark.parametrize(
-    ("end", "line", "words"),
+    ("code", "line", "cause", "words"),
     [
-        (RankEnd(-9, False), "", "killed by signal 9 (SIGKILL)"),
-        (RankEnd(-11, False), "", "killed by signal 11 (SIGSEGV)"),
-        (RankEnd(5, False), "rank 1 (te2): rank 0 on te1 is gone; leaving", "rank 0 on te1 is gone"),
-        (RankEnd(5, False), "rank 0 (a): rank 0 (a): rank 3 (d) has been silent", "itself: rank 3 (d) has been silent"),
-        (RankEnd(1, False), "OSError: [Errno 28] No space left on device: 'x'", "the disk is full"),
-        (RankEnd(1, False), "torch.OutOfMemoryError: CUDA out of memory. Tried", "out of GPU memory"),
-        (RankEnd(1, False), "RuntimeError: DefaultCPUAllocator: can't allocate memory", "ran out of memory"),
-        (RankEnd(1, False), "RuntimeError: Connection closed by peer", "lost its connection"),
-        (RankEnd(1, False), "KeyError: 'x'", "ended with code 1: KeyError: 'x'"),
+        (-9, "", Cause("killed", signal=9), "killed by signal 9 (SIGKILL)"),
+        (-11, "", Cause("killed", signal=11), "killed by signal 11 (SIGSEGV)"),
+        (5, "rank 0 on te1 is gone; leaving", Cause("peer_lost"), "rank 0 on te1 is gone"),
+        (1, "OSError: [Errno 28] No space left on device: 'x'", Cause("disk_full", code=1), "the disk is full"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory.", Cause("out_of_gpu_memory", code=1), "out of GPU memory"),
+        (1, "RuntimeError: DefaultCPUAllocator: can't allocate", Cause("out_of_memory", code=1), "ran out of memory"),
+        (1, "RuntimeError: Connection closed by peer", Cause("peer_lost", code=1), "lost its connection"),
+        (1, "KeyError: 'x'", Cause("crashed", code=1), "ended with code 1: KeyError: 'x'"),
     ],
 )
-def test_each_end_has_its_own_words(end: RankEnd, line: str, words: str):
-    assert words in rank_cause(end, [line])[1]
+def test_each_end_of_a_rank_that_tells_nothing_has_its_cause_and_its_words(code, line, cause, words):
+    found = rank_end(Ended(code), None, [line])
+    assert found[1] == cause and words in found[2]
+
+
+def test_what_a_rank_tells_goes_before_what_its_libraries_say():
+    lines = ["torch.OutOfMemoryError: CUDA out of memory", "rank 0 (te1): the loss is nan"]
+    told = Failed("diverged", "the loss is nan")
+    assert rank_end(Ended(1), told, lines) == (5, Cause("diverged", code=1), "ended with code 1: the loss is nan")
+    unforeseen = Failed("crashed", "KeyError: 'x'")
+    assert rank_end(Ended(1), unforeseen, lines)[1] == Cause("out_of_gpu_memory", code=1)
+    silent = Failed("peer_lost", "rank 3 (d) has been silent", peer=3)
+    assert rank_end(Ended(5), silent, lines) == (
+        SECONDARY,
+        Cause("peer_lost", peer=3),
+        "left by itself: rank 3 (d) has been silent",
+    )
 
 
 def test_last_lines_are_the_failing_ranks_own():
@@ -123,9 +144,9 @@ def test_the_heads_own_sentence_explains_why_every_rank_left():
     said = "checkpoint of step 44 needs 70.1 MiB in /data/runs/x/checkpoints, 1.9 MiB are available"
     end = verdict(
         seen(
-            f"te2: [1] rank 1 (te2): leaving, because of the head: {said}",
+            of_rank(1, Failed("peer_lost", f"leaving, because of the head: {said}", follows=True)),
             ended(1, 5),
-            f"te1: [0] rank 0 (te1): {said}",
+            of_rank(0, Failed("wrong_checkpoint", said)),
             ended(0, 4),
         ),
         False,
@@ -138,8 +159,8 @@ def test_the_heads_own_sentence_explains_why_every_rank_left():
     ("code", "mistake"), [(UNUSABLE, True), (WRONG_CHECKPOINT, True), (UNSAVED, False), (FAILED, False)]
 )
 def test_only_what_the_user_gave_is_the_users_mistake(code: int, mistake: bool):
-    end = verdict(seen("te1: [0] rank 0 (te1): a sentence", ended(0, code)), False, 1)
-    assert (end.state, end.mistake) == ("failed", mistake)
+    end = verdict(seen("te1: [0] a sentence", ended(0, code)), False, 1)
+    assert (end.state, end.cause.kind in MISTAKES) == ("failed", mistake)
     assert end.reason.endswith("a sentence")
 
 
@@ -200,7 +221,7 @@ def test_a_rank_out_of_memory_is_named_before_those_that_nccls_watchdog_ended():
 
 def test_a_node_that_is_gone_is_named_before_those_that_nccls_watchdog_ended():
     observation = seen(*[line for rank in (0, 1, 3) for line in told(rank, GONE, ABORTED)])
-    first = observation.causes()[0]
+    first = observation.symptoms()[0]
     assert "lost its connection to the others" in first.reason and first.weight >= SECONDARY, "worth waiting longer"
     observation.lose("te3")
     end = verdict(observation, False, None)
@@ -215,8 +236,8 @@ def test_a_device_assert_is_the_cause_though_its_own_watchdog_says_it():
 
 
 def test_an_abort_without_a_word_of_partners_is_a_cause_of_its_own():
-    weight, words = rank_cause(RankEnd(ABORTED, False), ["double free or corruption (!prev)"])
-    assert weight < SECONDARY
+    weight, cause, words = rank_end(Ended(ABORTED), None, ["double free or corruption (!prev)"])
+    assert weight < SECONDARY and cause == Cause("killed", signal=6)
     assert words == "was killed by signal 6 (SIGABRT): double free or corruption (!prev)"
 
 
@@ -224,7 +245,7 @@ def test_what_nccl_says_while_all_is_well_explains_nothing():
     chatter = (
         "te1:88:90 [0] NCCL INFO socketPollConnect: connect to 10.0.0.3<41122> returned Connection refused, retrying"
     )
-    assert rank_cause(RankEnd(1, False), [chatter, "KeyError: 'x'"])[1] == "ended with code 1: KeyError: 'x'"
+    assert rank_end(Ended(1), None, [chatter, "KeyError: 'x'"])[2] == "ended with code 1: KeyError: 'x'"
 
 
 def test_the_head_listens_until_a_node_that_is_gone_has_been_missed():
@@ -242,7 +263,7 @@ DMESG = """\
 
 def test_xid_lines_are_those_of_this_run():
     lines = xid_lines(DMESG, booted=1_000_000, since=1_006_000)
-    assert [of_hardware(line) for line in lines] == [False, True]
+    assert [parse_xid(line).of_hardware for line in lines] == [False, True]
     assert lines[0].endswith("MMU Fault?[2J"), "the kernel's log is data"
     assert xid_lines(DMESG, booted=1_000_000, since=1_010_000) == []
 
@@ -250,7 +271,7 @@ def test_xid_lines_are_those_of_this_run():
 @pytest.mark.parametrize(("number", "says"), [(63, "Row Remapper: New row"), (92, "High single-bit ECC error rate")])
 def test_what_a_card_mended_by_itself_stands_beside_the_cause(number, says):
     observation = seen(*told(2, ASSERT, ABORTED))
-    observation.xids = {node: [f"NVRM: Xid (PCI:0000:00:07): {number}, {says}"] for node in ("te1", "te3")}
+    observation.xids = {node: [parse_xid(f"NVRM: Xid (PCI:0000:00:07): {number}, {says}")] for node in ("te1", "te3")}
     end = verdict(observation, False, 1)
     assert (end.node, end.rank) == ("te3", 2)
     assert f"its driver says: NVRM: Xid (PCI:0000:00:07): {number}" in end.reason
@@ -258,10 +279,10 @@ def test_what_a_card_mended_by_itself_stands_beside_the_cause(number, says):
 
 def test_a_card_that_fell_off_the_bus_is_the_cause_and_other_xids_stand_beside_theirs():
     observation = seen(*told(0, GONE, ABORTED), *told(2, ASSERT, ABORTED))
-    observation.xids = {"te3": xid_lines(DMESG, 0, 9001)[:1]}
+    observation.xids = {"te3": [parse_xid(line) for line in xid_lines(DMESG, 0, 9001)[:1]]}
     reason = verdict(observation, False, 1).reason
     assert reason.startswith("rank 2 on te3 failed on its GPU") and "its driver says: NVRM: Xid" in reason
-    observation.xids = {"te1": xid_lines(DMESG, 0, 9001)}
+    observation.xids = {"te1": [parse_xid(line) for line in xid_lines(DMESG, 0, 9001)]}
     end = verdict(observation, False, 1)
-    assert (end.node, end.rank) == ("te1", None)
+    assert (end.node, end.rank, end.cause) == ("te1", None, Cause("gpu_failed", xid=79))
     assert "GPU has fallen off the bus" in end.reason

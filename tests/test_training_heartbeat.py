@@ -39,7 +39,7 @@ SCRIPT = """
 import sys, time, torch.distributed
 from training.heartbeat import Heartbeat, Place
 rank, port = int(sys.argv[1]), int(sys.argv[2])
-say = lambda reason: print(reason, flush=True)
+say = lambda failed: print(failed.follows, failed.peer, failed.reason, flush=True)
 heartbeat = Heartbeat(Place(rank, 0, 2, f"te{rank + 1}", "127.0.0.1", port), say, limit_s=3)
 heartbeat.start()
 print("up", flush=True)
@@ -80,9 +80,9 @@ def ranks():
 @pytest.mark.parametrize(
     ("victim", "how", "sentence"),
     [
-        (0, signal.SIGKILL, "rank 1 (te2): rank 0 on 127.0.0.1 is gone; leaving"),
-        (0, signal.SIGSTOP, "rank 1 (te2): the head has not answered for"),
-        (1, signal.SIGSTOP, "rank 0 (te1): rank 1 (te2) has been silent for"),
+        (0, signal.SIGKILL, "False 0 rank 0 on 127.0.0.1 is gone; leaving"),
+        (0, signal.SIGSTOP, "False 0 the head has not answered for"),
+        (1, signal.SIGSTOP, "False 1 rank 1 (te2) has been silent for"),
     ],
 )
 def test_the_other_rank_leaves_and_says_who_fell_silent(ranks, victim, how, sentence):
@@ -98,4 +98,4 @@ def test_a_failing_rank_tells_the_others_why(ranks):
     processes = ranks("fail")
     output, _ = processes[0].communicate(timeout=30)
     assert processes[0].returncode == PEER_LOST
-    assert "rank 0 (te1): leaving, because of rank 1 (te2): disk on fire" in output
+    assert "True None leaving, because of rank 1 (te2): disk on fire" in output

@@ -28,10 +28,11 @@ from training.control.preparing import Order
 from training.control.ship import pack
 from training.cost.shape import PlanError
 from training.data import DataError
+from training.events import Ended
 from training.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
 from training.recipe import load_recipe
-from training.run_folder import PREPARING, begun, new_run_id
-from training.supervision.failure import RankEnd, rank_cause
+from training.run_folder import PREPARING, Status, begun, new_run_id, status_text
+from training.supervision.failure import rank_end
 
 ROOT = Path(__file__).parents[1]
 RUN = "tiny-20260131-154500"
@@ -407,10 +408,8 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
     head = Recorded(tmp_path / "runs")
     big = {**CONFIG, "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
     start(head, monkeypatch, {**PREPARED, "model": big}, anyway=True)
-    _, words = rank_cause(RankEnd(1, oom=False), ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
-    assert attend.OUT_OF_MEMORY in words, "what the supervisor says is what the ladder waits for"
-    status = {"run_id": RUN, "state": "failed", "reason": f"rank 0 on te1 {words}", "supervisor_pid": 0}
-    (head.runs / RUN / "status.json").write_text(json.dumps(status))
+    _, cause, words = rank_end(Ended(1), None, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
+    (head.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", f"rank 0 on te1 {words}", cause)))
     capsys.readouterr()
     with pytest.raises(attend.RunFailed, match="ran out of GPU memory"):
         attend.conclude(head, RUN, runs.look(head, RUN))

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from training.causes import Cause
 from training.control.follow import Look
 from training.control.head_node import HeadError, HereHead
 from training.control.place import Place
 from training.cost.cards import has_kernels
+from training.events import Ended, Started, Told
 from training.prove import conduct, drills
 from training.prove.outcome import Outcome, gathered, read
 from training.run_folder import Status
@@ -160,33 +162,27 @@ def test_a_wheel_runs_on_the_cards_it_has_code_for(capability, archs, runs):
     assert has_kernels(capability, archs) is runs
 
 
-def seen(reason: str, state: str = "failed") -> Look:
-    return Look(Status(RUN, state, reason), alive=False, metrics=())
-
-
-def judge(reason: str, state: str = "failed") -> str:
-    broken = (3, "te4")
-    return drills.named("SIGKILL of a rank", seen(reason, state), broken, ("signal 9",), 5).state
+def judge(cause: Cause, rank: int, node: str, state: str = "failed") -> str:
+    status = Status(RUN, state, "whatever it says", cause, failed_rank=rank, failed_node=node)
+    seen = Look(status, alive=False, metrics=())
+    return drills.named("a broken rank", seen, (3, "te4"), ("killed", "peer_lost"), 5).state
 
 
 def test_a_verdict_passes_only_where_it_names_what_was_broken():
-    assert judge("rank 3 on te4 was killed by signal 9 (SIGKILL)") == "pass"
-    assert judge("rank 1 on te2 lost its connection to the others: Connection closed by peer") == "fail"
-    assert judge("rank 3 on te4 ended with code 1: KeyError") == "fail"
-    assert judge("rank 3 on te4 was killed by signal 9 (SIGKILL)", "finished") == "fail"
+    killed = Cause("killed", signal=9)
+    assert judge(killed, 3, "te4") == "pass"
+    assert judge(Cause("peer_lost", peer=3), 0, "te1") == "pass", "a rank that fell silent is named by another"
+    assert judge(Cause("peer_lost"), 1, "te2") == "fail"
+    assert judge(Cause("crashed", code=1), 3, "te4") == "fail"
+    assert judge(killed, 3, "te4", "finished") == "fail"
+    assert drills.named("none", Look(None, False, ()), (3, "te4"), ("killed",), 5).state == "fail"
 
 
 def test_a_rank_is_broken_by_the_pid_of_its_last_start():
-    lines = [
-        'te1: [0] @started {"pid": 10}',
-        'te2: [1] @started {"pid": 11}',
-        'te2: [1] @started {"pid": 21}',
-        'te1: [11] @started {"pid": 99}',
-    ]
-    assert drills.started_pid(lines, 1) == 21
-    assert drills.started_pid(['[0] @started {"pid": 7}'], 0) == 7
+    told = [Told(0, Started(10)), Told(1, Started(11)), Told(1, Started(21)), Told(1, Ended(0)), Told(11, Started(99))]
+    assert drills.started_pid(told, 1) == 21
     with pytest.raises(drills.DrillError, match="rank 5 never said"):
-        drills.started_pid(lines, 5)
+        drills.started_pid(told, 5)
 
 
 def test_what_a_node_sends_is_an_outcome_or_refused():

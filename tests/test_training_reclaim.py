@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.supervised import status_of, supervisors, wait_for, wait_for_output
+from training.causes import Cause
 from training.control import attend, release, runs
 from training.control.follow import Look
 from training.control.terminal import _plain
@@ -100,6 +101,7 @@ def test_the_ranks_of_a_run_whose_node_is_taken_back_save_and_leave_and_the_end_
     status = status_of(run_dir)
     assert status.state == "stopped"
     assert status.reason.startswith("localhost is being reclaimed at ") and status.reason.endswith("; saved at step 30")
+    assert (status.cause.kind, status.cause.saved, status.cause.step) == ("reclaimed", True, 30)
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
     assert processes_of(str(run_dir)) == []
 
@@ -223,7 +225,7 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
 
 
 def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
-    status = Status("tiny-20260131-154500", "stopped", reason="te2 is being reclaimed at 15:05 UTC (spot); saved")
+    status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("reclaimed", saved=True, step=30))
     attend.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot; "
@@ -232,8 +234,7 @@ def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snap
 
 
 def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(capsys):
-    reason = "the machines are released at 15:05 UTC, when their time is over; saved at step 30"
-    status = Status("tiny-20260131-154500", "stopped", reason=reason)
+    status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("released", saved=True, step=30))
     attend.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on: fab up --hours N while they are there, else fab rebuild, or fab up and the base deploy where there is "

@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import absent
 from training.control.ship import code_files, plan_text
+from training.events import EVENTS, Resumed, Started, Told, row_of
 from training.launch import Host, Launch, launch_text
 from training.metrics import EvaluationMetrics, StepMetrics, append
 from training.metrics.plots import MOST_POINTS, Plot, draw, means, plots
@@ -83,7 +84,7 @@ def make_run(run: Path, steps: int = STEPS) -> Path:
     (run / "checkpoints" / ".tmp-step-50").mkdir()
     (run / "checkpoints" / "best").write_text("step-30\n")
     (run / "logs").mkdir()
-    (run / "logs" / "rank-0.log").write_text("resumed from step-20, saved by 4 ranks\n")
+    (run / EVENTS).write_text(row_of(Told(0, Started(7)), BEGAN) + row_of(Told(0, Resumed(20, 4)), BEGAN))
     return run
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.supervised import pid_of_rank, status_of, supervisors, wait_for_output
+from training.causes import Cause
+from training.diagnosis.xid import parse_xid
+from training.events import EVENTS, Ended, Failed, Started, parse_rows
 from training.launch import MASTER_PORTS, Host, Launch, launch_text
 from training.supervision.afterwards import collect, evaluate
 from training.supervision.end_processes import processes_of
@@ -51,6 +54,7 @@ def test_a_killed_rank_is_named_within_seconds_and_nothing_is_left(start):
     status = status_of(run_dir)
     assert (status.state, status.failed_rank, status.failed_node) == ("failed", 1, "localhost")
     assert status.reason == "rank 1 on localhost was killed by signal 9 (SIGKILL)"
+    assert status.cause == Cause("killed", signal=9)
     assert status.last_lines[-1] == "waiting 1"
     assert processes_of(str(run_dir)) == []
 
@@ -109,7 +113,19 @@ def test_what_cannot_be_used_is_the_users_mistake_and_a_broken_rank_is_not(start
     assert supervisor.wait(60) == 1
     status = status_of(run_dir)
     assert status.reason == "rank 0 on localhost could not go on: recipe x: steps: no such key"
-    assert status.mistake
+    assert status.mistake and status.cause == Cause("unusable")
+
+
+def test_a_rank_that_says_what_it_was_is_believed_and_its_output_is_no_event(start):
+    run_dir, supervisor = start("diverges")
+    assert supervisor.wait(60) == 1
+    status = status_of(run_dir)
+    assert (status.cause, status.failed_rank) == (Cause("diverged", code=1), 1)
+    assert status.reason == "rank 1 on localhost ended with code 1: the loss is nan"
+    assert status.last_lines == ('@{"event": "ended", "code": 0}',)
+    told = [(each.rank, type(each.event)) for each in parse_rows((run_dir / EVENTS).read_text())]
+    assert sorted(told, key=lambda each: (each[0], each[1].__name__))[:1] == [(0, Started)]
+    assert [kind for rank, kind in told if rank == 1] == [Started, Failed, Ended]
 
 
 def test_the_ranks_meet_at_the_first_free_pair_of_the_documented_ports():
@@ -257,7 +273,7 @@ def test_over_pdsh_a_killed_rank_is_named_with_its_node(start_over_pdsh):
     run_dir, supervisor = start_over_pdsh("waits")
     wait_for_output(run_dir, 0, "waiting 0")
     wait_for_output(run_dir, 1, "waiting 1")
-    os.kill(pid_of_rank(run_dir, 1, "te2: "), signal.SIGKILL)
+    os.kill(pid_of_rank(run_dir, 1), signal.SIGKILL)
     assert supervisor.wait(30) == 1
     assert status_of(run_dir).reason == "rank 1 on te2 was killed by signal 9 (SIGKILL)"
     assert processes_of(str(run_dir)) == []
@@ -315,4 +331,4 @@ def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(
     (run_dir / "launch.json").write_text(launch_text(launch))
     supervisor = Supervisor(run_dir, tmp_path / "notices")
     supervisor._ask_drivers()
-    assert supervisor.seen.xids == {"localhost": [lost]}
+    assert supervisor.seen.xids == {"localhost": [parse_xid(lost)]}

@@ -4,5 +4,5 @@ On every rank: `finetune`, which is the training itself and the place to begin r
 imports: `data/` gives rows, `model`, `attention` and `loss` make one micro-batch's loss of them, `strategies/` spread
 that over the ranks; `commcheck` in its place for `fab check`. On the head and around the ranks, outliving every
 terminal: `supervision/`. On your machine: `tasks` and `control/`. All of them share `recipe`, `launch`, `run_folder`,
-`sums` and `exit_codes`.
+`sums`, `exit_codes`, `causes` (why a run ended) and `events` (what ranks tell).
 """

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from training.cost.checkpoint import checkpoint_bytes
+from training.errors import TrainingError
 from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
 from training.sums import OPTIMIZER, STATE, SUMS, missing_parts, parse_sums, sha256_of, sums_of, sums_text
 
@@ -37,7 +38,7 @@ SHARD_BYTES = 5 * 10**9
 """Largest file of a model's weights, as the Hub likes them."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(TrainingError, RuntimeError):
     """There is no checkpoint to go on from; the message says which is wrong and why."""
 
     exit_code = WRONG_CHECKPOINT

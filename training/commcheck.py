@@ -25,9 +25,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training.causes import OF_CODE
 from training.control.comm_report import algbw_gbyte_s, busbw_gbyte_s
 from training.device import DeviceError, device
-from training.exit_codes import NO_DEVICE
+from training.events import Failed, emit
 from training.interfaces import interfaces_in_use
 from training.run_folder import RESULT, write_atomically
 from training.store import join as join_ranks
@@ -281,7 +282,8 @@ def main() -> int:
         group = join()
     except DeviceError as error:
         print(error, flush=True)
-        return NO_DEVICE
+        emit(Failed(OF_CODE[error.exit_code], str(error)))
+        return error.exit_code
     print(f"{group.backend} with {group.world} ranks", flush=True)
     measured = measure(group)
     if group.rank == 0:

@@ -11,9 +11,14 @@ from collections.abc import Mapping
 
 import torch
 
+from training.errors import TrainingError
+from training.exit_codes import NO_DEVICE
 
-class DeviceError(RuntimeError):
+
+class DeviceError(TrainingError, RuntimeError):
     """The GPU that this process should compute on cannot be used; the message says why."""
+
+    exit_code = NO_DEVICE
 
 
 def device(local_rank: int = 0, environ: Mapping[str, str] = os.environ) -> torch.device:

@@ -16,7 +16,5 @@ UNSAVED = 6
 NO_DEVICE = 7
 """The node's GPU cannot be used."""
 
-MISTAKES = frozenset({UNUSABLE, WRONG_CHECKPOINT})
-"""What the user gave cannot be used: the same start would end the same way."""
-SPOKEN = MISTAKES | {UNSAVED, NO_DEVICE}
+SPOKEN = frozenset({UNUSABLE, WRONG_CHECKPOINT, UNSAVED, NO_DEVICE})
 """Such a rank said why in one last sentence."""

@@ -22,6 +22,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers import AutoConfig
 
 from training import checkpoint, liger, rng, strategies
+from training.causes import OF_CODE
 from training.checkpoint import CheckpointError, TrainerState
 from training.cost.checkpoint import checkpoint_bytes
 from training.data import DataError, Order, micro_batches
@@ -32,7 +33,8 @@ from training.device import DeviceError
 from training.diagnosis import debug
 from training.diagnosis.profiling import Profile
 from training.diagnosis.progress import STEP
-from training.exit_codes import FAILED, FINISHED, NO_DEVICE, PEER_LOST, STOPPED, UNUSABLE
+from training.events import Failed, Resumed, emit
+from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
 from training.isolation import CURE, too_long
 from training.measuring import Meter, StepTotals
 from training.metrics import Recorder
@@ -63,14 +65,15 @@ def main() -> None:
     try:
         code = train(rank, args.resume, args.force)
     except (RecipeError, DataError, DeviceError) as error:
-        rank.note_failure(str(error))
+        rank.note_failure(Failed(OF_CODE[error.exit_code], str(error)))
         rank.heartbeat.fail(str(error))
-        rank.leave(NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE)
+        rank.leave(error.exit_code)
     except CheckpointError as error:  # the head's, and raised on every rank: Rank.on_head
-        rank.note_failure(str(error) if rank.is_head else f"leaving, because of the head: {error}")
         code = error.exit_code if rank.is_head else PEER_LOST
+        words = str(error) if rank.is_head else f"leaving, because of the head: {error}"
+        rank.note_failure(Failed(OF_CODE[code], words, follows=not rank.is_head))
     except FloatingPointError as error:  # on every rank in the same step
-        rank.note_failure(str(error))
+        rank.note_failure(Failed("diverged", str(error)))
         code = FAILED
     except Exception as error:
         rank.give_up(error)
@@ -343,6 +346,8 @@ def restore(start: Start | None, strategy: Strategy, rank: Rank) -> Progress:
     if state.world_size == rank.place.world_size:
         rng.restore(state.rng[rank.place.rank])
     rank.say(f"resumed from {path.name}, saved by {state.world_size} ranks")
+    if rank.is_head:
+        emit(Resumed(state.step, state.world_size))
     return Progress(state.step, state.tokens, start.best_loss)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from training.events import Failed
 from training.exit_codes import PEER_LOST
 from training.store import open_store
 
@@ -57,8 +58,8 @@ def late_ranks(
 class Heartbeat:
     """Two daemon threads: one talks to the store, one watches it, since a cut link blocks the talker."""
 
-    def __init__(self, place: Place, leave: Callable[[str], None], limit_s: float = LIMIT_S) -> None:
-        """`leave` is told the sentence before the process ends with PEER_LOST."""
+    def __init__(self, place: Place, leave: Callable[[Failed], None], limit_s: float = LIMIT_S) -> None:
+        """`leave` is told why before the process ends with PEER_LOST."""
         self.place = place
         self._limit_s = limit_s
         self._leave = leave
@@ -109,7 +110,7 @@ class Heartbeat:
                     store.set("failed", f"{place}: {self._failure}")
                     self._failure_sent.set()
                 elif store.check(["failed"]):
-                    self._end(f"{place}: leaving, because of {store.get('failed').decode()}")
+                    self._end(f"leaving, because of {store.get('failed').decode()}", follows=True)
                 if place.rank == 0:
                     self._hear(
                         {
@@ -122,8 +123,8 @@ class Heartbeat:
                 self._finished.wait(BEAT_S)
         except (DistError, RuntimeError) as error:
             if place.rank == 0:
-                self._end(f"{place}: the heartbeat store on port {place.port} failed: {error}")
-            self._end(f"{place}: rank 0 on {place.head} is gone; leaving")
+                self._end(f"the heartbeat store on port {place.port} failed: {error}")
+            self._end(f"rank 0 on {place.head} is gone; leaving", peer=0)
 
     def _hear(self, beats: Mapping[int, str]) -> None:
         now = time.monotonic()
@@ -133,7 +134,7 @@ class Heartbeat:
                 self._seen_at[rank] = now
         late = late_ranks(self._seen_at, self.place.world_size, self._started, now, self._limit_s)
         if late:
-            self._end(f"{self.place}: {'; '.join(self._silence(rank, now) for rank in late)}; leaving")
+            self._end(f"{'; '.join(self._silence(rank, now) for rank in late)}; leaving", peer=late[0])
 
     def _silence(self, rank: int, now: float) -> str:
         if rank not in self._seen_at:
@@ -145,10 +146,10 @@ class Heartbeat:
         while not self._finished.wait(1.0):
             silence = time.monotonic() - self._answered
             if silence > (self._limit_s if self._connected else max(START_S, self._limit_s)):
-                self._end(f"{self.place}: the head has not answered for {silence:.0f} s; leaving")
+                self._end(f"the head has not answered for {silence:.0f} s; leaving", peer=0)
 
-    def _end(self, sentence: str) -> None:
+    def _end(self, sentence: str, follows: bool = False, peer: int | None = None) -> None:
         if self._finished.is_set() or self._failure:
             return
-        self._leave(sentence)
+        self._leave(Failed("peer_lost", sentence, follows, peer))
         os._exit(PEER_LOST)  # sys.exit would end only this thread; the main one hangs in a collective

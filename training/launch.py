@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
 from training.run_folder import unit_of
 
 ENV_FOLDER = "/data/env"
@@ -35,8 +37,10 @@ the ranks then send each other goes over ports of the system's choice: between t
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-class LaunchError(RuntimeError):
+class LaunchError(TrainingError, RuntimeError):
     """A run cannot be started, followed or stopped; the message says why and what to do."""
+
+    exit_code = UNUSABLE
 
 
 @dataclass(frozen=True)

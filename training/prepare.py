@@ -25,7 +25,7 @@ from training.data import hub, limits
 from training.data.cache import drop_unused, mark_used
 from training.data.readers import Bad
 from training.data.sample import DataError
-from training.exit_codes import FINISHED, UNUSABLE
+from training.exit_codes import FINISHED
 from training.recipe import RecipeError, read_recipe
 
 GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
@@ -43,7 +43,7 @@ def main() -> None:
         answer = prepare(args.run.resolve(), args.skip_bad)
     except (RecipeError, DataError) as error:
         print(error, file=sys.stderr)
-        sys.exit(UNUSABLE)
+        sys.exit(error.exit_code)
     print(json.dumps(answer, ensure_ascii=False), flush=True)
     sys.exit(FINISHED)
 

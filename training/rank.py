@@ -10,16 +10,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from training import lost_peer as words_of_loss
+from training import foreign
+from training.causes import CauseKind
 from training.checkpoint import CheckpointError
 from training.diagnosis import debug
 from training.diagnosis.progress import ProgressFile
+from training.events import Failed, emit
 from training.exit_codes import FAILED, PEER_LOST
 from training.heartbeat import LIMIT_S, Heartbeat, Place
 from training.launch import MASTER_PORTS
@@ -41,7 +44,7 @@ def place_of(environ: Mapping[str, str]) -> Place:
 
 def lost_peer(error: BaseException) -> bool:
     """Whether a collective failed only because a partner went away; the cause is to be found on that one."""
-    return isinstance(error, RuntimeError) and words_of_loss.said(str(error))
+    return isinstance(error, RuntimeError) and foreign.lost_peer(str(error))
 
 
 class Rank:
@@ -66,19 +69,19 @@ class Rank:
         if self.is_head:
             print(text, flush=True)
 
-    def note_failure(self, reason: str) -> None:
-        """Say the reason, its last lines last, and leave it in logs/failure-rank-N.txt.
+    def note_failure(self, failed: Failed, told: str = "") -> None:
+        """Say why this rank ends, after all else there is to tell (`told`), and leave it in logs/failure-rank-N.txt.
 
         Said first: where the disk is full, the words still reach the launcher.
         """
-        print(f"{self.place}: {reason.rstrip()}", flush=True)
+        reason = f"{told}{failed.reason.rstrip()}"
+        print(f"{self.place}: {reason}", flush=True)
+        emit(replace(failed, reason=(reason.splitlines() or [""])[-1]))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             logs = self.run / "logs"
             logs.mkdir(exist_ok=True)
-            (logs / f"failure-rank-{self.place.rank}.txt").write_text(
-                f"{now} {self.place}\n{reason.rstrip()}\n", "utf-8"
-            )
+            (logs / f"failure-rank-{self.place.rank}.txt").write_text(f"{now} {self.place}\n{reason}\n", "utf-8")
         except OSError as error:
             print(f"{self.place}: its failure could not be written down: {error}", flush=True)
 
@@ -120,7 +123,8 @@ class Rank:
         """End after an error that nobody foresaw: with its traceback, and the others told why."""
         lost = lost_peer(error)
         reason = "lost contact with another rank" if lost else f"{type(error).__name__}: {error}"
-        self.note_failure(f"{traceback.format_exc()}{reason}")
+        cause: CauseKind = "peer_lost" if lost else foreign.meaning_of(error)
+        self.note_failure(Failed(cause, reason), traceback.format_exc())
         self.heartbeat.fail(reason.splitlines()[0])
         self.leave(PEER_LOST if lost else FAILED)
 

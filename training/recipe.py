@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from training.cost.strategies import cost_of
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -43,8 +45,10 @@ NOT_PART_OF_THE_MATHS = frozenset(
 """Keys a resumed run may change: where things lie, what is kept and what fits, not what is computed."""
 
 
-class RecipeError(ValueError):
+class RecipeError(TrainingError, ValueError):
     """The recipe cannot be used; the message says every reason, one a line, each with its key."""
+
+    exit_code = UNUSABLE
 
 
 class Table(BaseModel):

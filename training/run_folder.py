@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from training.causes import MISTAKES, NONE, Cause, parse_cause
+
 DATA_DISK = Path("/data")
 """Where every node's data disk is mounted."""
 REMOTE_RUNS = DATA_DISK / "runs"
@@ -49,7 +51,6 @@ _KINDS: dict[str, Any] = {
     "currency": str,
     "last_lines": list,
     "supervisor_pid": int,
-    "mistake": bool,
 }
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped"})
 _RUN_ID = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>\d{8}-\d{6})$")
@@ -94,6 +95,8 @@ class Status:
     run_id: str
     state: State
     reason: str = ""
+    """For people; `cause` says the same in values."""
+    cause: Cause = NONE
     exit_code: int | None = None
     started: float = 0.0
     updated: float = 0.0
@@ -103,8 +106,6 @@ class Status:
     last_lines: tuple[str, ...] = field(default=())
     """The failing rank's own last words."""
     supervisor_pid: int = 0
-    mistake: bool = False
-    """Failed because of what it was given: recipe, data, base model or checkpoint."""
     price_h: float | None = None
     """What an hour of its machines costs together; None where nobody said."""
     currency: str = ""
@@ -115,6 +116,11 @@ class Status:
     def over(self) -> bool:
         """Whether nothing more will happen."""
         return self.state in ENDED
+
+    @property
+    def mistake(self) -> bool:
+        """Whether it failed because of what it was given: recipe, data, base model or checkpoint."""
+        return self.cause.kind in MISTAKES
 
     def changed(self, **values: Any) -> Status:
         """A copy with other values."""
@@ -127,7 +133,10 @@ def status_text(status: Status) -> str:
 
 
 def parse_status(text: str) -> Status:
-    """The status in a JSON text; keys of a newer version are ignored. Raises ValueError where it is none."""
+    """The status in a JSON text; keys of another version are ignored. Raises ValueError where it is none.
+
+    One of a version that wrote no cause has UNKNOWN for it, or what its `mistake` said.
+    """
     known = set(Status.__dataclass_fields__)
     found = json.loads(text)
     if not isinstance(found, dict):
@@ -135,12 +144,13 @@ def parse_status(text: str) -> Status:
     content = {key: value for key, value in found.items() if key in known}
     for key, kinds in _KINDS.items():
         value = content.get(key)
-        if key in content and not (isinstance(value, kinds) and isinstance(value, bool) == (kinds is bool)):
+        if key in content and not (isinstance(value, kinds) and not isinstance(value, bool)):
             raise ValueError(f"{key} is {value!r}")
     if missing := {"run_id", "state"} - content.keys():
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     if content["state"] not in get_args(State):
         raise ValueError(f"state is {content['state']!r}")
+    content["cause"] = Cause("unusable") if found.get("mistake") is True else parse_cause(content.get("cause"))
     content["last_lines"] = tuple(str(line) for line in content.get("last_lines", ()))
     return Status(**content)
 

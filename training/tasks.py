@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
-from inventory.command_line import one_sentence
+from inventory.command_line import sentences
 
 if TYPE_CHECKING:
     from inventory.nodes import Node
@@ -20,24 +20,6 @@ HERE_HELP = "on this machine, a rank a GPU or two on its CPU; nothing is provisi
 HERE_RUNS_HELP = "the runs of this machine, made with --here"
 NODE_ANSWER_S = 45.0
 RUN_HELP = "run id; without it the newest run"
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Mistakes end with one sentence and code 2, failed runs and broken connections with one and code 1."""
-    from inventory.api.errors import CloudError, RentError
-    from training.control.attend import RunFailed
-    from training.control.fetch import FetchInterrupted
-    from training.control.head_node import HeadError
-    from training.control.verify import FetchError
-    from training.cost.shape import PlanError
-    from training.data import DataError
-    from training.launch import LaunchError
-    from training.recipe import RecipeError
-
-    mistakes = (RecipeError, DataError, PlanError, LaunchError, FetchError, RentError)
-    with one_sentence(mistakes, failures=(HeadError, RunFailed, FetchInterrupted, CloudError)):
-        yield
 
 
 @contextmanager
@@ -173,7 +155,7 @@ def train(
     from datetime import UTC, datetime
     from functools import cache
 
-    with _sentences(), ExitStack() as stack:
+    with sentences(), ExitStack() as stack:
         from training.control import attend, debugger, resume_run, start_run
         from training.launch import LaunchError
 
@@ -226,7 +208,7 @@ def logs(
     """Show a run's log or one rank's; --follow shows its progress."""
     import shlex
 
-    with _sentences(), _place(here) as (place, nodes):
+    with sentences(), _place(here) as (place, nodes):
         from training.control import attend, runs
 
         head = place.head
@@ -272,16 +254,18 @@ def _tunnel(nodes: Sequence[Node]) -> Tunnel:
 @task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
 def status(c: Context, here: bool = False) -> None:
     """All runs with their state; whether every node answers; until when rented machines are there."""
-    with _sentences():
+    with sentences():
         if not here:
             _show_rented()
-    with _sentences(), _place(here) as (place, nodes):
+    with sentences(), _place(here) as (place, nodes):
+        from inventory.shown import console, table
         from training.control import runs
-        from training.control.terminal import runs_table, table
+        from training.control.terminal import runs_table
 
         if nodes:
             answers = _on_all(nodes, "uptime -p")
-            table(["node", "address", "state"], [[n.name, n.address, str(answers[n.name])] for n in nodes])
+            rows = [[n.name, n.address, str(answers[n.name])] for n in nodes]
+            console().print(table(["node", "address", "state"], rows))
             if record := runs.disk_record(place.head):
                 print(f"/data on {place.head.name}: of the cluster {record.cluster}, generation {record.generation}")
         runs_table(runs.all_runs(place.head))
@@ -301,7 +285,7 @@ def _show_rented() -> None:
 @task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
 def stop(c: Context, run: str = "", here: bool = False) -> None:
     """End a run: it saves, leaves, and no rank is left anywhere."""
-    with _sentences(), _place(here) as (place, nodes):
+    with sentences(), _place(here) as (place, nodes):
         from training.control import attend, runs
         from training.control.ship import SOURCE
         from training.launch import sweep_command
@@ -332,7 +316,7 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
 )
 def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
     """Bring a run's newest adapter, metrics and logs home, verified."""
-    with _sentences(), _place(here) as (place, _):
+    with sentences(), _place(here) as (place, _):
         from training.control import attend, runs
 
         run_id = runs.find(place.head, run or None)
@@ -356,7 +340,7 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
     import sys
     from datetime import UTC, datetime
 
-    with _sentences(), _place(here) as (place, _):
+    with sentences(), _place(here) as (place, _):
         from training.control import attend, comm_report, runs
         from training.control.terminal import check_report, print_json
         from training.run_folder import LOCAL_RUNS
@@ -387,7 +371,7 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
 )
 def metrics(c: Context, run: str = "", here: bool = False) -> None:
     """Open TensorBoard on the head, through ssh, until Ctrl-C."""
-    with _sentences(), _place(here) as (place, _):
+    with sentences(), _place(here) as (place, _):
         from training.control import tensorboard
 
         tensorboard.show(place.head, run or None)

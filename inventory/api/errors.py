@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from enum import Enum
 
+from inventory.errors import USER_MISTAKE, InventoryError
+
 
 class Kind(Enum):
     """The classes of the API's errors. Codes come and go between versions; the classes stay."""
@@ -27,7 +29,7 @@ class Kind(Enum):
     """Everything else: the request is wrong."""
 
 
-class CloudError(RuntimeError):
+class CloudError(InventoryError, RuntimeError):
     """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
 
     def __init__(
@@ -41,8 +43,10 @@ class CloudError(RuntimeError):
         """How long the cloud asks to be left alone; 0: it does not say."""
 
 
-class RentError(ValueError):
+class RentError(InventoryError, ValueError):
     """What was asked cannot be rented, rebuilt or removed like that: the user's to decide; the message says how."""
+
+    exit_code = USER_MISTAKE
 
 
 DRY_SUCCESS = ("DryRunOperation", "DRYRUN.SUCCESS")

@@ -7,12 +7,16 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from inventory.errors import USER_MISTAKE, InventoryError
+
 Report = Callable[[str], None]
 """Takes one line of progress for the user."""
 
 
-class LocalCloudError(RuntimeError):
+class LocalCloudError(InventoryError, RuntimeError):
     """The local cloud cannot do what was asked; the message says what failed and what to do."""
+
+    exit_code = USER_MISTAKE
 
 
 def run(*argv: str | Path, stdin: str | None = None) -> str:

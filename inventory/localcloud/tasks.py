@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from invoke import Collection, task
 
-from inventory.command_line import one_sentence
+from inventory.command_line import say, sentences
 
 TO_RENT = """\
 in cluster.toml:
@@ -21,12 +20,6 @@ in cluster.toml:
   data_disk_gib = 20                # sparse: takes what is written
 
 next: fab up"""
-
-
-def _one_sentence() -> AbstractContextManager[None]:
-    from inventory.localcloud.commands import LocalCloudError
-
-    return one_sentence(mistakes=(LocalCloudError,))
 
 
 def _settings(provider: str = "") -> Any:
@@ -72,17 +65,17 @@ def _served() -> Any:
 )
 def up(c: Any, nodes: int = 0, wheels: bool = True) -> None:
     """Boot hosts on this machine that look like freshly rented ones."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import cloud
         from inventory.settings import SettingsError
 
         settings = _settings("local")
         if nodes < 0:
             raise SettingsError(f"--nodes {nodes}: a cluster has at least one host")
-        cloud.up(settings, nodes or settings.local.nodes, _say)
+        cloud.up(settings, nodes or settings.local.nodes, say)
         if wheels and settings.torch_flavour == "cpu":
             cloud.offer_wheels(settings, _wheelhouse())
-    _say("next: pyinfra -y inventory/local.py deploy/base.py")
+    say("next: pyinfra -y inventory/local.py deploy/base.py")
 
 
 def _wheelhouse() -> Any:
@@ -94,41 +87,41 @@ def _wheelhouse() -> Any:
     from inventory.localcloud.wheelhouse import ensure_wheelhouse
 
     lock = Path(deploy.__file__).with_name("requirements.lock").read_text(encoding="utf-8")
-    return ensure_wheelhouse(cpu_requirements(lock), PYTHON_VERSION, _say)
+    return ensure_wheelhouse(cpu_requirements(lock), PYTHON_VERSION, say)
 
 
 @task(help={"wheels": "download the Python packages for the hosts too (once)"})
 def serve(c: Any, wheels: bool = True) -> None:
     """Serve an ECS API on this machine, over hosts of its own."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import served
         from inventory.localcloud.places import Places
 
         settings = _settings()
-        endpoint = served.serve(settings, _say)
+        endpoint = served.serve(settings, say)
         if wheels and settings.torch_flavour == "cpu":
             served.show_wheels(Places.of(settings.name), _wheelhouse())
-    _say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; {TO_RENT.format(region=settings.aliyun.region)}")
+    say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; {TO_RENT.format(region=settings.aliyun.region)}")
 
 
 @task
 def down(c: Any) -> None:
     """Remove the hosts, their disks, their network, snapshots and the ECS API."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import cloud
 
         cloud.down(_settings())
-    _say("nothing is left")
+    say("nothing is left")
 
 
 @task
 def status(c: Any) -> None:
     """Which hosts there are and whether they run."""
-    with _one_sentence():
+    with sentences():
         settings, places = _rented()
         lines = _status_of_rented(places) if places else _status_of_hosts(settings)
     for line in lines:
-        _say(line)
+        say(line)
 
 
 def _status_of_hosts(settings: Any) -> list[str]:
@@ -155,68 +148,68 @@ def _status_of_rented(places: Any) -> list[str]:
 @task(help={"name": "host, for example te2"})
 def cut(c: Any, name: str) -> None:
     """Pull a host's network cable; it goes on running."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import cloud, served
 
         settings, places = _rented()
         served.cut(places, name) if places else cloud.cut(settings, name)
-    _say(f"{name} is cut off; plug it in again: fab local.heal {name}")
+    say(f"{name} is cut off; plug it in again: fab local.heal {name}")
 
 
 @task(help={"name": "host, for example te2"})
 def heal(c: Any, name: str) -> None:
     """Plug a host's network cable in again."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import cloud, served
 
         settings, places = _rented()
         served.heal(places, name) if places else cloud.heal(settings, name)
-    _say(f"{name} is on the network again")
+    say(f"{name} is on the network again")
 
 
 @task(help={"name": "host, for example te2"})
 def off(c: Any, name: str) -> None:
     """Take a host's power away."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import cloud, control
 
         settings, places = _rented()
         control.power_off(places, name) if places else cloud.power_off(settings, name)
-    _say(f"{name} is off; boot it again: fab local.on {name}")
+    say(f"{name} is off; boot it again: fab local.on {name}")
 
 
 @task(help={"name": "host, for example te2"})
 def on(c: Any, name: str) -> None:
     """Boot a host that is off."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import cloud, control
 
         settings, places = _rented()
-        control.power_on(places, name) if places else cloud.power_on(settings, name, _say)
-    _say(f"{name} runs")
+        control.power_on(places, name) if places else cloud.power_on(settings, name, say)
+    say(f"{name} runs")
 
 
 @task(help={"name": "rented machine, for example te2", "notice": "seconds between the notice and the end; 0: none"})
 def reclaim(c: Any, name: str, notice: float = 300.0) -> None:
     """Take a rented spot machine back, as the market does."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import control
 
         control.reclaim(_served(), name, notice)
-    _say(f"{name} goes in {notice:g} s of the cloud's clock; sooner: fab local.hurry {notice:g}" if notice else "gone")
+    say(f"{name} goes in {notice:g} s of the cloud's clock; sooner: fab local.hurry {notice:g}" if notice else "gone")
 
 
 @task(help={"seconds": "how far"})
 def hurry(c: Any, seconds: str) -> None:
     """Put the clock of the served cloud forward."""
-    with _one_sentence():
+    with sentences():
         from inventory.localcloud import control
         from inventory.settings import SettingsError
 
         if not seconds.isdecimal():
             raise SettingsError(f"SECONDS needs a whole number, not {seconds!r}")
         ahead = control.hurry(_served(), float(seconds))
-    _say(f"the cloud's clock is {ahead:g} s ahead")
+    say(f"the cloud's clock is {ahead:g} s ahead")
 
 
 @task(
@@ -233,7 +226,7 @@ def fault(
     c: Any, action: str, kind: str, times: int = 1, skip: int = 0, zone: str = "", instance_type: str = ""
 ) -> None:
     """Let calls of the served cloud go wrong."""
-    with one_sentence(mistakes=(ValueError,)), _one_sentence():
+    with sentences():
         from inventory.localcloud.ecs.faults import Fault, FaultFile
 
         plan = FaultFile(_served().folder / "faults.json")
@@ -241,11 +234,7 @@ def fault(
             plan.clear()
         else:
             plan.add(Fault("*" if action == "any" else action, kind, times, skip, zone, instance_type))
-    _say("no call goes wrong any more" if kind == "none" else f"{action}: {kind}")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    say("no call goes wrong any more" if kind == "none" else f"{action}: {kind}")
 
 
 local = Collection("local", up, serve, down, status, cut, heal, off, on, reclaim, hurry, fault)

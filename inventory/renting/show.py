@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inventory.api.values import HOURS_A_MONTH, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, members
-from inventory.shown import console
+from inventory.shown import console, table
 
 if TYPE_CHECKING:
     from inventory.renting.down import DownPlan
@@ -23,18 +23,6 @@ BILLED = (
     "traffic out to the internet by GB (not in it), kept disks and snapshots by the month"
 )
 SHOWN_OFFERS = 8
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """Rows of text under a header, as rich shows them."""
-    from rich.table import Table
-
-    grid = Table(box=None, pad_edge=False)
-    for name in header:
-        grid.add_column(name, overflow="fold")  # an id that is cut off is of no use
-    for row in rows:
-        grid.add_row(*row)
-    return grid
 
 
 def show(*what: Any) -> None:

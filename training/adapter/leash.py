@@ -12,8 +12,6 @@ from typing import Any
 from training.adapter import AdapterError
 from training.data import DataError
 
-MISTAKE = 2
-
 
 def tell(**message: Any) -> None:
     """One JSON line to whoever asked."""
@@ -40,5 +38,5 @@ def run(work: Callable[[], None], attached: bool) -> int:
             tell(mistake=str(error))
         else:
             print(error, file=sys.stderr)
-        return MISTAKE
+        return error.exit_code
     return 0

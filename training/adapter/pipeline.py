@@ -36,8 +36,9 @@ from training.adapter.model_files import places
 from training.adapter.models import BASE, TUNED, speaking
 from training.adapter.questions import Messages, Sampling
 from training.adapter.weights import PREFIX, Adapter
+from training.causes import OF_CODE
 from training.device import DeviceError, device
-from training.exit_codes import NO_DEVICE, UNUSABLE
+from training.events import Failed, emit
 from training.run_folder import RESULT, write_atomically
 from training.store import join as join_ranks
 
@@ -244,7 +245,8 @@ def main() -> int:
         run(run_dir)
     except (AdapterError, DeviceError) as error:
         print(error, flush=True)
-        return NO_DEVICE if isinstance(error, DeviceError) else UNUSABLE
+        emit(Failed(OF_CODE[error.exit_code], str(error)))
+        return error.exit_code
     dist.destroy_process_group()
     return 0
 

@@ -157,8 +157,8 @@ def _end_of_turn(run: Path) -> str:
     return str(report["end_of_turn"]) if report["end_of_turn_learned"] else ""
 
 
-def publish(hub: Hub, what: Parcel, message: str, sure: bool, agree: Callable[[list[str]], bool]) -> bool:
-    """List, ask, upload, verify; False where the user said no. AdapterError where the repository is another's."""
+def publish(hub: Hub, what: Parcel, message: str, sure: bool, ask: Callable[[list[str]], None]) -> None:
+    """List, ask, upload, verify; `ask` raises for a no. AdapterError where the repository is another's."""
     before = hub.present(what.repo)
     if before and what.private and not before.private:
         raise AdapterError(f"{what.repo} exists and is public; say --public, or another --repo")
@@ -169,14 +169,12 @@ def publish(hub: Hub, what: Parcel, message: str, sure: bool, agree: Callable[[l
         )
     lines = [f"{size / 2**20:10.2f} MiB  {name}" for name, size in what.sizes.items()]
     lines.append(f"{sum(what.sizes.values()) / 2**20:10.2f} MiB  to {hub.address(what.repo)}")
-    if not agree([*lines, "private" if what.private else "PUBLIC: everyone can read it"]):
-        return False
+    ask([*lines, "private" if what.private else "PUBLIC: everyone can read it"])
     hub.upload(what, message)
     after = hub.present(what.repo)
     wrong = [name for name in what.files if not after or after.digests.get(name) not in what.digests(name)]
     if wrong or after is None or (what.private and not after.private):
         raise AdapterError(f"{what.repo} does not hold what was sent: {', '.join(wrong) or 'it is not private'}")
-    return True
 
 
 class HuggingFace:

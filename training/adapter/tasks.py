@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Context, task
 
-from inventory.command_line import one_sentence
-from training.tasks import HERE_RUNS_HELP, RUN_HELP, _place, _sentences
+from inventory.command_line import ask, say, sentences
+from inventory.saying_yes import yes_command
+from training.tasks import HERE_RUNS_HELP, RUN_HELP, _place
 
 if TYPE_CHECKING:
     from training.adapter.at_head import Subject
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from training.control.place import Place
 
 CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best if there is one"
-
-
-@contextmanager
-def _words() -> Iterator[None]:
-    """The mistakes and failures of this folder too, each in one sentence."""
-    from training.adapter import AdapterError
-    from training.control.talk import TalkBroken, TalkRefused
-
-    with _sentences(), one_sentence((AdapterError, TalkRefused), failures=(TalkBroken,)):
-        yield
 
 
 @task(
@@ -64,7 +54,7 @@ def generate(
     """Ask base and tuned model the same, side by side; or chat with both."""
     from pathlib import Path
 
-    with _words():
+    with sentences():
         from training.adapter import AdapterError, at_head, chat
         from training.adapter.questions import Sampling, from_prompts, read_questions
 
@@ -143,7 +133,7 @@ def evaluate(
     """Measure base and tuned model on records held out."""
     from pathlib import Path
 
-    with _words(), _place(here) as (place, _):
+    with sentences(), _place(here) as (place, _):
         from training.adapter import AdapterError, at_head, report
 
         about = at_head.subject(place, run or None, checkpoint)
@@ -178,7 +168,7 @@ def merge(
     """Melt the adapter into the base model: a plain model folder."""
     from pathlib import Path
 
-    with _words(), _place(here) as (place, _):
+    with sentences(), _place(here) as (place, _):
         from training.adapter import AdapterError, at_head
 
         about = at_head.subject(place, run or None, checkpoint)
@@ -220,17 +210,21 @@ def publish(
     yes: bool = False,
 ) -> None:
     """Publish a fetched adapter or merged model with its model card."""
-    with _words():
+    with sentences():
         from training.adapter import publish as publishing
         from training.run_folder import LOCAL_RUNS
 
         folder = publishing.local_run(LOCAL_RUNS, run)
         what = publishing.parcel(folder, repo, merged, not public)
         hub = _hub(to)
-        if publishing.publish(hub, what, f"{folder.name}, by spotune", yes, lambda lines: _agreed(lines, yes)):
-            print(f"published and verified: {hub.address(repo)}")
-        else:
-            print("nothing was published")
+        again = yes_command("publish", publish, repo=repo, to=to, run=run, merged=merged, public=public)
+
+        def show_and_ask(lines: list[str]) -> None:
+            say("\n".join(lines))
+            ask(yes, "publish this?", again)
+
+        publishing.publish(hub, what, f"{folder.name}, by spotune", yes, show_and_ask)
+        print(f"published and verified: {hub.address(repo)}")
 
 
 def _hub(name: str) -> Hub:
@@ -242,17 +236,6 @@ def _hub(name: str) -> Hub:
     if name not in known:
         raise AdapterError(f"--to {name}: hub and modelscope are possible")
     return known[name]()
-
-
-def _agreed(lines: list[str], sure: bool) -> bool:
-    """Show what will happen; ask, unless the user is sure already."""
-    print("\n".join(lines), flush=True)
-    if sure:
-        return True
-    try:
-        return input("publish this? [y/N] ").strip().lower() in {"y", "yes"}
-    except (EOFError, KeyboardInterrupt):
-        return False
 
 
 namespace = Collection(generate, evaluate, merge, publish)

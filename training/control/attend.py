@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 
+from training.causes import CauseKind
 from training.control import runs
 from training.control.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.control.follow import Look, follow
@@ -11,19 +12,25 @@ from training.control.head_node import Head, HeadError, RemoteHead
 from training.control.terminal import progress
 from training.cost.shape import ModelShape
 from training.diagnosis.nccl_log import fact_lines, read_log
+from training.exit_codes import FAILED
 from training.launch import LaunchError
 from training.plan.ladder import ladder, ladder_lines
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS, REPORT
-from training.supervision.reclaim import GO_ON, RECLAIMED, RELEASED
+from training.supervision.reclaim import GO_ON
 
 WATCH_EVERY_S = 5.0
-OUT_OF_MEMORY = "ran out of GPU memory"
-"""In the reason of a run that its cards were too small for."""
+NEXT_STEPS: dict[CauseKind, str] = {
+    "reclaimed": f"go on when it is gone: {GO_ON}",
+    "released": f"go on: fab up --hours N while they are there, else {GO_ON}",
+}
+"""What a run that was stopped for its machines needs before a resume."""
 
 
 class RunFailed(LaunchError):
     """The run ended badly; the message says why."""
+
+    exit_code = FAILED
 
 
 def attend(head: Head, run_id: str) -> Look | None:
@@ -50,20 +57,19 @@ def say_detached(run_id: str, here: bool) -> None:
 def conclude(head: Head, run_id: str, seen: Look) -> None:
     """Say how a run ended. Raises RunFailed for a failure, after the failing rank's last words; LaunchError where
     what the run was given is to blame."""
+    cause = seen.status.cause.kind if seen.status else "unknown"
     if seen.state in {"failed", "lost"}:
         for line in seen.status.last_lines if seen.status else ():
             print(f"  | {line}")
         reason = (seen.status.reason if seen.status else seen.fault) or f"its supervisor on {head.name} is gone"
-        for line in memory_ladder(head, run_id) if OUT_OF_MEMORY in reason else ():
+        for line in memory_ladder(head, run_id) if cause == "out_of_gpu_memory" else ():
             print(line)
         if seen.status and seen.status.mistake:
             raise LaunchError(f"{run_id}: {reason}")
         raise RunFailed(f"{run_id} failed: {reason}")
     print(ending(run_id, seen))
-    if seen.status and RECLAIMED in seen.status.reason:
-        print(f"go on when it is gone: {GO_ON}; then fab train --resume {run_id}")
-    elif seen.status and RELEASED in seen.status.reason:
-        print(f"go on: fab up --hours N while they are there, else {GO_ON}; then fab train --resume {run_id}")
+    if cause in NEXT_STEPS:
+        print(f"{NEXT_STEPS[cause]}; then fab train --resume {run_id}")
 
 
 def ending(run_id: str, seen: Look) -> str:

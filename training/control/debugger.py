@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypedDict
@@ -14,10 +13,9 @@ from typing import TypedDict
 from training.control import attend, runs
 from training.control.head_node import Head
 from training.control.ship import SOURCE
-from training.diagnosis.debug import WAITS
 from training.diagnosis.profiling import parse_steps
+from training.events import Told, Waiting
 from training.launch import Launch, LaunchError
-from training.run_folder import LAUNCHER_LOG
 
 LOOK_EVERY_S = 1.0
 Tunnel = Callable[[str, int], AbstractContextManager[int]]
@@ -62,16 +60,16 @@ def reached(head: Head, run_id: str, tunnel: Tunnel) -> Iterator[None]:
         yield
 
 
-def port_command(launch: Launch, rank: int) -> str:
-    """A shell command that prints the last a rank said of starting and of waiting for a debugger."""
-    pattern = rf"\[{rank}\] (@started|@ended|.*{WAITS})"
-    return f"grep -E {shlex.quote(pattern)} {shlex.quote(launch.run_dir)}/{LAUNCHER_LOG} 2>/dev/null | tail -n 1"
+def waits_at(told: Sequence[Told], rank: int) -> int | None:
+    """The port at which a rank waits for a debugger, by the last it told; an older start of the run waits no more."""
+    last = next((each.event for each in reversed(told) if each.rank == rank), None)
+    return last.port if isinstance(last, Waiting) else None
 
 
 def _waited_for_port(head: Head, launch: Launch, rank: int) -> int | None:
     while not runs.look(head, launch.run_id).over:
-        if match := re.search(rf"{WAITS}127\.0\.0\.1:(\d+)", head.shell(port_command(launch, rank))):
-            return int(match[1])
+        if port := waits_at(runs.events(head, launch.run_id), rank):
+            return port
         time.sleep(LOOK_EVERY_S)
     return None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from training.control.download import Download, FileGone
 from training.control.same_run import another, refuse_another
 from training.control.verify import DamagedError, FetchError, part_of, verify_checkpoint
+from training.exit_codes import FAILED
 from training.run_folder import CLAIM, HANG, MERGED, MODEL_RECORD, MODEL_SUMS, PROFILE, REPORT, VERSIONS
 from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
 
@@ -55,6 +56,8 @@ def _is_paper(name: str) -> bool:
 
 class FetchInterrupted(FetchError):
     """The head went away; what came stays, and the next fetch goes on with it."""
+
+    exit_code = FAILED
 
 
 @dataclass(frozen=True)

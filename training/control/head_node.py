@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from training.control.talk import Talk, talk_here, talk_over
+from training.exit_codes import FAILED
 from training.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
 from training.run_folder import REMOTE_RUNS, STATUS, STOP
 
@@ -31,6 +32,8 @@ ANSWER_S = 20.0
 
 class HeadError(LaunchError):
     """The head cannot be reached, or a command on it failed."""
+
+    exit_code = FAILED
 
 
 class Head(Protocol):

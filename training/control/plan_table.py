@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inventory.shown import console
+from inventory.shown import console, table
 from training.plan.predict import Plan
 from training.plan.situation import Severity
 
@@ -11,7 +11,6 @@ COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bo
 
 def show_plan(plan: Plan) -> None:
     """Every check with what was found, and what to do where something is wrong."""
-    from rich.table import Table
     from rich.text import Text
 
     terminal = console()
@@ -19,8 +18,5 @@ def show_plan(plan: Plan) -> None:
         for check in plan.checks:
             print(f"{check.severity:8}{check.sentence}")
         return
-    grid = Table("", "check", "found", "what to do", box=None, pad_edge=False)
-    for check in plan.checks:
-        severity = Text(check.severity, COLOURS[check.severity])
-        grid.add_row(severity, check.name, check.value, check.cure)
-    terminal.print(grid)
+    rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in plan.checks]
+    terminal.print(table(["", "check", "found", "what to do"], rows))

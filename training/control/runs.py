@@ -21,6 +21,7 @@ from training.control.head_node import Head, HeadError
 from training.control.place import Place, Target, here_target
 from training.control.ship import code_files, launch_files, pack
 from training.control.starting import Turn, claim, drop, in_the_way, keep, remove_abandoned, turn, under_way
+from training.events import EVENTS, Told, parse_rows
 from training.launch import (
     ENV_FOLDER,
     Host,
@@ -118,6 +119,11 @@ def plan_of(head: Head, run_id: str) -> dict[str, Any]:
 def nccl_log(head: Head, run_id: str) -> str:
     """What NCCL said in the log of all ranks."""
     return head.shell(f"grep -a NCCL {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
+
+
+def events(head: Head, run_id: str) -> list[Told]:
+    """What the ranks of a run have told in values, over all its starts, the oldest first."""
+    return parse_rows(head.shell(f"cat {_quoted(head, run_id)}/{EVENTS} 2>/dev/null; true"))
 
 
 def put_again(head: Head, old: Launch, target: Target, files: Mapping[str, Path | str], force: bool) -> Launch:

@@ -12,26 +12,36 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
-MISTAKE = 2
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
+
 LAST_WORDS = 5
 LEAVE_S = 10.0
 
 
-class TalkBroken(RuntimeError):
+class TalkBroken(TrainingError, RuntimeError):
     """The program ended badly, or the connection to it; the message has its last words."""
 
 
-class TalkRefused(ValueError):
+class TalkRefused(TrainingError, ValueError):
     """What was asked cannot be done; the program's own sentence."""
+
+    exit_code = UNUSABLE
 
 
 class Talk:
-    """An open conversation. `end` waits for the program and gives its exit code; `drop` lets go of it."""
+    """An open conversation. `end` waits for the program and gives its exit code; `drop` lets go of it; `alive` says
+    whether it runs and can be reached."""
 
     def __init__(
-        self, reader: Iterable[str], writer: IO[Any], end: Callable[[], int], drop: Callable[[], None]
+        self,
+        reader: Iterable[str],
+        writer: IO[Any],
+        end: Callable[[], int],
+        drop: Callable[[], None],
+        alive: Callable[[], bool],
     ) -> None:
-        self._reader, self._writer, self._end, self._drop = reader, writer, end, drop
+        self._reader, self._writer, self._end, self._drop, self.alive = reader, writer, end, drop, alive
 
     def __enter__(self) -> Talk:
         return self
@@ -65,6 +75,13 @@ class Talk:
         if code != 0:
             said = next((word for word in reversed(words) if word), "it said nothing")
             raise TalkBroken(f"the program on the head ended with {code}: {said}")
+
+    def lines(self) -> Iterator[str]:
+        """What a program says that tells no JSON, line by line. Raises TalkBroken where the connection breaks."""
+        try:
+            yield from (line.strip() for line in self._reader)
+        except (EOFError, OSError) as error:
+            raise TalkBroken(f"the connection broke: {error or type(error).__name__}") from error
 
     def last_words(self) -> str:
         """All that it says, once it has ended. Raises TalkBroken where it failed or the connection did."""
@@ -106,7 +123,7 @@ def talk_here(command: str) -> Talk:
         if child.stdout:
             child.stdout.close()
 
-    return Talk(child.stdout, child.stdin, child.wait, drop)
+    return Talk(child.stdout, child.stdin, child.wait, drop, lambda: child.poll() is None)
 
 
 def talk_over(channel: Any, command: str) -> Talk:
@@ -114,4 +131,8 @@ def talk_over(channel: Any, command: str) -> Talk:
     channel.set_combine_stderr(True)
     channel.exec_command(command)
     lines = (line.decode("utf-8", errors="replace") for line in channel.makefile("rb"))
-    return Talk(lines, channel.makefile_stdin("wb"), channel.recv_exit_status, channel.close)
+
+    def alive() -> bool:
+        return not channel.exit_status_ready() and channel.get_transport().is_active()
+
+    return Talk(lines, channel.makefile_stdin("wb"), channel.recv_exit_status, channel.close, alive)

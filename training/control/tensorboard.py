@@ -10,14 +10,13 @@ import importlib.util
 import re
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import IO, Any
 
 from training.control import runs
-from training.control.head_node import Head, HeadError, RemoteHead
+from training.control.head_node import Head, HeadError, RemoteHead, within
+from training.control.talk import Talk, TalkBroken, talk_here, talk_over
 from training.launch import ENV_FOLDER, LaunchError
 
 USUAL_PORT = 6006
@@ -51,55 +50,51 @@ def show(head: Head, run_id: str | None, wait: Callable[[], None] = lambda: time
     """Serve, say where, and stay until Ctrl-C. Raises HeadError where TensorBoard or the connection ends before."""
     logdir = log_folder(head, run_id)
     served = _from(head, logdir) if isinstance(head, RemoteHead) else _here(logdir)
-    with served as (port, alive):
+    with served as (port, server):
         what = run_id or "all runs"
         print(f"TensorBoard of {what} on {head.name}: http://127.0.0.1:{port}/ (Ctrl-C ends it)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
-            while alive():
+            while server.alive():
                 wait()
             raise HeadError(f"TensorBoard on {head.name} has ended, or the connection to it")
 
 
 @contextlib.contextmanager
-def _here(logdir: str) -> Iterator[tuple[int, Callable[[], bool]]]:
+def _here(logdir: str) -> Iterator[tuple[int, Talk]]:
     if importlib.util.find_spec("tensorboard") is None:
         raise LaunchError("--here needs tensorboard in this Python: pip install -e '.[train]'")
-    argv = ["sh", "-c", command(sys.executable, logdir)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None and server.stdin is not None
-        try:
-            yield _port(server.stdout, "this machine"), lambda: server.poll() is None
-        finally:
-            server.stdin.close()
-            server.wait(10)
+    with talk_here(command(sys.executable, logdir)) as server:
+        yield _port(server, "this machine"), server
 
 
 @contextlib.contextmanager
-def _from(head: RemoteHead, logdir: str) -> Iterator[tuple[int, Callable[[], bool]]]:
-    connection = head.connection_of_its_own()
-    try:
-        channel: Any = connection.transport.open_session()
-        channel.settimeout(READY_WITHIN_S)
-        channel.exec_command(command(f"{ENV_FOLDER}/bin/python", logdir))
-        there, here = _port(channel.makefile("rb"), head.name), _free_port()
-        with connection.forward_local(here, there, "127.0.0.1", "127.0.0.1"):
-            _wait_for_listener(here)
-            yield here, lambda: not channel.exit_status_ready() and connection.transport.is_active()
-    finally:
-        connection.close()
+def _from(head: RemoteHead, logdir: str) -> Iterator[tuple[int, Talk]]:
+    with contextlib.closing(head.connection_of_its_own()) as connection:
+        with talk_over(connection.transport.open_session(), command(f"{ENV_FOLDER}/bin/python", logdir)) as server:
+            there, here = _port(server, head.name), _free_port()
+            with connection.forward_local(here, there, "127.0.0.1", "127.0.0.1"):
+                _wait_for_listener(here)
+                yield here, server
 
 
-def _port(words: IO[bytes], place: str) -> int:
+def _port(server: Talk, place: str) -> int:
     """The port TensorBoard says it listens on, which is its last word before it serves."""
-    said = []
-    try:
-        for line in words:
-            text = line.decode("utf-8", errors="replace").strip()
-            if ready := _READY.search(text):
+    said: list[str] = []
+
+    def listen() -> int | None:
+        for line in server.lines():
+            if ready := _READY.search(line):
                 return int(ready[1])
-            said.append(text)
+            said.append(line)
+        return None
+
+    try:
+        if port := within(READY_WITHIN_S, listen):
+            return port
     except TimeoutError:
         said.append(f"it was not ready within {READY_WITHIN_S:.0f} s")
+    except TalkBroken as error:
+        said.append(str(error))
     raise HeadError(f"TensorBoard did not start on {place}: {' | '.join(said[-LAST_LINES:]) or 'no reason given'}")
 
 

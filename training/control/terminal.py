@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from inventory.shown import console
+from inventory.shown import age, console, table
 from training.control import comm_report
 from training.control.comm_report import Result
 from training.control.follow import Look, describe, eta_s, number
@@ -85,9 +85,9 @@ def runs_table(looks: Sequence[Look]) -> None:
         loss = number(row["loss"]) if row else "-"
         validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
         reason = "; ".join(part for part in (seen.status.reason if seen.status else "", seen.fault) if part)
-        updated = age(seen.age_s) if seen.status else "-"
+        updated = f"{age(seen.age_s)} ago" if seen.status else "-"
         rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
-    table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows)
+    console().print(table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows))
 
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
@@ -98,8 +98,8 @@ def check_report(result: Result, previous: Result | None, line_rate_gbps: float 
         terminal.print(f"  {line}")
     table(*comm_report.interface_table(result))
     if result["pairs"]:
-        table(*comm_report.pair_table(result))
-    table(*comm_report.sweep_table(result))
+        terminal.print(table(*comm_report.pair_table(result)))
+    terminal.print(table(*comm_report.sweep_table(result)))
     if slowest := comm_report.slowest_pair(result):
         terminal.print(f"slowest pair: {slowest['from']} -> {slowest['to']}, {slowest['gbit_s']:.2f} Gbit/s")
     for line in comm_report.comparison(result, previous):
@@ -111,23 +111,3 @@ def check_report(result: Result, previous: Result | None, line_rate_gbps: float 
 def print_json(result: Result) -> None:
     """A result for other programs."""
     print(json.dumps(result, indent=1))
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text under a header."""
-    from rich.table import Table
-
-    grid = Table(box=None, pad_edge=False)
-    for name in header:
-        grid.add_column(name, no_wrap=name == header[0], overflow="fold")  # an id that is cut off is of no use
-    for row in rows:
-        grid.add_row(*row)
-    console().print(grid)
-
-
-def age(seconds: float) -> str:
-    """A length of time in its largest unit."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0, seconds):.0f} s ago"

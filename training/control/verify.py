@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
 from training.sums import MODEL_CONFIG
 
 
-class FetchError(RuntimeError):
+class FetchError(TrainingError, RuntimeError):
     """What was fetched is incomplete, damaged, or not what the run should have made."""
+
+    exit_code = UNUSABLE
 
 
 class DamagedError(FetchError):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from training.cost.flops import ModelFacts
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
 
 if TYPE_CHECKING:
     from training.recipe import Lora, Recipe
@@ -19,8 +21,10 @@ NORMED = {"qwen3"}
 """Model types that normalise each head's query and key."""
 
 
-class PlanError(ValueError):
+class PlanError(TrainingError, ValueError):
     """The run cannot be planned or should not be started; the message says every reason, one a line."""
+
+    exit_code = UNUSABLE
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from training.errors import TrainingError
+from training.exit_codes import UNUSABLE
+
 IGNORED = -100
 """Label of a token that is read but not learned; torch's cross-entropy skips it."""
 
 
-class DataError(ValueError):
+class DataError(TrainingError, ValueError):
     """The data cannot be trained on; the message says the file, the line and what is wrong there."""
+
+    exit_code = UNUSABLE
 
 
 class BadRecord(ValueError):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from training.events import Waiting, emit
+
 if TYPE_CHECKING:
     from training.rank import Rank
 
 PATIENCE_S = 7 * 24 * 3600
 FIRST_PORT = 5678
-WAITS = "waits for a debugger at "
-"""In the rank's own words; the control side looks for them in the launcher's log."""
 
 
 def debugged(launch: dict[str, object]) -> bool:
@@ -43,7 +43,8 @@ def wait(rank: Rank) -> None:
     import debugpy
 
     host, port = _listen(debugpy.listen, FIRST_PORT + rank.place.rank)
-    print(f"{rank.place}: {WAITS}{host}:{port} of its node", flush=True)
+    print(f"{rank.place}: waits for a debugger at {host}:{port} of its node", flush=True)
+    emit(Waiting(port))
     debugpy.wait_for_client()
     print(f"{rank.place}: the debugger is there", flush=True)
 

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 MOST = 3
@@ -31,10 +32,23 @@ def xid_lines(dmesg: str, booted: float, since: float) -> list[str]:
     return ["".join(c if c.isprintable() else "?" for c in text)[:WIDTH] for text in found[-MOST:]]
 
 
-def of_hardware(line: str) -> bool:
-    """Whether a line says that the card itself failed."""
+@dataclass(frozen=True)
+class Xid:
+    """One line of the driver's."""
+
+    text: str
+    number: int | None = None
+
+    @property
+    def of_hardware(self) -> bool:
+        """Whether it says that the card itself failed."""
+        return self.number in HARDWARE
+
+
+def parse_xid(line: str) -> Xid:
+    """What a line says."""
     match = _NUMBER.search(line)
-    return match is not None and int(match[1]) in HARDWARE
+    return Xid(line, int(match[1]) if match else None)
 
 
 def main() -> int:

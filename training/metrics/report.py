@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.money import cost, money
+from training.events import EVENTS, Resumed, parse_rows
 from training.metrics.plots import Drawn, draw, plots
 from training.run_folder import (
     LAUNCH,
@@ -35,7 +36,6 @@ from training.run_folder import (
 
 Row = dict[str, Any]
 TEMPLATE = "report.html.jinja"
-RESUMED = re.compile(r"resumed from step-(\d+), saved by (\d+) ranks?")
 _CHECKPOINT = re.compile(r"^step-(\d+)$")
 NOT_KNOWN = "not known"
 
@@ -79,7 +79,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "plots": [one for one in drawn if isinstance(one, Drawn)],
         "plan": plan_against_actual(predicted, steps, seconds),
         "checkpoints": checkpoints,
-        "resumes": _resumes(run / "logs" / "rank-0.log"),
+        "resumes": _resumes(run / EVENTS),
         "hosts": [(host["name"], host["private_address"], host["slots"]) for host in hosts],
         "data": _facts(_json(run / "data" / "report.json").get("report") or plan.get("data") or {}),
         "recipe": _facts(_recipe(run / "recipe.toml")),
@@ -206,9 +206,10 @@ def _checkpoints(folder: Path) -> list[Row]:
     return sorted(found, key=lambda row: row["step"])
 
 
-def _resumes(log: Path) -> list[tuple[str, str]]:
-    """The steps gone on from, and how many ranks had saved them, as rank 0 said in its log."""
-    return RESUMED.findall(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else []
+def _resumes(events: Path) -> list[tuple[int, int]]:
+    """The steps gone on from, and how many ranks had saved them."""
+    told = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
+    return [(each.event.step, each.event.ranks) for each in told if isinstance(each.event, Resumed)]
 
 
 def _seconds(status: Row, now: float) -> float | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from training import tiny
+from training.causes import CauseKind
 from training.control import comm_report, runs, start_run
 from training.control.place import Place
 from training.cost.memory import RESERVED
@@ -110,8 +111,8 @@ def _results_of(place: Place, launch: Launch) -> tuple[dict[str, Any], list[Outc
     if not found["done"]:
         return found, [*outcomes, failed("the start of all ranks", f"it ended before it had seen all: {reason}")]
     broken = (rank, launch.host_of(rank).name)
-    words = ("ran out of memory", "ran out of GPU memory")
-    return found, [*outcomes, named("out of memory on a rank", seen, broken, words, _ended_after(seen.status))]
+    memory: tuple[CauseKind, ...] = ("out_of_memory", "out_of_gpu_memory")
+    return found, [*outcomes, named("out of memory on a rank", seen, broken, memory, _ended_after(seen.status))]
 
 
 def _ended_after(status: Any) -> float:

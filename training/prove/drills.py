@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from training.causes import CauseKind
 from training.control import resume_run, runs, start_run
 from training.control.follow import Look, follow
 from training.control.head_node import Head, HeadError
 from training.control.place import Place
+from training.events import Started, Told
 from training.launch import Launch, LaunchError
 from training.prove.outcome import Outcome, failed, judged, not_here, read
 from training.recipe import load_recipe
 from training.run_folder import PROVE
-from training.supervision.rank_start import STARTED
 
 EVERY = {"cpu": 20, "cuda": 200}
 """Steps between checkpoints: some seconds, so that a kill comes well before the next one."""
@@ -84,7 +85,7 @@ class Drill:
         self.wait_for_steps_to_lose()
         broken = self.signal("KILL")
         self.before = self.losses()
-        return self.verdict("SIGKILL of a rank", broken, ("signal 9",))
+        return self.verdict("SIGKILL of a rank", broken, "killed")
 
     def resumed_on_fewer(self) -> Outcome:
         """Without the last node, and killed again, so that the next resume has steps to do again too."""
@@ -127,7 +128,7 @@ class Drill:
             self.signal("KILL")
             self.until_over()
             return not_here("SIGSTOP of a rank", "there is one rank, and nobody to miss it but the hang watch")
-        return self.verdict("SIGSTOP of a rank", broken, ("silent", "did not"))
+        return self.verdict("SIGSTOP of a rank", broken, "peer_lost", "hung")
 
     def agrees(self) -> Outcome:
         """What it learned, beside the base and merged into it."""
@@ -159,18 +160,17 @@ class Drill:
         launch = self.launch()
         rank = launch.world_size - 1
         node = launch.host_of(rank).name
-        log = f"{shlex.quote(launch.run_dir)}/logs/launcher.log"
-        pid = started_pid(self.head.shell(f"grep -a '{STARTED}' {log}").splitlines(), rank)
+        pid = started_pid(runs.events(self.head, self.run_id), rank)
         kill = f"kill -{name} {pid}"
         alone = launch.here or node == launch.hosts[0].name
         self.head.shell(kill if alone else f"ssh -o BatchMode=yes {shlex.quote(node)} {kill}")
         return rank, node
 
-    def verdict(self, name: str, broken: tuple[int, str], words: Sequence[str]) -> Outcome:
+    def verdict(self, name: str, broken: tuple[int, str], *causes: CauseKind) -> Outcome:
         """What status.json says of a run that was broken."""
         began = time.monotonic()
         seen = self.until_over()
-        return named(name, seen, broken, words, time.monotonic() - began)
+        return named(name, seen, broken, causes, time.monotonic() - began)
 
     def until_over(self) -> Look:
         return silently(self.head, self.run_id)
@@ -209,19 +209,19 @@ def silently(head: Head, run_id: str) -> Look:
     return follow(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.7)
 
 
-def started_pid(lines: Sequence[str], rank: int) -> int:
-    """A rank's pid, from what the launcher's log says of its last start. Raises DrillError."""
-    mark = f"[{rank}] {STARTED} "
-    for line in reversed(lines):
-        before, found, said = line.partition(mark)
-        if found and (not before or before.endswith(": ")):
-            return int(json.loads(said)["pid"])
+def started_pid(told: Sequence[Told], rank: int) -> int:
+    """A rank's pid, as it was told at its last start. Raises DrillError."""
+    for each in reversed(told):
+        if each.rank == rank and isinstance(each.event, Started):
+            return each.event.pid
     raise DrillError(f"rank {rank} never said that it started")
 
 
-def named(name: str, seen: Look, broken: tuple[int, str], words: Sequence[str], seconds: float) -> Outcome:
+def named(name: str, seen: Look, broken: tuple[int, str], causes: Collection[CauseKind], seconds: float) -> Outcome:
     """Whether a verdict names the rank that was broken, its node, and what was done to it."""
-    rank, node = broken
-    reason = seen.status.reason if seen.status else "no status"
-    right = seen.state == "failed" and f"rank {rank}" in reason and node in reason
-    return judged(name, right and any(word in reason for word in words), f"after {seconds:.0f} s: {reason}")
+    if seen.status is None:
+        return failed(name, f"after {seconds:.0f} s: no status")
+    status, cause = seen.status, seen.status.cause
+    blamed = (status.failed_rank, status.failed_node) == broken or cause.peer == broken[0]
+    right = seen.state == "failed" and blamed and cause.kind in causes
+    return judged(name, right, f"after {seconds:.0f} s: {status.reason}")

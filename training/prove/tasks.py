@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
-from training.tasks import HERE_HELP, _cover, _lease, _place, _sentences
+from inventory.command_line import sentences
+from training.tasks import HERE_HELP, _cover, _lease, _place
 
 if TYPE_CHECKING:
     from training.prove.conduct import Proof
@@ -24,7 +25,7 @@ def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) 
     """Try everything on these machines and measure them: training, its failures, the network. Some minutes."""
     import time
 
-    with _sentences(), _place(here) as (place, _), _lease(place.head):
+    with sentences(), _place(here) as (place, _), _lease(place.head):
         from training.control import attend, start_run
         from training.prove import conduct
         from training.recipe import load_recipe
@@ -48,19 +49,15 @@ def _say(text: str) -> None:
 
 
 def _show(proof: Proof, seconds: float) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from inventory.shown import console
+    from inventory.shown import console, table
     from training.prove.outcome import gathered
 
     colours = {"pass": "green", "fail": "bold red", "not here": "yellow"}
-    grid = Table("", "what", "where", "found", box=None, pad_edge=False)
-    for outcome in gathered(proof.outcomes):
-        state = Text(outcome.state, colours[outcome.state])
-        grid.add_row(state, Text(outcome.name), Text(outcome.where), Text(outcome.found))
+    rows = [[Text(o.state, colours[o.state]), o.name, o.where, o.found] for o in gathered(proof.outcomes)]
     out = console()
-    out.print(grid)
+    out.print(table(["", "what", "where", "found"], rows))
     if made := proof.calibration:
         rates = [f"{made.matmul_flops / 1e12:.3g} TFLOP/s of {made.card}"] if made.card else []
         rates += [f"{made.link_bytes_per_s / 1e9:.2f} GB/s between ranks"] if made.link_bytes_per_s else []

@@ -102,13 +102,13 @@ class Walk:
         speed = ", ".join(f"{name} {rate:.2f} GB/s" for name, rate in rates.items())
         slowest = comm_report.slowest_pair(result)
         pair = f"; slowest {slowest['from']} -> {slowest['to']} {slowest['gbit_s']:.2f} Gbit/s" if slowest else ""
-        right = not comm_report.wrong_results(result)
+        wrong = comm_report.wrong_results(result)
         kinds = sorted({check["dtype"] for check in result["checks"]})
         said = [f"{len(result['checks']) // len(kinds)} operations in {', '.join(kinds)}"]
-        if not right:
-            said = [line for line in comm_report.check_lines(result) if "WRONG" in line]
+        if wrong:
+            said = comm_report.check_lines({**result, "checks": [c for c in result["checks"] if not c["ok"]]})
         return [
-            judged("collectives are right", right, "; ".join(said)),
+            judged("collectives are right", not wrong, "; ".join(said)),
             judged("network", not any(n["interface_expected"] for n in strays), "; ".join([f"{speed}{pair}", *hints])),
         ]
 

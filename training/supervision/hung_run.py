@@ -10,17 +10,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from training.causes import Cause
 from training.diagnosis.hang import RankState, fell_behind, parse_state, state_text
 from training.launch import Host, Launch
 from training.run_folder import HANG
-from training.supervision.failure import Cause
+from training.supervision.failure import Symptom
 from training.supervision.node_ssh import NodeError, on_hosts, output_of, ssh
 
 ASK_S = 90.0
 
 
-def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Cause:
-    """Collect what all ranks do into hang/<time>/, and give the cause it points at."""
+def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom:
+    """Collect what all ranks do into hang/<time>/, and give the symptom they point at."""
     states, lost = _ask(launch, pids)
     folder = f"{HANG}/{time.strftime('%Y%m%d-%H%M%S')}"
     try:
@@ -31,9 +32,9 @@ def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Cause:
         print(f"{folder}: {error}", file=sys.stderr, flush=True)
     if lost:
         reason = f"no step was finished for {silent_s:.0f} s, and node {lost[0].node} does not say why: {lost[0]}"
-        return Cause(2, reason, lost[0].node)
+        return Symptom(2, reason, Cause("hung"), lost[0].node)
     behind = fell_behind(states, silent_s)
-    return Cause(2, f"{behind.sentence}; every rank's stack: {folder}", behind.node, behind.rank)
+    return Symptom(2, f"{behind.sentence}; every rank's stack: {folder}", Cause("hung"), behind.node, behind.rank)
 
 
 def stacks_command(launch: Launch, pids: Mapping[int, int]) -> str:

@@ -2,8 +2,9 @@
 
 `python -m training.supervision.rank_start training.finetune --run DIR ...`
 
-Output goes to logs/rank-N.log as it is, and line by line, marked `[N]`, to stdout. Over pdsh that is the
-launcher's log on the head: a rank's last words are at hand even when its node is gone or its disk is full.
+Output goes to logs/rank-N.log as it is, and line by line, marked `[N]`, to stdout, its events (training/events.py)
+among it. Over pdsh that is the launcher's log on the head: a rank's last words are at hand even when its node is gone
+or its disk is full.
 DeepSpeed's launcher does not say which of a node's ranks died, nor of what; this does. Standard library only.
 """
 
@@ -18,13 +19,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from training.events import MARK, PIPE, Ended, Started, line_of, unmistakable
 from training.exit_codes import FINISHED, STOPPED
 
 NODE_FILE = Path("/etc/spotune/node.json")
-STARTED, ENDED = "@started", "@ended"
 LINGER_S = 5.0
 """Before a failure is passed on: the launcher then ends this node's other ranks at once, and one of them may
 be the cause and about to say so. The supervisor, which knows already, does not wait for this."""
@@ -59,7 +61,7 @@ class Output:
 
     def __init__(self, rank: int, log: Path) -> None:
         self._mark = f"[{rank}] ".encode()
-        self._rest = b""
+        self._rest = self._events = b""
         self._log: IO[bytes] | None = None
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,13 @@ class Output:
                 self.say(f"log file: {error}")
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._to_head(self._mark + line[-4000:] + b"\n")
+            self._to_head(self._mark + unmistakable(line[-4000:]) + b"\n")
+
+    def take_events(self, data: bytes) -> None:
+        """Some bytes of what the program tells in values, for the head only."""
+        *lines, self._events = (self._events + data).split(b"\n")
+        for line in lines:
+            self._to_head(self._mark + MARK.encode() + line + b"\n")
 
     def end(self) -> None:
         """What was left without a newline."""
@@ -97,18 +105,18 @@ class Output:
             os.dup2(devnull, sys.stdout.fileno())
 
 
-def _copy(source: int, output: Output, child: subprocess.Popen[bytes]) -> None:
-    """Until the program has ended. Its own children may hold the pipe open after it died, so don't wait for
-    the end of the stream alone."""
+def _copy(takers: dict[int, Callable[[bytes], None]], child: subprocess.Popen[bytes]) -> None:
+    """What comes from each descriptor to its taker, until the program has ended. Its own children may hold the pipes
+    open after it died, so don't wait for the end of the streams alone."""
     ended = False
-    while True:
-        readable, _, _ = select.select([source], [], [], 0.5)
-        if readable:
-            data = os.read(source, 65536)
-            if not data:
-                return
-            output.take(data)
-        elif ended:
+    while takers:
+        readable, _, _ = select.select(list(takers), [], [], 0.5)
+        for source in readable:
+            if data := os.read(source, 65536):
+                takers[source](data)
+            else:
+                del takers[source]
+        if ended and not readable:
             return
         ended = child.poll() is not None
 
@@ -117,22 +125,26 @@ def run(rank: int, argv: list[str], run_dir: Path) -> int:
     """Run a rank's program to its end and return its exit code, negative where a signal ended it."""
     output = Output(rank, run_dir / "logs" / f"rank-{rank}.log")
     before = oom_kills(Path("/proc/vmstat").read_text(encoding="ascii"))
+    events, told = os.pipe()
     child = subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env={**os.environ, PIPE: str(told)},
+        pass_fds=(told,),
         preexec_fn=_in_child,  # noqa: PLW1509 - there are no threads here
     )
+    os.close(told)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
-    output.say(f"{STARTED} {json.dumps({'pid': child.pid})}")
+    output.say(line_of(Started(child.pid)))
     assert child.stdout is not None
-    _copy(child.stdout.fileno(), output, child)
+    _copy({child.stdout.fileno(): output.take, events: output.take_events}, child)
     code = child.wait()
     output.end()
     killed = code == -signal.SIGKILL
     oom = killed and oom_kills(Path("/proc/vmstat").read_text(encoding="ascii")) > before
-    output.say(f"{ENDED} {json.dumps({'code': code, 'oom': oom})}")
+    output.say(line_of(Ended(code, oom)))
     return code
 
 

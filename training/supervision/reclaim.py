@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from training.causes import Cause
+
 FOLDER = Path("/run/spotune/reclaim")
 SAFETY_S = 30.0
 """Of what is left until a node goes: to end the ranks, to collect their logs, to write down why."""
@@ -24,13 +26,9 @@ LEAST_S = 5.0
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 GO_ON = "fab rebuild, or fab up and the base deploy where there is no snapshot"
 """What gives a cluster its machines back once one of them is gone."""
-RECLAIMED = "being reclaimed"
-"""In the reason of a run that ended for a notice."""
 RELEASE = "release"
 BEFORE_RELEASE_S = 300.0
 """A run leaves so long before the machines are released, as at a spot notice; earlier where its ranks need longer."""
-RELEASED = "the machines are released at"
-"""In the reason of a run that ended because its machines were rented no longer."""
 EVERYBODY = ""
 """As the node of a notice: all of them."""
 _CHECKPOINT = re.compile(r"step-(\d+)")
@@ -96,7 +94,11 @@ def pending(notices: Iterable[Notice], nodes: Iterable[str], now: float) -> list
 
 def words(notices: Sequence[Notice]) -> str:
     """Who goes when, as the beginning of a sentence."""
-    all_go = [f"{RELEASED} {_clock(notice)}, when their time is over" for notice in notices if notice.node == EVERYBODY]
+    all_go = [
+        f"the machines are released at {_clock(notice)}, when their time is over"
+        for notice in notices
+        if notice.node == EVERYBODY
+    ]
     spot = [notice for notice in notices if notice.node != EVERYBODY]
     return "; ".join([*([_spot_words(spot)] if spot else []), *all_go])
 
@@ -109,8 +111,8 @@ def _spot_words(notices: Sequence[Notice]) -> str:
     each = [(notice.node, _clock(notice)) for notice in notices]
     verb = "is" if len(each) == 1 else "are"
     if len({at for _, at in each}) == 1:
-        return f"{_list([node for node, _ in each])} {verb} {RECLAIMED} at {each[0][1]} (spot)"
-    return f"{_list([f'{node} at {at}' for node, at in each])} {verb} {RECLAIMED} (spot)"
+        return f"{_list([node for node, _ in each])} {verb} being reclaimed at {each[0][1]} (spot)"
+    return f"{_list([f'{node} at {at}' for node, at in each])} {verb} being reclaimed (spot)"
 
 
 def _list(names: Sequence[str]) -> str:
@@ -167,9 +169,14 @@ class Reclaims:
         """Why a run ended that had not begun."""
         return f"{words(self.notices)}; the ranks were not started"
 
-    def ending(self, saved: bool, step: int | None) -> str:
+    def cause(self, saved: bool | None = None, step: int | None = None) -> Cause:
+        """The same as a value; `step`: of the newest checkpoint."""
+        spot = any(notice.node != EVERYBODY for notice in self.notices)
+        return Cause("reclaimed" if spot else "released", at=self.notices[0].at, saved=saved, step=step)
+
+    def ending(self, cause: Cause) -> str:
         """Why the run ended, and with which checkpoint it can go on."""
-        if saved:
-            return f"{words(self.notices)}; saved at step {step}"
-        left = "there is no checkpoint" if step is None else f"the newest checkpoint is of step {step}"
+        if cause.saved:
+            return f"{words(self.notices)}; saved at step {cause.step}"
+        left = "there is no checkpoint" if cause.step is None else f"the newest checkpoint is of step {cause.step}"
         return f"{words(self.notices)}; the ranks did not save in time, {left}"

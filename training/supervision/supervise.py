@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import queue
@@ -23,9 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from training.causes import Cause
 from training.diagnosis.hang import StallWatch
 from training.diagnosis.progress import FOLDER as PROGRESS
 from training.diagnosis.progress import read_progress
+from training.diagnosis.xid import parse_xid
+from training.events import EVENTS, Told, row_of
 from training.launch import (
     LONGEST_STOP_S,
     STOP_GRACE_S,
@@ -38,7 +40,7 @@ from training.launch import (
 from training.run_folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
 from training.supervision import afterwards, hung_run, reclaim
 from training.supervision.end_processes import sweep
-from training.supervision.failure import LAST_LINES, SAVED, SECONDARY, Observation, Verdict, verdict
+from training.supervision.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
 from training.supervision.node_ssh import (
     PING_TIMEOUT_S,
     NodeError,
@@ -116,8 +118,10 @@ class Supervisor:
                 return self._supervise()
         except NodeError as error:
             if not self.reclaims.look(time.time()):
-                return Verdict("failed", f"node {error.node} is not ready: {error}", node=error.node), 1
-        return Verdict("stopped", self.reclaims.not_started), None
+                reason = f"node {error.node} is not ready: {error}"
+                return Verdict("failed", reason, Cause("not_ready"), node=error.node), 1
+        cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
+        return Verdict("stopped", self.reclaims.not_started, cause), None
 
     def _supervise(self) -> tuple[Verdict, int | None]:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
@@ -139,12 +143,12 @@ class Supervisor:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
         code = launcher.poll()
-        if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.causes():
+        if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.symptoms():
             self._ask_drivers()
         end = verdict(self.seen, self.stop_requested_at is not None, code)
         if self.reclaims.known and end.state == "stopped":
-            why = self.reclaims.ending(end.reason == SAVED, reclaim.newest_step(self.run_dir))
-            end = replace(end, reason=why)
+            cause = self.reclaims.cause(end.cause.saved is True, reclaim.newest_step(self.run_dir))
+            end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
         self._end_all(launcher)
         return end, code
 
@@ -159,7 +163,7 @@ class Supervisor:
             else:
                 text = ssh(host.name, command, XID_S)
             if lines := text.splitlines():
-                self.seen.xids[host.name] = lines
+                self.seen.xids[host.name] = [parse_xid(line) for line in lines]
 
         answering = tuple(host for host in self.launch.hosts if host.name not in self.seen.lost_nodes)
         for error in on_hosts(answering, ask):
@@ -203,9 +207,9 @@ class Supervisor:
                 self._refresh()
             if self.stop_requested_at and (now - self.stop_requested_at > self._stop_grace_s() or now > self.leave_by):
                 return
-            if causes := self.seen.causes():
+            if symptoms := self.seen.symptoms():
                 failed_at = failed_at or now
-                settle = SETTLE_S if causes[0].weight < SECONDARY else SETTLE_SECONDARY_S
+                settle = SETTLE_S if symptoms[0].weight < SECONDARY else SETTLE_SECONDARY_S
                 if now - failed_at > settle or self.seen.all_ended:
                     return
             elif not self.stop_requested_at and (silent_s := self.stall.take(read_progress(self.run_dir, 0), now)):
@@ -219,7 +223,7 @@ class Supervisor:
         """A node is to be taken back: what a stop does, within the time that is left."""
         if self.reclaims.look(time.time(), self._stop_grace_s()):
             self.leave_by = time.monotonic() + self.reclaims.left_s(time.time())
-            self.status = self.status.changed(reason=self.reclaims.stopping)
+            self.status = self.status.changed(reason=self.reclaims.stopping, cause=self.reclaims.cause())
             self._refresh()
             print(self.reclaims.stopping, flush=True)
             self.request_stop()
@@ -237,7 +241,8 @@ class Supervisor:
         except queue.Empty:
             return
         if kind == "line":
-            self.seen.take(text)
+            if told := self.seen.take(text):
+                self._keep(told)
         elif kind == "lost":
             self.seen.lose(text)
         else:
@@ -245,6 +250,14 @@ class Supervisor:
         if self.status.state == "starting" and len(self.seen.started) == self.launch.world_size:
             self.status = self.status.changed(state="running")
             self._refresh()
+
+    def _keep(self, told: Told) -> None:
+        """An event of a rank, for whoever looks from outside and for the report."""
+        try:
+            with (self.run_dir / EVENTS).open("a", encoding="utf-8") as file:
+                file.write(row_of(told, time.time()))
+        except OSError as error:
+            print(f"{EVENTS}: {error}", file=sys.stderr, flush=True)
 
     def _end_all(self, launcher: subprocess.Popen[bytes]) -> None:
         """No rank is left on any node that answers.
@@ -298,16 +311,16 @@ class Supervisor:
         self.status = self.status.changed(
             state=end.state,
             reason=end.reason,
+            cause=end.cause,
             exit_code=code,
             updated=now,
             ended=now,
             failed_rank=end.rank,
             failed_node=end.node,
             last_lines=self._last_lines(end),
-            mistake=end.mistake,
         )
         self._write_status()
-        print(json.dumps({"state": end.state, "reason": end.reason}), flush=True)
+        print(f"{end.state}{end.reason and f': {end.reason}'}", flush=True)
 
 
 def main() -> int:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from inventory.localcloud.commands import LocalCloudError
+
 KINDS = {
     "throttle": "the call is refused: Throttling.User, to be tried again after 200 ms",
     "error-500": "the call is refused: ServiceUnavailable",
@@ -59,9 +61,9 @@ class Fault:
 def checked(fault: Fault) -> Fault:
     """The fault. Raises ValueError where there is no such kind."""
     if fault.kind not in KINDS:
-        raise ValueError(f"there is no fault {fault.kind!r}; there is: {', '.join(KINDS)}")
+        raise LocalCloudError(f"there is no fault {fault.kind!r}; there is: {', '.join(KINDS)}")
     if fault.kind in ("stock", "price-moved") and not fault.instance_type:
-        raise ValueError(f"{fault.kind} needs the instance type it is about")
+        raise LocalCloudError(f"{fault.kind} needs the instance type it is about")
     return fault
 
 
