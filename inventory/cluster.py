@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inventory.api.errors import CloudError, RentError
+from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node, pyinfra_hosts, static_nodes
 from inventory.settings import Settings, SettingsError, load_settings
 
@@ -37,7 +37,7 @@ def _with_nodes(settings: Settings) -> Cluster:
     if settings.provider == "static":
         return Cluster(settings, static_nodes(settings))
     if settings.provider == "aliyun":
-        from inventory.ecs import Ecs
+        from inventory.aliyun_ecs.ecs import Ecs
         from inventory.renting.members import rented_nodes
 
         return Cluster(settings, rented_nodes(Ecs.open(settings), settings))

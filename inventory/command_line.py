@@ -26,7 +26,7 @@ def one_sentence(
     Unusable settings and what cannot be rented are always a mistake, a node that cannot be reached and a cloud that
     refuses always a failure.
     """
-    from inventory.api.errors import CloudError, RentError
+    from inventory.cloud.errors import CloudError, RentError
     from inventory.settings import SettingsError
     from inventory.ssh import SshError
 

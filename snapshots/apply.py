@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, OwnImage, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, OwnImage, Snapshot
 from inventory.phases import PARTS, Phases
 from inventory.renting import members
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
@@ -24,7 +24,7 @@ from snapshots.pairs import Companions, newest_image
 from snapshots.rebuild import Desired, Existing, Rebuild, diff
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.renting.up import UpPlan
 
 CHECKOUT = Path(__file__).parents[1]

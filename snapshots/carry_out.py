@@ -19,8 +19,8 @@ from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG, Desired, Existing, Step,
 from snapshots.warm import Groups, Reading, begin, groups_for
 
 if TYPE_CHECKING:
-    from inventory.api.values import Disk
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import Disk
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Snapshot
 from snapshots.policy import FAILED, newest_first
 
 LATEST = "latest"

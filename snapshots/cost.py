@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from inventory.api.values import HOURS_A_MONTH, Price
+from inventory.cloud.values import HOURS_A_MONTH, Price
 
 
 def money(amount: float, currency: str = "") -> str:

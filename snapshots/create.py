@@ -10,16 +10,16 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import RentError
-from inventory.api.retries import repeated
-from inventory.api.values import Disk, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.pace import repeated
+from inventory.cloud.values import Disk, Snapshot
 from inventory.renting.tags import INTENT_TAG
 from snapshots.contents import UNFROZEN_TAG, YES
 from snapshots.policy import ACCOMPLISHED, FAILED, PROGRESSING
 from snapshots.progress import Show, progress
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.renting.intents import Intents
     from snapshots.freeze import Rest
 

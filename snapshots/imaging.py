@@ -29,8 +29,8 @@ from snapshots.pairs import WITH_TAG, failed_image, ready_image
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
-    from inventory.api.values import OwnImage
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import OwnImage
     from inventory.nodes import Node
     from inventory.settings import Settings
 

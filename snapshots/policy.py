@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from inventory.api.errors import RentError
-from inventory.api.values import Disk, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Disk, Snapshot
 from snapshots.contents import from_tags
 
 KEEP_LAST = 3

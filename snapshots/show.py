@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Disk, OwnImage, Snapshot
+from inventory.cloud.values import Disk, OwnImage, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import snapshot_gib, snapshot_month
 from inventory.renting.show import show, table, up_table

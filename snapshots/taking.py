@@ -14,8 +14,8 @@ from snapshots.on_node import keep_packages, look
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
-    from inventory.api.values import Disk
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import Disk
     from inventory.nodes import Node
     from inventory.settings import Settings
 

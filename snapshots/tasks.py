@@ -12,7 +12,7 @@ from inventory.command_line import FAILURE, ask, say, sentences
 from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.nodes import Node
     from inventory.settings import Settings
 
@@ -32,7 +32,7 @@ def _sentences(interrupted: str) -> Iterator[None]:
 
 def _rented() -> tuple[Settings, Ecs]:
     """The settings and the cloud they name. Raises SettingsError for a provider that has no snapshots."""
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import SettingsError, load_settings
 
     settings = load_settings()
@@ -61,7 +61,7 @@ def create(
 
     with _sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         import deploy
-        from inventory.api.errors import RentError
+        from inventory.cloud.errors import RentError
         from inventory.renting.members import rented_nodes
         from snapshots import imaging
         from snapshots.create import checked_name
@@ -90,7 +90,7 @@ def create(
 def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
     """No run is going on when this returns. Raises RentError where one is and may not be stopped."""
     from inventory import ssh
-    from inventory.api.errors import RentError
+    from inventory.cloud.errors import RentError
     from training.control import runs
     from training.control.head_node import RemoteHead
     from training.tasks import stop

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inventory.api.errors import CloudError, Kind
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, NewDisk, Snapshot
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, NewDisk, Snapshot
 from inventory.nodes import Node
 from inventory.renting import settling
 from inventory.renting.intents import Intents
@@ -25,7 +25,7 @@ from snapshots.on_node import PRIVATE_MOUNTS, follow
 from snapshots.progress import Show, progress
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
 
 INTENT = f"{settling.DISK} scratch"
 READY_S = 300

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from inventory.aliyun_ecs.caller import ECS
+from inventory.aliyun_ecs.ecs import Ecs
 from inventory.aliyun_settings import Aliyun
-from inventory.api.caller import ECS
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.retries import Pace
-from inventory.api.values import CLUSTER_TAG, Launch, NewDisk, Rule
-from inventory.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.pace import Pace
+from inventory.cloud.values import CLUSTER_TAG, Launch, NewDisk, Rule
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
 from tests.scripted_api import Say, ScriptedApi, refusal
@@ -457,8 +457,8 @@ def test_the_local_cloud_that_does_not_run_is_said_in_one_sentence(at, tmp_path)
 OPEN = """
 import sys
 from inventory.aliyun_settings import Aliyun
-from inventory.ecs import Ecs
-from inventory.api.errors import RentError
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import RentError
 from inventory.settings import Settings
 try:
     cloud = Ecs.open(Settings(provider="aliyun", aliyun=Aliyun(endpoint=sys.argv[1])))
@@ -505,7 +505,8 @@ def test_without_the_sdk_it_is_said_how_to_install_it(tmp_path):
 
 
 def test_the_module_itself_imports_no_sdk():
-    code = "import sys, inventory.ecs; print([m for m in sys.modules if m.startswith(('alibabacloud', 'darabonba'))])"
+    sdk = "[m for m in sys.modules if m.startswith(('alibabacloud', 'darabonba'))]"
+    code = f"import sys, inventory.aliyun_ecs.ecs; print({sdk})"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
@@ -518,7 +519,7 @@ def test_the_module_itself_imports_no_sdk():
     ],
 )
 def test_a_region_has_the_vendors_own_addresses(at, monkeypatch, region, ecs, vpc):
-    from inventory.ecs import Endpoint
+    from inventory.aliyun_ecs.ecs import Endpoint
 
     with ScriptedApi() as api:
         write_state(api.endpoint, os.getpid())

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from inventory.aliyun_ecs.ecs import Ecs
 from inventory.aliyun_settings import Aliyun
-from inventory.api.errors import CloudError, Kind
-from inventory.api.retries import Pace
-from inventory.api.values import CLUSTER_TAG, Launch, NewDisk, Rule
-from inventory.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.pace import Pace
+from inventory.cloud.values import CLUSTER_TAG, Launch, NewDisk, Rule
 from inventory.renting.intents import Intents
 from inventory.settings import Settings
 from tests.ecs_api import EcsApi

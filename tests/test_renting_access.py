@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import Rule, Vpc
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Rule, Vpc
 from inventory.renting import access, keys, network
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.public_address import agreed, public_address

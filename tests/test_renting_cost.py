@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, ledger
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

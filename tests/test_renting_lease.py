@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.ecs import Ecs
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import RentError
 from inventory.renting import making, members, tags
 from inventory.renting.intents import Intents
 from inventory.renting.lease import EARLIEST, budget_end, cover, kept, next_release

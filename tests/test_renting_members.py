@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.values import CLUSTER_TAG, Disk, Instance
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance
 from inventory.renting import members
 from inventory.settings import Settings
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.api.values import CLUSTER_TAG, Disk, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, Disk, Price, Snapshot
 from inventory.renting import order
 from inventory.settings import Settings
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import Price
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Price
 from inventory.renting import lease, members, quotes, show, tags
 from inventory.renting.quotes import with_disks
 from tests.paper_cluster import SMALL, PaperCluster

@@ -7,7 +7,7 @@ import time
 import paramiko
 import pytest
 
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind
 from inventory.nodes import Node
 from inventory.renting import keys, reaching
 from inventory.ssh import SshError

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import NewDisk
-from inventory.ecs import Ecs
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import NewDisk
 from inventory.renting import ledger, making, members, show, starting, tags, up
 from inventory.renting.intents import Intents
 from tests.paper_cluster import SMALL, PaperCluster

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import vanishing
 from inventory.ssh import SshError
 from tests.test_snapshots_rebuild import machine

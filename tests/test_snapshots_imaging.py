@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from inventory.api.errors import CloudError
+from inventory.cloud.errors import CloudError
 from inventory.localcloud.ecs.images import AVAILABLE_AFTER_S
 from inventory.renting.tags import of_cluster
 from snapshots import apply, imaging, lay_aside

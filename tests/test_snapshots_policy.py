@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Price, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Price, Snapshot
 from inventory.renting.cost import snapshot_gib, snapshot_month
 from snapshots import cost
 from snapshots.choose import choose, size_note

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from deploy import manifest
-from inventory.api.errors import CloudError, RentError
+from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node
 from inventory.renting import making, members, settling, tags
 from inventory.renting.intents import Intents

@@ -25,7 +25,7 @@ RUN_HELP = "run id; without it the newest run"
 @contextmanager
 def _sentences() -> Iterator[None]:
     """Mistakes end with one sentence and code 2, failed runs and broken connections with one and code 1."""
-    from inventory.api.errors import CloudError, RentError
+    from inventory.cloud.errors import CloudError, RentError
     from training.control.attend import RunFailed
     from training.control.fetch import FetchInterrupted
     from training.control.head_node import HeadError

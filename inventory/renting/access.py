@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Rule
+from inventory.cloud.values import Rule
 from inventory.renting import tags
 from inventory.renting.intents import Intents
 from inventory.renting.public_address import public_address
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 SSH = "22/22"

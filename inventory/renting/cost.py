@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from inventory.api.values import Disk, Instance, Price, Snapshot
+from inventory.cloud.values import Disk, Instance, Price, Snapshot
 from inventory.renting import tags
 from inventory.renting.ledger import Entry
 

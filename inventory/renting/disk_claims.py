@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from inventory.api.errors import RentError
-from inventory.api.values import Disk, Instance
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Disk, Instance
 from inventory.renting import members
 
 

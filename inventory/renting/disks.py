@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Disk, Instance, Snapshot
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import members, order, owners, settling, tags
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 Report = Callable[[str], None]

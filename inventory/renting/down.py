@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.renting import keys, ledger, making, members, owners, settling, tags
 from inventory.renting.intents import Intents
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 Report = Callable[[str], None]

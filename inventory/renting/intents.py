@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inventory.api.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, RentError
 
 REMEMBERED_S = 30 * 60
 """An intent older than this is not repeated: by then the cloud's own lists show what came of it, and how long it

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inventory import hostkeys
-from inventory.api.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.renting import tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 SHOW_HOST_KEYS = "cloud-init status --wait >/dev/null 2>&1; cat /etc/ssh/ssh_host_*_key.pub"

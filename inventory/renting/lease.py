@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError
+from inventory.cloud.errors import CloudError
 from inventory.renting import cost, disks, ledger, members, quotes, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.api.values import Disk, Instance
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import Disk, Instance
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -130,7 +130,7 @@ def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_
 
 
 def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: threading.Event) -> None:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
 
     said: set[str] = set()
 
@@ -170,7 +170,7 @@ def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell)
     """
     if settings.provider != "aliyun":
         return
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
 
     cloud = Ecs.open(settings)
     disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)

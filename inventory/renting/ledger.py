@@ -14,11 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inventory.api.values import Disk, Instance, Snapshot
+from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import tags
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
 
 MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
 

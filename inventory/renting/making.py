@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Image, Price
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import Image, Price
 from inventory.renting import access, cost, keys, lease, network, order, owners, quotes, settling, tags
 from inventory.renting.intents import Intents
 from inventory.renting.offers import Offer
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.renting.quotes import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings

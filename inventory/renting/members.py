@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inventory.api.values import CLUSTER_TAG, Disk, Instance
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance
 from inventory.nodes import Node
 from inventory.renting import keys, tags
 from inventory.renting.places import ClusterPlaces
 from inventory.setting_types import SettingsError
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 NAMELESS = 10**6

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import RentError
+from inventory.cloud.errors import RentError
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
-    from inventory.api.values import Vpc, VSwitch
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import Vpc, VSwitch
     from inventory.settings import Settings
 
 NAME = "spotune"

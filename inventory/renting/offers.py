@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inventory.api.values import SpotAdvice, SpotPrice, Stock
+from inventory.cloud.values import SpotAdvice, SpotPrice, Stock
 
 NO_STOCK = "no stock"
 

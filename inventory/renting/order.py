@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Disk, Launch, NewDisk, Price, Snapshot, SpotStrategy
+from inventory.cloud.values import Disk, Launch, NewDisk, Price, Snapshot, SpotStrategy
 from inventory.renting import cost, members, tags
 
 if TYPE_CHECKING:

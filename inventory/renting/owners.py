@@ -9,14 +9,14 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import RentError
-from inventory.api.values import Disk, Instance, OwnImage, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Disk, Instance, OwnImage, Snapshot
 from inventory.hostkeys import HostKey
 from inventory.renting import keys, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 Owned = Instance | Disk | Snapshot | OwnImage

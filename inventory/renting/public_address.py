@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from inventory.api.errors import RentError
+from inventory.cloud.errors import RentError
 
 SERVICES = (
     "https://checkip.amazonaws.com",

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import HOURS_A_MONTH, InstanceType, Price, Stock
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import HOURS_A_MONTH, InstanceType, Price, Stock
 from inventory.renting import order, tags
 from inventory.renting.offers import Market, Offer, Preference, ranked, unknown_types
 
 if TYPE_CHECKING:
-    from inventory.api.values import Disk, Image, Instance, Snapshot, SpotStrategy
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import Disk, Image, Instance, Snapshot, SpotStrategy
     from inventory.settings import Settings
 
 DATA_DISK = "dataDisk"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError
+from inventory.cloud.errors import CloudError
 from inventory.renting import cost, lease, ledger, quotes, show, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 
@@ -45,7 +45,7 @@ def show_cost(cloud: Ecs, settings: Settings) -> None:
 
 def show_machines(settings: Settings) -> None:
     """The rented machines' states and release times. Raises CloudError."""
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
 
     cloud = Ecs.open(settings)
     instances = cloud.instances(tags=tags.of_cluster(settings.name))

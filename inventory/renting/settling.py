@@ -9,7 +9,7 @@ from inventory.renting import tags
 from inventory.renting.intents import Intent, Intents
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
 
 MACHINES, DISK, DELETION = "machines", "disk", "deletion"
 """What an intent's key begins with, where a thing with a price is made or removed."""

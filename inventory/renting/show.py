@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from inventory.api.values import HOURS_A_MONTH, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import HOURS_A_MONTH, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, members
 from inventory.shown import console
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind
-from inventory.api.values import Instance
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import Instance
 from inventory.renting import members, tags
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 Report = Callable[[str], None]

@@ -11,7 +11,7 @@ from inventory.command_line import ask, say, sentences
 from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
-    from inventory.api.values import Instance
+    from inventory.cloud.values import Instance
     from inventory.nodes import Node
     from inventory.settings import Settings
     from training.control.head_node import RemoteHead
@@ -33,8 +33,8 @@ def _cloud(settings: Any, record: str) -> Any:
     """The cluster's region. Raises RentError."""
     from pathlib import Path
 
-    from inventory.api.errors import RentError
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.errors import RentError
 
     folder = Path(record).expanduser() if record else None
     try:

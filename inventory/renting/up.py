@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Disk, Instance, Price, Snapshot
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import Disk, Instance, Price, Snapshot
 from inventory.phases import Phases
 from inventory.renting import (
     access,
@@ -36,7 +36,7 @@ from inventory.renting.quotes import Quote
 from inventory.renting.reaching import Reach, by_ssh
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.settings import Settings
 
 Report = Callable[[str], None]

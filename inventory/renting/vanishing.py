@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import members
 
 if TYPE_CHECKING:
-    from inventory.api.values import Instance
-    from inventory.ecs import Ecs
+    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.values import Instance
 
 
 @contextmanager

@@ -1,18 +1,18 @@
-"""Disks and snapshots. Thin: one action of the API a method."""
+"""Disks: make, attach, keep, delete. One action of the API a method, beside what it sends and hears."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inventory.api import answers, requests
-from inventory.api.caller import Caller
-from inventory.api.errors import CloudError, Kind
-from inventory.api.requests import Fields
-from inventory.api.values import Disk, NewDisk, Snapshot, Tags
+from inventory.aliyun_ecs.answer_fields import Answer, flag, listed, moment, needed, tags, whole
+from inventory.aliyun_ecs.caller import Caller
+from inventory.aliyun_ecs.request_fields import Fields, filters, tag_list
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import Disk, NewDisk, Tags
 
 
-class DiskCalls(Caller):
-    """Disks and snapshots of one region."""
+class Disks(Caller):
+    """Disks of one region."""
 
     def disks(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, instance_id: str = ""
@@ -24,9 +24,9 @@ class DiskCalls(Caller):
         of_instance = {"InstanceId": instance_id} if instance_id else {}
         found = tuple(
             disk
-            for fields in requests.filters("DiskIds", ids, tags)
+            for fields in filters("DiskIds", ids, tags)
             for answer in self.pages("DescribeDisks", {"RegionId": self.region_id, **of_instance, **fields})
-            for disk in answers.disks(answer)
+            for disk in disks_in(answer)
         )
         self.note_new((disk.disk_id, disk.created) for disk in found)
         if not found and ids is None:
@@ -43,7 +43,7 @@ class DiskCalls(Caller):
         attempts: Callable[[], None] | None = None,
     ) -> str:
         """A new disk's id; it is being made at first, and maybe not listed. `attempts`: called before each attempt."""
-        fields = requests.create_disk(self.region_id, zone_id, disk, tags or {}, token)
+        fields = new_disk_fields(self.region_id, zone_id, disk, tags or {}, token)
         return str(self.call("CreateDisk", fields, attempts=attempts)["DiskId"])
 
     def attach_disk(self, disk_id: str, instance_id: str, delete_with_instance: bool) -> None:
@@ -91,47 +91,55 @@ class DiskCalls(Caller):
 
     def delete_disk(self, disk_id: str) -> None:
         """Delete a free disk. One that is gone already is no error."""
-        self._gone("DeleteDisk", {"DiskId": disk_id})
+        self.remove("DeleteDisk", {"DiskId": disk_id})
 
     def keep_disk(self, disk_id: str, delete_with_instance: bool) -> None:
         """Whether the disk goes when its machine does."""
         fields = {"RegionId": self.region_id, "DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
         self.call("ModifyDiskAttribute", fields)
 
-    def snapshots(
-        self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, disk_id: str = ""
-    ) -> tuple[Snapshot, ...]:
-        """The snapshots with all these tags, one of these ids, of this disk."""
-        of_disk = {"DiskId": disk_id} if disk_id else {}
-        found = tuple(
-            snapshot
-            for fields in requests.filters("SnapshotIds", ids, tags)
-            for answer in self.pages("DescribeSnapshots", {"RegionId": self.region_id, **of_disk, **fields})
-            for snapshot in answers.snapshots(answer)
-        )
-        if not found and ids is None:
-            self.must_see("DescribeSnapshots")
-        return found
 
-    def create_snapshot(self, disk_id: str, name: str, tags: Tags | None, token: str, retention_days: int = 0) -> str:
-        """A new snapshot's id; what is written to the disk after this is not in it. 0 days: kept for ever."""
-        fields: Fields = {
-            "DiskId": disk_id,
-            "SnapshotName": name,
-            "Tag": requests.tags(tags),
-            "ClientToken": token,
-        }
-        if retention_days:
-            fields["RetentionDays"] = retention_days
-        return str(self.call("CreateSnapshot", fields)["SnapshotId"])
+def new_disk_fields(region_id: str, zone_id: str, disk: NewDisk, labels: Tags, token: str) -> Fields:
+    """CreateDisk; with a snapshot and a larger size the disk grows, without a size it is as large as it was."""
+    fields: Fields = {"RegionId": region_id, "ZoneId": zone_id, "ClientToken": token, "Tag": tag_list(labels)}
+    fields |= kind_fields(disk, "DiskCategory")
+    if disk.size_gib:
+        fields["Size"] = disk.size_gib
+    if disk.snapshot_id:
+        fields["SnapshotId"] = disk.snapshot_id
+    if disk.name:
+        fields["DiskName"] = disk.name
+    return fields
 
-    def delete_snapshot(self, snapshot_id: str, force: bool = True) -> None:
-        """Delete a snapshot; forced also where disks made from it exist. One that is gone already is no error."""
-        self._gone("DeleteSnapshot", {"SnapshotId": snapshot_id, "Force": force})
 
-    def _gone(self, action: str, fields: Fields) -> None:
-        try:
-            self.call(action, fields)
-        except CloudError as error:
-            if error.kind is not Kind.NOT_FOUND:
-                raise
+def kind_fields(disk: NewDisk, key: str) -> Fields:
+    fields: Fields = {key: disk.category}
+    if disk.performance_level and disk.category == "cloud_essd":
+        fields["PerformanceLevel"] = disk.performance_level
+    if disk.category == "cloud_auto":
+        fields["BurstingEnabled"] = False  # is on by default in some regions, and costs extra
+    return fields
+
+
+def disks_in(answer: Answer) -> tuple[Disk, ...]:
+    """DescribeDisks"""
+    return tuple(_disk(each) for each in listed(answer, "Disks", "Disk"))
+
+
+def _disk(each: Answer) -> Disk:
+    return Disk(
+        disk_id=needed(each, "DiskId"),
+        serial=each.get("SerialNumber") or needed(each, "DiskId").removeprefix("d-"),
+        kind=needed(each, "Type"),
+        size_gib=whole(needed(each, "Size")),
+        category=needed(each, "Category"),
+        status=needed(each, "Status"),
+        zone_id=needed(each, "ZoneId"),
+        created=moment(needed(each, "CreationTime")),
+        name=each.get("DiskName", ""),
+        performance_level=each.get("PerformanceLevel") or "",
+        instance_id=each.get("InstanceId") or "",
+        delete_with_instance=flag(each.get("DeleteWithInstance", True)),
+        source_snapshot_id=each.get("SourceSnapshotId") or "",
+        tags=tags(each),
+    )

@@ -12,8 +12,9 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
-from inventory.api.errors import ADVICE, DRY_SUCCESS, CloudError, Kind
-from inventory.api.retries import Pace, repeated
+from inventory.aliyun_ecs.errors import ADVICE, DRY_SUCCESS
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.pace import Pace, repeated
 
 ECS, VPC, STS = "2014-05-26", "2016-04-28", "2015-04-01"
 """Versions of the products whose actions are called."""
@@ -41,7 +42,7 @@ def ids_in(answer: Any) -> Iterator[str]:
 
 
 class Caller:
-    """What the calls of `inventory.ecs.Ecs` are built on."""
+    """What the calls of `inventory.aliyun_ecs.ecs.Ecs` are built on."""
 
     region_id: str
     pace: Pace
@@ -106,6 +107,14 @@ class Caller:
         if action.startswith(MAKING):
             self.made |= dict.fromkeys(ids_in(answer), time.monotonic())
         return answer
+
+    def remove(self, action: str, fields: Mapping[str, Any]) -> None:
+        """A call that takes something away. What is gone already is no error."""
+        try:
+            self.call(action, fields)
+        except CloudError as error:
+            if error.kind is not Kind.NOT_FOUND:
+                raise
 
     def note_new(self, found: Iterable[tuple[str, datetime]]) -> None:
         """Take from a list what was made just now, by its id and when: other calls may not know it yet."""

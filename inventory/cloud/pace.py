@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import tenacity
 
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind
 
 Result = TypeVar("Result")
 SHORTEST_LIMIT_S = 1.0
