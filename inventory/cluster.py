@@ -37,10 +37,10 @@ def _with_nodes(settings: Settings) -> Cluster:
     if settings.provider == "static":
         return Cluster(settings, static_nodes(settings))
     if settings.provider == "aliyun":
-        from inventory.aliyun_ecs.ecs import Ecs
+        from inventory.cloud.opening import open_cloud
         from inventory.renting.members import rented_nodes
 
-        return Cluster(settings, rented_nodes(Ecs.open(settings), settings))
+        return Cluster(settings, rented_nodes(open_cloud(settings), settings))
     from inventory.localcloud.cloud import local_nodes
 
     return Cluster(settings, local_nodes(settings))

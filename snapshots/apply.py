@@ -24,7 +24,7 @@ from snapshots.pairs import Companions, newest_image
 from snapshots.rebuild import Desired, Existing, Rebuild, diff
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.renting.up import UpPlan
 
 CHECKOUT = Path(__file__).parents[1]
@@ -35,13 +35,13 @@ BASE_DEPLOY = "base deploy"
 BEFORE_OPERATIONS = "start and questions"
 
 
-def existing(cloud: Ecs, settings: Settings) -> Existing:
+def existing(cloud: Cloud, settings: Settings) -> Existing:
     """The cluster's machines and disks, as the cloud's tags say."""
     tags = {CLUSTER_TAG: settings.name}
     return Existing(members.members(cloud.instances(tags=tags)), cloud.disks(tags=tags))
 
 
-def head_disk(cloud: Ecs, settings: Settings) -> tuple[Instance, Disk]:
+def head_disk(cloud: Cloud, settings: Settings) -> tuple[Instance, Disk]:
     """The head's machine and its data disk. Raises SnapshotError where there is none."""
     return head_disk_of(existing(cloud, settings))
 
@@ -57,7 +57,7 @@ def head_disk_of(there: Existing) -> tuple[Instance, Disk]:
     return head, disk
 
 
-def chosen(cloud: Ecs, settings: Settings, asked: str) -> Snapshot:
+def chosen(cloud: Cloud, settings: Settings, asked: str) -> Snapshot:
     """The snapshot an id or "latest" stands for. Raises RentError."""
     if asked == LATEST:
         found = all_snapshots(cloud, settings)
@@ -95,17 +95,17 @@ def groups_of(lines: Sequence[str], began: float) -> list[tuple[str, float, floa
     return [(BEFORE_OPERATIONS, began, groups[0][1]), *groups] if groups else []
 
 
-def all_snapshots(cloud: Ecs, settings: Settings) -> tuple[Snapshot, ...]:
+def all_snapshots(cloud: Cloud, settings: Settings) -> tuple[Snapshot, ...]:
     """The cluster's own, as the cloud's tags say."""
     return cloud.snapshots(tags={CLUSTER_TAG: settings.name})
 
 
-def all_images(cloud: Ecs, settings: Settings) -> tuple[OwnImage, ...]:
+def all_images(cloud: Cloud, settings: Settings) -> tuple[OwnImage, ...]:
     """The cluster's own, as the cloud's tags say."""
     return cloud.own_images(tags={CLUSTER_TAG: settings.name})
 
 
-def delete(cloud: Ecs, going: Sequence[tuple[Snapshot, Companions]], say: Callable[[str], None]) -> None:
+def delete(cloud: Cloud, going: Sequence[tuple[Snapshot, Companions]], say: Callable[[str], None]) -> None:
     """One after the other, each with the image made beside it, that first: a cut leaves no image without its snapshot.
 
     A data snapshot never by force: one that a disk was made from meanwhile is refused by the cloud.
@@ -116,7 +116,7 @@ def delete(cloud: Ecs, going: Sequence[tuple[Snapshot, Companions]], say: Callab
         say(f"deleted {snapshot.snapshot_id} ({snapshot.name})")
 
 
-def delete_companions(cloud: Ecs, beside: Companions, say: Callable[[str], None]) -> None:
+def delete_companions(cloud: Cloud, beside: Companions, say: Callable[[str], None]) -> None:
     """Images, then the snapshots they were made of; system disks made from those go on."""
     for image in beside.images:
         cloud.delete_image(image.image_id)
@@ -127,7 +127,7 @@ def delete_companions(cloud: Ecs, beside: Companions, say: Callable[[str], None]
 
 
 def desired(
-    cloud: Ecs, settings: Settings, asked: str, nodes: int, hours: float, *, with_image: bool = True
+    cloud: Cloud, settings: Settings, asked: str, nodes: int, hours: float, *, with_image: bool = True
 ) -> Desired:
     """The cluster as a rebuild is to leave it; 0: as cluster.toml says. Raises RentError, CloudError."""
     if nodes < 0 or nodes > 100:
@@ -149,7 +149,7 @@ def desired(
 
 
 def planned(
-    cloud: Ecs, settings: Settings, wanted: Desired, there: Existing, others: bool = False
+    cloud: Cloud, settings: Settings, wanted: Desired, there: Existing, others: bool = False
 ) -> tuple[Rebuild, UpPlan | None]:
     """The steps of a rebuild and, where they need machines, what those would be; `others`: another owner's are taken
     for ours. Raises RentError, CloudError."""

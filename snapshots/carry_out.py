@@ -19,7 +19,7 @@ from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG, Desired, Existing, Step,
 from snapshots.warm import Groups, Reading, begin, groups_for
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import Disk
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
@@ -34,7 +34,7 @@ def _cold(there: Existing) -> list[Disk]:
 class Work:
     """A rebuild under way. What belongs to other folders comes as values and functions."""
 
-    cloud: Ecs
+    cloud: Cloud
     settings: Settings
     wanted: Desired
     offer: UpPlan | None

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from snapshots.policy import ACCOMPLISHED, FAILED, PROGRESSING
 from snapshots.progress import Show, progress
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.renting.intents import Intents
     from snapshots.freeze import Rest
 
@@ -53,12 +52,12 @@ def checked_name(name: str, cluster: str, run: str) -> str:
     return name
 
 
-def one_in_progress(cloud: Ecs, disk: Disk) -> Snapshot | None:
+def one_in_progress(cloud: Cloud, disk: Disk) -> Snapshot | None:
     """A snapshot of the disk that is still being made: the cloud makes one at a time."""
     return next((s for s in cloud.snapshots(disk_id=disk.disk_id) if s.status == PROGRESSING), None)
 
 
-def cut_off(cloud: Ecs, intents: Intents) -> Snapshot | None:
+def cut_off(cloud: Cloud, intents: Intents) -> Snapshot | None:
     """The snapshot of a command that never heard the answer, where the cloud did make it; by its tag.
 
     Waits as long as one that was ordered may stay out of the cloud's lists.
@@ -74,7 +73,7 @@ def cut_off(cloud: Ecs, intents: Intents) -> Snapshot | None:
 
 
 def create(
-    cloud: Ecs,
+    cloud: Cloud,
     intents: Intents,
     disk: Disk,
     name: str,
@@ -89,13 +88,12 @@ def create(
     thawed meanwhile. Raises CloudError, RentError where another command is at work.
     """
     request = {"disk": disk.disk_id, "name": name, "tags": dict(tags)}
-    at_once = copy(cloud)
-    at_once.pace = replace(cloud.pace, wait_limit_s=0)
 
     def take() -> tuple[str, bool]:
         with at_rest() as rest:
             with intents.begun(INTENT, request) as token:
-                snapshot_id = at_once.create_snapshot(disk.disk_id, name, {**tags, INTENT_TAG: token}, token)
+                labels = {**tags, INTENT_TAG: token}
+                snapshot_id = cloud.create_snapshot(disk.disk_id, name, labels, token, waits=False)
         return snapshot_id, bool(rest.held)
 
     with intents.alone():
@@ -106,7 +104,7 @@ def create(
     return snapshot_id, held
 
 
-def wait(cloud: Ecs, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
+def wait(cloud: Cloud, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
     """Look at a snapshot until it is as wanted. Raises SnapshotError where it failed or is gone."""
     while True:
         found = next(iter(cloud.snapshots(ids=[snapshot_id])), None)
@@ -123,7 +121,7 @@ def wait(cloud: Ecs, snapshot_id: str, until: Callable[[Snapshot], bool], show: 
         time.sleep(cloud.pace.poll_s)
 
 
-def wait_until_usable(cloud: Ecs, snapshot: Snapshot) -> None:
+def wait_until_usable(cloud: Cloud, snapshot: Snapshot) -> None:
     """Until disks can be made from a snapshot, with a line that says how far it is."""
     if not usable(snapshot):
         with progress() as show:

@@ -10,8 +10,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inventory.renting import vanishing
@@ -29,7 +27,7 @@ from snapshots.pairs import WITH_TAG, failed_image, ready_image
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import OwnImage
     from inventory.nodes import Node
     from inventory.settings import Settings
@@ -68,7 +66,7 @@ def laid_aside(head: Node) -> Iterator[Rest]:
 
 
 def take_image(
-    cloud: Ecs, settings: Settings, head: Node, snapshot_id: str, *, name: str, gib: float, say: Callable[[str], None]
+    cloud: Cloud, settings: Settings, head: Node, snapshot_id: str, *, name: str, gib: float, say: Callable[[str], None]
 ) -> str:
     """Make the image that belongs to a data snapshot; its id, once machines can be made from it.
 
@@ -95,14 +93,14 @@ def take_image(
     return _wait_for_image(cloud, image_id).image_id
 
 
-def _snapshot(cloud: Ecs, intents: Intents, head: Node, disk_id: str, *, name: str, tags: Mapping[str, str]) -> str:
+def _snapshot(cloud: Cloud, intents: Intents, head: Node, disk_id: str, *, name: str, tags: Mapping[str, str]) -> str:
     """Of the system disk, taken while nothing of the head's own is on it; else it is deleted again."""
-    at_once = copy(cloud)  # its calls do not wait for a disk that is busy: the head lets nobody in meanwhile
-    at_once.pace = replace(cloud.pace, wait_limit_s=0)
     intents.forget(INTENT)
     with laid_aside(head) as rest:
         with intents.begun(INTENT, {"disk": disk_id, "name": name}) as token:
-            snapshot_id = at_once.create_snapshot(disk_id, name, {**tags, INTENT_TAG: token}, token)
+            labels = {**tags, INTENT_TAG: token}
+            # A disk that is busy is not waited for: the head lets nobody in meanwhile.
+            snapshot_id = cloud.create_snapshot(disk_id, name, labels, token, waits=False)
     if not rest.held:
         cloud.delete_snapshot(snapshot_id)
         raise SnapshotError(
@@ -112,7 +110,7 @@ def _snapshot(cloud: Ecs, intents: Intents, head: Node, disk_id: str, *, name: s
     return snapshot_id
 
 
-def _wait_for_image(cloud: Ecs, image_id: str) -> OwnImage:
+def _wait_for_image(cloud: Cloud, image_id: str) -> OwnImage:
     while True:
         found = next(iter(cloud.own_images(ids=[image_id])), None)
         if found is None or failed_image(found):

@@ -14,7 +14,7 @@ from snapshots.on_node import keep_packages, look
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import Disk
     from inventory.nodes import Node
     from inventory.settings import Settings
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, packages: str, say: Say) -> str:
+def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool, packages: str, say: Say) -> str:
     """Begin a snapshot of the head's data disk; its id. /data can be written to again when this returns.
 
     packages: source of the program that keeps the head's packages on that disk
@@ -48,7 +48,7 @@ def take(cloud: Ecs, settings: Settings, head: Node, *, name: str, keep: bool, p
     return snapshot_id
 
 
-def tell_cut_off(cloud: Ecs, intents: Intents, say: Say) -> None:
+def tell_cut_off(cloud: Cloud, intents: Intents, say: Say) -> None:
     """Say what a command that was cut off has made, and be done with it: it is of another moment."""
     with intents.alone():
         if found := cut_off(cloud, intents):
@@ -56,7 +56,7 @@ def tell_cut_off(cloud: Ecs, intents: Intents, say: Say) -> None:
         intents.forget(INTENT)
 
 
-def _wait_for_another(cloud: Ecs, disk: Disk, say: Say) -> None:
+def _wait_for_another(cloud: Cloud, disk: Disk, say: Say) -> None:
     """The cloud makes one snapshot of a disk at a time, and /data shall not wait frozen for it."""
     if busy := one_in_progress(cloud, disk):
         say(f"{busy.snapshot_id} of the same disk is still being made; the cloud makes one at a time")
@@ -64,7 +64,7 @@ def _wait_for_another(cloud: Ecs, disk: Disk, say: Say) -> None:
             wait(cloud, busy.snapshot_id, whole, show)
 
 
-def attended(cloud: Ecs, snapshot_id: str) -> bool:
+def attended(cloud: Cloud, snapshot_id: str) -> bool:
     """Wait until a snapshot is complete; False after Ctrl-C."""
     try:
         with progress() as show:

@@ -12,7 +12,7 @@ from inventory.command_line import FAILURE, ask, say, sentences
 from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.nodes import Node
     from inventory.settings import Settings
 
@@ -30,9 +30,9 @@ def _sentences(interrupted: str) -> Iterator[None]:
         yield
 
 
-def _rented() -> tuple[Settings, Ecs]:
+def _rented() -> tuple[Settings, Cloud]:
     """The settings and the cloud they name. Raises SettingsError for a provider that has no snapshots."""
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.opening import open_cloud
     from inventory.settings import SettingsError, load_settings
 
     settings = load_settings()
@@ -40,7 +40,7 @@ def _rented() -> tuple[Settings, Ecs]:
         raise SettingsError(
             f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = "aliyun"'
         )
-    return settings, Ecs.open(settings)
+    return settings, open_cloud(settings)
 
 
 @task(

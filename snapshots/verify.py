@@ -25,7 +25,7 @@ from snapshots.on_node import PRIVATE_MOUNTS, follow
 from snapshots.progress import Show, progress
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
 
 INTENT = f"{settling.DISK} scratch"
 READY_S = 300
@@ -57,7 +57,7 @@ def folders_of(contents: Contents) -> list[dict[str, str]]:
 
 
 def compared(
-    cloud: Ecs, settings: Settings, head: Node, snapshot: Snapshot, *, manifest_source: str, report: Report
+    cloud: Cloud, settings: Settings, head: Node, snapshot: Snapshot, *, manifest_source: str, report: Report
 ) -> list[Checked]:
     """What of a snapshot is as its checksums say, found on a scratch disk. `manifest_source`: the checker's program.
 
@@ -79,7 +79,7 @@ def compared(
 
 @contextmanager
 def scratch_disk(
-    cloud: Ecs, intents: Intents, settings: Settings, *, snapshot: Snapshot, instance: Instance, report: Report
+    cloud: Cloud, intents: Intents, settings: Settings, *, snapshot: Snapshot, instance: Instance, report: Report
 ) -> Iterator[Disk]:
     """A disk made from the snapshot and attached to the machine; deleted afterwards, also on errors and Ctrl-C.
 
@@ -112,7 +112,7 @@ def wanted_disk(settings: Settings, snapshot: Snapshot) -> tuple[NewDisk, dict[s
     return new, {CLUSTER_TAG: settings.name, SCRATCH_TAG: snapshot.snapshot_id, STATE_TAG: NEW}
 
 
-def _ready(cloud: Ecs, disk_id: str, within_s: float = READY_S) -> Disk:
+def _ready(cloud: Cloud, disk_id: str, within_s: float = READY_S) -> Disk:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         disk = next(iter(cloud.disks(ids=[disk_id])), None)
@@ -122,7 +122,7 @@ def _ready(cloud: Ecs, disk_id: str, within_s: float = READY_S) -> Disk:
     raise SnapshotError(f"the scratch disk {disk_id} was not ready after {within_s:.0f} s")
 
 
-def remove_scratch(cloud: Ecs, intents: Intents, settings: Settings, report: Report) -> None:
+def remove_scratch(cloud: Cloud, intents: Intents, settings: Settings, report: Report) -> None:
     """Delete every scratch disk of the cluster, found by its tags: also one whose id never came back.
 
     For a command that holds the cluster.

@@ -385,7 +385,7 @@ def test_every_field_of_ours_is_one_the_vendors_models_know(at):
         grown = NewDisk("cloud_auto", 200, "", "s-1", name="x")
         assert cloud.create_disk("r-h", grown, {"a": "b"}, "token") == "d-1"
         assert api.calls[-1][1] | {"Size": "200", "SnapshotId": "s-1", "ClientToken": "token"} == api.calls[-1][1]
-        assert cloud.create_snapshot("d-1", "name", {"a": "b"}, "token", 7) == "s-1"
+        assert cloud.create_snapshot("d-1", "name", {"a": "b"}, "token") == "s-1"
         assert cloud.types(["ecs.a"]) == cloud.stock("ecs.a", True) == cloud.spot_advice(["ecs.a"]) == ()
         assert cloud.disk_categories("r-h", "ecs.a") == cloud.zones() == cloud.key_pairs("k") == ()
         limited = dataclasses.replace(ORDER, spot_strategy="SpotWithPriceLimit", price_limit=0.12345)

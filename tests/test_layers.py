@@ -65,6 +65,22 @@ def test_libraries_stay_where_they_belong(path):
         assert not roots & {"torch", "deepspeed", "transformers", "peft"}
 
 
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_vendor_stands_behind_the_port(path):
+    at = str(path.relative_to(ROOT))
+    if at.startswith("inventory/aliyun_ecs/") or at == "inventory/cloud/opening.py":
+        return
+    named = [name for name in imports(path) if name.startswith("inventory.aliyun_ecs")]
+    assert named == [], "ask inventory/cloud/port.py; which vendor answers says inventory/cloud/opening.py alone"
+
+
+@pytest.mark.parametrize("name", ["port", "values", "errors", "pace"])
+def test_the_port_itself_knows_no_vendor_and_no_settings(name):
+    ours = [each for each in imports(ROOT / f"inventory/cloud/{name}.py") if each.split(".")[0] in FOLDERS]
+    wrong = [each for each in ours if not each.startswith("inventory.cloud.")]
+    assert wrong == [], "a test double and the next vendor are written against these files alone"
+
+
 def test_the_map_of_tasks_is_drawn_without_heavy_imports():
     code = (
         "import sys, fabfile\n"

@@ -175,7 +175,7 @@ def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(clu
     cluster.up(1)
     looks = []
 
-    def strange(settings):
+    def strange(settings, record):
         looks.append(settings)
         raise KeyError(f"look {len(looks)}")
 

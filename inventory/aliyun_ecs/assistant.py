@@ -13,6 +13,11 @@ from inventory.cloud.errors import CloudError, Kind
 RUNNING = ("", "Pending", "Running", "Scheduled", "Stopping")
 
 
+SHOW_HOST_KEYS = "cloud-init status --wait >/dev/null 2>&1; cat /etc/ssh/ssh_host_*_key.pub"
+"""cloud-init makes the keys anew at the first boot, and the image's are there before it does."""
+SHOWN_S = 300.0
+
+
 class Assistant(Caller):
     """Scripts in the machines of one region."""
 
@@ -20,7 +25,7 @@ class Assistant(Caller):
         """What a shell script, run as root by the machine's Cloud Assistant, printed; over the API's own channel,
         so it can be trusted before any ssh. Waits for the assistant and the end. Raises CloudError where it fails.
         """
-        self.until(lambda: self._has_assistant(instance_id), f"{instance_id}: its Cloud Assistant does not run")
+        self.pace.until(lambda: self._has_assistant(instance_id), f"{instance_id}: its Cloud Assistant does not run")
         asked = {
             "RegionId": self.region_id,
             "InstanceId": [instance_id],
@@ -32,8 +37,17 @@ class Assistant(Caller):
         }
         invocation = self.call("RunCommand", asked)["InvokeId"]
         what = f"{instance_id}: the command {invocation} has not ended"
-        result = self.until(lambda: self._ended(instance_id, invocation), what, timeout_s + self.pace.read_s)
+        result = self.pace.until(lambda: self._ended(instance_id, invocation), what, timeout_s + self.pace.read_s)
         return _output(instance_id, result)
+
+    def host_keys(self, instance_id: str) -> str:
+        """What a machine's public host key files say, read by its agent: the API has authenticated the cloud to us."""
+        try:
+            return self.run_command(instance_id, SHOW_HOST_KEYS, SHOWN_S)
+        except CloudError as error:
+            if error.code or error.kind is not Kind.INPUT:
+                raise
+            raise CloudError(f"{error}; again: fab up", Kind.WAIT) from None  # the script failed, not the call
 
     def _has_assistant(self, instance_id: str) -> bool | None:
         answer = self.call("DescribeCloudAssistantStatus", {"RegionId": self.region_id, "InstanceId": [instance_id]})

@@ -10,9 +10,9 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
-from inventory.aliyun_ecs.errors import ADVICE, DRY_SUCCESS
+from inventory.aliyun_ecs.errors import DRY_SUCCESS
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.pace import Pace, repeated
 
@@ -24,7 +24,6 @@ ID = re.compile(r"(vpc|vsw|sg|i|d|s|m)-[a-z0-9]+")
 WHOLE_MINUTE = timedelta(minutes=1)
 """Some lists tell times without seconds."""
 SAME_TIME = timedelta(seconds=2)
-Found = TypeVar("Found")
 
 
 def ids_in(answer: Any) -> Iterator[str]:
@@ -166,15 +165,3 @@ class Caller:
             if error.code not in DRY_SUCCESS:
                 raise
         self.permitted.add(action)
-
-    def until(self, look: Callable[[], Found | None], what: str, limit_s: float | None = None) -> Found:
-        """What `look` finds, asked every few seconds. Raises CloudError (WAIT) past the limit, saying for what."""
-        limit_s = self.pace.wait_limit_s if limit_s is None else limit_s
-        started = time.monotonic()
-        while True:
-            found = look()
-            if found is not None:
-                return found
-            if time.monotonic() - started >= limit_s:
-                raise CloudError(f"{what}: still not after {limit_s:.0f} s; {ADVICE[Kind.WAIT]}", Kind.WAIT)
-            time.sleep(self.pace.poll_s)

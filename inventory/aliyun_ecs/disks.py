@@ -87,7 +87,7 @@ class Disks(Caller):
                         raise
             return None
 
-        self.until(look, what)
+        self.pace.until(look, what)
 
     def delete_disk(self, disk_id: str) -> None:
         """Delete a free disk. One that is gone already is no error."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from inventory.cloud.errors import Kind
+from inventory.cloud.errors import LATER, Kind
 
 DRY_SUCCESS = ("DryRunOperation", "DRYRUN.SUCCESS")
 """A dry run that would succeed is answered with one of these errors."""
@@ -180,7 +180,7 @@ def _by_status(http_status: int | None) -> Kind:
 ADVICE = {
     Kind.THROTTLED: "the account made too many calls: try again in a minute",
     Kind.PASSING: "this usually passes: run the same command again, nothing is made twice",
-    Kind.WAIT: "it was not ready in time: try again in a few minutes",
+    Kind.WAIT: LATER,
     Kind.NO_STOCK: "sold out there: add other types or zones under [aliyun] in cluster.toml, or try later",
     Kind.PRICE: 'change spot, price_limit or spot_duration_h under [aliyun] in cluster.toml (spot = "as-price-goes" '
     "never pays more than the list price)",

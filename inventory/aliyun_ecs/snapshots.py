@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from inventory.aliyun_ecs.answer_fields import Answer, flag, listed, moment, needed, tags, whole
 from inventory.aliyun_ecs.caller import Caller
-from inventory.aliyun_ecs.request_fields import Fields, filters, tag_list
+from inventory.aliyun_ecs.request_fields import filters, tag_list
 from inventory.cloud.values import Snapshot, Tags
 
 
@@ -28,17 +28,10 @@ class Snapshots(Caller):
             self.must_see("DescribeSnapshots")
         return found
 
-    def create_snapshot(self, disk_id: str, name: str, tags: Tags | None, token: str, retention_days: int = 0) -> str:
-        """A new snapshot's id; what is written to the disk after this is not in it. 0 days: kept for ever."""
-        fields: Fields = {
-            "DiskId": disk_id,
-            "SnapshotName": name,
-            "Tag": tag_list(tags),
-            "ClientToken": token,
-        }
-        if retention_days:
-            fields["RetentionDays"] = retention_days
-        return str(self.call("CreateSnapshot", fields)["SnapshotId"])
+    def create_snapshot(self, disk_id: str, name: str, tags: Tags | None, token: str, *, waits: bool = True) -> str:
+        """A new snapshot's id; what is written to the disk after this is not in it. `waits`: for a busy disk."""
+        fields = {"DiskId": disk_id, "SnapshotName": name, "Tag": tag_list(tags), "ClientToken": token}
+        return str(self.call("CreateSnapshot", fields, waits=waits)["SnapshotId"])
 
     def delete_snapshot(self, snapshot_id: str, force: bool = True) -> None:
         """Delete a snapshot; forced also where disks made from it exist. One that is gone already is no error."""

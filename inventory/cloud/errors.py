@@ -26,6 +26,10 @@ class Kind(Enum):
     """Everything else: the request is wrong."""
 
 
+LATER = "it was not ready in time: try again in a few minutes"
+"""What a user can do about WAIT."""
+
+
 class CloudError(RuntimeError):
     """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
 

@@ -13,7 +13,7 @@ from inventory.renting.intents import Intents
 from inventory.renting.public_address import public_address
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 SSH = "22/22"
@@ -76,7 +76,7 @@ def group_name(cluster: str) -> str:
     return f"spotune-{cluster}"
 
 
-def ensure_group(cloud: Ecs, settings: Settings, vpc_id: str, intents: Intents) -> str:
+def ensure_group(cloud: Cloud, settings: Settings, vpc_id: str, intents: Intents) -> str:
     """The cluster's security group in a VPC; made where there is none."""
     own = tags.of_cluster(settings.name)
     groups = cloud.security_groups(tags=own, vpc_id=vpc_id)
@@ -89,7 +89,7 @@ def ensure_group(cloud: Ecs, settings: Settings, vpc_id: str, intents: Intents) 
         return cloud.create_security_group(vpc_id, name, own, token)
 
 
-def ensure_rules(cloud: Ecs, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
+def ensure_rules(cloud: Cloud, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
     """Bring a group's rules to what they should be; what was done and found, a sentence each."""
     changes = rule_changes(cloud.rules(group_id), ssh_from)
     said = []

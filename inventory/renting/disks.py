@@ -14,7 +14,7 @@ from inventory.renting import members, order, owners, settling, tags
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -23,7 +23,7 @@ LISTED_S = 60.0
 NEW = timedelta(minutes=10)
 
 
-def keep_disk(cloud: Ecs, k: int, disk: Disk) -> bool:
+def keep_disk(cloud: Cloud, k: int, disk: Disk) -> bool:
     """See to it that te<k>'s disk outlives its machine; whether it would not have. Raises CloudError."""
     if not disk.delete_with_instance:
         return False
@@ -32,7 +32,7 @@ def keep_disk(cloud: Ecs, k: int, disk: Disk) -> bool:
     return True
 
 
-def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance], report: Report) -> None:
+def keep_head_disk(cloud: Cloud, settings: Settings, instances: Sequence[Instance], report: Report) -> None:
     """Before a run writes its checkpoints there: the head's data disk outlives its machine, however that came about.
 
     Raises RentError where there is no disk to keep, CloudError.
@@ -52,7 +52,7 @@ def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance]
 class DiskKeeper:
     """Sees to the data disks of a cluster's machines. Its methods raise CloudError."""
 
-    cloud: Ecs
+    cloud: Cloud
     settings: Settings
     intents: Intents
     report: Report
@@ -117,6 +117,7 @@ class DiskKeeper:
             labels, attempts = own | {tags.INTENT_TAG: token}, self.intents.attempts(key)
             disk_id = self.cloud.create_disk(each.zone_id, wanted, labels, token, attempts=attempts)
             self.intents.answered(key, [disk_id])
-        self.cloud.until(lambda: self.cloud.disks(ids=[disk_id]) or None, f"{disk_id} of te{k}: not in the lists")
+        what = f"{disk_id} of te{k}: not in the lists"
+        self.cloud.pace.until(lambda: self.cloud.disks(ids=[disk_id]) or None, what)
         self.intents.seen([disk_id])
         return disk_id

@@ -10,11 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError
+from inventory.cloud.opening import open_cloud
 from inventory.renting import cost, disks, ledger, members, quotes, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import Disk, Instance
     from inventory.settings import Settings
 
@@ -50,7 +51,7 @@ def next_release(now: datetime, current: datetime | None, wanted: datetime, late
 
 
 def budget_end(
-    cloud: Ecs, settings: Settings, machines: Sequence[Instance], now: datetime, *, watched: bool = True
+    cloud: Cloud, settings: Settings, machines: Sequence[Instance], now: datetime, *, watched: bool = True
 ) -> datetime | None:
     """Until when the budget lasts for these machines at what an hour costs now, or where nobody watches the market
     until then, can cost at most; None without a budget.
@@ -67,7 +68,7 @@ def budget_end(
     return cost.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
 
 
-def _spot_now(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
+def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
     """Each machine with its zone's spot price now: prices move after the order."""
     types = {i.instance_type for i in machines if i.is_spot}
     by_type = {name: cloud.spot_prices(name, hours=3, duration_h=1) for name in types}
@@ -76,7 +77,7 @@ def _spot_now(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[tuple[Instan
         yield each, max(own, key=lambda p: p.at).price if own else 0.0
 
 
-def loose_months(cloud: Ecs, owned: Sequence[Disk]) -> dict[str, float]:
+def loose_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
     """The price a month of each disk that is attached to none, by its id; without those the cloud has no price for."""
     found = {}
     for disk in cost.loose(owned):
@@ -87,7 +88,7 @@ def loose_months(cloud: Ecs, owned: Sequence[Disk]) -> dict[str, float]:
 
 
 def extend(
-    cloud: Ecs, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
+    cloud: Cloud, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
 ) -> datetime | None:
     """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes.
 
@@ -130,8 +131,6 @@ def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_
 
 
 def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: threading.Event) -> None:
-    from inventory.aliyun_ecs.ecs import Ecs
-
     said: set[str] = set()
 
     def once(what: str, line: str) -> None:
@@ -143,7 +142,7 @@ def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: 
     while True:
         doing = "moved"
         try:
-            cloud = cloud or Ecs.open(settings)
+            cloud = cloud or open_cloud(settings)
             end = extend(cloud, settings, AHEAD, partial(once, "budget"))
             doing = "told to the head, which still has the one before"
             if end is not None:
@@ -170,9 +169,7 @@ def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell)
     """
     if settings.provider != "aliyun":
         return
-    from inventory.aliyun_ecs.ecs import Ecs
-
-    cloud = Ecs.open(settings)
+    cloud = open_cloud(settings)
     disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)
     needed = timedelta(seconds=seconds_needed)
     end = extend(cloud, settings, needed + MARGIN, report, watched=False)

@@ -18,7 +18,7 @@ from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import tags
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
 
 MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
 
@@ -103,7 +103,7 @@ def changes(known: Mapping[str, Entry], seen: Iterable[Entry], now: datetime) ->
             yield replace(entry, ended=min(now, entry.release_at or now))
 
 
-def here(cloud: Ecs) -> Where:
+def here(cloud: Cloud) -> Where:
     """The place a cloud was opened for."""
     return Where(cloud.region_id, cloud.account)
 

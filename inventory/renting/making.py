@@ -16,7 +16,7 @@ from inventory.renting.offers import Offer
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.renting.quotes import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
@@ -35,7 +35,7 @@ NEXT_OFFER = (Kind.NO_STOCK, Kind.PRICE)
 class Maker:
     """One call's orders, so that it can take them back."""
 
-    cloud: Ecs
+    cloud: Cloud
     settings: Settings
     plan: UpPlan
     intents: Intents
@@ -209,7 +209,7 @@ def _reason(error: CloudError) -> str:
     return "no stock" if error.kind is Kind.NO_STOCK else str(error)
 
 
-def remove(cloud: Ecs, instance_ids: Sequence[str], intents: Intents) -> None:
+def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
     """Delete machines and wait until the cloud does not list them any more. Raises CloudError."""
     for start in range(0, len(instance_ids), 100):
         some = list(instance_ids[start : start + 100])

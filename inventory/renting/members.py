@@ -15,7 +15,7 @@ from inventory.renting.places import ClusterPlaces
 from inventory.setting_types import SettingsError
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 NAMELESS = 10**6
@@ -161,7 +161,7 @@ def address(settings: Settings, instance: Instance) -> str:
     return instance.public_address or instance.private_address
 
 
-def rented_nodes(cloud: Ecs, settings: Settings) -> tuple[Node, ...]:
+def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
 
     The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.

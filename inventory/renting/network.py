@@ -10,7 +10,7 @@ from inventory.cloud.errors import RentError
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import Vpc, VSwitch
     from inventory.settings import Settings
 
@@ -41,7 +41,7 @@ def chosen(vpcs: Sequence[Vpc], wanted: str) -> Vpc | None:
     raise RentError(f"aliyun.vpc: there is no VPC {wanted!r} in the region; there is: {there}")
 
 
-def ensure_vpc(cloud: Ecs, settings: Settings, intents: Intents) -> Vpc:
+def ensure_vpc(cloud: Cloud, settings: Settings, intents: Intents) -> Vpc:
     """The VPC, made where it is spotune's own and not there yet."""
     vpc = chosen(cloud.vpcs(), settings.aliyun.vpc)
     if vpc is not None:
@@ -56,14 +56,14 @@ def ensure_vpc(cloud: Ecs, settings: Settings, intents: Intents) -> Vpc:
     return _ready(cloud, vpc_id)
 
 
-def _ready(cloud: Ecs, vpc_id: str) -> Vpc:
+def _ready(cloud: Cloud, vpc_id: str) -> Vpc:
     def look() -> Vpc | None:
         return next((v for v in cloud.vpcs() if v.vpc_id == vpc_id and v.status == "Available"), None)
 
-    return cloud.until(look, f"the VPC {vpc_id} is not Available", cloud.pace.limit_s(READY_S))
+    return cloud.pace.until(look, f"the VPC {vpc_id} is not Available", cloud.pace.limit_s(READY_S))
 
 
-def ensure_vswitch(cloud: Ecs, vpc: Vpc, zone_id: str, intents: Intents) -> str:
+def ensure_vswitch(cloud: Cloud, vpc: Vpc, zone_id: str, intents: Intents) -> str:
     """A switch of the VPC in a zone, the one with most room; made where there is none."""
     switches = cloud.vswitches(vpc.vpc_id)
     own = [s for s in switches if s.zone_id == zone_id]
@@ -81,9 +81,9 @@ def ensure_vswitch(cloud: Ecs, vpc: Vpc, zone_id: str, intents: Intents) -> str:
     return _switch_ready(cloud, vpc.vpc_id, switch_id).vswitch_id
 
 
-def _switch_ready(cloud: Ecs, vpc_id: str, switch_id: str) -> VSwitch:
+def _switch_ready(cloud: Cloud, vpc_id: str, switch_id: str) -> VSwitch:
     def look() -> VSwitch | None:
         there = cloud.vswitches(vpc_id)
         return next((s for s in there if s.vswitch_id == switch_id and s.status == "Available"), None)
 
-    return cloud.until(look, f"the vSwitch {switch_id} is not Available", cloud.pace.limit_s(READY_S))
+    return cloud.pace.until(look, f"the vSwitch {switch_id} is not Available", cloud.pace.limit_s(READY_S))

@@ -16,7 +16,7 @@ from inventory.renting import keys, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Owned = Instance | Disk | Snapshot | OwnImage
@@ -51,7 +51,7 @@ def is_foreign(settings: Settings, thing: Owned) -> bool:
     return bool(tag) and tag.split(" ", 1)[0] not in _fingerprints(settings)
 
 
-def take_over(cloud: Ecs, settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> None:
+def take_over(cloud: Cloud, settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> None:
     """Write on another owner's machines and disks that they are ours. Raises CloudError."""
     own = own_tag(settings)
     for each in instances:

@@ -12,7 +12,7 @@ from inventory.renting import order, tags
 from inventory.renting.offers import Market, Offer, Preference, ranked, unknown_types
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import Disk, Image, Instance, Snapshot, SpotStrategy
     from inventory.settings import Settings
 
@@ -32,7 +32,7 @@ class Quote:
     machine: InstanceType | None = None
 
 
-def market(cloud: Ecs, settings: Settings) -> Market:
+def market(cloud: Cloud, settings: Settings) -> Market:
     """Stock, spot prices of the last three days and the vendor's advice for the configured types."""
     own = settings.aliyun
     spot = own.spot != "off"
@@ -44,7 +44,7 @@ def market(cloud: Ecs, settings: Settings) -> Market:
     return Market(stock, prices, cloud.spot_advice(sold) if sold else ())
 
 
-def _stock(cloud: Ecs, name: str, spot: bool) -> tuple[Stock, ...]:
+def _stock(cloud: Cloud, name: str, spot: bool) -> tuple[Stock, ...]:
     """None for a type that the region refuses to know: the others may be had."""
     try:
         return cloud.stock(name, spot)
@@ -60,7 +60,7 @@ def _sold(types: Sequence[str], stock: Sequence[Stock]) -> tuple[str, ...]:
 
 
 def quotes(
-    cloud: Ecs,
+    cloud: Cloud,
     settings: Settings,
     image: Image,
     home: str = "",
@@ -119,7 +119,7 @@ def with_disks(price: Price, more_h: Sequence[float]) -> Price:
 
 
 def kept_more_h(
-    cloud: Ecs, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
+    cloud: Cloud, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> dict[int, float]:
     """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
     differ. Raises RentError where there is a budget and the cloud does not tell.
@@ -143,7 +143,7 @@ def kept_more_h(
     return found
 
 
-def with_price_tags(cloud: Ecs, settings: Settings, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> tuple[Instance, ...]:
     """Machines that lost the tag of their price, or never had one, with what the cloud asks for such a one today: a
     machine without a price is not one without a cost. Raises CloudError where the cloud does not tell.
     """

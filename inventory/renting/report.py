@@ -6,15 +6,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError
+from inventory.cloud.opening import open_cloud
 from inventory.renting import cost, lease, ledger, quotes, show, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 
-def show_cost(cloud: Ecs, settings: Settings) -> None:
+def show_cost(cloud: Cloud, settings: Settings) -> None:
     """Machines so far and until they are released, disks and snapshots a month, past machines, the budget."""
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
@@ -45,9 +46,7 @@ def show_cost(cloud: Ecs, settings: Settings) -> None:
 
 def show_machines(settings: Settings) -> None:
     """The rented machines' states and release times. Raises CloudError."""
-    from inventory.aliyun_ecs.ecs import Ecs
-
-    cloud = Ecs.open(settings)
+    cloud = open_cloud(settings)
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         show.show(show.machines_table(instances, settings, cloud.now()))

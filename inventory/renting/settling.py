@@ -9,13 +9,13 @@ from inventory.renting import tags
 from inventory.renting.intents import Intent, Intents
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
 
 MACHINES, DISK, DELETION = "machines", "disk", "deletion"
 """What an intent's key begins with, where a thing with a price is made or removed."""
 
 
-def settle(cloud: Ecs, intents: Intents) -> tuple[str, ...]:
+def settle(cloud: Cloud, intents: Intents) -> tuple[str, ...]:
     """Wait until every order that was begun and never ended shows up, or is old enough to never have been heard.
 
     Afterwards the lists of machines and disks are the whole truth, and no such intent is left. Returns a sentence
@@ -27,7 +27,7 @@ def settle(cloud: Ecs, intents: Intents) -> tuple[str, ...]:
         return settle_alone(cloud, intents)
 
 
-def settle_alone(cloud: Ecs, intents: Intents) -> tuple[str, ...]:
+def settle_alone(cloud: Cloud, intents: Intents) -> tuple[str, ...]:
     """`settle` for a command that holds the cluster already."""
     said = []
     for key, intent in _unsettled(intents).items():
@@ -45,7 +45,7 @@ def _unsettled(intents: Intents) -> dict[str, Intent]:
     return {key: intent for key, intent in intents.pending().items() if key.split()[0] in kinds}
 
 
-def is_heard(cloud: Ecs, intent: Intent) -> bool:
+def is_heard(cloud: Cloud, intent: Intent) -> bool:
     """Whether what an order makes is listed; waits for all of it.
 
     From its last attempt on; where the cloud has answered, from now on.

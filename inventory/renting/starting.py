@@ -12,7 +12,7 @@ from inventory.renting import members, tags
 from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -21,7 +21,7 @@ START_S = 600.0
 
 
 def running(
-    cloud: Ecs, settings: Settings, intents: Intents, report: Report, made: Collection[str] = ()
+    cloud: Cloud, settings: Settings, intents: Intents, report: Report, made: Collection[str] = ()
 ) -> tuple[Instance, ...]:
     """The cluster's machines once those just made are listed and all of them run and have addresses.
 
@@ -47,7 +47,7 @@ def running(
         time.sleep(cloud.pace.poll_s)
 
 
-def _start(cloud: Ecs, machines: Sequence[Instance], started: set[str], report: Report) -> None:
+def _start(cloud: Cloud, machines: Sequence[Instance], started: set[str], report: Report) -> None:
     """Switch stopped machines on. A new one may look stopped before it starts by itself: it is left alone."""
     for each in machines:
         if each.status != "Stopped" or each.instance_id in started:

@@ -33,8 +33,8 @@ def _cloud(settings: Any, record: str) -> Any:
     """The cluster's region. Raises RentError."""
     from pathlib import Path
 
-    from inventory.aliyun_ecs.ecs import Ecs
     from inventory.cloud.errors import RentError
+    from inventory.cloud.opening import open_cloud
 
     folder = Path(record).expanduser() if record else None
     try:
@@ -42,7 +42,7 @@ def _cloud(settings: Any, record: str) -> Any:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
-    return Ecs.open(settings, folder)
+    return open_cloud(settings, folder)
 
 
 @task(

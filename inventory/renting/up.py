@@ -36,7 +36,7 @@ from inventory.renting.quotes import Quote
 from inventory.renting.reaching import Reach, by_ssh
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -108,7 +108,7 @@ class UpPlan:
         return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
 
 
-def plan_up(cloud: Ecs, settings: Settings, wish: Wish) -> UpPlan:
+def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     """What `fab up` would do. Changes nothing in the cloud; waits for orders that a crash cut off.
 
     Raises RentError for what cannot be rented like that, CloudError.
@@ -154,7 +154,7 @@ def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
 
 
 def _money(
-    cloud: Ecs, settings: Settings, plan: UpPlan, instances: Sequence[Instance], own: Sequence[Disk]
+    cloud: Cloud, settings: Settings, plan: UpPlan, instances: Sequence[Instance], own: Sequence[Disk]
 ) -> cost.Spent:
     """This month's money, the machines there are counted until their new release time, where they get one.
 
@@ -171,7 +171,7 @@ def _money(
     return cost.spent(longer, past, cost.month_shares(loose, lease.loose_months(cloud, loose), now), now)
 
 
-def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) -> tuple[UpPlan, tuple[str, ...]]:
+def _offered(cloud: Cloud, settings: Settings, plan: UpPlan, own: Sequence[Disk]) -> tuple[UpPlan, tuple[str, ...]]:
     """The plan with what can be had, at which price, reached from where."""
     kept = order.kept_for(own, plan.numbers)
     first = kept[min(kept)] if kept else None
@@ -228,7 +228,7 @@ def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
 
 
 def carry_out(
-    cloud: Ecs,
+    cloud: Cloud,
     settings: Settings,
     plan: UpPlan,
     report: Report,
@@ -287,7 +287,7 @@ def carry_out(
         return members.members(there)
 
 
-def _open_door(cloud: Ecs, settings: Settings, report: Report) -> None:
+def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:
     """ssh from where this machine is now: machines that stand were opened to where it was when they were made."""
     sources = access.ssh_sources(settings)
     for group in cloud.security_groups(tags=tags.of_cluster(settings.name)):
@@ -295,7 +295,7 @@ def _open_door(cloud: Ecs, settings: Settings, report: Report) -> None:
             report(line)
 
 
-def _release_later(cloud: Ecs, machines: Sequence[Instance], plan: UpPlan) -> None:
+def _release_later(cloud: Cloud, machines: Sequence[Instance], plan: UpPlan) -> None:
     """A look moves nothing; but no machine is left that the cloud would never release."""
     for each in machines:
         if each.release_at and not (plan.numbers or plan.wish.extend):

@@ -11,12 +11,12 @@ from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import members
 
 if TYPE_CHECKING:
-    from inventory.aliyun_ecs.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.cloud.values import Instance
 
 
 @contextmanager
-def told(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[None]:
+def told(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[None]:
     """Where what is inside fails, of the cloud, of ssh or else, and one of the machines is gone, that is the error.
 
     Raises CloudError naming the machines that are gone; else what was raised inside.
@@ -40,7 +40,7 @@ def refuse_gone(machines: Sequence[Instance], there: Sequence[Instance], cause: 
         ) from cause
 
 
-def _still(cloud: Ecs, machines: Sequence[Instance]) -> Sequence[Instance]:
+def _still(cloud: Cloud, machines: Sequence[Instance]) -> Sequence[Instance]:
     try:
         return cloud.instances(ids=[each.instance_id for each in machines])
     except CloudError:  # then the first error is the one to tell
