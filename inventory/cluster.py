@@ -34,9 +34,9 @@ def load_cluster(path: Path | None = None) -> Cluster:
 
 
 def _with_nodes(settings: Settings) -> Cluster:
-    if settings.provider == "static":
+    if settings.is_listed:
         return Cluster(settings, static_nodes(settings))
-    if settings.provider == "aliyun":
+    if settings.is_rented:
         from inventory.cloud.opening import open_cloud
         from inventory.renting.members import rented_nodes
 

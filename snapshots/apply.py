@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from inventory.renting.up import UpPlan
 
 CHECKOUT = Path(__file__).parents[1]
-DEPLOY = "pyinfra -y inventory/aliyun.py deploy/base.py"
 OPERATION_TIMES = "SPOTUNE_OPERATION_TIMES"
 """Names a file for the deploy; deploy/operation_times.py reads it."""
 BASE_DEPLOY = "base deploy"
@@ -63,12 +62,12 @@ def chosen(cloud: Cloud, settings: Settings, asked: str) -> Snapshot:
         found = all_snapshots(cloud, settings)
     else:
         found = cloud.snapshots(ids=[asked])
-    return choose(asked, found, settings.name, cloud.region_id)
+    return choose(asked, found, settings)
 
 
-def base_deploy(phases: Phases) -> int:
+def base_deploy(settings: Settings, phases: Phases) -> int:
     """The base deploy as a process of its own, its output where ours goes; its exit code."""
-    program, *arguments = DEPLOY.split()
+    program, *arguments = settings.deploy_command.split()
     argv = [str(Path(sys.executable).with_name(program)), *arguments]
     cluster = Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH)).resolve()
     with tempfile.TemporaryDirectory(prefix="spotune-") as folder:
@@ -134,7 +133,7 @@ def desired(
         raise RentError(f"--nodes {nodes}: a cluster has 1 to 100 machines")
     if hours and hours < 0.5:
         raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
-    rented = settings.aliyun
+    rented = settings.rental
     snapshot = chosen(cloud, settings, asked)
     image = newest_image(snapshot.snapshot_id, all_images(cloud, settings)) if with_image else None
     return Desired(

@@ -84,7 +84,7 @@ class Work:
 
     def _deploy(self, there: Existing) -> None:
         self._begin_reading(there)
-        if code := apply.base_deploy(self.phases):
+        if code := apply.base_deploy(self.settings, self.phases):
             raise SnapshotError(f"the base deploy ended with {code}; mend what it named, then go on: fab rebuild")
         self.cloud.tag("instance", [each.instance_id for each in there.instances], {DEPLOYED_TAG: YES})
 
@@ -111,7 +111,7 @@ class Work:
 
         def groups() -> dict[str, Groups]:
             wait_for_data([nodes[0], *asked])
-            run = look(nodes[0])["run"]
+            run = look(nodes[0], self.settings.deploy_command)["run"]
             models = self._models_to_warm(run)
             return {node.name: groups_for(node.rank, models, run) for node in asked}
 

@@ -34,12 +34,14 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
     tell_cut_off(cloud, intents, say)
     _wait_for_another(cloud, disk, say)
     count, size = keep_packages(head, packages)
-    inside = contents.from_look(look(head), settings.name, apply.version(), keep)
+    inside = contents.from_look(look(head, settings.deploy_command), settings.name, apply.version(), keep)
     for line in contents.in_words(inside):
         say(f"  {line}")
     if count:
         say(f"  {count} of the system's packages, {size / 2**20:.0f} MiB")
-    say(cost.before_creating(inside.written_gib or 0, settings.aliyun.snapshot_price_gib_month))
+    rental = settings.rental
+    key = rental.key("snapshot_price_gib_month")
+    say(cost.before_creating(inside.written_gib or 0, rental.snapshot_price_gib_month, key))
     called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside) | owners.own_tag(settings)
     snapshot_id, held = create(cloud, intents, disk, called, tags=tags, at_rest=lambda: freeze.at_rest(head))
     say(f"{snapshot_id} is begun; /data on {head.name} is writable again")

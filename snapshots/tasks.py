@@ -33,12 +33,13 @@ def _sentences(interrupted: str) -> Iterator[None]:
 def _rented() -> tuple[Settings, Cloud]:
     """The settings and the cloud they name. Raises SettingsError for a provider that has no snapshots."""
     from inventory.cloud.opening import open_cloud
-    from inventory.settings import SettingsError, load_settings
+    from inventory.settings import RENTED, SettingsError, load_settings
 
     settings = load_settings()
-    if settings.provider != "aliyun":
+    if not settings.is_rented:
+        known = " or ".join(f'"{name}"' for name in RENTED)
         raise SettingsError(
-            f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = "aliyun"'
+            f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = {known}'
         )
     return settings, open_cloud(settings)
 
@@ -75,7 +76,7 @@ def create(
         _end_runs(c, head, stop_run)
         if image:
             gib = imaging.used_gib(head)
-            say(imaging.before_creating(gib, settings.aliyun.snapshot_price_gib_month))
+            say(imaging.before_creating(gib, settings.rental.snapshot_price_gib_month))
         packages = Path(deploy.__file__).with_name("keep_packages.py").read_text(encoding="utf-8")
         snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=packages, say=say)
         if image:
@@ -122,7 +123,7 @@ def list_snapshots(c: Context) -> None:
         settings, cloud = _rented()
         if found := apply.all_snapshots(cloud, settings):
             images = apply.all_images(cloud, settings)
-            show.print_list(found, cloud.disks(), settings.aliyun.snapshot_price_gib_month, images)
+            show.print_list(found, cloud.disks(), settings.rental.snapshot_price_gib_month, images)
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
 
@@ -153,7 +154,7 @@ def prune(
         )
         found, stray = pairs.of_data(everything), pairs.strays(everything, images)
         verdicts = policy.all_unused(found, disks) if all_ else policy.prune(found, disks, keep_last)
-        show.print_verdicts(verdicts, settings.aliyun.snapshot_price_gib_month)
+        show.print_verdicts(verdicts, settings.rental.snapshot_price_gib_month)
         for name in [*(i.name for i in stray.images), *(s.name for s in stray.snapshots)]:
             say(f"delete  {name}: made beside a snapshot that is gone")
         going = policy.going(verdicts)
@@ -198,10 +199,10 @@ def verify(c: Context, snapshot: str = "latest") -> None:
     auto_shortflags=False,
     help={
         "snapshot": SNAPSHOT_HELP,
-        "nodes": "how many machines; without it aliyun.nodes",
-        "hours": "for how long; without it aliyun.hours",
+        "nodes": "how many machines; without it as cluster.toml says",
+        "hours": "for how long; without it as cluster.toml says",
         "model": "recipe whose base model is read first; without it the newest run's",
-        "image": "machines from the image made with the snapshot, where there is one; --no-image: from aliyun.image",
+        "image": "machines from the image made with the snapshot, where there is one; --no-image: from the usual one",
         "others": "although machines or disks of the cluster are another owner's, by their tag",
         "dry": "only show the steps, and what a snapshot brings back",
         "yes": "do not ask",

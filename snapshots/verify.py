@@ -101,10 +101,10 @@ def scratch_disk(
 
 def wanted_disk(settings: Settings, snapshot: Snapshot) -> tuple[NewDisk, dict[str, str]]:
     """The disk to make and its tags: to `fab down` it is one that nobody needs."""
-    rented = settings.aliyun
+    rented = settings.rental
     new = NewDisk(
         category=rented.disk_category,
-        performance_level=rented.performance_level if rented.disk_category == "cloud_essd" else "",
+        performance_level=rented.data_level,
         snapshot_id=snapshot.snapshot_id,
         delete_with_instance=True,
         name=f"{settings.name}-scratch",

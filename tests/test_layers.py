@@ -97,3 +97,30 @@ def test_only_the_ssh_module_opens_connections():
         names = {getattr(call.func, "id", getattr(call.func, "attr", "")) for call in calls}
         if str(path.relative_to(ROOT)) != "inventory/ssh.py":
             assert "Connection" not in names, path
+
+
+def provider_strings(path):
+    """Lines that hold a provider's name against something, or spell its inventory file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(each, ast.Constant) and each.value in ("aliyun", "static", "local") for each in sides):
+                yield node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "inventory/aliyun.py" in node.value:
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_settings_know_providers_by_name(path):
+    if str(path.relative_to(ROOT)) in ("inventory/settings.py", "inventory/aliyun.py"):
+        return
+    why = "ask the settings: is_rented, is_listed, on_this_machine, deploy_command"
+    assert list(provider_strings(path)) == [], why
+
+
+@pytest.mark.parametrize("folder", ["inventory/renting", "inventory/cloud", "snapshots"])
+def test_renting_and_snapshots_name_no_vendor(folder):
+    for path in sorted((ROOT / folder).glob("*.py")):
+        if path.name != "opening.py":
+            text = path.read_text(encoding="utf-8").lower()
+            assert "aliyun" not in text, f"{path}: a vendor's table is settings.rental, a key of it rental.key(...)"

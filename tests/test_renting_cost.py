@@ -51,17 +51,20 @@ def test_a_loose_disk_counts_from_when_it_was_made_to_the_end_of_the_month():
     assert shares == [pytest.approx(15), pytest.approx(30)]
 
 
+KEY = "aliyun.budget"
+
+
 def test_what_fits_is_not_refused_and_without_a_budget_nothing_is():
     money = cost.Spent(10, 10, 5, 5)
-    assert cost.over_budget(50, money, cost.Purchase(2, 5, 2, "CNY")) == ""
-    assert cost.over_budget(0, money, cost.Purchase(200, 5, 2, "CNY")) == ""
+    assert cost.over_budget(KEY, 50, money, cost.Purchase(2, 5, 2, "CNY")) == ""
+    assert cost.over_budget(KEY, 0, money, cost.Purchase(200, 5, 2, "CNY")) == ""
 
 
 def test_what_does_not_fit_is_refused_with_the_hours_that_would():
-    said = cost.over_budget(50, cost.Spent(10, 10, 5, 5), cost.Purchase(2, 5, 2.1, "CNY"))
+    said = cost.over_budget(KEY, 50, cost.Spent(10, 10, 5, 5), cost.Purchase(2, 5, 2.1, "CNY"))
     assert "21.00" in said and "20.00 of this month's 50 CNY are left" in said and "--hours 2" in said
     assert said.endswith("set a larger aliyun.budget")
-    assert "fewer --nodes" in cost.over_budget(50, cost.Spent(45, 0, 0, 0), cost.Purchase(4, 10, 1, "CNY"))
+    assert "fewer --nodes" in cost.over_budget(KEY, 50, cost.Spent(45, 0, 0, 0), cost.Purchase(4, 10, 1, "CNY"))
 
 
 PRICE = Price(2.0, 9.0, "CNY", {"instanceType": 1.5, "systemDisk": 0.2, "dataDisk": 0.3})
@@ -85,7 +88,7 @@ def test_machines_that_stand_are_reckoned_with_at_the_most_they_can_cost():
 
 
 def test_keeping_what_is_there_can_be_too_much_too():
-    assert "keeping the machines" in cost.over_budget(50, cost.Spent(0, 10, 0, 45), cost.Purchase(0, 0, 4))
+    assert "keeping the machines" in cost.over_budget(KEY, 50, cost.Spent(0, 10, 0, 45), cost.Purchase(0, 0, 4))
 
 
 def test_the_budget_ends_when_the_running_machines_have_used_it_up():

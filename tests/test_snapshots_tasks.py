@@ -487,7 +487,7 @@ def test_a_look_refuses_a_node_whose_disk_is_not_mounted(node):
     if os.path.ismount("/data"):
         pytest.skip("this machine has a /data")
     with pytest.raises(SshError, match="no disk is mounted at /data"):
-        on_node.look(node)
+        on_node.look(node, "pyinfra")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")

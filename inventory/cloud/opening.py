@@ -13,9 +13,10 @@ from inventory.settings import Settings
 def open_cloud(settings: Settings, record: Path | None = None) -> Cloud:
     """The cluster's region. `record`: a folder for scrubbed answers.
 
-    Raises RentError with what is missing: a package, credentials, the local cloud.
+    Raises RentError with what is missing (a package, credentials, the local cloud), SettingsError where the machines
+    are not rented.
     """
-    return OPENED_BY[settings.provider](settings, record)
+    return OPENED_BY[settings.rental.table](settings, record)
 
 
 def _aliyun(settings: Settings, record: Path | None) -> Cloud:

@@ -64,12 +64,12 @@ def _cidr(source: str) -> str:
 
 def ssh_sources(settings: Settings) -> tuple[str, ...]:
     """Where ssh may come from, in CIDR notation. Raises RentError where it cannot be found out."""
-    own = settings.aliyun
+    own = settings.rental
     if own.ssh_from:
         return networks(own.ssh_from)
-    if own.is_local:  # the hosts see us as their gateway
+    if settings.on_this_machine:  # the hosts see us as their gateway
         return networks([str(IPv4Network(settings.local.subnet)[1])])
-    return networks([public_address()])
+    return networks([public_address(own.key("ssh_from"))])
 
 
 def group_name(cluster: str) -> str:

@@ -37,7 +37,7 @@ def keep_head_disk(cloud: Cloud, settings: Settings, instances: Sequence[Instanc
 
     Raises RentError where there is no disk to keep, CloudError.
     """
-    if settings.aliyun.keep_data_disk == "none" or not (there := members.present(instances)):
+    if settings.rental.keep_data_disk == "none" or not (there := members.present(instances)):
         return
     head, k = there[0], members.number(there[0])
     disk = members.data_disk(head, cloud.disks(tags=tags.of_cluster(settings.name), instance_id=head.instance_id))
@@ -65,7 +65,7 @@ class DiskKeeper:
         disks = self._listed([each for _, each in numbered])
         head = min((k for k, _ in numbered), default=0)
         for k, each in numbered:
-            keep = order.is_kept(self.settings.aliyun, k, head)
+            keep = order.is_kept(self.settings.rental, k, head)
             disk = members.data_disk(each, disks)
             if disk is None:
                 self._give(k, each, disks, keep)
@@ -109,7 +109,7 @@ class DiskKeeper:
 
     def _made(self, k: int, each: Instance) -> str:
         name = members.disk_name(self.settings.name, k)
-        wanted = order.new_disk(self.settings.aliyun, self.snapshot, name, apart=True)
+        wanted = order.new_disk(self.settings.rental, self.snapshot, name, apart=True)
         own = tags.of_cluster(self.settings.name) | owners.own_tag(self.settings)
         own |= {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
         key = f"{settling.DISK} te{k}"

@@ -56,7 +56,7 @@ def budget_end(
     """Until when the budget lasts for these machines at what an hour costs now, or where nobody watches the market
     until then, can cost at most; None without a budget.
     """
-    budget = settings.aliyun.budget
+    budget = settings.rental.budget
     if not budget:
         return None
     machines = quotes.with_price_tags(cloud, settings, machines)
@@ -107,7 +107,7 @@ def extend(
             cloud.set_release_time(each.instance_id, target)
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
-        report(f"the budget of {settings.aliyun.budget:g} a month ends at {_clock(latest)}: the machines go then")
+        report(f"the budget of {settings.rental.budget:g} a month ends at {_clock(latest)}: the machines go then")
     return min(ends)
 
 
@@ -118,7 +118,7 @@ def _clock(at: datetime) -> str:
 @contextmanager
 def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_S) -> Iterator[None]:
     """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
-    if settings.provider != "aliyun":
+    if not settings.is_rented:
         yield
         return
     over = threading.Event()
@@ -167,7 +167,7 @@ def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell)
 
     For what a run started with --detach needs: nobody extends it afterwards. `seconds_needed` 0: nobody knows.
     """
-    if settings.provider != "aliyun":
+    if not settings.is_rented:
         return
     cloud = open_cloud(settings)
     disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)

@@ -17,6 +17,7 @@ from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
+    from inventory.rental_settings import Rental
     from inventory.renting.quotes import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
@@ -45,6 +46,10 @@ class Maker:
     bought: float = 0
     """What the machines of this call cost until they are released."""
 
+    @property
+    def rental(self) -> Rental:
+        return self.settings.rental
+
     def make(self, numbers: Sequence[int]) -> None:
         """Order machines for these numbers from the first offer that has them all; with `partial` from several.
 
@@ -59,7 +64,7 @@ class Maker:
         left, refused = tuple(numbers), dict[Offer, str]()
         for quote in self.plan.quotes:
             try:
-                switch = network.ensure_vswitch(self.cloud, vpc, quote.offer.zone_id, self.intents)
+                switch = network.ensure_vswitch(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
                 left = self._from_offer(quote, left, order.Access(group, switch, pair))
             except CloudError as error:
                 if not self.plan.wish.partial:
@@ -78,8 +83,7 @@ class Maker:
 
     def _from_offer(self, quote: Quote, numbers: Sequence[int], reached: order.Access) -> tuple[int, ...]:
         """Order from one offer; the numbers that are still missing, none unless `partial`."""
-        own = self.settings.aliyun
-        apart = order.is_apart(own, self.plan.wish.snapshot)
+        apart = order.is_apart(self.rental, self.plan.wish.snapshot)
         kept = order.kept_for(tuple(self.plan.kept.values()), set(numbers), quote.offer.zone_id)
         left = set(numbers)
         for each in order.orders(numbers, numbers if apart else kept):
@@ -109,8 +113,8 @@ class Maker:
                 f"an hour costs {now.price.trade:.2f} {now.price.currency} now, no longer {quote.price.trade:.2f}",
                 Kind.PRICE,
             )
-        budget = self.settings.aliyun.budget
-        if reason := cost.over_budget(budget, self._money(), self._purchase(self.plan.price(now, left), len(left))):
+        wanted = self._purchase(self.plan.price(now, left), len(left))
+        if reason := cost.over_budget(self.rental.key("budget"), self.rental.budget, self._money(), wanted):
             raise CloudError(reason, Kind.PRICE)
         return now
 
@@ -125,7 +129,7 @@ class Maker:
         offer, plan = quote.offer, self.plan
         together = plan.price(quote, left)
         purchase = self._purchase(together, len(left))
-        limit = cost.price_limit(self.settings.aliyun.budget, self._money(), purchase, together)
+        limit = cost.price_limit(self.rental.budget, self._money(), purchase, together)
         self.report(f"ordering {each.count} x {offer.instance_type} in {offer.zone_id}")
         request = order.launch(
             self.settings,
@@ -181,8 +185,8 @@ class Maker:
             there = self.cloud.disk_categories(quote.offer.zone_id, quote.offer.instance_type)
         kinds = f"it takes {', '.join(there)}" if there else "what it takes the cloud does not tell"
         return (
-            f"aliyun.disk_category: {quote.offer.instance_type} in {quote.offer.zone_id} does not take "
-            f"{self.settings.aliyun.disk_category} ({error.code}); {kinds}"
+            f"{self.rental.key('disk_category')}: {quote.offer.instance_type} in {quote.offer.zone_id} does not take "
+            f"{self.rental.disk_category} ({error.code}); {kinds}"
         )
 
     def _nothing(self, refused: Mapping[Offer, str]) -> str:
@@ -197,7 +201,7 @@ class Maker:
             return f"{self.plan.pinned} Tried: {tried}"
         return (
             f"no machines were to be had ({tried}): the same command again shows what there is now and its price; "
-            'or add aliyun.types and zones, or take aliyun.spot = "off"; nothing was kept'
+            f'or add {self.rental.key("types")} and zones, or take {self.rental.key("spot")} = "off"; nothing was kept'
         )
 
 

@@ -156,7 +156,7 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
 
 def address(settings: Settings, instance: Instance) -> str:
     """Where this machine reaches it: hosts of the local cloud have only the one address that is on our bridge."""
-    if settings.aliyun.is_local:
+    if settings.on_this_machine:
         return instance.private_address
     return instance.public_address or instance.private_address
 

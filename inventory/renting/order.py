@@ -11,7 +11,7 @@ from inventory.cloud.values import Disk, Launch, NewDisk, Price, Snapshot, SpotS
 from inventory.renting import cost, members, tags
 
 if TYPE_CHECKING:
-    from inventory.aliyun_settings import Aliyun
+    from inventory.rental_settings import Rental
     from inventory.settings import Settings
 
 
@@ -45,33 +45,26 @@ def orders(numbers: Sequence[int], without_disk: Collection[int]) -> tuple[Order
     return tuple(sorted(found, key=lambda order: order.first))
 
 
-def is_apart(settings: Aliyun, snapshot: Snapshot | None) -> bool:
+def is_apart(settings: Rental, snapshot: Snapshot | None) -> bool:
     """Whether data disks must be made by themselves: with a machine they get exactly the snapshot's size."""
     return snapshot is not None and settings.data_disk_gib > snapshot.disk_gib
 
 
-def data_gib(settings: Aliyun, snapshot: Snapshot | None) -> int:
+def data_gib(settings: Rental, snapshot: Snapshot | None) -> int:
     """How large a node's data disk becomes: as configured, and never smaller than the snapshot it is made from."""
     return max(settings.data_disk_gib, snapshot.disk_gib if snapshot else 0)
 
 
-def new_disk(settings: Aliyun, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
+def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
     """A node's data disk: blank, or the snapshot's content. `apart`: made by itself, so of any size."""
-    level = settings.performance_level if settings.disk_category == "cloud_essd" else ""
     size = settings.data_disk_gib
     if snapshot is not None:
         size = data_gib(settings, snapshot) if apart else 0
-    return NewDisk(settings.disk_category, size, level, snapshot.snapshot_id if snapshot else "", not apart, name)
+    source = snapshot.snapshot_id if snapshot else ""
+    return NewDisk(settings.disk_category, size, settings.data_level, source, not apart, name)
 
 
-def _system_level(settings: Aliyun) -> str:
-    """PL2 and PL3 need disks larger than a system is, which gains nothing by them."""
-    if settings.disk_category != "cloud_essd":
-        return ""
-    return "PL0" if settings.performance_level == "PL0" else "PL1"
-
-
-def _spot(settings: Aliyun, borne: float | None) -> tuple[SpotStrategy, float | None]:
+def _spot(settings: Rental, borne: float | None) -> tuple[SpotStrategy, float | None]:
     """How spot machines are bought and up to which price, which is never above what the budget bears."""
     if settings.spot == "off":
         return "NoSpot", None
@@ -99,10 +92,10 @@ def launch(
 
     `limit`: the most a spot machine may cost an hour, without its disks, as the budget bears it.
     """
-    own, access = settings.aliyun, access or Access()
+    own, access = settings.rental, access or Access()
     strategy, limit = _spot(own, limit)
     most_h = cost.most_h(price, limit) if price and strategy != "NoSpot" else 0
-    system = NewDisk(own.disk_category, max(own.system_disk_gib, image_gib), _system_level(own))
+    system = NewDisk(own.disk_category, max(own.system_disk_gib, image_gib), own.system_level)
     disk = members.disk_name(settings.name, order.first) if order.count == 1 else f"{settings.name}-data"
     return Launch(
         region_id=own.region,
@@ -126,13 +119,13 @@ def launch(
     )
 
 
-def is_kept(settings: Aliyun, number: int, head: int) -> bool:
+def is_kept(settings: Rental, number: int, head: int) -> bool:
     """Whether a node's data disk is to outlive its machine."""
     return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == head)
 
 
 def staying(
-    settings: Aliyun, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
+    settings: Rental, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> tuple[int, ...]:
     """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
     priced = (settings.disk_category, data_gib(settings, snapshot))

@@ -22,8 +22,8 @@ TIMEOUT_S = 5
 LONGEST = 1000
 
 
-def agreed(answers: Sequence[str]) -> str:
-    """The public IPv4 address most answers name, two at least. Pure.
+def agreed(answers: Sequence[str], key: str) -> str:
+    """The public IPv4 address most answers name, two at least. Pure. `key`: the setting that spares the question.
 
     Raises RentError: none answered, or they saw different ones (a VPN for some of the ways out).
     """
@@ -32,7 +32,7 @@ def agreed(answers: Sequence[str]) -> str:
     if best and best[0][1] >= 2 and (len(best) == 1 or best[0][1] > best[1][1]):
         return best[0][0]
     saw = f"they saw {', '.join(sorted(seen))}" if seen else "no service told it"
-    raise RentError(f'which address this machine is seen from is not clear ({saw}); set aliyun.ssh_from = ["ADDRESS"]')
+    raise RentError(f'which address this machine is seen from is not clear ({saw}); set {key} = ["ADDRESS"]')
 
 
 def _address(answer: str) -> str | None:
@@ -46,10 +46,10 @@ def _address(answer: str) -> str | None:
     return None
 
 
-def public_address(services: Sequence[str] = SERVICES) -> str:
+def public_address(key: str, services: Sequence[str] = SERVICES) -> str:
     """This machine's public IPv4 address. Raises RentError where two services do not agree on one."""
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        return agreed(tuple(pool.map(_ask, services)))
+        return agreed(tuple(pool.map(_ask, services)), key)
 
 
 def _ask(url: str) -> str:

@@ -34,7 +34,7 @@ class Quote:
 
 def market(cloud: Cloud, settings: Settings) -> Market:
     """Stock, spot prices of the last three days and the vendor's advice for the configured types."""
-    own = settings.aliyun
+    own = settings.rental
     spot = own.spot != "off"
     stock = tuple(each for name in own.types for each in _stock(cloud, name, spot))
     if not spot:
@@ -73,7 +73,7 @@ def quotes(
 
     `only_home`: no other zone. Raises RentError where nothing is left.
     """
-    own = settings.aliyun
+    own = settings.rental
     seen = market(cloud, settings)
     wanted = Preference(own.types, own.zones, home, same_type)
     said = [f"{name} is not sold in {_where(settings)}" for name in unknown_types(wanted, seen)]
@@ -107,7 +107,7 @@ def priced(settings: Settings, offer: Offer, image: Image, snapshot: Snapshot | 
     launch = order.launch(
         settings, offer.zone_id, offer.instance_type, one, image_id=image.image_id, image_gib=image.size_gib
     )
-    size_gib = order.data_gib(settings.aliyun, snapshot)
+    size_gib = order.data_gib(settings.rental, snapshot)
     return replace(launch, data_disks=tuple(replace(disk, size_gib=size_gib) for disk in launch.data_disks))
 
 
@@ -124,9 +124,8 @@ def kept_more_h(
     """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
     differ. Raises RentError where there is a budget and the cloud does not tell.
     """
-    own = settings.aliyun
-    level = own.performance_level if own.disk_category == "cloud_essd" else ""
-    usual = (own.disk_category, order.data_gib(own, snapshot), level)
+    own = settings.rental
+    usual = (own.disk_category, order.data_gib(own, snapshot), own.data_level)
     found = {}
     for k, disk in kept.items():
         its = (disk.category, disk.size_gib, disk.performance_level)
@@ -135,8 +134,8 @@ def kept_more_h(
         prices = [cloud.disk_price_month(*kind, disk.zone_id) for kind in (its, usual)]
         if None in prices and own.budget:
             raise RentError(
-                f"aliyun.budget: the cloud tells no price of te{k}'s kept disk {disk.disk_id} ({disk.size_gib} GiB): "
-                "nobody knows whether it is enough; budget = 0 goes on without one"
+                f"{own.key('budget')}: the cloud tells no price of te{k}'s kept disk {disk.disk_id} "
+                f"({disk.size_gib} GiB): nobody knows whether it is enough; budget = 0 goes on without one"
             )
         its_month, usual_month = (price.trade if price else 0.0 for price in prices)
         found[k] = (its_month - usual_month) / HOURS_A_MONTH
@@ -173,15 +172,15 @@ def _wrong(settings: Settings, error: CloudError) -> str:
     key = next((key for begins, key in SETTING_OF.items() if error.code.startswith(begins)), "")
     if not key:
         return f"the cloud refuses every offer alike: {error}"
-    own = settings.aliyun
-    return f"aliyun.{key} = {getattr(own, key)}: the cloud refuses that size for {own.disk_category} ({error.code})"
+    own = settings.rental
+    return f"{own.key(key)} = {getattr(own, key)}: the cloud refuses that size for {own.disk_category} ({error.code})"
 
 
 def _where(settings: Settings) -> str:
-    return ", ".join(settings.aliyun.zones) or settings.aliyun.region
+    return ", ".join(settings.rental.zones) or settings.rental.region
 
 
 def _nothing(settings: Settings, said: Sequence[str], home: str) -> str:
-    where = home or _where(settings)
-    reasons = "; ".join(said) or f"none of aliyun.types is sold in {where}"
-    return f"aliyun.types: nothing can be had in {where}: {reasons}"
+    where, types = home or _where(settings), settings.rental.key("types")
+    reasons = "; ".join(said) or f"none of {types} is sold in {where}"
+    return f"{types}: nothing can be had in {where}: {reasons}"

@@ -39,9 +39,9 @@ def show_cost(cloud: Cloud, settings: Settings) -> None:
         f"this month: {money.past + money.running:.2f} so far, {money.planned:.2f} until the machines are released, "
         f"{money.disks:.2f} for disks without a machine; traffic and snapshots are not in it"
     )
-    if settings.aliyun.budget:
-        left = settings.aliyun.budget - money.committed
-        show.show(f"budget: {left:.2f} of {settings.aliyun.budget:g} are left")
+    if settings.rental.budget:
+        left = settings.rental.budget - money.committed
+        show.show(f"budget: {left:.2f} of {settings.rental.budget:g} are left")
 
 
 def show_machines(settings: Settings) -> None:

@@ -217,7 +217,7 @@ def stays_lines(
         price = f"{months[disk.disk_id]:.2f} a month" if disk.disk_id in months else "price not told"
         yield f"stays   {_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
     for each in snapshots:
-        month = cost.snapshot_month(each, settings.aliyun.snapshot_price_gib_month)
+        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
         most = "" if each.size_bytes else "at most "
         yield f"stays   {each.name}  {each.snapshot_id}, {most}{month:.2f} a month (fab snapshots.prune)"
 

@@ -54,7 +54,7 @@ class Wish:
     extend: bool = False
     """Whether `hours` counts for machines that stand too, where none is made."""
     image_id: str = ""
-    """Instead of aliyun.image."""
+    """Instead of the settings' image."""
     others: bool = False
     """Another owner's machines and disks are taken for ours."""
 
@@ -123,7 +123,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     owners.refuse_foreign(settings, (*instances, *own), wish.others, f"{command} --others takes them for yours")
     there, numbers, now = members.counted(instances), members.missing(instances, wish.nodes), cloud.now()
     plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
-    plan = replace(plan, is_spot=settings.aliyun.spot != "off", budget=settings.aliyun.budget)
+    plan = replace(plan, is_spot=settings.rental.spot != "off", budget=settings.rental.budget)
     notes += _surprises(instances, wish)
     plan = replace(plan, money=_money(cloud, settings, plan, instances, own))
     if numbers:
@@ -161,7 +161,7 @@ def _money(
     A disk that gets a machine again is in that machine's price.
     """
     now = cloud.now()
-    if settings.aliyun.budget:
+    if settings.rental.budget:
         instances = quotes.with_price_tags(cloud, settings, instances)
     past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now, ledger.here(cloud))
     back = {d.disk_id for d in order.kept_for(own, plan.numbers).values()}
@@ -179,15 +179,16 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan, own: Sequence[Disk]
     only_home = first is not None and plan.wish.snapshot is None
     pinned = ""
     if first is not None and only_home:
-        asked = not settings.aliyun.zones or home in settings.aliyun.zones
-        way = "try again later, add aliyun.types" if asked else f"add {home} to aliyun.zones"
+        rental = settings.rental
+        asked = not rental.zones or home in rental.zones
+        way = f"try again later, add {rental.key('types')}" if asked else f"add {home} to {rental.key('zones')}"
         pinned = (
             f"{first.name or first.disk_id} ({first.disk_id}, {first.size_gib} GiB) lies in {home}, and its machine "
             f"must be there: {way}, or give the disk up with `fab down --disks`."
         )
         if not asked:
             raise RentError(pinned)
-    image = cloud.image(plan.wish.image_id or settings.aliyun.image)
+    image = cloud.image(plan.wish.image_id or settings.rental.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
         found, said = quotes.quotes(
@@ -204,7 +205,7 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan, own: Sequence[Disk]
             quotes=found,
             kept=kept,
             more_h=quotes.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
-            staying=order.staying(settings.aliyun, plan.numbers, head, kept, plan.wish.snapshot),
+            staying=order.staying(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
             pinned=pinned,
             image_id=image.image_id,
             image_gib=image.size_gib,
@@ -223,7 +224,7 @@ def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
         plan.wish.hours,
         price.currency if price else "",
     )
-    if reason := cost.over_budget(settings.aliyun.budget, plan.money, wanted):
+    if reason := cost.over_budget(settings.rental.key("budget"), settings.rental.budget, plan.money, wanted):
         raise RentError(reason)
 
 
