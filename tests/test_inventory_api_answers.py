@@ -17,6 +17,7 @@ from inventory.aliyun_ecs import (
 )
 from inventory.aliyun_ecs.answer_fields import flag, listed, moment, moment_or_none, number, tags, whole
 from inventory.cloud.errors import CloudError
+from inventory.cloud.values import MACHINE, SYSTEM_DISK
 from tests.ecs_samples import names, needs_samples, sample
 
 
@@ -40,12 +41,12 @@ def test_every_recorded_machine_is_read_with_nothing_lost(name):
         assert [one.private_address] == (told["VpcAttributes"]["PrivateIpAddress"]["IpAddress"] or [""])
         public = told["PublicIpAddress"]["IpAddress"] or [told["EipAddress"]["IpAddress"]]
         assert [one.public_address] == public
-        assert one.gpus == told["GPUAmount"] and one.spot_strategy == told["SpotStrategy"]
-        assert one.price_limit == told.get("SpotPriceLimit", 0)
+        assert one.gpus == told["GPUAmount"] and one.is_spot == (told["SpotStrategy"] != "NoSpot")
+        limited = told["SpotStrategy"] == "SpotWithPriceLimit"
+        assert one.price_limit == (told["SpotPriceLimit"] if limited else None)
         assert one.release_at == (at(told["AutoReleaseTime"]) if told["AutoReleaseTime"] else None)
         assert list(one.locks) == [lock["LockReason"].lower() for lock in told["OperationLocks"]["LockReason"]]
         assert one.key_pair == told.get("KeyPairName", "")
-        assert one.vswitch_id == told["VpcAttributes"]["VSwitchId"]
         assert one.tags == {tag["TagKey"]: tag["TagValue"] for tag in told.get("Tags", {}).get("Tag", [])}
 
 
@@ -148,9 +149,9 @@ def test_recorded_images_zones_keys_groups_and_networks_are_read_with_nothing_lo
     ]
     (vpc,) = networks.vpcs_in(sample("jclouds_vpcs-first.json"))
     assert (vpc.vpc_id, vpc.cidr, vpc.status) == ("vpc-gw8vbir5z9j9lncyrjjhx", "192.168.0.0/16", "Available")
-    (vswitch,) = networks.vswitches_in(sample("jclouds_vswitches-first.json"))
-    assert (vswitch.vswitch_id, vswitch.vpc_id) == ("vsw-gw8rg87kqcw1kh2qms0pj", "vpc-gw8myavcsj64kfpp92kd0")
-    assert (vswitch.zone_id, vswitch.cidr, vswitch.free_addresses) == ("eu-central-1a", "172.16.1.0/24", 252)
+    (subnet,) = networks.subnets_in(sample("jclouds_vswitches-first.json"))
+    assert (subnet.subnet_id, subnet.vpc_id) == ("vsw-gw8rg87kqcw1kh2qms0pj", "vpc-gw8myavcsj64kfpp92kd0")
+    assert (subnet.zone_id, subnet.cidr, subnet.free_addresses) == ("eu-central-1a", "172.16.1.0/24", 252)
 
 
 READERS = {
@@ -166,7 +167,7 @@ READERS = {
     "KeyPairs": key_pairs.key_pairs_in,
     "SecurityGroups": security_groups.security_groups_in,
     "Vpcs": networks.vpcs_in,
-    "VSwitches": networks.vswitches_in,
+    "VSwitches": networks.subnets_in,
 }
 
 
@@ -191,8 +192,11 @@ def machine(**told):
     return machines.instances_in({"Instances": {"Instance": [given | told]}})[0]
 
 
+LIMITED = {"SpotStrategy": "SpotWithPriceLimit", "SpotPriceLimit": "0.5"}
+
+
 def test_a_machine_without_tags_addresses_or_release_time_is_whole():
-    one = machine(AutoReleaseTime="", GPUAmount="", SpotPriceLimit="0.5", EipAddress={"IpAddress": "198.51.100.7"})
+    one = machine(AutoReleaseTime="", GPUAmount="", EipAddress={"IpAddress": "198.51.100.7"}, **LIMITED)
     assert (one.tags, one.private_address, one.release_at, one.gpus) == ({}, "", None, 0)
     assert (one.price_limit, one.public_address) == (0.5, "198.51.100.7")
 
@@ -262,7 +266,7 @@ def test_the_parts_of_a_price_are_read():
     details = [{"Resource": "systemDisk", "TradePrice": 0.1}, {"Resource": "instanceType", "TradePrice": 1.4}]
     price = prices.price_in({"PriceInfo": {"Price": told | {"DetailInfos": {"DetailInfo": details}}}})
     assert (price.trade, price.list, price.currency) == (1.5, 2, "USD")
-    assert price.parts == {"systemDisk": 0.1, "instanceType": 1.4}
+    assert price.parts == {SYSTEM_DISK: 0.1, MACHINE: 1.4}
 
 
 def test_only_rules_that_let_something_in_are_read():

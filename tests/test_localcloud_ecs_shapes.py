@@ -283,7 +283,7 @@ def test_what_our_code_reads_of_answers_is_there(answers):
         "DescribeSecurityGroups": ("security_groups", "security_groups_in"),
         "DescribeSecurityGroupAttribute": ("security_groups", "rules_in"),
         "DescribeVpcs": ("networks", "vpcs_in"),
-        "DescribeVSwitches": ("networks", "vswitches_in"),
+        "DescribeVSwitches": ("networks", "subnets_in"),
     }
     for action, (module, name) in readers.items():
         read = getattr(importlib.import_module(f"inventory.aliyun_ecs.{module}"), name)

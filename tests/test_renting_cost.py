@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, ledger
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused_with_the_hours_that_would():
     assert "fewer --nodes" in cost.over_budget(KEY, 50, cost.Spent(45, 0, 0, 0), cost.Purchase(4, 10, 1, "CNY"))
 
 
-PRICE = Price(2.0, 9.0, "CNY", {"instanceType": 1.5, "systemDisk": 0.2, "dataDisk": 0.3})
+PRICE = Price(2.0, 9.0, "CNY", {MACHINE: 1.5, SYSTEM_DISK: 0.2, DATA_DISK: 0.3})
 
 
 def test_the_limit_is_what_the_budget_bears_without_the_disks_rounded_down():

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from inventory.aliyun_ecs.assistant import Assistant
 from inventory.aliyun_ecs.caller import ECS, STS, VPC
 from inventory.aliyun_ecs.disks import Disks
-from inventory.aliyun_ecs.errors import classify, sentence
+from inventory.aliyun_ecs.errors import classify, sentence, setting_of
 from inventory.aliyun_ecs.images import Images
 from inventory.aliyun_ecs.key_pairs import KeyPairs
 from inventory.aliyun_ecs.machines import Machines
@@ -180,7 +180,7 @@ class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPair
         kind = classify(code, status, message)
         after_s = (getattr(error, "retry_after", None) or 0) / 1000  # the header counts milliseconds
         words = sentence(action, code or f"HTTP {status}", message, kind, request_id)
-        return CloudError(words, kind, code, request_id, after_s)
+        return CloudError(words, kind, code, request_id, retry_after_s=after_s, setting=setting_of(code))
 
     def _record(self, action: str, answer: Mapping[str, Any]) -> None:
         if self._recording:

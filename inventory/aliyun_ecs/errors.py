@@ -209,6 +209,15 @@ ADVICE_BY_CODE: tuple[tuple[str, str], ...] = (
 )
 
 
+SETTING_OF = {"InvalidDataDiskSize": "data_disk_gib", "InvalidSystemDiskSize": "system_disk_gib"}
+"""Which setting is wrong, by the beginning of a code."""
+
+
+def setting_of(code: str) -> str:
+    """The setting that a refusal is about; empty where it is none."""
+    return next((key for begins, key in SETTING_OF.items() if code.startswith(begins)), "")
+
+
 def sentence(action: str, code: str, message: str, kind: Kind, request_id: str = "") -> str:
     """What was asked, what the cloud said, what to do; one line, without what a wrong signature's answer quotes."""
     said = " ".join(message.split())[:300].rstrip(".?! ")

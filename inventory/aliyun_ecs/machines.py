@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal
@@ -19,6 +20,7 @@ from inventory.aliyun_ecs.answer_fields import (
 )
 from inventory.aliyun_ecs.caller import Caller
 from inventory.aliyun_ecs.disks import kind_fields
+from inventory.aliyun_ecs.prices import WITH_LIMIT, spot_strategy
 from inventory.aliyun_ecs.request_fields import Fields, batches, filters, stamp, tag_list
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import Instance, Launch, NewDisk, Tags
@@ -50,7 +52,7 @@ class Machines(Caller):
 
         `attempts` is called before each attempt: from then on the cloud may have heard it.
         """
-        answer = self.call("RunInstances", launch_fields(launch, token), attempts=attempts)
+        answer = self.call("RunInstances", launch_fields(self.region_id, launch, token), attempts=attempts)
         return listed(answer, "InstanceIdSets", "InstanceIdSet")
 
     def delete(self, instance_ids: Sequence[str], token: str) -> None:
@@ -89,18 +91,18 @@ class Machines(Caller):
             self.call("TagResources", {**fields, "Tag": tag_list(tags)})
 
 
-def launch_fields(order: Launch, token: str) -> Fields:
+def launch_fields(region_id: str, order: Launch, token: str) -> Fields:
     """RunInstances"""
     fields: Fields = {
-        "RegionId": order.region_id,
+        "RegionId": region_id,
         "ZoneId": order.zone_id,
         "InstanceType": order.instance_type,
         "ImageId": order.image_id,
         "SecurityGroupId": order.security_group_id,
-        "VSwitchId": order.vswitch_id,
-        "Amount": order.amount,
+        "VSwitchId": order.subnet_id,
+        "Amount": len(order.names),
         "MinAmount": order.min_amount,
-        "InstanceName": order.name,
+        "InstanceName": ordered_name(order.names),
         "KeyPairName": order.key_pair,
         "InstanceChargeType": "PostPaid",
         "SystemDisk": _system_disk(order.system_disk),
@@ -118,12 +120,23 @@ def launch_fields(order: Launch, token: str) -> Fields:
 
 
 def _spot(order: Launch) -> Fields:
-    fields: Fields = {"SpotStrategy": order.spot_strategy}
-    if order.spot_strategy != "NoSpot":
+    fields: Fields = {"SpotStrategy": spot_strategy(order)}
+    if order.is_spot:
         fields |= {"SpotDuration": order.spot_duration_h, "SpotInterruptionBehavior": "Terminate"}
-    if order.spot_strategy == "SpotWithPriceLimit":
+    if order.is_spot and order.price_limit is not None:
         fields["SpotPriceLimit"] = round(order.price_limit, 3)
     return fields
+
+
+def ordered_name(names: Sequence[str]) -> str:
+    """The name of an order's machines: several are numbered by the cloud, x[2,1] from 2 on with one digit at least.
+
+    1 to 6 digits; fewer than the first number has count as 6.
+    """
+    if len(names) == 1:
+        return names[0]
+    name, first = re.fullmatch(r"(.*?)(\d+)", names[0]).groups()  # type: ignore[union-attr]
+    return f"{name}[{first},{len(str(int(first) + len(names) - 1))}]"
 
 
 def _system_disk(disk: NewDisk) -> Fields:
@@ -163,12 +176,10 @@ def _instance(each: Answer) -> Instance:
         or first(listed(each, "InnerIpAddress", "IpAddress")),
         public_address=first(listed(each, "PublicIpAddress", "IpAddress")) or eip,
         gpus=whole(each.get("GPUAmount")),
-        spot_strategy=each.get("SpotStrategy") or "NoSpot",
-        price_limit=number(each.get("SpotPriceLimit")),
-        spot_duration_h=whole(each.get("SpotDuration")),
+        is_spot=(each.get("SpotStrategy") or "NoSpot") != "NoSpot",
+        price_limit=number(each.get("SpotPriceLimit")) if each.get("SpotStrategy") == WITH_LIMIT else None,
         release_at=moment_or_none(each.get("AutoReleaseTime")),
         locks=tuple(needed(lock, "LockReason").lower() for lock in listed(each, "OperationLocks", "LockReason")),
         key_pair=each.get("KeyPairName") or "",
-        vswitch_id=(each.get("VpcAttributes") or {}).get("VSwitchId", ""),
         tags=tags(each),
     )

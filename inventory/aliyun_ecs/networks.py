@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inventory.aliyun_ecs.answer_fields import Answer, listed, needed, whole
 from inventory.aliyun_ecs.caller import VPC, Caller
-from inventory.cloud.values import Vpc, VSwitch
+from inventory.cloud.values import Subnet, Vpc
 
 
 class Networks(Caller):
@@ -20,13 +20,13 @@ class Networks(Caller):
         fields = {"RegionId": self.region_id, "VpcName": name, "CidrBlock": cidr, "ClientToken": token}
         return str(self.call("CreateVpc", fields, VPC)["VpcId"])
 
-    def vswitches(self, vpc_id: str) -> tuple[VSwitch, ...]:
+    def subnets(self, vpc_id: str) -> tuple[Subnet, ...]:
         """The subnets of a network."""
         fields = {"RegionId": self.region_id, "VpcId": vpc_id}
         pages = self.numbered_pages("DescribeVSwitches", fields, VPC)
-        return tuple(each for page in pages for each in vswitches_in(page))
+        return tuple(each for page in pages for each in subnets_in(page))
 
-    def create_vswitch(self, vpc_id: str, zone_id: str, cidr: str, name: str, token: str) -> str:
+    def create_subnet(self, vpc_id: str, zone_id: str, cidr: str, name: str, token: str) -> str:
         """A new subnet's id; it can be used once it is Available."""
         fields = {"RegionId": self.region_id, "VpcId": vpc_id, "ZoneId": zone_id, "CidrBlock": cidr}
         return str(self.call("CreateVSwitch", {**fields, "VSwitchName": name, "ClientToken": token}, VPC)["VSwitchId"])
@@ -45,11 +45,11 @@ def vpcs_in(answer: Answer) -> tuple[Vpc, ...]:
     )
 
 
-def vswitches_in(answer: Answer) -> tuple[VSwitch, ...]:
+def subnets_in(answer: Answer) -> tuple[Subnet, ...]:
     """DescribeVSwitches"""
     return tuple(
-        VSwitch(
-            vswitch_id=needed(each, "VSwitchId"),
+        Subnet(
+            subnet_id=needed(each, "VSwitchId"),
             vpc_id=needed(each, "VpcId"),
             zone_id=needed(each, "ZoneId"),
             cidr=each.get("CidrBlock", ""),

@@ -6,7 +6,10 @@ from inventory.aliyun_ecs.answer_fields import Answer, listed, needed, number
 from inventory.aliyun_ecs.caller import Caller
 from inventory.aliyun_ecs.request_fields import Fields
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import HOURS_A_MONTH, Launch, NewDisk, Price
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, MACHINE, SYSTEM_DISK, TRAFFIC, Launch, NewDisk, Price
+
+WITH_LIMIT = "SpotWithPriceLimit"
+PARTS = {"instanceType": MACHINE, "systemDisk": SYSTEM_DISK, "dataDisk": DATA_DISK, "bandwidth": TRAFFIC}
 
 
 class Prices(Caller):
@@ -14,7 +17,7 @@ class Prices(Caller):
 
     def price(self, launch: Launch) -> Price:
         """Of one machine of the order for an hour, its disks included where they have a size."""
-        return price_in(self.call("DescribePrice", price_fields(launch)))
+        return price_in(self.call("DescribePrice", price_fields(self.region_id, launch)))
 
     def disk_price_month(self, category: str, size_gib: int, performance_level: str, zone_id: str) -> Price | None:
         """Of a disk for a month of 730 hours, billed by use; None where the cloud does not tell."""
@@ -28,10 +31,17 @@ class Prices(Caller):
         return Price(hour.trade * HOURS_A_MONTH, hour.list * HOURS_A_MONTH, hour.currency)
 
 
-def price_fields(order: Launch) -> Fields:
+def spot_strategy(order: Launch) -> str:
+    """How the machines of an order are bought."""
+    if not order.is_spot:
+        return "NoSpot"
+    return "SpotAsPriceGo" if order.price_limit is None else WITH_LIMIT
+
+
+def price_fields(region_id: str, order: Launch) -> Fields:
     """DescribePrice of one machine an hour, its disks and bandwidth included. Disks without a size are left out."""
     fields: Fields = {
-        "RegionId": order.region_id,
+        "RegionId": region_id,
         "ZoneId": order.zone_id,
         "ResourceType": "instance",
         "InstanceType": order.instance_type,
@@ -41,9 +51,9 @@ def price_fields(order: Launch) -> Fields:
         "PriceUnit": "Hour",
         "Amount": 1,
         "SystemDisk": _priced(order.system_disk),
-        "SpotStrategy": order.spot_strategy,
+        "SpotStrategy": spot_strategy(order),
     }
-    if order.spot_strategy != "NoSpot":
+    if order.is_spot:
         fields["SpotDuration"] = order.spot_duration_h
     sized = [_priced(disk) for disk in order.data_disks if disk.size_gib]
     if sized:
@@ -74,7 +84,7 @@ def price_in(answer: Answer) -> Price:
         list=number(told.get("OriginalPrice", needed(told, "TradePrice"))),
         currency=told.get("Currency") or "CNY",
         parts={
-            needed(each, "Resource"): number(each.get("TradePrice"))
+            PARTS.get(each["Resource"], each["Resource"]): number(each.get("TradePrice"))
             for each in listed(told, "DetailInfos", "DetailInfo")
             if each.get("Resource")
         },

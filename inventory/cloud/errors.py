@@ -34,12 +34,21 @@ class CloudError(RuntimeError):
     """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
 
     def __init__(
-        self, message: str, kind: Kind, code: str = "", request_id: str = "", retry_after_s: float = 0
+        self,
+        message: str,
+        kind: Kind,
+        code: str = "",
+        request_id: str = "",
+        *,
+        retry_after_s: float = 0,
+        setting: str = "",
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.code = code
         self.request_id = request_id
+        self.setting = setting
+        """Which one of the rental's settings is refused, where that is clear."""
         self.retry_after_s = retry_after_s
         """How long the cloud asks to be left alone; 0: it does not say."""
 

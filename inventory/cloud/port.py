@@ -28,9 +28,9 @@ from inventory.cloud.values import (
     SpotAdvice,
     SpotPrice,
     Stock,
+    Subnet,
     Tags,
     Vpc,
-    VSwitch,
 )
 
 Tagged = Literal["instance", "disk", "snapshot"]
@@ -234,10 +234,10 @@ class Cloud(Protocol):
         """A new network's id; it can be used once it is Available."""
         ...
 
-    def vswitches(self, vpc_id: str) -> tuple[VSwitch, ...]:
+    def subnets(self, vpc_id: str) -> tuple[Subnet, ...]:
         """The subnets of a network."""
         ...
 
-    def create_vswitch(self, vpc_id: str, zone_id: str, cidr: str, name: str, token: str) -> str:
+    def create_subnet(self, vpc_id: str, zone_id: str, cidr: str, name: str, token: str) -> str:
         """A new subnet's id; it can be used once it is Available."""
         ...

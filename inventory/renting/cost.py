@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from inventory.cloud.values import Disk, Instance, Price, Snapshot
+from inventory.cloud.values import MACHINE, Disk, Instance, Price, Snapshot
 from inventory.renting import tags
 from inventory.renting.ledger import Entry
 
@@ -156,7 +156,7 @@ def most_h(price: Price, limit: float | None) -> float:
 
 def _beside_h(price: Price) -> float:
     """What of a price is for disks and bandwidth, as far as the cloud tells."""
-    return sum(part for resource, part in price.parts.items() if resource != "instanceType")
+    return sum(part for resource, part in price.parts.items() if resource != MACHINE)
 
 
 def budget_end(budget: float, money: Spent, price_h: float, now: datetime) -> datetime | None:

@@ -64,7 +64,7 @@ class Maker:
         left, refused = tuple(numbers), dict[Offer, str]()
         for quote in self.plan.quotes:
             try:
-                switch = network.ensure_vswitch(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
+                switch = network.ensure_subnet(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
                 left = self._from_offer(quote, left, order.Access(group, switch, pair))
             except CloudError as error:
                 if not self.plan.wish.partial:

@@ -29,9 +29,9 @@ def so_many(count: int) -> str:
     return "1 machine" if count == 1 else f"{count} machines"
 
 
-def machine_name(cluster: str, first: int, count: int = 1) -> str:
-    """The name of an order's machines: several are numbered by the cloud, from `first` on, with so many digits."""
-    return f"{cluster}-te{first}" if count == 1 else f"{cluster}-te[{first},{len(str(first + count - 1))}]"
+def machine_name(cluster: str, number: int) -> str:
+    """What the machine of a node is called."""
+    return f"{cluster}-te{number}"
 
 
 def disk_name(cluster: str, number: int) -> str:

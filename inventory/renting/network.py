@@ -11,7 +11,7 @@ from inventory.renting.intents import Intents
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
-    from inventory.cloud.values import Vpc, VSwitch
+    from inventory.cloud.values import Subnet, Vpc
     from inventory.settings import Settings
 
 NAME = "spotune"
@@ -64,27 +64,27 @@ def _ready(cloud: Cloud, vpc_id: str) -> Vpc:
     return cloud.pace.until(look, f"the VPC {vpc_id} is not Available", cloud.pace.limit_s(READY_S))
 
 
-def ensure_vswitch(cloud: Cloud, settings: Settings, vpc: Vpc, zone_id: str, intents: Intents) -> str:
+def ensure_subnet(cloud: Cloud, settings: Settings, vpc: Vpc, zone_id: str, intents: Intents) -> str:
     """A switch of the VPC in a zone, the one with most room; made where there is none."""
-    switches = cloud.vswitches(vpc.vpc_id)
+    switches = cloud.subnets(vpc.vpc_id)
     own = [s for s in switches if s.zone_id == zone_id]
     key = f"vswitch {zone_id}"
     if own:
         intents.forget(key)  # of a call that was cut off
-        switch = max(own, key=lambda s: (s.status == "Available", s.free_addresses, s.vswitch_id))
+        switch = max(own, key=lambda s: (s.status == "Available", s.free_addresses, s.subnet_id))
         if switch.status == "Available":
-            return switch.vswitch_id
-        switch_id = switch.vswitch_id
+            return switch.subnet_id
+        switch_id = switch.subnet_id
     else:
         cidr = free_network(vpc.cidr, [s.cidr for s in switches], settings.rental.key("vpc"))
         with intents.begun(key, [vpc.vpc_id, zone_id, cidr]) as token:
-            switch_id = cloud.create_vswitch(vpc.vpc_id, zone_id, cidr, f"{NAME}-{zone_id}", token)
-    return _switch_ready(cloud, vpc.vpc_id, switch_id).vswitch_id
+            switch_id = cloud.create_subnet(vpc.vpc_id, zone_id, cidr, f"{NAME}-{zone_id}", token)
+    return _switch_ready(cloud, vpc.vpc_id, switch_id).subnet_id
 
 
-def _switch_ready(cloud: Cloud, vpc_id: str, switch_id: str) -> VSwitch:
-    def look() -> VSwitch | None:
-        there = cloud.vswitches(vpc_id)
-        return next((s for s in there if s.vswitch_id == switch_id and s.status == "Available"), None)
+def _switch_ready(cloud: Cloud, vpc_id: str, switch_id: str) -> Subnet:
+    def look() -> Subnet | None:
+        there = cloud.subnets(vpc_id)
+        return next((s for s in there if s.subnet_id == switch_id and s.status == "Available"), None)
 
     return cloud.pace.until(look, f"the vSwitch {switch_id} is not Available", cloud.pace.limit_s(READY_S))

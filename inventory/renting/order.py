@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from inventory.cloud.values import Disk, Launch, NewDisk, Price, Snapshot, SpotStrategy
+from inventory.cloud.values import Disk, Launch, NewDisk, Price, Snapshot
 from inventory.renting import cost, members, tags
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Access:
     """What machines need to be reached: all of it costs nothing."""
 
     security_group_id: str = ""
-    vswitch_id: str = ""
+    subnet_id: str = ""
     key_pair: str = ""
 
 
@@ -64,12 +64,10 @@ def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: b
     return NewDisk(settings.disk_category, size, settings.data_level, source, not apart, name)
 
 
-def _spot(settings: Rental, borne: float | None) -> tuple[SpotStrategy, float | None]:
-    """How spot machines are bought and up to which price, which is never above what the budget bears."""
-    if settings.spot == "off":
-        return "NoSpot", None
+def _limit(settings: Rental, borne: float | None) -> float | None:
+    """Up to which price spot machines are bought, which is never above what the budget bears; None: the market's."""
     limits = [each for each in (borne, settings.price_limit or None) if each is not None]
-    return ("SpotWithPriceLimit", min(limits)) if limits else ("SpotAsPriceGo", None)
+    return min(limits) if limits and settings.spot != "off" else None
 
 
 def launch(
@@ -93,25 +91,23 @@ def launch(
     `limit`: the most a spot machine may cost an hour, without its disks, as the budget bears it.
     """
     own, access = settings.rental, access or Access()
-    strategy, limit = _spot(own, limit)
-    most_h = cost.most_h(price, limit) if price and strategy != "NoSpot" else 0
+    limit, is_spot = _limit(own, limit), own.spot != "off"
+    most_h = cost.most_h(price, limit) if price and is_spot else 0
     system = NewDisk(own.disk_category, max(own.system_disk_gib, image_gib), own.system_level)
     disk = members.disk_name(settings.name, order.first) if order.count == 1 else f"{settings.name}-data"
     return Launch(
-        region_id=own.region,
         zone_id=zone_id,
         instance_type=instance_type,
         image_id=image_id,
         security_group_id=access.security_group_id,
-        vswitch_id=access.vswitch_id,
-        amount=order.count,
+        subnet_id=access.subnet_id,
+        names=tuple(members.machine_name(settings.name, k) for k in order.numbers),
         min_amount=1 if partial else order.count,
-        name=members.machine_name(settings.name, order.first, order.count),
         key_pair=access.key_pair,
         system_disk=system,
         data_disks=(new_disk(own, snapshot, disk),) if order.with_disk else (),
-        spot_strategy=strategy,
-        price_limit=limit or 0,
+        is_spot=is_spot,
+        price_limit=limit,
         spot_duration_h=own.spot_duration_h,
         release_at=release_at,
         public_mbps=own.public_mbps,

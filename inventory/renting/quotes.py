@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind, RentError
-from inventory.cloud.values import HOURS_A_MONTH, InstanceType, Price, Stock
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, InstanceType, Price, Stock
 from inventory.renting import order, tags
 from inventory.renting.offers import Market, Offer, Preference, ranked, unknown_types
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
-    from inventory.cloud.values import Disk, Image, Instance, Snapshot, SpotStrategy
+    from inventory.cloud.values import Disk, Image, Instance, Snapshot
     from inventory.settings import Settings
 
-DATA_DISK = "dataDisk"
-"""The part of a price that is for the data disk, as the API calls it."""
 HISTORY_H = 72
 NOT_THERE = (Kind.NO_STOCK, Kind.INPUT, Kind.PRICE, Kind.DISK_KIND, Kind.NOT_FOUND)
 """Answers that are about this type in this zone; any other is about the account or the network."""
@@ -146,34 +144,30 @@ def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instan
     """Machines that lost the tag of their price, or never had one, with what the cloud asks for such a one today: a
     machine without a price is not one without a cost. Raises CloudError where the cloud does not tell.
     """
-    asked: dict[tuple[str, str, str], Price] = {}
+    asked: dict[tuple[str, str, bool], Price] = {}
 
     def told(each: Instance) -> Instance:
         if tags.price_h(each.tags) is not None:
             return each
-        key = (each.instance_type, each.zone_id, each.spot_strategy)
+        key = (each.instance_type, each.zone_id, each.is_spot)
         if key not in asked:
             one = order.launch(settings, each.zone_id, each.instance_type, order.Order(1, 1, True), image_id="")
-            asked[key] = cloud.price(replace(one, spot_strategy=cast("SpotStrategy", each.spot_strategy)))
+            asked[key] = cloud.price(replace(one, is_spot=each.is_spot, price_limit=each.price_limit))
         most_h = asked[key].list if each.is_spot else 0
         return replace(each, tags={**tags.of_machines(settings.name, asked[key], most_h), **each.tags})
 
     return tuple(told(each) for each in instances)
 
 
-SETTING_OF = {"InvalidDataDiskSize": "data_disk_gib", "InvalidSystemDiskSize": "system_disk_gib"}
-"""Which setting is wrong, by the beginning of a code."""
-
-
 def _wrong(settings: Settings, error: CloudError) -> str:
     """What is wrong with the request wherever it goes; empty where the offers differ."""
     if error.kind is not Kind.INPUT:
         return ""
-    key = next((key for begins, key in SETTING_OF.items() if error.code.startswith(begins)), "")
-    if not key:
+    if not error.setting:
         return f"the cloud refuses every offer alike: {error}"
     own = settings.rental
-    return f"{own.key(key)} = {getattr(own, key)}: the cloud refuses that size for {own.disk_category} ({error.code})"
+    key, value = own.key(error.setting), getattr(own, error.setting)
+    return f"{key} = {value}: the cloud refuses that size for {own.disk_category} ({error.code})"
 
 
 def _where(settings: Settings) -> str:

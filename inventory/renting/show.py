@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from inventory.cloud.values import HOURS_A_MONTH, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, members
 from inventory.shown import console
 
@@ -100,7 +100,7 @@ def _hour(plan: UpPlan) -> tuple[float, str]:
     """What an hour of the new machines costs on top of what is paid already, and what of it is not new."""
     best = plan.quotes[0]
     names = [f"te{k}" for k, disk in sorted(plan.kept.items()) if disk.zone_id == best.offer.zone_id]
-    less = len(names) * best.price.parts.get("dataDisk", 0.0)
+    less = len(names) * best.price.parts.get(DATA_DISK, 0.0)
     said = f" - {less:.4f} for the kept disk of {', '.join(names)}" if less else ""
     return best.price.trade * len(plan.numbers) - less, said
 
@@ -140,7 +140,7 @@ def _release_line(plan: UpPlan) -> str:
 
 
 def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
-    month = best.parts.get("dataDisk", 0.0) * HOURS_A_MONTH
+    month = best.parts.get(DATA_DISK, 0.0) * HOURS_A_MONTH
     costs = f"stays after that and costs {month:.2f} {best.currency} a month until fab down --disks"
     return [f"te{k}'s data disk {costs}" for k in plan.staying if month]
 
