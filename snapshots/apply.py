@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import RentError
+from inventory.cloud.port import Ability
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, OwnImage, Snapshot
 from inventory.phases import PARTS, Phases
 from inventory.renting import members
@@ -100,8 +101,8 @@ def all_snapshots(cloud: Cloud, settings: Settings) -> tuple[Snapshot, ...]:
 
 
 def all_images(cloud: Cloud, settings: Settings) -> tuple[OwnImage, ...]:
-    """The cluster's own, as the cloud's tags say."""
-    return cloud.own_images(tags={CLUSTER_TAG: settings.name})
+    """The cluster's own, as the cloud's tags say; none of a cloud that has no images."""
+    return cloud.own_images(tags={CLUSTER_TAG: settings.name}) if Ability.IMAGES in cloud.abilities else ()
 
 
 def delete(cloud: Cloud, going: Sequence[tuple[Snapshot, Companions]], say: Callable[[str], None]) -> None:

@@ -63,6 +63,7 @@ def create(
     with _sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         import deploy
         from inventory.cloud.errors import RentError
+        from inventory.cloud.port import Ability
         from inventory.renting.members import rented_nodes
         from snapshots import imaging
         from snapshots.create import checked_name
@@ -72,6 +73,8 @@ def create(
         called = checked_name(name, settings.name, "")
         if image and detach:
             raise RentError("--image and --detach: an image is made of a snapshot that is complete; leave one out")
+        if image and Ability.IMAGES not in cloud.abilities:
+            raise RentError("--image: no machine of this cloud can be made from an image of one's own; leave it out")
         head = rented_nodes(cloud, settings)[0]
         _end_runs(c, head, stop_run)
         if image:

@@ -35,6 +35,7 @@ from inventory.aliyun_ecs.security_groups import SecurityGroups
 from inventory.aliyun_ecs.snapshots import Snapshots
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.pace import Pace
+from inventory.cloud.port import Ability
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
 
@@ -87,6 +88,8 @@ def endpoint(settings: Settings) -> Endpoint:
 
 class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPairs, SecurityGroups, Networks):
     """One region of the cloud. All methods raise CloudError only."""
+
+    abilities = frozenset(Ability)
 
     def __init__(self, region_id: str, where: Endpoint, pace: Pace, recording: Recording | None) -> None:
         """`open` is the way in. Raises RentError: no SDK, no credentials."""

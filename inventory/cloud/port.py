@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from enum import Enum
 from typing import Literal, Protocol
 
 from inventory.cloud.pace import Pace
@@ -36,12 +37,24 @@ from inventory.cloud.values import (
 Tagged = Literal["instance", "disk", "snapshot"]
 
 
+class Ability(Enum):
+    """What some clouds can and others cannot. Everything else on the port every adapter has to answer."""
+
+    RELEASE_TIME = "machines are released at a time, whatever happens to this laptop"
+    """Without it: `Launch.release_at` is None, `set_release_time` is never called, and no budget is taken."""
+    ORDERED_NAMES = "one order makes several machines, each with its name"
+    """Without it: each order is one machine."""
+    IMAGES = "machines can be made from an image of one's own"
+    """Without it: `own_images`, `create_image` and `delete_image` are never called."""
+
+
 class Cloud(Protocol):
     """One region of one account."""
 
     region_id: str
     pace: Pace
     """How patient to be with it."""
+    abilities: frozenset[Ability]
 
     @property
     def account(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
+from inventory.cloud.port import Ability
 from inventory.renting import cost, disks, ledger, members, quotes, tags
 from inventory.renting.places import ClusterPlaces
 
@@ -90,12 +91,13 @@ def loose_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
 def extend(
     cloud: Cloud, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
 ) -> datetime | None:
-    """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes.
+    """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes;
+    None where none does.
 
     `watched`: this is done again and again.
     """
     machines = members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
-    if not machines:
+    if not machines or Ability.RELEASE_TIME not in cloud.abilities:
         return None
     now = cloud.now()
     wanted = now + ahead

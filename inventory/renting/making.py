@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Ability
 from inventory.cloud.values import Image, Price
 from inventory.renting import access, cost, keys, lease, network, order, owners, quotes, settling, tags
 from inventory.renting.intents import Intents
@@ -86,7 +87,8 @@ class Maker:
         apart = order.is_apart(self.rental, self.plan.wish.snapshot)
         kept = order.kept_for(tuple(self.plan.kept.values()), set(numbers), quote.offer.zone_id)
         left = set(numbers)
-        for each in order.orders(numbers, numbers if apart else kept):
+        together = Ability.ORDERED_NAMES in self.cloud.abilities
+        for each in order.orders(numbers, numbers if apart else kept, together):
             try:
                 left -= set(each.numbers[: len(self._order(self._now(quote, left), each, reached, left))])
             except CloudError as error:
@@ -141,7 +143,7 @@ class Maker:
             access=reached,
             snapshot=plan.wish.snapshot,
             # The order may be long after the plan: other types tried, a question answered late.
-            release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST),
+            release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST) if plan.releases else None,
             price=plan.price(quote, each.numbers),
             limit=limit,
             partial=plan.wish.partial,

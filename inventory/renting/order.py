@@ -37,12 +37,17 @@ class Access:
     key_pair: str = ""
 
 
-def orders(numbers: Sequence[int], without_disk: Collection[int]) -> tuple[Order, ...]:
-    """One order a run of consecutive numbers; those whose disk is there, or is made apart, come without one."""
+def orders(numbers: Sequence[int], without_disk: Collection[int], together: bool = True) -> tuple[Order, ...]:
+    """One order a run of consecutive numbers, or a machine where they cannot be ordered `together`; those whose disk
+    is there, or is made apart, come without one."""
     bare = set(without_disk)
     both = [(bare & set(numbers), False), (set(numbers) - bare, True)]
-    found = [Order(first, count, with_disk) for some, with_disk in both for first, count in members.runs(sorted(some))]
+    found = [Order(first, count, with_disk) for some, with_disk in both for first, count in _runs(some, together)]
     return tuple(sorted(found, key=lambda order: order.first))
+
+
+def _runs(numbers: Collection[int], together: bool) -> Sequence[tuple[int, int]]:
+    return members.runs(sorted(numbers)) if together else [(k, 1) for k in sorted(numbers)]
 
 
 def is_apart(settings: Rental, snapshot: Snapshot | None) -> bool:

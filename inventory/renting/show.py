@@ -136,6 +136,8 @@ def _offer_row(n: int, quote: Quote) -> list[str]:
 
 
 def _release_line(plan: UpPlan) -> str:
+    if not plan.releases:
+        return "the cloud does not release them by itself: they cost until fab down"
     return f"the cloud releases them by itself at {clock(plan.release_at)}, whatever happens here; a run extends it"
 
 
@@ -148,6 +150,8 @@ def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
 def _later_lines(plan: UpPlan) -> list[str]:
     if plan.longer:
         return [_release_line(plan), _longer_line(plan)]
+    if not plan.releases:
+        return [_release_line(plan)]
     first = min((i.release_at for i in plan.there if i.release_at), default=None)
     how = "a run extends it, and so does --hours"
     if plan.wish.extend:

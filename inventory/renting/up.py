@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Ability
 from inventory.cloud.values import Disk, Instance, Price, Snapshot
 from inventory.phases import Phases
 from inventory.renting import (
@@ -68,6 +69,7 @@ class UpPlan:
     numbers: tuple[int, ...]
     """Of the machines to make: te<number>."""
     release_at: datetime
+    """Until when they are planned, and by whom they are then released: see `releases`."""
     quotes: tuple[Quote, ...] = ()
     """Where they may come from, best first."""
     kept: Mapping[int, Disk] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class UpPlan:
     money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
     notes: tuple[str, ...] = ()
     is_spot: bool = True
+    releases: bool = True
+    """Whether the cloud ends them by itself."""
     budget: float = 0
 
     @property
@@ -124,6 +128,8 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     there, numbers, now = members.counted(instances), members.missing(instances, wish.nodes), cloud.now()
     plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
     plan = replace(plan, is_spot=settings.rental.spot != "off", budget=settings.rental.budget)
+    plan = replace(plan, releases=Ability.RELEASE_TIME in cloud.abilities)
+    _refuse_endless(settings, plan)
     notes += _surprises(instances, wish)
     plan = replace(plan, money=_money(cloud, settings, plan, instances, own))
     if numbers:
@@ -139,6 +145,14 @@ def _refuse_impossible(wish: Wish) -> None:
         raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
     if not 0.5 <= wish.hours <= 24 * 365:
         raise RentError(f"--hours {wish.hours:g}: machines are rented for half an hour to a year")
+
+
+def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
+    if plan.budget and not plan.releases:
+        raise RentError(
+            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
+            "budget; budget = 0 goes on without one"
+        )
 
 
 def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
@@ -298,7 +312,7 @@ def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:
 
 def _release_later(cloud: Cloud, machines: Sequence[Instance], plan: UpPlan) -> None:
     """A look moves nothing; but no machine is left that the cloud would never release."""
-    for each in machines:
+    for each in machines if plan.releases else ():
         if each.release_at and not (plan.numbers or plan.wish.extend):
             continue
         target = lease.next_release(cloud.now(), each.release_at, plan.release_at, None)
