@@ -17,10 +17,6 @@ class Disks(Caller):
     def disks(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, instance_id: str = ""
     ) -> tuple[Disk, ...]:
-        """The disks with all these tags, one of these ids, attached to this machine.
-
-        Raises CloudError (AUTH) where there are none because this key may not see any; so does `snapshots`.
-        """
         of_instance = {"InstanceId": instance_id} if instance_id else {}
         found = tuple(
             disk
@@ -42,12 +38,10 @@ class Disks(Caller):
         *,
         attempts: Callable[[], None] | None = None,
     ) -> str:
-        """A new disk's id; it is being made at first, and maybe not listed. `attempts`: called before each attempt."""
         fields = new_disk_fields(self.region_id, zone_id, disk, tags or {}, token)
         return str(self.call("CreateDisk", fields, attempts=attempts)["DiskId"])
 
     def attach_disk(self, disk_id: str, instance_id: str, delete_with_instance: bool) -> None:
-        """Attach a disk and wait until the machine has it. One that is attached there already is no error."""
         fields: Fields = {
             "DiskId": disk_id,
             "InstanceId": instance_id,
@@ -62,7 +56,6 @@ class Disks(Caller):
         self._move("AttachDisk", fields, "Available", attached, f"{disk_id}: not attached to {instance_id}")
 
     def detach_disk(self, disk_id: str, instance_id: str) -> None:
-        """Detach a disk (unmounted before) and wait until it is free. One that is free already is no error."""
         fields: Fields = {"DiskId": disk_id, "InstanceId": instance_id}
         what = f"{disk_id}: not detached from {instance_id}"
         self._move("DetachDisk", fields, "In_use", lambda disk: disk.status == "Available", what)
@@ -90,11 +83,9 @@ class Disks(Caller):
         self.pace.until(look, what)
 
     def delete_disk(self, disk_id: str) -> None:
-        """Delete a free disk. One that is gone already is no error."""
         self.remove("DeleteDisk", {"DiskId": disk_id})
 
     def keep_disk(self, disk_id: str, delete_with_instance: bool) -> None:
-        """Whether the disk goes when its machine does."""
         fields = {"RegionId": self.region_id, "DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
         self.call("ModifyDiskAttribute", fields)
 

@@ -87,7 +87,7 @@ def endpoint(settings: Settings) -> Endpoint:
 
 
 class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPairs, SecurityGroups, Networks):
-    """One region of the cloud. All methods raise CloudError only."""
+    """One region of the cloud: what each method answers says the port (inventory/cloud/port.py)."""
 
     abilities = frozenset(Ability)
 

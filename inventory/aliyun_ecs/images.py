@@ -18,7 +18,6 @@ class Images(Caller):
     """Images of one region."""
 
     def image(self, name: str) -> Image:
-        """The image with this id, or the newest one of this family."""
         for key in ("ImageFamily",) if ":" in name else ("ImageId", "ImageFamily"):
             asked = {"RegionId": self.region_id, key: name}
             pages = self.numbered_pages("DescribeImages", asked)
@@ -31,14 +30,12 @@ class Images(Caller):
         )
 
     def own_images(self, *, tags: Tags | None = None, ids: Sequence[str] = ()) -> tuple[OwnImage, ...]:
-        """The account's images with all these tags, one of these ids."""
         fields = {"RegionId": self.region_id, "ImageOwnerAlias": "self", "Status": ANY_STATUS}
         fields |= {"ImageId": ",".join(ids)} if ids else {}
         pages = self.numbered_pages("DescribeImages", {**fields, "Tag": tag_list(tags)} if tags else fields)
         return tuple(image for page in pages for image in own_images_in(page))
 
     def create_image(self, snapshot_id: str, name: str, tags: Tags, token: str) -> str:
-        """A new image's id, made of the snapshot of a system disk: of nothing else of its machine."""
         fields = {
             "RegionId": self.region_id,
             "SnapshotId": snapshot_id,
@@ -49,7 +46,6 @@ class Images(Caller):
         return str(self.call("CreateImage", fields)["ImageId"])
 
     def delete_image(self, image_id: str) -> None:
-        """Delete an image, its snapshot stays; machines made from it go on. One that is gone already is no error."""
         self.remove("DeleteImage", {"RegionId": self.region_id, "ImageId": image_id, "Force": True})
 
 

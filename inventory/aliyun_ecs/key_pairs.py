@@ -17,14 +17,12 @@ class KeyPairs(Caller):
     """The ssh keys that machines of one region can be given."""
 
     def key_pairs(self, name: str = "", *, tags: Tags | None = None) -> tuple[KeyPair, ...]:
-        """The key pair with this name, if there is one; without a name all that have these tags."""
         wanted = {"KeyPairName": name, "Tag": tag_list(tags)}
         fields = {"RegionId": self.region_id, **{key: value for key, value in wanted.items() if value}}
         pages = self.numbered_pages("DescribeKeyPairs", fields)
         return tuple(each for page in pages for each in key_pairs_in(page) if name in ("", each.name))
 
     def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> KeyPair:
-        """Bring a public key. A pair of this name is returned as it is: name it by its key."""
         fields = {"RegionId": self.region_id, "KeyPairName": name, "PublicKeyBody": public_key}
         try:
             return key_pair_in(self.call("ImportKeyPair", {**fields, "Tag": tag_list(tags)}))
@@ -36,7 +34,6 @@ class KeyPairs(Caller):
             return known[0]
 
     def delete_key_pair(self, name: str) -> None:
-        """Delete a key pair. One that is gone already is no error."""
         self.remove("DeleteKeyPairs", {"RegionId": self.region_id, "KeyPairNames": json.dumps([name])})
 
 

@@ -32,10 +32,6 @@ class Machines(Caller):
     """Instances of one region."""
 
     def instances(self, *, tags: Tags | None = None, ids: Sequence[str] | None = None) -> tuple[Instance, ...]:
-        """The machines with all these tags and one of these ids; released ones are not among them.
-
-        Raises CloudError (AUTH) where there are none because this key may not see any.
-        """
         found = tuple(
             instance
             for fields in filters("InstanceIds", ids, tags)
@@ -48,15 +44,10 @@ class Machines(Caller):
         return found
 
     def run(self, launch: Launch, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
-        """Order machines; their ids. They are Pending at first, and maybe not listed.
-
-        `attempts` is called before each attempt: from then on the cloud may have heard it.
-        """
         answer = self.call("RunInstances", launch_fields(self.region_id, launch, token), attempts=attempts)
         return listed(answer, "InstanceIdSets", "InstanceIdSet")
 
     def delete(self, instance_ids: Sequence[str], token: str) -> None:
-        """Release machines, running or not, powered off as they are. Ones that are gone already are no error."""
         for batch, some in enumerate(batches(instance_ids)):
             self._delete(tuple(some), f"{token[:56]}-{batch}" if batch else token)
 
@@ -75,17 +66,14 @@ class Machines(Caller):
                 self._delete(left, f"{token[:52]}-left{len(left)}")  # another request needs another token
 
     def start(self, instance_ids: Sequence[str]) -> None:
-        """Switch stopped machines on. Raises CloudError (WAIT) at once where one cannot be just now."""
         for some in batches(instance_ids):
             self.call("StartInstances", {"RegionId": self.region_id, "InstanceId": list(some)}, waits=False)
 
     def set_release_time(self, instance_id: str, at: datetime | None) -> None:
-        """When the cloud releases the machine by itself, at least half an hour ahead; None: never."""
         fields = {"RegionId": self.region_id, "InstanceId": instance_id}
         self.call("ModifyInstanceAutoReleaseTime", {**fields, "AutoReleaseTime": stamp(at) if at else ""})
 
     def tag(self, kind: Literal["instance", "disk", "snapshot"], ids: Sequence[str], tags: Tags) -> None:
-        """Set tags on things; other tags stay."""
         for some in batches(ids, TAGGED_AT_ONCE):
             fields = {"RegionId": self.region_id, "ResourceType": kind, "ResourceId": list(some)}
             self.call("TagResources", {**fields, "Tag": tag_list(tags)})

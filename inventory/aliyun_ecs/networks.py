@@ -11,23 +11,19 @@ class Networks(Caller):
     """Networks of one region."""
 
     def vpcs(self) -> tuple[Vpc, ...]:
-        """The region's private networks."""
         pages = self.numbered_pages("DescribeVpcs", {"RegionId": self.region_id}, VPC)
         return tuple(each for page in pages for each in vpcs_in(page))
 
     def create_vpc(self, name: str, cidr: str, token: str) -> str:
-        """A new network's id; it can be used once it is Available."""
         fields = {"RegionId": self.region_id, "VpcName": name, "CidrBlock": cidr, "ClientToken": token}
         return str(self.call("CreateVpc", fields, VPC)["VpcId"])
 
     def subnets(self, vpc_id: str) -> tuple[Subnet, ...]:
-        """The subnets of a network."""
         fields = {"RegionId": self.region_id, "VpcId": vpc_id}
         pages = self.numbered_pages("DescribeVSwitches", fields, VPC)
         return tuple(each for page in pages for each in subnets_in(page))
 
     def create_subnet(self, vpc_id: str, zone_id: str, cidr: str, name: str, token: str) -> str:
-        """A new subnet's id; it can be used once it is Available."""
         fields = {"RegionId": self.region_id, "VpcId": vpc_id, "ZoneId": zone_id, "CidrBlock": cidr}
         return str(self.call("CreateVSwitch", {**fields, "VSwitchName": name, "ClientToken": token}, VPC)["VSwitchId"])
 

@@ -19,7 +19,6 @@ class Offers(Caller):
     """Types, stock and spot prices of one region."""
 
     def types(self, names: Sequence[str]) -> tuple[InstanceType, ...]:
-        """What these types are; ones the region does not know are left out."""
         return tuple(
             each
             for some in batches(names, TYPES_AT_ONCE)
@@ -29,12 +28,10 @@ class Offers(Caller):
         )
 
     def stock(self, instance_type: str, spot: bool) -> tuple[Stock, ...]:
-        """Zone by zone, whether the type can be had: a hint."""
         answer = self._available("InstanceType", instance_type, {"SpotStrategy": "SpotAsPriceGo" if spot else "NoSpot"})
         return tuple(each for each in stock_in(answer) if each.instance_type == instance_type)
 
     def disk_categories(self, zone_id: str, instance_type: str) -> tuple[str, ...]:
-        """The kinds of data disk that are sold there for the type."""
         return disk_categories_in(self._available("DataDisk", instance_type, {"ZoneId": zone_id}))
 
     def _available(self, what: str, instance_type: str, more: dict[str, str]) -> dict[str, object]:

@@ -16,11 +16,9 @@ class Prices(Caller):
     """Prices of one region."""
 
     def price(self, launch: Launch) -> Price:
-        """Of one machine of the order for an hour, its disks included where they have a size."""
         return price_in(self.call("DescribePrice", price_fields(self.region_id, launch)))
 
     def disk_price_month(self, category: str, size_gib: int, performance_level: str, zone_id: str) -> Price | None:
-        """Of a disk for a month of 730 hours, billed by use; None where the cloud does not tell."""
         disk = NewDisk(category=category, size_gib=size_gib, performance_level=performance_level)
         try:
             hour = price_in(self.call("DescribePrice", disk_price_fields(self.region_id, zone_id, disk)))

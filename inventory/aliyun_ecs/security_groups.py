@@ -17,7 +17,6 @@ class SecurityGroups(Caller):
     """What lets you, and nobody else, reach the machines of one region."""
 
     def security_groups(self, *, tags: Tags | None = None, vpc_id: str = "") -> tuple[SecurityGroup, ...]:
-        """The security groups with all these tags in this network."""
         fields = {"RegionId": self.region_id}
         if vpc_id:
             fields["VpcId"] = vpc_id
@@ -25,7 +24,6 @@ class SecurityGroups(Caller):
         return tuple(each for page in pages for each in security_groups_in(page))
 
     def create_security_group(self, vpc_id: str, name: str, tags: Tags | None, token: str) -> str:
-        """A new group's id. Its machines reach each other; nothing else gets in."""
         fields = {
             "RegionId": self.region_id,
             "VpcId": vpc_id,
@@ -37,13 +35,11 @@ class SecurityGroups(Caller):
         return str(self.call("CreateSecurityGroup", fields)["SecurityGroupId"])
 
     def rules(self, security_group_id: str) -> tuple[Rule, ...]:
-        """What the group lets in."""
         fields = {"RegionId": self.region_id, "SecurityGroupId": security_group_id, "Direction": "ingress"}
         pages = self.pages("DescribeSecurityGroupAttribute", fields)
         return tuple(rule for page in pages for rule in rules_in(page))
 
     def allow(self, security_group_id: str, rule: Rule) -> None:
-        """Let something in; what is let in already is no error."""
         try:
             self.call("AuthorizeSecurityGroup", self._permission(security_group_id, rule))
         except CloudError as error:
@@ -51,7 +47,6 @@ class SecurityGroups(Caller):
                 raise
 
     def revoke(self, security_group_id: str, rule: Rule) -> None:
-        """Take a rule away; one that is gone already is no error."""
         fields = self._permission(security_group_id, rule)
         if rule.rule_id:
             del fields["Permissions"]

@@ -16,7 +16,6 @@ class Snapshots(Caller):
     def snapshots(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, disk_id: str = ""
     ) -> tuple[Snapshot, ...]:
-        """The snapshots with all these tags, one of these ids, of this disk."""
         of_disk = {"DiskId": disk_id} if disk_id else {}
         found = tuple(
             snapshot
@@ -29,12 +28,10 @@ class Snapshots(Caller):
         return found
 
     def create_snapshot(self, disk_id: str, name: str, tags: Tags | None, token: str, *, waits: bool = True) -> str:
-        """A new snapshot's id; what is written to the disk after this is not in it. `waits`: for a busy disk."""
         fields = {"DiskId": disk_id, "SnapshotName": name, "Tag": tag_list(tags), "ClientToken": token}
         return str(self.call("CreateSnapshot", fields, waits=waits)["SnapshotId"])
 
     def delete_snapshot(self, snapshot_id: str, force: bool = True) -> None:
-        """Delete a snapshot; forced also where disks made from it exist. One that is gone already is no error."""
         self.remove("DeleteSnapshot", {"SnapshotId": snapshot_id, "Force": force})
 
 
