@@ -120,15 +120,15 @@ def carry_out_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Rep
     with intents.alone():
         there = _there(cloud, settings)
         here = ledger.here(cloud)
-        ledger.look(places.ledger, there, cloud.now(), here)
+        ledger.record(places.ledger, there, cloud.now(), here)
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there if i.instance_id in named]
         if going:
             report(f"deleting {len(going)} machines")
             making.remove(cloud, going, intents)
-        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], cloud.now(), here)
+        ledger.record(places.ledger, [i for i in there if i.instance_id not in named], cloud.now(), here)
         _delete_disks(cloud, settings, plan, report)
-        ledger.look_kept(places.ledger, plan.kept, plan.snapshots, cloud.now(), here)
+        ledger.record_kept(places.ledger, plan.kept, plan.snapshots, cloud.now(), here)
         _forget_access(cloud, places, plan.key_pairs)
 
 

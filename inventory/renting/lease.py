@@ -61,7 +61,9 @@ def budget_end(
     if not budget:
         return None
     machines = quotes.with_price_tags(cloud, settings, machines)
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now, ledger.here(cloud))
+    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
+    ledger.record(file, machines, now, here)
+    past = ledger.past(file, now, here)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, loose_months(cloud, own), now)
     told = tags.price_h if watched else tags.most_h

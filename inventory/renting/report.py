@@ -23,8 +23,9 @@ def show_cost(cloud: Cloud, settings: Settings) -> None:
         instances = quotes.with_price_tags(cloud, settings, instances)
     now = cloud.now()
     file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
-    past = ledger.look(file, instances, now, here)
-    ledger.look_kept(file, disks, snapshots, now, here)
+    ledger.record(file, instances, now, here)
+    past = ledger.past(file, now, here)
+    ledger.record_kept(file, disks, snapshots, now, here)
     months = lease.loose_months(cloud, disks)
     money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
     if instances:

@@ -177,7 +177,9 @@ def _money(
     now = cloud.now()
     if settings.rental.budget:
         instances = quotes.with_price_tags(cloud, settings, instances)
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now, ledger.here(cloud))
+    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
+    ledger.record(file, instances, now, here)
+    past = ledger.past(file, now, here)
     back = {d.disk_id for d in order.kept_for(own, plan.numbers).values()}
     loose = [d for d in own if d.disk_id not in back]
     later = {i.instance_id for i in plan.longer}
@@ -281,7 +283,7 @@ def carry_out(
         if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
             names = ", ".join(f"te{k}" for k in wanting)
             raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
-        ledger.look(places.ledger, machines, cloud.now(), ledger.here(cloud))
+        ledger.record(places.ledger, machines, cloud.now(), ledger.here(cloud))
         with vanishing.told(cloud, machines):
             _release_later(cloud, machines, plan)
             with timed("disks"):
@@ -292,7 +294,7 @@ def carry_out(
             owned = cloud.disks(tags=tags.of_cluster(settings.name))
             if plan.wish.others:
                 owners.take_over(cloud, settings, machines, owned)
-            ledger.look_kept(places.ledger, owned, None, cloud.now(), ledger.here(cloud))
+            ledger.record_kept(places.ledger, owned, None, cloud.now(), ledger.here(cloud))
             nodes = members.as_nodes(settings, machines, owned)
             again = partial(keys.pin_all, cloud, places, addresses, again=True)
             with timed("ssh answers"):
