@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inventory.phases import Phases
-from inventory.renting import vanishing
+from inventory.renting.machines import naming_gone
 from inventory.renting.members import rented_nodes
 from snapshots import apply
 from snapshots.contents import YES
@@ -66,7 +66,7 @@ class Work:
             self._machines()
         elif step.kind in ("deploy", "warm"):
             there = apply.existing(self.cloud, self.settings)
-            with vanishing.told(self.cloud, there.instances):
+            with naming_gone(self.cloud, there.instances):
                 self._deploy(there) if step.kind == "deploy" else self._warm(there)
         else:
             with self.phases.phase("doctor"):

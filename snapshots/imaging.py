@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from inventory.renting import vanishing
 from inventory.renting.intents import Intents
+from inventory.renting.machines import naming_gone
 from inventory.renting.owners import own_tag
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, WRITTEN_TAG, of_cluster
@@ -79,7 +79,7 @@ def take_image(
         raise SnapshotError(f"{instance.name} has no system disk that the cloud tells of: no image can be made")
     intents = Intents(ClusterPlaces.of(settings.name).intents)
     tags = {**of_cluster(settings.name), **own_tag(settings), WITH_TAG: snapshot_id, WRITTEN_TAG: f"{gib:.1f}"}
-    with vanishing.told(cloud, there.instances), intents.alone():
+    with naming_gone(cloud, there.instances), intents.alone():
         of_system = _snapshot(cloud, intents, head, system.disk_id, name=f"{name[:120]}{SUFFIX}", tags=tags)
     say(f"{of_system} of the system disk is begun; {head.name} has its keys again")
     with progress() as show:

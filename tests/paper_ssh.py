@@ -118,8 +118,8 @@ class PaperSsh:
 
     def __enter__(self):
         self._patches = [patch(name, self.connect) for name in MADE_BY_NAME]
-        self._patches += [patch("inventory.renting.reaching.ANSWER_S", 0.1)]
-        self._patches += [patch("inventory.renting.reaching.POLL_S", 0.01)]
+        self._patches += [patch("inventory.renting.machines.ANSWER_S", 0.1)]
+        self._patches += [patch("inventory.renting.machines.ASK_EVERY_S", 0.01)]
         for each in self._patches:
             each.start()
         return self

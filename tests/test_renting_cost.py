@@ -108,7 +108,10 @@ def test_a_snapshot_costs_by_what_is_written_or_at_most_its_disk():
         assert cost.snapshot_month(tagged, 0.12) == pytest.approx(1.2)
 
 
-def looked(file, instances, now, here=ledger.Where()):
+HERE = ledger.Where()
+
+
+def looked(file, instances, now, here=HERE):
     """A look at the cloud is written down; what is gone by then."""
     ledger.record(file, instances, now, here)
     return ledger.past(file, now, here)

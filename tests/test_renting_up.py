@@ -9,8 +9,9 @@ import pytest
 from inventory.aliyun_ecs.ecs import Ecs
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.values import DATA_DISK, NewDisk
-from inventory.renting import ledger, making, members, show, starting, tags, up
+from inventory.renting import ledger, making, members, show, tags, up
 from inventory.renting.intents import Intents
+from inventory.renting.machines import running
 from tests.paper_cluster import SMALL, PaperCluster
 
 TWO_TYPES = 'types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.small"]\ndata_disk_gib = 20\n'
@@ -570,6 +571,6 @@ def test_a_new_machine_that_looks_stopped_is_not_waited_for_to_be_startable(clus
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ecs, "instances", instances)
         patch.setattr(Ecs, "once", once)
-        starting.running(cluster.cloud, cluster.settings, Intents(cluster.places.intents), cluster.said.append)
+        running(cluster.cloud, cluster.settings, Intents(cluster.places.intents), cluster.said.append)
     assert time.monotonic() - started < 5, "a call that waits does so for ten seconds here"
     assert next(looks, None) is None and not any("starting" in line for line in cluster.said)

@@ -25,16 +25,13 @@ from inventory.renting import (
     order,
     owners,
     quotes,
-    reaching,
     settling,
-    starting,
     tags,
-    vanishing,
 )
 from inventory.renting.intents import Intents
+from inventory.renting.machines import Reach, by_ssh, naming_gone, refuse_gone, running, with_new_keys
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.quotes import Quote
-from inventory.renting.reaching import Reach, by_ssh
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
@@ -275,16 +272,16 @@ def carry_out(
         else:
             _open_door(cloud, settings, report)
         with timed("boot"):
-            machines = starting.running(cloud, settings, intents, report, maker.made)
+            machines = running(cloud, settings, intents, report, maker.made)
         if twice := members.made_twice(machines, maker.made):
             report(f"another fab up made the same machines elsewhere: removing {', '.join(twice)} of this one again")
             making.remove(cloud, twice, intents)
-            machines = starting.running(cloud, settings, intents, report)
+            machines = running(cloud, settings, intents, report)
         if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
             names = ", ".join(f"te{k}" for k in wanting)
             raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
         ledger.record(places.ledger, machines, cloud.now(), ledger.here(cloud))
-        with vanishing.told(cloud, machines):
+        with naming_gone(cloud, machines):
             _release_later(cloud, machines, plan)
             with timed("disks"):
                 disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
@@ -298,9 +295,9 @@ def carry_out(
             nodes = members.as_nodes(settings, machines, owned)
             again = partial(keys.pin_all, cloud, places, addresses, again=True)
             with timed("ssh answers"):
-                reaching.with_new_keys(reach, again)(nodes)
+                with_new_keys(reach, again)(nodes)
         there = cloud.instances(ids=[i.instance_id for i in machines])
-        vanishing.refuse_gone(machines, there)
+        refuse_gone(machines, there)
         return members.members(there)
 
 
