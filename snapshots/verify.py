@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, NewDisk, Snapshot
 from inventory.nodes import Node
-from inventory.renting import settling
-from inventory.renting.intents import Intents
+from inventory.renting.intents import DISK, Intents, settle_alone
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, NEW, STATE_TAG
 from inventory.settings import Settings
@@ -27,7 +26,7 @@ from snapshots.progress import Show, progress
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
 
-INTENT = f"{settling.DISK} scratch"
+INTENT = f"{DISK} scratch"
 READY_S = 300
 Report = Callable[[str], None]
 
@@ -127,7 +126,7 @@ def remove_scratch(cloud: Cloud, intents: Intents, settings: Settings, report: R
 
     For a command that holds the cluster.
     """
-    settling.settle_alone(cloud, intents)
+    settle_alone(cloud, intents)
     for disk in cloud.disks(tags={CLUSTER_TAG: settings.name}):
         if SCRATCH_TAG not in disk.tags:
             continue

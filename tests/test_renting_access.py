@@ -12,8 +12,8 @@ import pytest
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import Rule, Vpc
 from inventory.renting import access, keys, network
+from inventory.renting.access import agreed, public_address
 from inventory.renting.places import ClusterPlaces
-from inventory.renting.public_address import agreed, public_address
 from inventory.settings import Settings
 
 OURS = Rule("tcp", "22/22", "203.0.113.7/32", "r-1", access.DESCRIPTION)

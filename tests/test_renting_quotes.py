@@ -6,8 +6,8 @@ import pytest
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import DATA_DISK, MACHINE, Price
-from inventory.renting import lease, members, quotes, show, tags
-from inventory.renting.quotes import with_disks
+from inventory.renting import lease, members, offers, show, tags
+from inventory.renting.offers import with_disks
 from tests.paper_cluster import SMALL, PaperCluster
 
 LARGE = SMALL.replace("data_disk_gib = 20", "data_disk_gib = 400")
@@ -78,4 +78,4 @@ def test_a_machine_without_the_tag_of_its_price_is_priced_anew_and_bound_by_the_
     with pytest.raises(RentError, match=r"aliyun\.budget"):
         cluster.plan(2)
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=99), print) < now + timedelta(hours=5)
-    assert quotes.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)
+    assert offers.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)

@@ -17,8 +17,8 @@ import pytest
 from deploy import manifest
 from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node
-from inventory.renting import making, members, settling, tags
-from inventory.renting.intents import Intents
+from inventory.renting import making, members, tags
+from inventory.renting.intents import DISK, Intents
 from inventory.renting.up import carry_out
 from inventory.ssh import SshError
 from snapshots import apply, check_disk, on_node, verify
@@ -595,4 +595,4 @@ def test_hashes_in_tags_are_prefixes(tmp_path):
 
 
 def test_settling_knows_the_scratch_disks_order():
-    assert verify.INTENT.split()[0] == settling.DISK
+    assert verify.INTENT.split()[0] == DISK

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import keys, ledger, making, members, owners, settling, tags
-from inventory.renting.intents import Intents
+from inventory.renting import keys, ledger, making, members, owners, tags
+from inventory.renting.intents import Intents, settle
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def plan_down(cloud: Cloud, settings: Settings, disks: bool, anyway: bool = Fals
     but for `others`.
     """
     own = tags.of_cluster(settings.name)
-    notes = settling.settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
+    notes = settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
     machines = members.members(_there(cloud, settings))
     owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")

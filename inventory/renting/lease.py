@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Ability
-from inventory.renting import cost, disks, ledger, members, quotes, tags
+from inventory.renting import cost, disks, ledger, members, offers, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def budget_end(
     budget = settings.rental.budget
     if not budget:
         return None
-    machines = quotes.with_price_tags(cloud, settings, machines)
+    machines = offers.with_price_tags(cloud, settings, machines)
     file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
     ledger.record(file, machines, now, here)
     past = ledger.past(file, now, here)

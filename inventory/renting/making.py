@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability
 from inventory.cloud.values import Image, Price
-from inventory.renting import access, cost, keys, lease, network, order, owners, quotes, settling, tags
-from inventory.renting.intents import Intents
+from inventory.renting import access, cost, keys, lease, network, offers, order, owners, tags
+from inventory.renting.intents import DELETION, MACHINES, Intents, is_heard
 from inventory.renting.offers import Offer
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
     from inventory.rental_settings import Rental
-    from inventory.renting.quotes import Quote
+    from inventory.renting.offers import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
 
@@ -109,7 +109,7 @@ class Maker:
         budget bears for so many machines.
         """
         image, snapshot = Image(self.plan.image_id, "", "", self.plan.image_gib), self.plan.wish.snapshot
-        now = replace(quote, price=self.cloud.price(quotes.priced(self.settings, quote.offer, image, snapshot)))
+        now = replace(quote, price=self.cloud.price(offers.priced(self.settings, quote.offer, image, snapshot)))
         if now.price.trade > quote.price.trade + ROUNDING:
             raise CloudError(
                 f"an hour costs {now.price.trade:.2f} {now.price.currency} now, no longer {quote.price.trade:.2f}",
@@ -148,7 +148,7 @@ class Maker:
             limit=limit,
             partial=plan.wish.partial,
         )
-        key = f"{settling.MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
+        key = f"{MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
         with self.intents.begun(key, request, each.count) as token:
             self.tokens.append(token)
             own = owners.own_tag(self.settings)
@@ -166,7 +166,7 @@ class Maker:
             if unanswered:
                 self.report("looking whether the cloud heard what it did not answer")
             for intent in unanswered:
-                settling.is_heard(self.cloud, intent)
+                is_heard(self.cloud, intent)
             there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
             going = sorted(there | set(self.made))
             if going:
@@ -219,7 +219,7 @@ def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
     """Delete machines and wait until the cloud does not list them any more. Raises CloudError."""
     for start in range(0, len(instance_ids), 100):
         some = list(instance_ids[start : start + 100])
-        with intents.begun(f"{settling.DELETION} {some[0]} x {len(some)}", some) as token:
+        with intents.begun(f"{DELETION} {some[0]} x {len(some)}", some) as token:
             cloud.delete(some, token)
         intents.seen(some)
     until = time.monotonic() + cloud.pace.limit_s(GONE_S)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
-from inventory.renting import cost, lease, ledger, quotes, show, tags
+from inventory.renting import cost, lease, ledger, offers, show, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def show_cost(cloud: Cloud, settings: Settings) -> None:
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
     with suppress(CloudError):  # then there is no price to show
-        instances = quotes.with_price_tags(cloud, settings, instances)
+        instances = offers.with_price_tags(cloud, settings, instances)
     now = cloud.now()
     file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
     ledger.record(file, instances, now, here)

@@ -13,7 +13,7 @@ from inventory.shown import console
 if TYPE_CHECKING:
     from inventory.renting.down import DownPlan
     from inventory.renting.ledger import Entry
-    from inventory.renting.quotes import Quote
+    from inventory.renting.offers import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
 

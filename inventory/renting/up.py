@@ -15,23 +15,21 @@ from inventory.phases import Phases
 from inventory.renting import (
     access,
     cost,
-    disk_claims,
     disks,
     keys,
     lease,
     ledger,
     making,
     members,
+    offers,
     order,
     owners,
-    quotes,
-    settling,
     tags,
 )
-from inventory.renting.intents import Intents
+from inventory.renting.intents import Intents, settle, settle_alone
 from inventory.renting.machines import Reach, by_ssh, naming_gone, refuse_gone, running, with_new_keys
+from inventory.renting.offers import Quote
 from inventory.renting.places import ClusterPlaces
-from inventory.renting.quotes import Quote
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
@@ -97,7 +95,7 @@ class UpPlan:
     def price(self, quote: Quote, numbers: Collection[int]) -> Price:
         """What an hour of each of these machines costs there, with the disks they get, on average."""
         kept = order.kept_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
-        return quotes.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
+        return offers.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
 
     @property
     def first_price(self) -> Price | None:
@@ -117,7 +115,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     _refuse_impossible(wish)
     owners.refuse_nameless(settings)
     places = ClusterPlaces.of(settings.name)
-    notes = list(settling.settle(cloud, Intents(places.intents)))
+    notes = list(settle(cloud, Intents(places.intents)))
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     command = "fab rebuild" if wish.snapshot else "fab up"
@@ -130,7 +128,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     notes += _surprises(instances, wish)
     plan = replace(plan, money=_money(cloud, settings, plan, instances, own))
     if numbers:
-        disk_claims.refuse(own, instances, numbers)
+        disks.refuse_claimed(own, instances, numbers)
         plan, said = _offered(cloud, settings, plan, own)
         notes += said
     _refuse_expensive(settings, plan)
@@ -173,7 +171,7 @@ def _money(
     """
     now = cloud.now()
     if settings.rental.budget:
-        instances = quotes.with_price_tags(cloud, settings, instances)
+        instances = offers.with_price_tags(cloud, settings, instances)
     file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
     ledger.record(file, instances, now, here)
     past = ledger.past(file, now, here)
@@ -204,7 +202,7 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan, own: Sequence[Disk]
     image = cloud.image(plan.wish.image_id or settings.rental.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
-        found, said = quotes.quotes(
+        found, said = offers.quotes(
             cloud, settings, image, home, same_type, only_home=only_home, snapshot=plan.wish.snapshot
         )
     except RentError as error:
@@ -217,7 +215,7 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan, own: Sequence[Disk]
             plan,
             quotes=found,
             kept=kept,
-            more_h=quotes.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
+            more_h=offers.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
             staying=order.staying(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
             pinned=pinned,
             image_id=image.image_id,
@@ -259,7 +257,7 @@ def carry_out(
     intents = Intents(places.intents)
     timed = (phases or Phases()).phase
     with intents.alone():
-        for line in settling.settle_alone(cloud, intents):
+        for line in settle_alone(cloud, intents):
             report(line)
         there = cloud.instances(tags=tags.of_cluster(settings.name))
         maker = making.Maker(cloud, settings, plan, intents, report)
