@@ -18,12 +18,13 @@ from inventory.renting.owners import own_tag
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, WRITTEN_TAG, of_cluster
 from inventory.ssh import SshError, ask, connect, run
-from snapshots import apply, cost
-from snapshots.create import SnapshotError, wait, whole
-from snapshots.freeze import Rest
+from snapshots import cost, holdings
+from snapshots.create import Rest, wait
+from snapshots.holdings import SnapshotError
 from snapshots.lay_aside import STORE, WAS_ASIDE
 from snapshots.on_node import program
 from snapshots.pairs import WITH_TAG, failed_image, ready_image
+from snapshots.policy import whole
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def take_image(
 
     Raises CloudError, SshError, SnapshotError, RentError where another command is at work.
     """
-    there = apply.existing(cloud, settings)
-    instance, _ = apply.head_disk_of(there)
+    there = holdings.existing(cloud, settings)
+    instance, _ = holdings.head_disk_of(there)
     system = next((d for d in cloud.disks(instance_id=instance.instance_id) if d.kind == "system"), None)
     if system is None:
         raise SnapshotError(f"{instance.name} has no system disk that the cloud tells of: no image can be made")

@@ -16,6 +16,7 @@ from typing import Any
 from inventory.nodes import Node
 from inventory.ssh import SshError, ask, connect, on_all
 
+CHECKOUT = Path(__file__).parents[1]
 Heard = Callable[[dict[str, Any]], None]
 COPY_TIMEOUT_S = 300
 MOUNTED_S = 120

@@ -18,6 +18,16 @@ FAILED_WHY = "failed: nothing can be made from it"
 ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", "failed"
 
 
+def usable(snapshot: Snapshot) -> bool:
+    """Whether disks can be made from it."""
+    return snapshot.is_available or snapshot.status == ACCOMPLISHED
+
+
+def whole(snapshot: Snapshot) -> bool:
+    """Whether its machine may be stopped: all of it is stored away from the disk."""
+    return snapshot.status == ACCOMPLISHED
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a snapshot goes, and why it goes or stays."""

@@ -16,7 +16,7 @@ from inventory.renting import members, order
 from snapshots.choose import size_note
 from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
 from snapshots.cost import money
-from snapshots.create import usable
+from snapshots.policy import usable
 
 DEPLOYED_TAG = f"{PREFIX}deployed"
 """On machines whose base deploy has succeeded."""

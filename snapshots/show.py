@@ -12,9 +12,8 @@ from inventory.renting.cost import snapshot_gib, snapshot_month
 from inventory.renting.show import show, table, up_table
 from snapshots.contents import WHERE_THINGS_LIVE, from_tags
 from snapshots.cost import age, money
-from snapshots.create import usable, whole
 from snapshots.pairs import Companions, companions, of_data, ready_image
-from snapshots.policy import Verdict, made_from, newest_first
+from snapshots.policy import Verdict, made_from, newest_first, usable, whole
 
 if TYPE_CHECKING:
     from inventory.renting.up import UpPlan

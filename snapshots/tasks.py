@@ -22,7 +22,7 @@ SNAPSHOT_HELP = "snapshot id, or latest: the newest of this cluster"
 @contextmanager
 def _sentences(interrupted: str) -> Iterator[None]:
     """The errors of these tasks, each as one sentence."""
-    from snapshots.create import SnapshotError
+    from snapshots.holdings import SnapshotError
     from training.control.head_node import HeadError
     from training.recipe import RecipeError
 
@@ -66,8 +66,7 @@ def create(
         from inventory.cloud.port import Ability
         from inventory.renting.members import rented_nodes
         from snapshots import imaging
-        from snapshots.create import checked_name
-        from snapshots.taking import attended, take
+        from snapshots.create import attended, checked_name, take
 
         settings, cloud = _rented()
         called = checked_name(name, settings.name, "")
@@ -121,11 +120,11 @@ def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
 def list_snapshots(c: Context) -> None:
     """The cluster's snapshots: size, age, price, what is inside."""
     with _sentences("interrupted"):
-        from snapshots import apply, show
+        from snapshots import holdings, show
 
         settings, cloud = _rented()
-        if found := apply.all_snapshots(cloud, settings):
-            images = apply.all_images(cloud, settings)
+        if found := holdings.all_snapshots(cloud, settings):
+            images = holdings.all_images(cloud, settings)
             show.print_list(found, cloud.disks(), settings.rental.snapshot_price_gib_month, images)
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
@@ -147,11 +146,11 @@ def prune(
     """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
     with _sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
         from inventory.renting import owners
-        from snapshots import apply, pairs, policy, show
+        from snapshots import holdings, pairs, policy, show
 
         settings, cloud = _rented()
-        everything, disks = apply.all_snapshots(cloud, settings), cloud.disks()
-        images = apply.all_images(cloud, settings)
+        everything, disks = holdings.all_snapshots(cloud, settings), cloud.disks()
+        images = holdings.all_images(cloud, settings)
         owners.refuse_foreign(
             settings, [*everything, *images], others, "fab snapshots.prune --others takes them for yours"
         )
@@ -167,9 +166,9 @@ def prune(
                 return
             again = yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_, others=others)
             ask(yes, question, again)
-            apply.delete_companions(cloud, stray, say)
+            holdings.delete_companions(cloud, stray, say)
             beside = [pairs.companions(each.snapshot_id, everything, images) for each in going]
-            apply.delete(cloud, list(zip(going, beside, strict=True)), say)
+            holdings.delete(cloud, list(zip(going, beside, strict=True)), say)
         for line in policy.what_is_left(verdicts, everything=all_):
             say(line)
 
@@ -182,11 +181,11 @@ def verify(c: Context, snapshot: str = "latest") -> None:
     with _sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
         import deploy
         from inventory.renting.members import rented_nodes
-        from snapshots import apply, show
+        from snapshots import holdings, show
         from snapshots.verify import compared
 
         settings, cloud = _rented()
-        chosen = apply.chosen(cloud, settings, snapshot)
+        chosen = holdings.chosen(cloud, settings, snapshot)
         source = Path(deploy.__file__).with_name("manifest.py").read_text(encoding="utf-8")
         head = rented_nodes(cloud, settings)[0]
         results = compared(cloud, settings, head, chosen, manifest_source=source, report=say)
@@ -226,16 +225,15 @@ def rebuild(
     with _sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
         from inventory.phases import Phases
         from inventory.renting.places import ClusterPlaces
-        from snapshots import apply, show
-        from snapshots.carry_out import Work
+        from snapshots import carry_out, holdings, show
 
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
         with phases.phase("plan"):
-            wanted = apply.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
-            there = apply.existing(cloud, settings)
-            plan, offer = apply.planned(cloud, settings, wanted, there, others)
+            wanted = carry_out.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
+            there = holdings.existing(cloud, settings)
+            plan, offer = carry_out.planned(cloud, settings, wanted, there, others)
         show.print_rebuild(plan, there, offer)
         if dry:
             show.print_where_things_live()
@@ -246,7 +244,7 @@ def rebuild(
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
         models = [_model_folder(name) for name in settings.models.names]
-        work = Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say, phases)
+        work = carry_out.Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say, phases)
         try:
             work.do_all(plan.steps)
         finally:

@@ -16,10 +16,11 @@ from inventory.renting.intents import DISK, Intents, settle_alone
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, NEW, STATE_TAG
 from inventory.settings import Settings
-from snapshots import apply
+from snapshots import holdings
 from snapshots.contents import SCRATCH_TAG, Contents, from_tags
 from snapshots.cost import scratch_sentence
-from snapshots.create import SnapshotError, wait_until_usable
+from snapshots.create import wait_until_usable
+from snapshots.holdings import SnapshotError
 from snapshots.on_node import PRIVATE_MOUNTS, follow
 from snapshots.progress import Show, progress
 
@@ -65,7 +66,7 @@ def compared(
     inside = from_tags(snapshot.tags)
     if not folders_of(inside):
         raise SnapshotError(f"the tags of {snapshot.snapshot_id} name nothing that could be compared")
-    instance, _ = apply.head_disk(cloud, settings)
+    instance, _ = holdings.head_disk(cloud, settings)
     new, _ = wanted_disk(settings, snapshot)
     price = cloud.disk_price_month(new.category, snapshot.disk_gib, new.performance_level, instance.zone_id)
     report(scratch_sentence(snapshot.disk_gib, price))

@@ -16,13 +16,13 @@ from unittest.mock import patch
 from inventory.localcloud.ecs import world as worlds
 from inventory.localcloud.ecs.paper import Paper
 from inventory.ssh import SshError
-from snapshots.freeze import FROZEN
+from snapshots.create import FROZEN
 from snapshots.lay_aside import WAS_ASIDE
 
 WORLD = "SPOTUNE_PAPER_WORLD"
 MADE_BY_NAME = (
     "inventory.ssh.connect",
-    "snapshots.freeze.connect",
+    "snapshots.create.connect",
     "snapshots.on_node.connect",
     "snapshots.imaging.connect",
 )

@@ -13,8 +13,8 @@ from inventory.renting import down, lease, members, owners, show, tags, up
 from inventory.renting.intents import Intents
 from inventory.renting.places import ClusterPlaces
 from inventory.settings import Settings
-from snapshots import apply, create
-from snapshots.freeze import Rest
+from snapshots import carry_out, create, holdings
+from snapshots.create import Rest
 from tests.memory_cloud import MemoryCloud
 from tests.paper_cluster import rsa_key
 
@@ -138,14 +138,14 @@ def test_a_cluster_is_rebuilt_from_its_snapshot(rented):
 
     cluster = rented()
     cluster.up(2)
-    _, disk = apply.head_disk(cluster.cloud, cluster.settings)
+    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
     own = tags.of_cluster("demo")
     intents = Intents(cluster.places.intents)
     snapshot_id, held = create.create(cluster.cloud, intents, disk, "one", tags=own, at_rest=at_rest)
     cluster.down(disks=True)
-    wanted = apply.desired(cluster.cloud, cluster.settings, "latest", 0, 0)
-    plan, offer = apply.planned(
-        cluster.cloud, cluster.settings, wanted, apply.existing(cluster.cloud, cluster.settings)
+    wanted = carry_out.desired(cluster.cloud, cluster.settings, "latest", 0, 0)
+    plan, offer = carry_out.planned(
+        cluster.cloud, cluster.settings, wanted, holdings.existing(cluster.cloud, cluster.settings)
     )
     assert held and [step.kind for step in plan.steps] == ["machines", "deploy", "warm", "doctor"]
     up.carry_out(cluster.cloud, cluster.settings, offer, cluster.said.append, lambda nodes: None)
@@ -173,4 +173,4 @@ def test_where_nothing_is_released_by_itself_that_is_said_and_no_budget_is_taken
 def test_where_there_are_no_images_none_is_asked_for(rented, monkeypatch):
     cluster = rented(MemoryCloud(frozenset(Ability) - {Ability.IMAGES}))
     monkeypatch.delattr(MemoryCloud, "own_images")
-    assert apply.all_images(cluster.cloud, cluster.settings) == ()
+    assert holdings.all_images(cluster.cloud, cluster.settings) == ()
