@@ -17,7 +17,6 @@ from deploy.node_operation import Commands, node_operation
 from deploy.probe import SPOT_WATCH as UNIT
 from inventory.settings import Settings
 
-METADATA_ADDRESS = "100.100.100.200"
 """Alibaba Cloud's, the same on every machine."""
 SCRIPT_PATH = "/opt/spotune/spot_watch.py"
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
@@ -38,9 +37,11 @@ class UnitState(FactBase[list[str]]):
         return []
 
 
-def metadata_address(settings: Settings) -> str:
-    """Where the nodes ask about themselves."""
-    return settings.local.metadata_address if settings.aliyun.is_local else METADATA_ADDRESS
+def notice_address(settings: Settings) -> str:
+    """Where the nodes ask whether they are being taken back; empty where there is no such place."""
+    if not settings.is_rented:
+        return ""
+    return settings.local.metadata_address if settings.rental.is_local else settings.rental.notice_address
 
 
 def unit_text(address: str, node: str, head: str, script: str) -> str:
@@ -92,9 +93,9 @@ WantedBy=multi-user.target
 def watch_for_notices() -> None:
     """Rented nodes watch for the cloud's notice and tell the head; elsewhere nothing of it is left."""
     settings, node = host.data.settings, host.data.node
-    if settings.provider == "aliyun":
+    if address := notice_address(settings):
         script = SCRIPT.read_text(encoding="utf-8")
-        unit = unit_text(metadata_address(settings), node.name, host.data.cluster[0].name, script)
+        unit = unit_text(address, node.name, host.data.cluster[0].name, script)
         run_watcher(name="Watcher for the cloud's notice", script=script, unit=unit)
     else:
         remove_watcher(name="No watcher: these machines are not rented")

@@ -38,7 +38,7 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
             offsets[node.name] = there - (before + time.time()) / 2
             answer = Answer.model_validate_json(run(connection, _probe(question), stdin=_script()))
             # a rented machine has a security group, a local host is on this very machine
-            if cluster.settings.provider == "static" and answer.free_ports is not None:
+            if cluster.settings.is_listed and answer.free_ports is not None:
                 listen = partial(run, connection, stdin=_script("listen.py"))
                 with suppress(SshError):  # a run took the port meanwhile
                     reached[node.name] = reach(node.address, answer.free_ports, listen)
@@ -52,8 +52,8 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
         unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
         offsets_s=offsets,
         models=models,
-        deploy_command=f"pyinfra -y inventory/{cluster.settings.provider}.py deploy/base.py",
-        rented=cluster.settings.provider == "aliyun",
+        deploy_command=cluster.settings.deploy_command,
+        rented=cluster.settings.is_rented,
         reached=reached,
     )
 

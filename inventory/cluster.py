@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inventory.api.errors import CloudError, RentError
+from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node, pyinfra_hosts, static_nodes
 from inventory.settings import Settings, SettingsError, load_settings
 
@@ -34,13 +34,13 @@ def load_cluster(path: Path | None = None) -> Cluster:
 
 
 def _with_nodes(settings: Settings) -> Cluster:
-    if settings.provider == "static":
+    if settings.is_listed:
         return Cluster(settings, static_nodes(settings))
-    if settings.provider == "aliyun":
-        from inventory.ecs import Ecs
+    if settings.is_rented:
+        from inventory.cloud.opening import open_cloud
         from inventory.renting.members import rented_nodes
 
-        return Cluster(settings, rented_nodes(Ecs.open(settings), settings))
+        return Cluster(settings, rented_nodes(open_cloud(settings), settings))
     from inventory.localcloud.cloud import local_nodes
 
     return Cluster(settings, local_nodes(settings))

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from inventory.aliyun_settings import Aliyun
 from inventory.aliyun_settings import contradictions as aliyun_contradictions
+from inventory.rental_settings import Rental
 from inventory.setting_types import (
     HostName,
     IpAddress,
@@ -150,6 +151,10 @@ class Network(Section):
     """In Gbit/s; 0: unknown. `fab check` compares what it measures with it."""
 
 
+RENTED = ("aliyun",)
+"""Providers that rent; each has a table of its name, an inventory file and an adapter (inventory/cloud/opening.py)."""
+
+
 class Settings(Section):
     """The whole of cluster.toml."""
 
@@ -168,9 +173,33 @@ class Settings(Section):
     models: Models = Models()
 
     @property
+    def is_rented(self) -> bool:
+        """Whether the machines come and go with `fab up` and `fab down`."""
+        return self.provider in RENTED
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the machines are the [[nodes]] of this file."""
+        return self.provider == "static"
+
+    @property
+    def rental(self) -> Rental:
+        """The table of the provider that rents the machines. Raises SettingsError where none does."""
+        if not self.is_rented:
+            known = " or ".join(f'"{name}"' for name in RENTED)
+            raise SettingsError(f'cluster.toml says provider = "{self.provider}"; renting machines needs {known}')
+        table: Rental = getattr(self, self.provider)
+        return table
+
+    @property
     def on_this_machine(self) -> bool:
         """Whether the nodes are hosts of the local cloud, rented through its API or not."""
-        return self.provider == "local" or (self.provider == "aliyun" and self.aliyun.is_local)
+        return self.provider == "local" or (self.is_rented and self.rental.is_local)
+
+    @property
+    def deploy_command(self) -> str:
+        """The base deploy of these machines, as it is typed."""
+        return f"pyinfra -y inventory/{self.provider}.py deploy/base.py"
 
     @property
     def python_provider(self) -> Literal["conda", "venv"]:

@@ -36,7 +36,7 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
         from inventory.settings import SettingsError, load_settings
 
         settings = load_settings()
-        if settings.provider != "static":
+        if not settings.is_listed:
             raise SettingsError(
                 "fab trust is for machines listed in cluster.toml; those of rented ones come with `fab up`, of "
                 "local hosts with `fab local.up`"

@@ -1,28 +1,92 @@
-"""The steps of a rebuild, done one after the other. Each can be repeated: what is there is left as it is."""
+"""A rebuild: planned against what there is, then its steps, one after the other. Each can be repeated: what is there is
+left as it is."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inventory.phases import Phases
-from inventory.renting import vanishing
+from inventory.cloud.errors import RentError
+from inventory.phases import PARTS, Phases
+from inventory.renting.machines import naming_gone
 from inventory.renting.members import rented_nodes
-from snapshots import apply
+from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
+from snapshots import holdings
+from snapshots.choose import LATEST
 from snapshots.contents import YES
-from snapshots.create import SnapshotError, wait_until_usable
-from snapshots.on_node import look, wait_for_data
+from snapshots.create import wait_until_usable
+from snapshots.holdings import SnapshotError
+from snapshots.on_node import CHECKOUT, look, wait_for_data
+from snapshots.pairs import newest_image
 from snapshots.progress import progress
-from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG, Desired, Existing, Step, cold_disks, left_behind
+from snapshots.rebuild import (
+    DEPLOYED_TAG,
+    WARMED_TAG,
+    Desired,
+    Existing,
+    Rebuild,
+    Step,
+    cold_disks,
+    diff,
+    left_behind,
+)
 from snapshots.warm import Groups, Reading, begin, groups_for
 
 if TYPE_CHECKING:
-    from inventory.api.values import Disk
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
+    from inventory.cloud.values import Disk
     from inventory.renting.up import UpPlan
-    from inventory.settings import Settings
+
+OPERATION_TIMES = "SPOTUNE_OPERATION_TIMES"
+"""Names a file for the deploy; deploy/operation_times.py reads it."""
+BASE_DEPLOY = "base deploy"
+BEFORE_OPERATIONS = "start and questions"
+
+
+def desired(
+    cloud: Cloud, settings: Settings, asked: str, nodes: int, hours: float, *, with_image: bool = True
+) -> Desired:
+    """The cluster as a rebuild is to leave it; 0: as cluster.toml says. Raises RentError, CloudError."""
+    if nodes < 0 or nodes > 100:
+        raise RentError(f"--nodes {nodes}: a cluster has 1 to 100 machines")
+    if hours and hours < 0.5:
+        raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
+    rented = settings.rental
+    snapshot = holdings.chosen(cloud, settings, asked)
+    image = newest_image(snapshot.snapshot_id, holdings.all_images(cloud, settings)) if with_image else None
+    return Desired(
+        cluster=settings.name,
+        nodes=nodes or rented.nodes,
+        hours=hours or rented.hours,
+        snapshot=snapshot,
+        named=asked != LATEST,
+        disk_gib=rented.data_disk_gib,
+        image=image,
+    )
+
+
+def planned(
+    cloud: Cloud, settings: Settings, wanted: Desired, there: Existing, others: bool = False
+) -> tuple[Rebuild, UpPlan | None]:
+    """The steps of a rebuild and, where they need machines, what those would be; `others`: another owner's are taken
+    for ours. Raises RentError, CloudError."""
+    plan = diff(wanted, there)
+    if all(step.kind != "machines" for step in plan.steps):
+        return plan, None
+    from inventory.renting.up import Wish, plan_up
+
+    image_id = wanted.image.image_id if wanted.image else ""
+    wish = Wish(wanted.nodes, wanted.hours, wanted.snapshot, image_id=image_id, others=others)
+    offer = plan_up(cloud, settings, wish)
+    return diff(wanted, there, offer.first_price), offer
 
 
 def _cold(there: Existing) -> list[Disk]:
@@ -34,7 +98,7 @@ def _cold(there: Existing) -> list[Disk]:
 class Work:
     """A rebuild under way. What belongs to other folders comes as values and functions."""
 
-    cloud: Ecs
+    cloud: Cloud
     settings: Settings
     wanted: Desired
     offer: UpPlan | None
@@ -51,10 +115,10 @@ class Work:
 
     def do_all(self, steps: Sequence[Step]) -> None:
         """The steps, then what a user would not expect. Raises as `do`."""
-        before = apply.existing(self.cloud, self.settings)
+        before = holdings.existing(self.cloud, self.settings)
         for step in steps:
             self.do(step)
-        for line in left_behind(self.wanted, before, apply.existing(self.cloud, self.settings)):
+        for line in left_behind(self.wanted, before, holdings.existing(self.cloud, self.settings)):
             self.say(line)
 
     def do(self, step: Step) -> None:
@@ -65,8 +129,8 @@ class Work:
         elif step.kind == "machines":
             self._machines()
         elif step.kind in ("deploy", "warm"):
-            there = apply.existing(self.cloud, self.settings)
-            with vanishing.told(self.cloud, there.instances):
+            there = holdings.existing(self.cloud, self.settings)
+            with naming_gone(self.cloud, there.instances):
                 self._deploy(there) if step.kind == "deploy" else self._warm(there)
         else:
             with self.phases.phase("doctor"):
@@ -84,7 +148,7 @@ class Work:
 
     def _deploy(self, there: Existing) -> None:
         self._begin_reading(there)
-        if code := apply.base_deploy(self.phases):
+        if code := base_deploy(self.settings, self.phases):
             raise SnapshotError(f"the base deploy ended with {code}; mend what it named, then go on: fab rebuild")
         self.cloud.tag("instance", [each.instance_id for each in there.instances], {DEPLOYED_TAG: YES})
 
@@ -111,7 +175,7 @@ class Work:
 
         def groups() -> dict[str, Groups]:
             wait_for_data([nodes[0], *asked])
-            run = look(nodes[0])["run"]
+            run = look(nodes[0], self.settings.deploy_command)["run"]
             models = self._models_to_warm(run)
             return {node.name: groups_for(node.rank, models, run) for node in asked}
 
@@ -129,3 +193,32 @@ class Work:
         if self.model:
             return [self.model]
         return [run["model_dir"]] if run and run["model_dir"] else list(self.models)
+
+
+def base_deploy(settings: Settings, phases: Phases) -> int:
+    """The base deploy as a process of its own, its output where ours goes; its exit code."""
+    program, *arguments = settings.deploy_command.split()
+    argv = [str(Path(sys.executable).with_name(program)), *arguments]
+    cluster = Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH)).resolve()
+    with tempfile.TemporaryDirectory(prefix="spotune-") as folder:
+        times = Path(folder) / "operations.jsonl"
+        env = {**os.environ, PATH_VARIABLE: str(cluster), OPERATION_TIMES: str(times)}
+        began = time.time()
+        with phases.phase(BASE_DEPLOY):
+            code = subprocess.run(argv, cwd=CHECKOUT, env=env, check=False).returncode
+        lines = times.read_text(encoding="utf-8").splitlines() if times.exists() else []
+    for name, start, end in groups_of(lines, began):
+        phases.add(f"{BASE_DEPLOY}{PARTS}{name}", start, end)
+    return code
+
+
+def groups_of(lines: Sequence[str], began: float) -> list[tuple[str, float, float]]:
+    """(group, from, to) of the deploy's operations as they follow each other, and what came before the first. Pure."""
+    groups: list[tuple[str, float, float]] = []
+    for line in lines:
+        told = json.loads(line)
+        name, start, end = told["group"], told["began"], told["ended"]
+        if groups and groups[-1][0] == name:
+            start = groups.pop()[1]
+        groups.append((name, start, end))
+    return [(BEFORE_OPERATIONS, began, groups[0][1]), *groups] if groups else []

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Snapshot
+from inventory.settings import Settings
 from snapshots.policy import FAILED, newest_first
 
 LATEST = "latest"
-FROM_NOTHING = (
-    "fab snapshots.create makes one of a cluster that stands; a cluster from nothing: fab up, then "
-    "pyinfra -y inventory/aliyun.py deploy/base.py"
-)
 
 
-def choose(asked: str, snapshots: Sequence[Snapshot], cluster: str, region: str) -> Snapshot:
+def choose(asked: str, snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
     """The snapshot `asked` for: an id, or "latest": the cluster's newest that did not fail.
 
     `snapshots`: for an id, what the region has of that id; for latest, those tagged as the cluster's.
     Raises RentError: none, failed, foreign, of a system disk, of another region.
     """
     if asked == LATEST:
-        return _latest(snapshots, cluster, region)
+        return _latest(snapshots, settings)
+    cluster, region = settings.name, settings.rental.region
     found = next((s for s in snapshots if s.snapshot_id == asked), None)
     if found is None:
         raise RentError(
@@ -35,14 +33,18 @@ def choose(asked: str, snapshots: Sequence[Snapshot], cluster: str, region: str)
     return found
 
 
-def _latest(snapshots: Sequence[Snapshot], cluster: str, region: str) -> Snapshot:
+def _latest(snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
+    cluster, region = settings.name, settings.rental.region
     ours = newest_first([s for s in snapshots if s.tags.get(CLUSTER_TAG) == cluster])
     for snapshot in ours:
         if not unfit(snapshot, cluster):
             return snapshot
     if ours:
         raise RentError(f"no snapshot of cluster {cluster!r} in {region} can be used: {unfit(ours[0], cluster)}")
-    raise RentError(f"there is no snapshot of cluster {cluster!r} in {region}; {FROM_NOTHING}")
+    raise RentError(
+        f"there is no snapshot of cluster {cluster!r} in {region}; fab snapshots.create makes one of a cluster that "
+        f"stands; a cluster from nothing: fab up, then {settings.deploy_command}"
+    )
 
 
 def unfit(snapshot: Snapshot, cluster: str) -> str:

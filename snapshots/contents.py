@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
-from inventory.api.values import CLUSTER_TAG, Tags
+from inventory.cloud.values import CLUSTER_TAG, Tags
 from inventory.renting.tags import WRITTEN_TAG
 
 PREFIX = "spotune:"

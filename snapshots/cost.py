@@ -6,7 +6,7 @@ is computed from a disk's used bytes is the most one snapshot adds.
 
 from __future__ import annotations
 
-from inventory.api.values import HOURS_A_MONTH, Price
+from inventory.cloud.values import HOURS_A_MONTH, Price
 
 
 def money(amount: float, currency: str = "") -> str:
@@ -14,12 +14,12 @@ def money(amount: float, currency: str = "") -> str:
     return f"{amount:.2f}{f' {currency}' if currency else ''}"
 
 
-def before_creating(used_gib: float, price_gib_month: float) -> str:
-    """What a snapshot of so much will cost, in one sentence."""
+def before_creating(used_gib: float, price_gib_month: float, key: str) -> str:
+    """What a snapshot of so much will cost, in one sentence. `key`: the setting that says the price."""
     price = money(used_gib * price_gib_month)
     return (
         f"{used_gib:.1f} GiB are written on /data: the snapshot costs at most {price} a month at "
-        f"{price_gib_month:g} a GiB (aliyun.snapshot_price_gib_month); unchanged blocks of earlier snapshots are shared"
+        f"{price_gib_month:g} a GiB ({key}); unchanged blocks of earlier snapshots are shared"
     )
 
 

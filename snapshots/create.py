@@ -1,45 +1,43 @@
-"""Make a snapshot, wait for it. The file system is brought to rest by the caller's `with`."""
+"""A snapshot of the head's disk: said, its turn waited for, taken while /data is at rest, watched until it is whole.
+
+At rest means synced and frozen, which blocks every writer, and thawed at once. The node itself thaws after a minute, by
+a timer started before it is frozen: a laptop that dies between the two leaves nothing stuck.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
+import shlex
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from copy import copy
-from dataclasses import replace
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import RentError
-from inventory.api.retries import repeated
-from inventory.api.values import Disk, Snapshot
-from inventory.errors import InventoryError
+from inventory.cloud.errors import RentError
+from inventory.cloud.pace import repeated
+from inventory.cloud.values import Disk, Snapshot
+from inventory.nodes import Node
+from inventory.renting import owners
+from inventory.renting.intents import Intents
+from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG
+from inventory.ssh import SshError, connect, run
+from snapshots import contents, cost, holdings
 from snapshots.contents import UNFROZEN_TAG, YES
-from snapshots.policy import ACCOMPLISHED, FAILED, PROGRESSING
+from snapshots.holdings import SnapshotError
+from snapshots.on_node import CHECKOUT, keep_packages, look
+from snapshots.policy import FAILED, PROGRESSING, usable, whole
 from snapshots.progress import Show, progress
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
-    from inventory.renting.intents import Intents
-    from snapshots.freeze import Rest
+    from inventory.cloud.port import Cloud
+    from inventory.settings import Settings
 
 INTENT = "snapshot"
 NAME = re.compile(r"^(?!auto)(?!https?://)[A-Za-z][A-Za-z0-9._:-]{1,127}$")
-
-
-class SnapshotError(InventoryError, RuntimeError):
-    """A snapshot failed, or is not what it should be; the message says which and what to do."""
-
-
-def usable(snapshot: Snapshot) -> bool:
-    """Whether disks can be made from it."""
-    return snapshot.is_available or snapshot.status == ACCOMPLISHED
-
-
-def whole(snapshot: Snapshot) -> bool:
-    """Whether its machine may be stopped: all of it is stored away from the disk."""
-    return snapshot.status == ACCOMPLISHED
 
 
 def checked_name(name: str, cluster: str, run: str) -> str:
@@ -54,12 +52,12 @@ def checked_name(name: str, cluster: str, run: str) -> str:
     return name
 
 
-def one_in_progress(cloud: Ecs, disk: Disk) -> Snapshot | None:
+def one_in_progress(cloud: Cloud, disk: Disk) -> Snapshot | None:
     """A snapshot of the disk that is still being made: the cloud makes one at a time."""
     return next((s for s in cloud.snapshots(disk_id=disk.disk_id) if s.status == PROGRESSING), None)
 
 
-def cut_off(cloud: Ecs, intents: Intents) -> Snapshot | None:
+def cut_off(cloud: Cloud, intents: Intents) -> Snapshot | None:
     """The snapshot of a command that never heard the answer, where the cloud did make it; by its tag.
 
     Waits as long as one that was ordered may stay out of the cloud's lists.
@@ -75,7 +73,7 @@ def cut_off(cloud: Ecs, intents: Intents) -> Snapshot | None:
 
 
 def create(
-    cloud: Ecs,
+    cloud: Cloud,
     intents: Intents,
     disk: Disk,
     name: str,
@@ -90,13 +88,12 @@ def create(
     thawed meanwhile. Raises CloudError, RentError where another command is at work.
     """
     request = {"disk": disk.disk_id, "name": name, "tags": dict(tags)}
-    at_once = copy(cloud)
-    at_once.pace = replace(cloud.pace, wait_limit_s=0)
 
     def take() -> tuple[str, bool]:
         with at_rest() as rest:
             with intents.begun(INTENT, request) as token:
-                snapshot_id = at_once.create_snapshot(disk.disk_id, name, {**tags, INTENT_TAG: token}, token)
+                labels = {**tags, INTENT_TAG: token}
+                snapshot_id = cloud.create_snapshot(disk.disk_id, name, labels, token, waits=False)
         return snapshot_id, bool(rest.held)
 
     with intents.alone():
@@ -107,7 +104,7 @@ def create(
     return snapshot_id, held
 
 
-def wait(cloud: Ecs, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
+def wait(cloud: Cloud, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
     """Look at a snapshot until it is as wanted. Raises SnapshotError where it failed or is gone."""
     while True:
         found = next(iter(cloud.snapshots(ids=[snapshot_id])), None)
@@ -124,7 +121,7 @@ def wait(cloud: Ecs, snapshot_id: str, until: Callable[[Snapshot], bool], show: 
         time.sleep(cloud.pace.poll_s)
 
 
-def wait_until_usable(cloud: Ecs, snapshot: Snapshot) -> None:
+def wait_until_usable(cloud: Cloud, snapshot: Snapshot) -> None:
     """Until disks can be made from a snapshot, with a line that says how far it is."""
     if not usable(snapshot):
         with progress() as show:
@@ -138,3 +135,120 @@ def progress_words(snapshot: Snapshot) -> str:
         return f"{snapshot.snapshot_id} is whole"
     state = "usable, being stored" if usable(snapshot) else "being made"
     return f"{snapshot.snapshot_id} {state}: {snapshot.progress_percent} %{left}"
+
+
+Say = Callable[[str], None]
+
+
+def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool, packages: str, say: Say) -> str:
+    """Begin a snapshot of the head's data disk; its id. /data can be written to again when this returns.
+
+    packages: source of the program that keeps the head's packages on that disk
+
+    Raises CloudError, SshError, SnapshotError, RentError where the name will not do or another command is at work.
+    """
+    intents = Intents(ClusterPlaces.of(settings.name).intents)
+    _, disk = holdings.head_disk(cloud, settings)
+    tell_cut_off(cloud, intents, say)
+    _wait_for_another(cloud, disk, say)
+    count, size = keep_packages(head, packages)
+    inside = contents.from_look(look(head, settings.deploy_command), settings.name, version(), keep)
+    for line in contents.in_words(inside):
+        say(f"  {line}")
+    if count:
+        say(f"  {count} of the system's packages, {size / 2**20:.0f} MiB")
+    rental = settings.rental
+    key = rental.key("snapshot_price_gib_month")
+    say(cost.before_creating(inside.written_gib or 0, rental.snapshot_price_gib_month, key))
+    called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside) | owners.own_tag(settings)
+    snapshot_id, held = create(cloud, intents, disk, called, tags=tags, at_rest=lambda: at_rest(head))
+    say(f"{snapshot_id} is begun; /data on {head.name} is writable again")
+    if not held:
+        say(f"/data was not frozen to the end: {snapshot_id} is as a power cut would leave the disk, tagged so")
+    return snapshot_id
+
+
+def tell_cut_off(cloud: Cloud, intents: Intents, say: Say) -> None:
+    """Say what a command that was cut off has made, and be done with it: it is of another moment."""
+    with intents.alone():
+        if found := cut_off(cloud, intents):
+            say(f"{found.snapshot_id}, begun by a command that was cut off, is there too; this makes a new one")
+        intents.forget(INTENT)
+
+
+def _wait_for_another(cloud: Cloud, disk: Disk, say: Say) -> None:
+    """The cloud makes one snapshot of a disk at a time, and /data shall not wait frozen for it."""
+    if busy := one_in_progress(cloud, disk):
+        say(f"{busy.snapshot_id} of the same disk is still being made; the cloud makes one at a time")
+        with progress() as show:
+            wait(cloud, busy.snapshot_id, whole, show)
+
+
+def attended(cloud: Cloud, snapshot_id: str) -> bool:
+    """Wait until a snapshot is complete; False after Ctrl-C."""
+    try:
+        with progress() as show:
+            wait(cloud, snapshot_id, whole, show)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def version() -> str:
+    """spotune's own; it runs from its checkout."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(project["project"]["version"])
+
+
+THAW_AFTER_S = 60
+SYNC_S = 1800
+"""Gigabytes of dirty pages on a slow disk take their time."""
+THAW_S = 30
+FROZEN = "was frozen"
+
+
+@dataclass
+class Rest:
+    """Whether the file system was at rest to the end; None while it is."""
+
+    held: bool | None = None
+
+
+def freeze_command(unit: str, mount: str = "/data") -> str:
+    """Shell that writes out what is in memory, starts the timer, then freezes."""
+    place = shlex.quote(mount)
+    timer = (
+        f"systemd-run --quiet --collect --unit={shlex.quote(unit)} --on-active={THAW_AFTER_S} "
+        f"--timer-property=AccuracySec=1s fsfreeze --unfreeze {place}"
+    )
+    return (
+        f"findmnt --mountpoint {place} >/dev/null || {{ echo 'no disk is mounted at {mount}' >&2; exit 9; }}\n"
+        f"sync --file-system {place} && {timer} && fsfreeze --freeze {place}"
+    )
+
+
+def thaw_command(unit: str, mount: str = "/data") -> str:
+    """Shell that thaws, says whether there was something to thaw, and stops the timer."""
+    return (
+        f"fsfreeze --unfreeze {shlex.quote(mount)} 2>/dev/null && echo {shlex.quote(FROZEN)}\n"
+        f"systemctl stop {shlex.quote(f'{unit}.timer')} 2>/dev/null; true"
+    )
+
+
+@contextmanager
+def at_rest(node: Node) -> Iterator[Rest]:
+    """Inside the `with` the node's /data is frozen; thawed afterwards, also on errors and Ctrl-C.
+
+    `held` is False where the timer was faster, or nobody could be asked. Raises SshError where it cannot be frozen.
+    """
+    unit = f"spotune-thaw-{secrets.token_hex(4)}"
+    rest = Rest()
+    with connect(node) as connection:
+        try:
+            run(connection, freeze_command(unit), timeout_s=SYNC_S)
+            yield rest
+        finally:
+            try:
+                rest.held = FROZEN in run(connection, thaw_command(unit), timeout_s=THAW_S)
+            except SshError:  # the timer does it
+                rest.held = False

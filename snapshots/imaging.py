@@ -10,27 +10,26 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inventory.renting import vanishing
 from inventory.renting.intents import Intents
+from inventory.renting.machines import naming_gone
 from inventory.renting.owners import own_tag
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, WRITTEN_TAG, of_cluster
 from inventory.ssh import SshError, ask, connect, run
-from snapshots import apply, cost
-from snapshots.create import SnapshotError, wait, whole
-from snapshots.freeze import Rest
+from snapshots import cost, holdings
+from snapshots.create import Rest, wait
+from snapshots.holdings import SnapshotError
 from snapshots.lay_aside import STORE, WAS_ASIDE
 from snapshots.on_node import program
 from snapshots.pairs import WITH_TAG, failed_image, ready_image
+from snapshots.policy import whole
 from snapshots.progress import progress
 
 if TYPE_CHECKING:
-    from inventory.api.values import OwnImage
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
+    from inventory.cloud.values import OwnImage
     from inventory.nodes import Node
     from inventory.settings import Settings
 
@@ -68,20 +67,20 @@ def laid_aside(head: Node) -> Iterator[Rest]:
 
 
 def take_image(
-    cloud: Ecs, settings: Settings, head: Node, snapshot_id: str, *, name: str, gib: float, say: Callable[[str], None]
+    cloud: Cloud, settings: Settings, head: Node, snapshot_id: str, *, name: str, gib: float, say: Callable[[str], None]
 ) -> str:
     """Make the image that belongs to a data snapshot; its id, once machines can be made from it.
 
     Raises CloudError, SshError, SnapshotError, RentError where another command is at work.
     """
-    there = apply.existing(cloud, settings)
-    instance, _ = apply.head_disk_of(there)
+    there = holdings.existing(cloud, settings)
+    instance, _ = holdings.head_disk_of(there)
     system = next((d for d in cloud.disks(instance_id=instance.instance_id) if d.kind == "system"), None)
     if system is None:
         raise SnapshotError(f"{instance.name} has no system disk that the cloud tells of: no image can be made")
     intents = Intents(ClusterPlaces.of(settings.name).intents)
     tags = {**of_cluster(settings.name), **own_tag(settings), WITH_TAG: snapshot_id, WRITTEN_TAG: f"{gib:.1f}"}
-    with vanishing.told(cloud, there.instances), intents.alone():
+    with naming_gone(cloud, there.instances), intents.alone():
         of_system = _snapshot(cloud, intents, head, system.disk_id, name=f"{name[:120]}{SUFFIX}", tags=tags)
     say(f"{of_system} of the system disk is begun; {head.name} has its keys again")
     with progress() as show:
@@ -95,14 +94,14 @@ def take_image(
     return _wait_for_image(cloud, image_id).image_id
 
 
-def _snapshot(cloud: Ecs, intents: Intents, head: Node, disk_id: str, *, name: str, tags: Mapping[str, str]) -> str:
+def _snapshot(cloud: Cloud, intents: Intents, head: Node, disk_id: str, *, name: str, tags: Mapping[str, str]) -> str:
     """Of the system disk, taken while nothing of the head's own is on it; else it is deleted again."""
-    at_once = copy(cloud)  # its calls do not wait for a disk that is busy: the head lets nobody in meanwhile
-    at_once.pace = replace(cloud.pace, wait_limit_s=0)
     intents.forget(INTENT)
     with laid_aside(head) as rest:
         with intents.begun(INTENT, {"disk": disk_id, "name": name}) as token:
-            snapshot_id = at_once.create_snapshot(disk_id, name, {**tags, INTENT_TAG: token}, token)
+            labels = {**tags, INTENT_TAG: token}
+            # A disk that is busy is not waited for: the head lets nobody in meanwhile.
+            snapshot_id = cloud.create_snapshot(disk_id, name, labels, token, waits=False)
     if not rest.held:
         cloud.delete_snapshot(snapshot_id)
         raise SnapshotError(
@@ -112,7 +111,7 @@ def _snapshot(cloud: Ecs, intents: Intents, head: Node, disk_id: str, *, name: s
     return snapshot_id
 
 
-def _wait_for_image(cloud: Ecs, image_id: str) -> OwnImage:
+def _wait_for_image(cloud: Cloud, image_id: str) -> OwnImage:
     while True:
         found = next(iter(cloud.own_images(ids=[image_id])), None)
         if found is None or failed_image(found):

@@ -16,6 +16,7 @@ from typing import Any
 from inventory.nodes import Node
 from inventory.ssh import SshError, ask, connect, on_all
 
+CHECKOUT = Path(__file__).parents[1]
 Heard = Callable[[dict[str, Any]], None]
 COPY_TIMEOUT_S = 300
 MOUNTED_S = 120
@@ -29,11 +30,12 @@ def program(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def look(node: Node) -> dict[str, Any]:
-    """What lies on a node's data disk (look.py). Raises SshError, also where no disk is mounted at /data."""
+def look(node: Node, deploy_command: str) -> dict[str, Any]:
+    """What lies on a node's data disk (look.py). Raises SshError, also where no disk is mounted at /data yet, which
+    `deploy_command` does."""
     seen: dict[str, Any] = json.loads(ask(node, "python3 - /data", stdin=program("look.py")))
     if not seen["mounted"]:
-        raise SshError(f"{node.name}: no disk is mounted at /data yet: pyinfra -y inventory/aliyun.py deploy/base.py")
+        raise SshError(f"{node.name}: no disk is mounted at /data yet: {deploy_command}")
     return seen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inventory.api.values import OwnImage, Snapshot
+from inventory.cloud.values import OwnImage, Snapshot
 
 WITH_TAG = "spotune:with"
 """On an image and on the snapshot it was made of: the data snapshot that was taken with them."""

@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from inventory.api.errors import RentError
-from inventory.api.values import Disk, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Disk, Snapshot
 from snapshots.contents import from_tags
 
 KEEP_LAST = 3
 FAILED_WHY = "failed: nothing can be made from it"
 ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", "failed"
+
+
+def usable(snapshot: Snapshot) -> bool:
+    """Whether disks can be made from it."""
+    return snapshot.is_available or snapshot.status == ACCOMPLISHED
+
+
+def whole(snapshot: Snapshot) -> bool:
+    """Whether its machine may be stopped: all of it is stored away from the disk."""
+    return snapshot.status == ACCOMPLISHED
 
 
 @dataclass(frozen=True)

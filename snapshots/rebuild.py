@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from inventory.api.errors import RentError
-from inventory.api.values import Disk, Instance, OwnImage, Price, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Disk, Instance, OwnImage, Price, Snapshot
 from inventory.renting import members, order
 from snapshots.choose import size_note
 from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
 from snapshots.cost import money
-from snapshots.create import usable
+from snapshots.policy import usable
 
 DEPLOYED_TAG = f"{PREFIX}deployed"
 """On machines whose base deploy has succeeded."""

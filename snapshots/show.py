@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Disk, OwnImage, Snapshot
+from inventory.cloud.values import Disk, OwnImage, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import snapshot_gib, snapshot_month
 from inventory.renting.show import show, up_table
 from inventory.shown import age, table
 from snapshots.contents import WHERE_THINGS_LIVE, from_tags
 from snapshots.cost import money
-from snapshots.create import usable, whole
 from snapshots.pairs import Companions, companions, of_data, ready_image
-from snapshots.policy import Verdict, made_from, newest_first
+from snapshots.policy import Verdict, made_from, newest_first, usable, whole
 
 if TYPE_CHECKING:
     from inventory.renting.up import UpPlan

@@ -10,24 +10,25 @@ from inventory.command_line import FAILURE, ask, say, sentences
 from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.nodes import Node
     from inventory.settings import Settings
 
 SNAPSHOT_HELP = "snapshot id, or latest: the newest of this cluster"
 
 
-def _rented() -> tuple[Settings, Ecs]:
+def _rented() -> tuple[Settings, Cloud]:
     """The settings and the cloud they name. Raises SettingsError for a provider that has no snapshots."""
-    from inventory.ecs import Ecs
-    from inventory.settings import SettingsError, load_settings
+    from inventory.cloud.opening import open_cloud
+    from inventory.settings import RENTED, SettingsError, load_settings
 
     settings = load_settings()
-    if settings.provider != "aliyun":
+    if not settings.is_rented:
+        known = " or ".join(f'"{name}"' for name in RENTED)
         raise SettingsError(
-            f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = "aliyun"'
+            f'cluster.toml says provider = "{settings.provider}"; snapshots are of rented disks: provider = {known}'
         )
-    return settings, Ecs.open(settings)
+    return settings, open_cloud(settings)
 
 
 @task(
@@ -48,21 +49,23 @@ def create(
 
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         import deploy
-        from inventory.api.errors import RentError
+        from inventory.cloud.errors import RentError
+        from inventory.cloud.port import Ability
         from inventory.renting.members import rented_nodes
         from snapshots import imaging
-        from snapshots.create import checked_name
-        from snapshots.taking import attended, take
+        from snapshots.create import attended, checked_name, take
 
         settings, cloud = _rented()
         called = checked_name(name, settings.name, "")
         if image and detach:
             raise RentError("--image and --detach: an image is made of a snapshot that is complete; leave one out")
+        if image and Ability.IMAGES not in cloud.abilities:
+            raise RentError("--image: no machine of this cloud can be made from an image of one's own; leave it out")
         head = rented_nodes(cloud, settings)[0]
         _end_runs(c, head, stop_run)
         if image:
             gib = imaging.used_gib(head)
-            say(imaging.before_creating(gib, settings.aliyun.snapshot_price_gib_month))
+            say(imaging.before_creating(gib, settings.rental.snapshot_price_gib_month))
         packages = Path(deploy.__file__).with_name("keep_packages.py").read_text(encoding="utf-8")
         snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=packages, say=say)
         if image:
@@ -77,7 +80,7 @@ def create(
 def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
     """No run is going on when this returns. Raises RentError where one is and may not be stopped."""
     from inventory import ssh
-    from inventory.api.errors import RentError
+    from inventory.cloud.errors import RentError
     from training.control import runs
     from training.control.head_node import RemoteHead
     from training.tasks import stop
@@ -104,12 +107,12 @@ def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
 def list_snapshots(c: Context) -> None:
     """The cluster's snapshots: size, age, price, what is inside."""
     with sentences("interrupted"):
-        from snapshots import apply, show
+        from snapshots import holdings, show
 
         settings, cloud = _rented()
-        if found := apply.all_snapshots(cloud, settings):
-            images = apply.all_images(cloud, settings)
-            show.print_list(found, cloud.disks(), settings.aliyun.snapshot_price_gib_month, images)
+        if found := holdings.all_snapshots(cloud, settings):
+            images = holdings.all_images(cloud, settings)
+            show.print_list(found, cloud.disks(), settings.rental.snapshot_price_gib_month, images)
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
 
@@ -130,17 +133,17 @@ def prune(
     """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
     with sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
         from inventory.renting import owners
-        from snapshots import apply, pairs, policy, show
+        from snapshots import holdings, pairs, policy, show
 
         settings, cloud = _rented()
-        everything, disks = apply.all_snapshots(cloud, settings), cloud.disks()
-        images = apply.all_images(cloud, settings)
+        everything, disks = holdings.all_snapshots(cloud, settings), cloud.disks()
+        images = holdings.all_images(cloud, settings)
         owners.refuse_foreign(
             settings, [*everything, *images], others, "fab snapshots.prune --others takes them for yours"
         )
         found, stray = pairs.of_data(everything), pairs.strays(everything, images)
         verdicts = policy.all_unused(found, disks) if all_ else policy.prune(found, disks, keep_last)
-        show.print_verdicts(verdicts, settings.aliyun.snapshot_price_gib_month)
+        show.print_verdicts(verdicts, settings.rental.snapshot_price_gib_month)
         for name in [*(i.name for i in stray.images), *(s.name for s in stray.snapshots)]:
             say(f"delete  {name}: made beside a snapshot that is gone")
         going = policy.going(verdicts)
@@ -150,9 +153,9 @@ def prune(
                 return
             again = yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_, others=others)
             ask(yes, question, again)
-            apply.delete_companions(cloud, stray, say)
+            holdings.delete_companions(cloud, stray, say)
             beside = [pairs.companions(each.snapshot_id, everything, images) for each in going]
-            apply.delete(cloud, list(zip(going, beside, strict=True)), say)
+            holdings.delete(cloud, list(zip(going, beside, strict=True)), say)
         for line in policy.what_is_left(verdicts, everything=all_):
             say(line)
 
@@ -165,11 +168,11 @@ def verify(c: Context, snapshot: str = "latest") -> None:
     with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
         import deploy
         from inventory.renting.members import rented_nodes
-        from snapshots import apply, show
+        from snapshots import holdings, show
         from snapshots.verify import compared
 
         settings, cloud = _rented()
-        chosen = apply.chosen(cloud, settings, snapshot)
+        chosen = holdings.chosen(cloud, settings, snapshot)
         source = Path(deploy.__file__).with_name("manifest.py").read_text(encoding="utf-8")
         head = rented_nodes(cloud, settings)[0]
         results = compared(cloud, settings, head, chosen, manifest_source=source, report=say)
@@ -185,10 +188,10 @@ def verify(c: Context, snapshot: str = "latest") -> None:
     auto_shortflags=False,
     help={
         "snapshot": SNAPSHOT_HELP,
-        "nodes": "how many machines; without it aliyun.nodes",
-        "hours": "for how long; without it aliyun.hours",
+        "nodes": "how many machines; without it as cluster.toml says",
+        "hours": "for how long; without it as cluster.toml says",
         "model": "recipe whose base model is read first; without it the newest run's",
-        "image": "machines from the image made with the snapshot, where there is one; --no-image: from aliyun.image",
+        "image": "machines from the image made with the snapshot, where there is one; --no-image: from the usual one",
         "others": "although machines or disks of the cluster are another owner's, by their tag",
         "dry": "only show the steps, and what a snapshot brings back",
         "yes": "do not ask",
@@ -209,16 +212,15 @@ def rebuild(
     with sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
         from inventory.phases import Phases
         from inventory.renting.places import ClusterPlaces
-        from snapshots import apply, show
-        from snapshots.carry_out import Work
+        from snapshots import carry_out, holdings, show
 
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
         with phases.phase("plan"):
-            wanted = apply.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
-            there = apply.existing(cloud, settings)
-            plan, offer = apply.planned(cloud, settings, wanted, there, others)
+            wanted = carry_out.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
+            there = holdings.existing(cloud, settings)
+            plan, offer = carry_out.planned(cloud, settings, wanted, there, others)
         show.print_rebuild(plan, there, offer)
         if dry:
             show.print_where_things_live()
@@ -229,7 +231,7 @@ def rebuild(
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
         models = [_model_folder(name) for name in settings.models.names]
-        work = Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say, phases)
+        work = carry_out.Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say, phases)
         try:
             work.do_all(plan.steps)
         finally:

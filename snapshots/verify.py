@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inventory.api.errors import CloudError, Kind
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, NewDisk, Snapshot
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, NewDisk, Snapshot
 from inventory.nodes import Node
-from inventory.renting import settling
-from inventory.renting.intents import Intents
+from inventory.renting.intents import DISK, Intents, settle_alone
 from inventory.renting.places import ClusterPlaces
 from inventory.renting.tags import INTENT_TAG, NEW, STATE_TAG
 from inventory.settings import Settings
-from snapshots import apply
+from snapshots import holdings
 from snapshots.contents import SCRATCH_TAG, Contents, from_tags
 from snapshots.cost import scratch_sentence
-from snapshots.create import SnapshotError, wait_until_usable
+from snapshots.create import wait_until_usable
+from snapshots.holdings import SnapshotError
 from snapshots.on_node import PRIVATE_MOUNTS, follow
 from snapshots.progress import Show, progress
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
 
-INTENT = f"{settling.DISK} scratch"
+INTENT = f"{DISK} scratch"
 READY_S = 300
 Report = Callable[[str], None]
 
@@ -57,7 +57,7 @@ def folders_of(contents: Contents) -> list[dict[str, str]]:
 
 
 def compared(
-    cloud: Ecs, settings: Settings, head: Node, snapshot: Snapshot, *, manifest_source: str, report: Report
+    cloud: Cloud, settings: Settings, head: Node, snapshot: Snapshot, *, manifest_source: str, report: Report
 ) -> list[Checked]:
     """What of a snapshot is as its checksums say, found on a scratch disk. `manifest_source`: the checker's program.
 
@@ -66,7 +66,7 @@ def compared(
     inside = from_tags(snapshot.tags)
     if not folders_of(inside):
         raise SnapshotError(f"the tags of {snapshot.snapshot_id} name nothing that could be compared")
-    instance, _ = apply.head_disk(cloud, settings)
+    instance, _ = holdings.head_disk(cloud, settings)
     new, _ = wanted_disk(settings, snapshot)
     price = cloud.disk_price_month(new.category, snapshot.disk_gib, new.performance_level, instance.zone_id)
     report(scratch_sentence(snapshot.disk_gib, price))
@@ -79,7 +79,7 @@ def compared(
 
 @contextmanager
 def scratch_disk(
-    cloud: Ecs, intents: Intents, settings: Settings, *, snapshot: Snapshot, instance: Instance, report: Report
+    cloud: Cloud, intents: Intents, settings: Settings, *, snapshot: Snapshot, instance: Instance, report: Report
 ) -> Iterator[Disk]:
     """A disk made from the snapshot and attached to the machine; deleted afterwards, also on errors and Ctrl-C.
 
@@ -101,10 +101,10 @@ def scratch_disk(
 
 def wanted_disk(settings: Settings, snapshot: Snapshot) -> tuple[NewDisk, dict[str, str]]:
     """The disk to make and its tags: to `fab down` it is one that nobody needs."""
-    rented = settings.aliyun
+    rented = settings.rental
     new = NewDisk(
         category=rented.disk_category,
-        performance_level=rented.performance_level if rented.disk_category == "cloud_essd" else "",
+        performance_level=rented.data_level,
         snapshot_id=snapshot.snapshot_id,
         delete_with_instance=True,
         name=f"{settings.name}-scratch",
@@ -112,7 +112,7 @@ def wanted_disk(settings: Settings, snapshot: Snapshot) -> tuple[NewDisk, dict[s
     return new, {CLUSTER_TAG: settings.name, SCRATCH_TAG: snapshot.snapshot_id, STATE_TAG: NEW}
 
 
-def _ready(cloud: Ecs, disk_id: str, within_s: float = READY_S) -> Disk:
+def _ready(cloud: Cloud, disk_id: str, within_s: float = READY_S) -> Disk:
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         disk = next(iter(cloud.disks(ids=[disk_id])), None)
@@ -122,12 +122,12 @@ def _ready(cloud: Ecs, disk_id: str, within_s: float = READY_S) -> Disk:
     raise SnapshotError(f"the scratch disk {disk_id} was not ready after {within_s:.0f} s")
 
 
-def remove_scratch(cloud: Ecs, intents: Intents, settings: Settings, report: Report) -> None:
+def remove_scratch(cloud: Cloud, intents: Intents, settings: Settings, report: Report) -> None:
     """Delete every scratch disk of the cluster, found by its tags: also one whose id never came back.
 
     For a command that holds the cluster.
     """
-    settling.settle_alone(cloud, intents)
+    settle_alone(cloud, intents)
     for disk in cloud.disks(tags={CLUSTER_TAG: settings.name}):
         if SCRATCH_TAG not in disk.tags:
             continue

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from inventory.api.values import CLUSTER_TAG
+from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting import tags
 from inventory.renting.intents import Intents
 from tests.paper_ssh import host_key

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import inventory.renting.tasks as renting
 import snapshots.tasks as keeping
-from inventory.api.errors import ADVICE, Kind
+from inventory.aliyun_ecs.errors import ADVICE
+from inventory.cloud.errors import Kind
 from inventory.localcloud.ecs.faults import EVERY_TIME
 
 MAKING = ("CreateVpc", "CreateVSwitch", "CreateSecurityGroup", "ImportKeyPair")

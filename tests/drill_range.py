@@ -102,7 +102,7 @@ class Range:
         self.api.write_local_state("drill")
         self.ssh = self._stack.enter_context(PaperSsh(lambda: self.world))
         # What a rebuild does over ssh once its machines are there.
-        self._stack.enter_context(patch("snapshots.apply.base_deploy", lambda _: 0))
+        self._stack.enter_context(patch("snapshots.carry_out.base_deploy", lambda *_: 0))
         self._stack.enter_context(patch("snapshots.carry_out.begin", lambda *_: Reading()))
         self._stack.enter_context(patch("snapshots.tasks._doctor", lambda _: None))
         self.set_disk_gib(20)

@@ -7,8 +7,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from inventory.api.retries import Pace
-from inventory.ecs import Ecs
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.pace import Pace
 from inventory.renting import down, tags, up
 from inventory.renting.places import ClusterPlaces
 from inventory.settings import load_settings

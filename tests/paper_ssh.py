@@ -16,13 +16,13 @@ from unittest.mock import patch
 from inventory.localcloud.ecs import world as worlds
 from inventory.localcloud.ecs.paper import Paper
 from inventory.ssh import SshError
-from snapshots.freeze import FROZEN
+from snapshots.create import FROZEN
 from snapshots.lay_aside import WAS_ASIDE
 
 WORLD = "SPOTUNE_PAPER_WORLD"
 MADE_BY_NAME = (
     "inventory.ssh.connect",
-    "snapshots.freeze.connect",
+    "snapshots.create.connect",
     "snapshots.on_node.connect",
     "snapshots.imaging.connect",
 )
@@ -118,8 +118,8 @@ class PaperSsh:
 
     def __enter__(self):
         self._patches = [patch(name, self.connect) for name in MADE_BY_NAME]
-        self._patches += [patch("inventory.renting.reaching.ANSWER_S", 0.1)]
-        self._patches += [patch("inventory.renting.reaching.POLL_S", 0.01)]
+        self._patches += [patch("inventory.renting.machines.ANSWER_S", 0.1)]
+        self._patches += [patch("inventory.renting.machines.ASK_EVERY_S", 0.01)]
         for each in self._patches:
             each.start()
         return self

@@ -89,7 +89,7 @@ class RentedCluster(TypedCluster):
     @cached_property
     def ecs(self):
         """The API, asked as the program asks it."""
-        from inventory.ecs import Ecs
+        from inventory.aliyun_ecs.ecs import Ecs
         from inventory.settings import load_settings
 
         with self.at_home():

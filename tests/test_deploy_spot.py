@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.spot import SCRIPT, SCRIPT_PATH, UNIT_PATH, metadata_address, unit_text
+from deploy.spot import SCRIPT, SCRIPT_PATH, UNIT_PATH, notice_address, unit_text
 from inventory.settings import Settings
 from tests.fake_nodes import deploy
 
@@ -37,8 +37,8 @@ def told(answers: dict[str, dict[str, Any]], settings: dict[str, Any]) -> dict[s
 
 
 def test_the_metadata_service_is_alibabas_but_for_the_hosts_of_this_machine() -> None:
-    assert metadata_address(Settings(provider="aliyun")) == "100.100.100.200"
-    assert metadata_address(Settings(**RENTED)) == "10.9.9.9"
+    assert notice_address(Settings(provider="aliyun")) == "100.100.100.200"
+    assert notice_address(Settings(**RENTED)) == "10.9.9.9"
 
 
 def test_another_head_or_another_script_is_another_unit() -> None:

@@ -4,9 +4,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.api import access_answers, answers, offer_answers
-from inventory.api.answer_fields import flag, listed, moment, moment_or_none, number, tags, whole
-from inventory.api.errors import CloudError
+from inventory.aliyun_ecs import (
+    disks,
+    images,
+    key_pairs,
+    machines,
+    networks,
+    offers,
+    prices,
+    security_groups,
+    snapshots,
+)
+from inventory.aliyun_ecs.answer_fields import flag, listed, moment, moment_or_none, number, tags, whole
+from inventory.cloud.errors import CloudError
+from inventory.cloud.values import MACHINE, SYSTEM_DISK
 from tests.ecs_samples import names, needs_samples, sample
 
 
@@ -21,7 +32,7 @@ def at(text):
 )
 def test_every_recorded_machine_is_read_with_nothing_lost(name):
     raw = sample(name)["Instances"]["Instance"]
-    ours = answers.instances(sample(name))
+    ours = machines.instances_in(sample(name))
     assert len(ours) == len(raw) > 0
     for one, told in zip(ours, raw, strict=True):
         assert one.instance_id == told["InstanceId"] and one.name == told["InstanceName"]
@@ -30,25 +41,25 @@ def test_every_recorded_machine_is_read_with_nothing_lost(name):
         assert [one.private_address] == (told["VpcAttributes"]["PrivateIpAddress"]["IpAddress"] or [""])
         public = told["PublicIpAddress"]["IpAddress"] or [told["EipAddress"]["IpAddress"]]
         assert [one.public_address] == public
-        assert one.gpus == told["GPUAmount"] and one.spot_strategy == told["SpotStrategy"]
-        assert one.price_limit == told.get("SpotPriceLimit", 0)
+        assert one.gpus == told["GPUAmount"] and one.is_spot == (told["SpotStrategy"] != "NoSpot")
+        limited = told["SpotStrategy"] == "SpotWithPriceLimit"
+        assert one.price_limit == (told["SpotPriceLimit"] if limited else None)
         assert one.release_at == (at(told["AutoReleaseTime"]) if told["AutoReleaseTime"] else None)
         assert list(one.locks) == [lock["LockReason"].lower() for lock in told["OperationLocks"]["LockReason"]]
         assert one.key_pair == told.get("KeyPairName", "")
-        assert one.vswitch_id == told["VpcAttributes"]["VSwitchId"]
         assert one.tags == {tag["TagKey"]: tag["TagValue"] for tag in told.get("Tags", {}).get("Tag", [])}
 
 
 @needs_samples
 def test_the_recorded_gpu_machines_are_among_them():
-    assert any(m.gpus for m in answers.instances(sample("ts_DescribeInstances_hangzhou_2024.json")))
+    assert any(m.gpus for m in machines.instances_in(sample("ts_DescribeInstances_hangzhou_2024.json")))
 
 
 @needs_samples
 @pytest.mark.parametrize("name", names("*DescribeDisks*"))
 def test_every_recorded_disk_is_read_with_nothing_lost(name):
     raw = sample(name)["Disks"]["Disk"]
-    for one, told in zip(answers.disks(sample(name)), raw, strict=True):
+    for one, told in zip(disks.disks_in(sample(name)), raw, strict=True):
         assert (one.disk_id, one.serial, one.kind) == (told["DiskId"], told["SerialNumber"], told["Type"])
         assert (one.size_gib, one.category, one.status) == (told["Size"], told["Category"], told["Status"])
         assert one.created == at(told["CreationTime"]) and one.zone_id == told["ZoneId"]
@@ -63,7 +74,7 @@ def test_every_recorded_disk_is_read_with_nothing_lost(name):
 @pytest.mark.parametrize("name", names("*DescribeSnapshots*"))
 def test_every_recorded_snapshot_is_read_with_nothing_lost(name):
     raw = sample(name)["Snapshots"]["Snapshot"]
-    for one, told in zip(answers.snapshots(sample(name)), raw, strict=True):
+    for one, told in zip(snapshots.snapshots_in(sample(name)), raw, strict=True):
         assert (one.snapshot_id, one.name, one.disk_id) == (
             told["SnapshotId"],
             told["SnapshotName"],
@@ -79,7 +90,7 @@ def test_every_recorded_snapshot_is_read_with_nothing_lost(name):
 @pytest.mark.parametrize("name", ["jclouds_instanceTypes.json", "doc_DescribeInstanceTypes.json"])
 def test_every_recorded_type_is_read_with_nothing_lost(name):
     raw = sample(name)["InstanceTypes"]["InstanceType"]
-    for one, told in zip(offer_answers.types(sample(name)), raw, strict=True):
+    for one, told in zip(offers.types_in(sample(name)), raw, strict=True):
         assert (one.name, one.vcpus, one.memory_gib) == (
             told["InstanceTypeId"],
             told["CpuCoreCount"],
@@ -98,7 +109,7 @@ def test_every_recorded_stock_is_read_with_nothing_lost(name):
         for resource in zone["AvailableResources"]["AvailableResource"]
         for each in resource["SupportedResources"]["SupportedResource"]
     ]
-    ours = offer_answers.stock(sample(name))
+    ours = offers.stock_in(sample(name))
     assert [(one.zone_id, one.instance_type, one.in_stock) for one in ours] == raw
     assert any(one.in_stock for one in ours)
 
@@ -106,12 +117,12 @@ def test_every_recorded_stock_is_read_with_nothing_lost(name):
 @needs_samples
 def test_recorded_prices_and_advice_are_read_with_nothing_lost():
     history = sample("doc_DescribeSpotPriceHistory.json")
-    for one, told in zip(offer_answers.spot_prices(history), history["SpotPrices"]["SpotPriceType"], strict=True):
+    for one, told in zip(offers.spot_prices_in(history), history["SpotPrices"]["SpotPriceType"], strict=True):
         assert one.price == told["SpotPrice"]
         assert (one.zone_id, one.instance_type, one.at) == (told["ZoneId"], told["InstanceType"], at(told["Timestamp"]))
-    price = offer_answers.price(sample("doc_DescribePrice.json"))
+    price = prices.price_in(sample("doc_DescribePrice.json"))
     assert (price.trade, price.list, price.currency) == (3712.8, 4368, "CNY")
-    (advice,) = offer_answers.spot_advice(sample("doc_DescribeSpotAdvice.json"))
+    (advice,) = offers.spot_advice_in(sample("doc_DescribeSpotAdvice.json"))
     assert (advice.average_discount_percent, advice.interruption_rate_percent) == (20, 0)
     assert (advice.instance_type, advice.interruption_text) == ("ecs.c5.large", "0-3%")
 
@@ -120,43 +131,43 @@ def test_recorded_prices_and_advice_are_read_with_nothing_lost():
 def test_recorded_images_zones_keys_groups_and_networks_are_read_with_nothing_lost():
     for name in names("*mages*"):
         raw = sample(name)["Images"]["Image"]
-        for (made, one), told in zip(offer_answers.images(sample(name)), raw, strict=True):
+        for (made, one), told in zip(images.images_in(sample(name)), raw, strict=True):
             assert (made, one.image_id, one.name) == (told["CreationTime"], told["ImageId"], told["ImageName"])
             assert (one.size_gib, one.family) == (told["Size"], told.get("ImageFamily", ""))
             assert one.os_name in (told["OSName"], told.get("OSNameEn")) and one.status == told["Status"]
     zones = sample("jclouds_zones.json")
-    assert list(offer_answers.zones(zones)) == [zone["ZoneId"] for zone in zones["Zones"]["Zone"]]
+    assert list(offers.zones_in(zones)) == [zone["ZoneId"] for zone in zones["Zones"]["Zone"]]
     keys = sample("jclouds_keypairs-first.json")
-    assert [(key.name, key.fingerprint) for key in access_answers.key_pairs(keys)] == [
+    assert [(key.name, key.fingerprint) for key in key_pairs.key_pairs_in(keys)] == [
         (told["KeyPairName"], told["KeyPairFingerPrint"]) for told in keys["KeyPairs"]["KeyPair"]
     ]
-    assert access_answers.key_pair(sample("doc_ImportKeyPair.json")).name == "testKeyPairName"
+    assert key_pairs.key_pair_in(sample("doc_ImportKeyPair.json")).name == "testKeyPairName"
     groups = sample("jclouds_securitygroups-first.json")
-    assert [(g.security_group_id, g.name, g.vpc_id) for g in access_answers.security_groups(groups)] == [
+    assert [(g.security_group_id, g.name, g.vpc_id) for g in security_groups.security_groups_in(groups)] == [
         (told["SecurityGroupId"], told["SecurityGroupName"], told["VpcId"])
         for told in groups["SecurityGroups"]["SecurityGroup"]
     ]
-    (vpc,) = access_answers.vpcs(sample("jclouds_vpcs-first.json"))
+    (vpc,) = networks.vpcs_in(sample("jclouds_vpcs-first.json"))
     assert (vpc.vpc_id, vpc.cidr, vpc.status) == ("vpc-gw8vbir5z9j9lncyrjjhx", "192.168.0.0/16", "Available")
-    (vswitch,) = access_answers.vswitches(sample("jclouds_vswitches-first.json"))
-    assert (vswitch.vswitch_id, vswitch.vpc_id) == ("vsw-gw8rg87kqcw1kh2qms0pj", "vpc-gw8myavcsj64kfpp92kd0")
-    assert (vswitch.zone_id, vswitch.cidr, vswitch.free_addresses) == ("eu-central-1a", "172.16.1.0/24", 252)
+    (subnet,) = networks.subnets_in(sample("jclouds_vswitches-first.json"))
+    assert (subnet.subnet_id, subnet.vpc_id) == ("vsw-gw8rg87kqcw1kh2qms0pj", "vpc-gw8myavcsj64kfpp92kd0")
+    assert (subnet.zone_id, subnet.cidr, subnet.free_addresses) == ("eu-central-1a", "172.16.1.0/24", 252)
 
 
 READERS = {
-    "Instances": answers.instances,
-    "Disks": answers.disks,
-    "Snapshots": answers.snapshots,
-    "InstanceTypes": offer_answers.types,
-    "AvailableZones": offer_answers.stock,
-    "AvailableSpotZones": offer_answers.spot_advice,
-    "SpotPrices": offer_answers.spot_prices,
-    "Zones": offer_answers.zones,
-    "Images": offer_answers.images,
-    "KeyPairs": access_answers.key_pairs,
-    "SecurityGroups": access_answers.security_groups,
-    "Vpcs": access_answers.vpcs,
-    "VSwitches": access_answers.vswitches,
+    "Instances": machines.instances_in,
+    "Disks": disks.disks_in,
+    "Snapshots": snapshots.snapshots_in,
+    "InstanceTypes": offers.types_in,
+    "AvailableZones": offers.stock_in,
+    "AvailableSpotZones": offers.spot_advice_in,
+    "SpotPrices": offers.spot_prices_in,
+    "Zones": offers.zones_in,
+    "Images": images.images_in,
+    "KeyPairs": key_pairs.key_pairs_in,
+    "SecurityGroups": security_groups.security_groups_in,
+    "Vpcs": networks.vpcs_in,
+    "VSwitches": networks.subnets_in,
 }
 
 
@@ -178,11 +189,14 @@ def machine(**told):
         "ZoneId": "r-h",
         "CreationTime": "2024-02-21T03:58Z",
     }
-    return answers.instances({"Instances": {"Instance": [given | told]}})[0]
+    return machines.instances_in({"Instances": {"Instance": [given | told]}})[0]
+
+
+LIMITED = {"SpotStrategy": "SpotWithPriceLimit", "SpotPriceLimit": "0.5"}
 
 
 def test_a_machine_without_tags_addresses_or_release_time_is_whole():
-    one = machine(AutoReleaseTime="", GPUAmount="", SpotPriceLimit="0.5", EipAddress={"IpAddress": "198.51.100.7"})
+    one = machine(AutoReleaseTime="", GPUAmount="", EipAddress={"IpAddress": "198.51.100.7"}, **LIMITED)
     assert (one.tags, one.private_address, one.release_at, one.gpus) == ({}, "", None, 0)
     assert (one.price_limit, one.public_address) == (0.5, "198.51.100.7")
 
@@ -232,7 +246,7 @@ def test_a_snapshot_says_itself_whether_it_can_be_used():
     told |= {"Status": "progressing", "RemainTime": 38, "FullSnapshotSizeInBytes": "12"}
 
     def read(**more):
-        return answers.snapshots({"Snapshots": {"Snapshot": [told | more]}})[0]
+        return snapshots.snapshots_in({"Snapshots": {"Snapshot": [told | more]}})[0]
 
     assert read(Available=True).is_available and not read(Available=False).is_available
     assert not read().is_available and read(Status="accomplished").is_available
@@ -242,17 +256,17 @@ def test_a_snapshot_says_itself_whether_it_can_be_used():
 
 def test_what_every_answer_has_is_named_where_it_is_missing():
     with pytest.raises(CloudError, match="has no InstanceId"):
-        answers.instances({"Instances": {"Instance": [{"Status": "Running"}]}})
+        machines.instances_in({"Instances": {"Instance": [{"Status": "Running"}]}})
     with pytest.raises(CloudError, match="has no PriceInfo"):
-        offer_answers.price({"RequestId": "R"})
+        prices.price_in({"RequestId": "R"})
 
 
 def test_the_parts_of_a_price_are_read():
     told = {"TradePrice": "1.5", "OriginalPrice": 2, "Currency": "USD"}
     details = [{"Resource": "systemDisk", "TradePrice": 0.1}, {"Resource": "instanceType", "TradePrice": 1.4}]
-    price = offer_answers.price({"PriceInfo": {"Price": told | {"DetailInfos": {"DetailInfo": details}}}})
+    price = prices.price_in({"PriceInfo": {"Price": told | {"DetailInfos": {"DetailInfo": details}}}})
     assert (price.trade, price.list, price.currency) == (1.5, 2, "USD")
-    assert price.parts == {"systemDisk": 0.1, "instanceType": 1.4}
+    assert price.parts == {SYSTEM_DISK: 0.1, MACHINE: 1.4}
 
 
 def test_only_rules_that_let_something_in_are_read():
@@ -262,7 +276,7 @@ def test_only_rules_that_let_something_in_are_read():
         {"IpProtocol": "TCP", "PortRange": "1/9", "SourceCidrIp": "0.0.0.0/0", "Policy": "Drop"},
         {"IpProtocol": "TCP", "PortRange": "1/9", "DestCidrIp": "0.0.0.0/0", "Direction": "egress"},
     ]
-    first, second = access_answers.rules({"Permissions": {"Permission": told}})
+    first, second = security_groups.rules_in({"Permissions": {"Permission": told}})
     assert (first.protocol, first.ports, first.source, first.rule_id) == ("tcp", "22/22", "198.51.100.7/32", "sgr-1")
     assert (second.protocol, second.source) == ("all", "sg-1")
 
@@ -275,7 +289,7 @@ def test_stock_that_is_not_refilled_is_stock_and_one_without_is_not():
         }
         return {"AvailableZones": {"AvailableZone": [{"ZoneId": "r-h", "AvailableResources": resources}]}}
 
-    assert offer_answers.stock(zone("ClosedWithStock"))[0].in_stock
-    assert not offer_answers.stock(zone("WithoutStock"))[0].in_stock
-    assert not offer_answers.stock(zone("WithStock", "SoldOut"))[0].in_stock
-    assert offer_answers.stock({"AvailableZones": {"AvailableZone": [{"ZoneId": "r-h"}]}}) == ()
+    assert offers.stock_in(zone("ClosedWithStock"))[0].in_stock
+    assert not offers.stock_in(zone("WithoutStock"))[0].in_stock
+    assert not offers.stock_in(zone("WithStock", "SoldOut"))[0].in_stock
+    assert offers.stock_in({"AvailableZones": {"AvailableZone": [{"ZoneId": "r-h"}]}}) == ()

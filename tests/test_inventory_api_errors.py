@@ -4,9 +4,10 @@ import csv
 
 import pytest
 
-from inventory.api.errors import ADVICE, Kind, classify, sentence
-from inventory.api.no_answer import no_answer
-from inventory.api.retries import Pace, goes_on, pause_s
+from inventory.aliyun_ecs.errors import ADVICE, classify, sentence
+from inventory.aliyun_ecs.no_answer import no_answer
+from inventory.cloud.errors import Kind
+from inventory.cloud.pace import Pace, goes_on, pause_s
 from tests.ecs_samples import FOLDER, needs_samples
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from invoke import Exit
 
-from inventory.api.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.command_line import ask, sentences
 from inventory.errors import InventoryError
 from inventory.localcloud.commands import LocalCloudError

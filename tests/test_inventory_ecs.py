@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from inventory.aliyun_ecs.caller import ECS
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.machines import ordered_name
 from inventory.aliyun_settings import Aliyun
-from inventory.api.caller import ECS
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.retries import Pace
-from inventory.api.values import CLUSTER_TAG, Launch, NewDisk, Rule
-from inventory.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.pace import Pace
+from inventory.cloud.values import CLUSTER_TAG, Launch, NewDisk, Rule
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
 from tests.scripted_api import Say, ScriptedApi, refusal
@@ -29,15 +30,13 @@ ROOT = Path(__file__).parent.parent
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHRlc3Q"
 QUICK = Pace(first_s=0.01, longest_s=0.05, throttled_s=2, poll_s=0.01, wait_limit_s=0.5, read_s=0.5)
 ORDER = Launch(
-    region_id="cn-hangzhou",
     zone_id="cn-hangzhou-h",
     instance_type="ecs.a.small",
     image_id="m-1",
     security_group_id="sg-1",
-    vswitch_id="vsw-1",
-    amount=2,
+    subnet_id="vsw-1",
     min_amount=2,
-    name="c-te[1,0]",
+    names=("c-te1", "c-te2"),
     key_pair="c-key",
     system_disk=NewDisk("cloud_essd", 60, "PL1"),
     data_disks=(NewDisk("cloud_essd", 120, "PL1", "s-1", False, "c-te1-data"),),
@@ -96,7 +95,7 @@ def test_an_order_carries_every_field_and_its_token(at):
         "1",
         "PostPaid",
     )
-    assert sent["AutoReleaseTime"] == "2026-01-02T03:04:00Z" and sent["InstanceName"] == "c-te[1,0]"
+    assert sent["AutoReleaseTime"] == "2026-01-02T03:04:00Z" and sent["InstanceName"] == "c-te[1,1]"
     assert (sent["SystemDisk.Category"], sent["SystemDisk.Size"]) == ("cloud_essd", "60")
     assert (sent["DataDisk.1.SnapshotId"], sent["DataDisk.1.DeleteWithInstance"]) == ("s-1", "False")
     assert "DataDisk.1.Size" not in sent
@@ -372,6 +371,12 @@ def test_a_disk_price_is_a_months_and_none_where_the_cloud_does_not_tell(at):
         assert at(api).disk_price_month("cloud_essd", 120, "PL1", "r-h") is None
 
 
+def test_several_machines_are_numbered_by_the_cloud_and_one_is_not():
+    assert ordered_name(["demo-te2", "demo-te3", "demo-te4"]) == "demo-te[2,1]"
+    assert ordered_name(["demo-te8", "demo-te9", "demo-te10"]) == "demo-te[8,2]", "te08, te09, te10"
+    assert ordered_name(["demo-te2"]) == "demo-te2"
+
+
 def test_every_field_of_ours_is_one_the_vendors_models_know(at):
     """Each method once: an unknown field would raise before it is sent."""
     body = {"TotalCount": 0, "DiskId": "d-1", "SnapshotId": "s-1", "SecurityGroupId": "sg-1", "VpcId": "vpc-1"}
@@ -385,16 +390,16 @@ def test_every_field_of_ours_is_one_the_vendors_models_know(at):
         grown = NewDisk("cloud_auto", 200, "", "s-1", name="x")
         assert cloud.create_disk("r-h", grown, {"a": "b"}, "token") == "d-1"
         assert api.calls[-1][1] | {"Size": "200", "SnapshotId": "s-1", "ClientToken": "token"} == api.calls[-1][1]
-        assert cloud.create_snapshot("d-1", "name", {"a": "b"}, "token", 7) == "s-1"
+        assert cloud.create_snapshot("d-1", "name", {"a": "b"}, "token") == "s-1"
         assert cloud.types(["ecs.a"]) == cloud.stock("ecs.a", True) == cloud.spot_advice(["ecs.a"]) == ()
         assert cloud.disk_categories("r-h", "ecs.a") == cloud.zones() == cloud.key_pairs("k") == ()
-        limited = dataclasses.replace(ORDER, spot_strategy="SpotWithPriceLimit", price_limit=0.12345)
+        limited = dataclasses.replace(ORDER, price_limit=0.12345)
         assert cloud.price(limited).trade == 1
         cloud.run(limited, "token")
         assert api.calls[-1][1]["SpotPriceLimit"] == "0.123"
         assert cloud.create_security_group("vpc-1", "name", {"a": "b"}, "token") == "sg-1"
         assert cloud.security_groups(tags={"a": "b"}, vpc_id="vpc-1") == cloud.rules("sg-1") == ()
-        assert cloud.vswitches("vpc-1") == cloud.snapshots(disk_id="d-1") == cloud.disks(instance_id="i-1") == ()
+        assert cloud.subnets("vpc-1") == cloud.snapshots(disk_id="d-1") == cloud.disks(instance_id="i-1") == ()
         cloud.delete_key_pair("k")
         cloud.tag("disk", ["d-1"], {"a": "b"})
 
@@ -457,8 +462,8 @@ def test_the_local_cloud_that_does_not_run_is_said_in_one_sentence(at, tmp_path)
 OPEN = """
 import sys
 from inventory.aliyun_settings import Aliyun
-from inventory.ecs import Ecs
-from inventory.api.errors import RentError
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import RentError
 from inventory.settings import Settings
 try:
     cloud = Ecs.open(Settings(provider="aliyun", aliyun=Aliyun(endpoint=sys.argv[1])))
@@ -505,7 +510,8 @@ def test_without_the_sdk_it_is_said_how_to_install_it(tmp_path):
 
 
 def test_the_module_itself_imports_no_sdk():
-    code = "import sys, inventory.ecs; print([m for m in sys.modules if m.startswith(('alibabacloud', 'darabonba'))])"
+    sdk = "[m for m in sys.modules if m.startswith(('alibabacloud', 'darabonba'))]"
+    code = f"import sys, inventory.aliyun_ecs.ecs; print({sdk})"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
@@ -518,7 +524,7 @@ def test_the_module_itself_imports_no_sdk():
     ],
 )
 def test_a_region_has_the_vendors_own_addresses(at, monkeypatch, region, ecs, vpc):
-    from inventory.ecs import Endpoint
+    from inventory.aliyun_ecs.ecs import Endpoint
 
     with ScriptedApi() as api:
         write_state(api.endpoint, os.getpid())

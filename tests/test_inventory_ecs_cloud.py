@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from inventory.aliyun_ecs.ecs import Ecs
 from inventory.aliyun_settings import Aliyun
-from inventory.api.errors import CloudError, Kind
-from inventory.api.retries import Pace
-from inventory.api.values import CLUSTER_TAG, Launch, NewDisk, Rule
-from inventory.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.pace import Pace
+from inventory.cloud.values import CLUSTER_TAG, Launch, NewDisk, Rule
 from inventory.renting.intents import Intents
 from inventory.settings import Settings
 from tests.ecs_api import EcsApi
@@ -44,20 +44,18 @@ def token():
 def order(cloud):
     zone = cloud.zones()[0]
     vpc = cloud.create_vpc("face", "10.99.0.0/16", token())
-    vswitch = cloud.create_vswitch(vpc, zone, "10.99.1.0/24", "face", token())
+    subnet = cloud.create_subnet(vpc, zone, "10.99.1.0/24", "face", token())
     group = cloud.create_security_group(vpc, "face", TAGS, token())
     cloud.allow(group, Rule("tcp", "22/22", "198.51.100.7/32", description="you"))
     key = cloud.import_key_pair("face-key", PUBLIC_KEY, TAGS)
     return Launch(
-        region_id=cloud.region_id,
         zone_id=zone,
         instance_type="ecs.local.small",
         image_id=cloud.image("acs:ubuntu_22_04_x64").image_id,
         security_group_id=group,
-        vswitch_id=vswitch,
-        amount=2,
+        subnet_id=subnet,
         min_amount=2,
-        name="face-te[1,1]",
+        names=("face-te1", "face-te2"),
         key_pair=key.name,
         system_disk=NewDisk("cloud_essd", 40, "PL1"),
         data_disks=(NewDisk("cloud_essd", 20, "PL1", "", False, "face-te1-data"),),

@@ -58,7 +58,7 @@ def test_libraries_stay_where_they_belong(path):
         assert "pyinfra" not in roots
     if path.name != "tasks.py" and at not in ("inventory/ssh.py", "inventory/command_line.py"):
         assert not roots & {"fabric", "invoke"}
-    if at != "inventory/ecs.py":
+    if at != "inventory/aliyun_ecs/ecs.py":
         sdk = {"alibabacloud_ecs20140526", "alibabacloud_tea_openapi", "alibabacloud_credentials", "darabonba", "Tea"}
         assert not roots & sdk
     if not at.startswith("training/"):
@@ -107,6 +107,22 @@ def test_only_its_own_modules_know_a_strategys_name():
     assert wrong == []
 
 
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_vendor_stands_behind_the_port(path):
+    at = str(path.relative_to(ROOT))
+    if at.startswith("inventory/aliyun_ecs/") or at == "inventory/cloud/opening.py":
+        return
+    named = [name for name in imports(path) if name.startswith("inventory.aliyun_ecs")]
+    assert named == [], "ask inventory/cloud/port.py; which vendor answers says inventory/cloud/opening.py alone"
+
+
+@pytest.mark.parametrize("name", ["port", "values", "errors", "pace"])
+def test_the_port_itself_knows_no_vendor_and_no_settings(name):
+    ours = [each for each in imports(ROOT / f"inventory/cloud/{name}.py") if each.split(".")[0] in FOLDERS]
+    wrong = [each for each in ours if not each.startswith(("inventory.cloud.", "inventory.errors"))]
+    assert wrong == [], "a test double and the next vendor are written against these files alone"
+
+
 def test_the_map_of_tasks_is_drawn_without_heavy_imports():
     code = (
         "import sys, fabfile\n"
@@ -123,3 +139,30 @@ def test_only_the_ssh_module_opens_connections():
         names = {getattr(call.func, "id", getattr(call.func, "attr", "")) for call in calls}
         if str(path.relative_to(ROOT)) != "inventory/ssh.py":
             assert "Connection" not in names, path
+
+
+def provider_strings(path):
+    """Lines that hold a provider's name against something, or spell its inventory file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(each, ast.Constant) and each.value in ("aliyun", "static", "local") for each in sides):
+                yield node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "inventory/aliyun.py" in node.value:
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_settings_know_providers_by_name(path):
+    if str(path.relative_to(ROOT)) in ("inventory/settings.py", "inventory/aliyun.py"):
+        return
+    why = "ask the settings: is_rented, is_listed, on_this_machine, deploy_command"
+    assert list(provider_strings(path)) == [], why
+
+
+@pytest.mark.parametrize("folder", ["inventory/renting", "inventory/cloud", "snapshots"])
+def test_renting_and_snapshots_name_no_vendor(folder):
+    for path in sorted((ROOT / folder).glob("*.py")):
+        if path.name != "opening.py":
+            text = path.read_text(encoding="utf-8").lower()
+            assert "aliyun" not in text, f"{path}: a vendor's table is settings.rental, a key of it rental.key(...)"

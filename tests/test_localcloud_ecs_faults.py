@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind
-from inventory.api.values import NewDisk
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import NewDisk
 from tests.paper_cluster import PaperCluster
 
 MINE = {"spotune:cluster": "demo"}

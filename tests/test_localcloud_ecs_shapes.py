@@ -270,23 +270,23 @@ def test_the_walk_covers_the_recordings(recorded):
 def test_what_our_code_reads_of_answers_is_there(answers):
     """Our parsers find every field they look for in the emulator's answers."""
     readers = {
-        "DescribeInstances": ("answers", "instances"),
-        "DescribeDisks": ("answers", "disks"),
-        "DescribeSnapshots": ("answers", "snapshots"),
-        "DescribeInstanceTypes": ("offer_answers", "types"),
-        "DescribeSpotPriceHistory": ("offer_answers", "spot_prices"),
-        "DescribeSpotAdvice": ("offer_answers", "spot_advice"),
-        "DescribePrice": ("offer_answers", "price"),
-        "DescribeZones": ("offer_answers", "zones"),
-        "DescribeImages": ("offer_answers", "images"),
-        "DescribeKeyPairs": ("access_answers", "key_pairs"),
-        "DescribeSecurityGroups": ("access_answers", "security_groups"),
-        "DescribeSecurityGroupAttribute": ("access_answers", "rules"),
-        "DescribeVpcs": ("access_answers", "vpcs"),
-        "DescribeVSwitches": ("access_answers", "vswitches"),
+        "DescribeInstances": ("machines", "instances_in"),
+        "DescribeDisks": ("disks", "disks_in"),
+        "DescribeSnapshots": ("snapshots", "snapshots_in"),
+        "DescribeInstanceTypes": ("offers", "types_in"),
+        "DescribeSpotPriceHistory": ("offers", "spot_prices_in"),
+        "DescribeSpotAdvice": ("offers", "spot_advice_in"),
+        "DescribePrice": ("prices", "price_in"),
+        "DescribeZones": ("offers", "zones_in"),
+        "DescribeImages": ("images", "images_in"),
+        "DescribeKeyPairs": ("key_pairs", "key_pairs_in"),
+        "DescribeSecurityGroups": ("security_groups", "security_groups_in"),
+        "DescribeSecurityGroupAttribute": ("security_groups", "rules_in"),
+        "DescribeVpcs": ("networks", "vpcs_in"),
+        "DescribeVSwitches": ("networks", "subnets_in"),
     }
     for action, (module, name) in readers.items():
-        read = getattr(importlib.import_module(f"inventory.api.{module}"), name)
+        read = getattr(importlib.import_module(f"inventory.aliyun_ecs.{module}"), name)
         missing = []
         for each in answers[action]:
             vain = []

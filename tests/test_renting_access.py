@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import Rule, Vpc
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Rule, Vpc
 from inventory.renting import access, keys, network
+from inventory.renting.access import agreed, public_address
 from inventory.renting.places import ClusterPlaces
-from inventory.renting.public_address import agreed, public_address
 from inventory.settings import Settings
 
 OURS = Rule("tcp", "22/22", "203.0.113.7/32", "r-1", access.DESCRIPTION)
@@ -37,9 +37,11 @@ def test_a_rule_of_somebody_else_is_said_and_stays():
 
 
 def test_where_ssh_comes_from_is_the_settings_or_this_machines_bridge():
-    own = Settings.model_validate({"aliyun": {"ssh_from": ["203.0.113.9/24", "198.51.100.1"]}})
+    own = Settings.model_validate({"provider": "aliyun", "aliyun": {"ssh_from": ["203.0.113.9/24", "198.51.100.1"]}})
     assert access.ssh_sources(own) == ("198.51.100.1/32", "203.0.113.0/24")
-    local = Settings.model_validate({"aliyun": {"endpoint": "local"}, "local": {"subnet": "10.99.0.0/24"}})
+    local = Settings.model_validate(
+        {"provider": "aliyun", "aliyun": {"endpoint": "local"}, "local": {"subnet": "10.99.0.0/24"}}
+    )
     assert access.ssh_sources(local) == ("10.99.0.1/32",)
 
 
@@ -52,7 +54,7 @@ def test_where_ssh_comes_from_is_the_settings_or_this_machines_bridge():
     ],
 )
 def test_two_services_must_agree_on_a_public_address(answers, address):
-    assert agreed(answers) == address
+    assert agreed(answers, "aliyun.ssh_from") == address
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_two_services_must_agree_on_a_public_address(answers, address):
 )
 def test_where_they_do_not_the_user_is_told_which_setting_to_make(answers):
     with pytest.raises(RentError, match=r"set aliyun\.ssh_from"):
-        agreed(answers)
+        agreed(answers, "aliyun.ssh_from")
 
 
 @pytest.fixture
@@ -90,23 +92,23 @@ def echo():
 
 def test_services_are_asked_past_any_proxy_and_one_that_is_dead_is_no_obstacle(echo, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert public_address([echo, "http://127.0.0.1:9", echo]) == "8.8.4.4"
+    assert public_address("aliyun.ssh_from", [echo, "http://127.0.0.1:9", echo]) == "8.8.4.4"
 
 
 def test_a_new_switch_gets_the_first_free_network():
-    assert network.free_network("172.16.0.0/12", []) == "172.16.0.0/20"
-    assert network.free_network("172.16.0.0/12", ["172.16.0.0/20", "172.16.16.0/24"]) == "172.16.32.0/20"
+    assert network.free_network("172.16.0.0/12", [], "aliyun.vpc") == "172.16.0.0/20"
+    assert network.free_network("172.16.0.0/12", ["172.16.0.0/20", "172.16.16.0/24"], "aliyun.vpc") == "172.16.32.0/20"
     with pytest.raises(RentError, match="no room"):
-        network.free_network("192.168.0.0/24", ["192.168.0.0/25"])
+        network.free_network("192.168.0.0/24", ["192.168.0.0/25"], "aliyun.vpc")
 
 
 def test_the_vpc_is_the_settings_own_else_spotunes():
     own, other = Vpc("vpc-1", "spotune", "172.16.0.0/12", "Available"), Vpc("vpc-2", "", "10.0.0.0/8", "Available")
-    assert network.chosen([other, own], "") is own
-    assert network.chosen([other], "") is None
-    assert network.chosen([other, own], "vpc-2") is other
+    assert network.chosen([other, own], "", "aliyun.vpc") is own
+    assert network.chosen([other], "", "aliyun.vpc") is None
+    assert network.chosen([other, own], "vpc-2", "aliyun.vpc") is other
     with pytest.raises(RentError, match="there is: vpc-2"):
-        network.chosen([other], "vpc-9")
+        network.chosen([other], "vpc-9", "aliyun.vpc")
 
 
 def settings(key):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, ledger
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -51,20 +51,23 @@ def test_a_loose_disk_counts_from_when_it_was_made_to_the_end_of_the_month():
     assert shares == [pytest.approx(15), pytest.approx(30)]
 
 
+KEY = "aliyun.budget"
+
+
 def test_what_fits_is_not_refused_and_without_a_budget_nothing_is():
     money = cost.Spent(10, 10, 5, 5)
-    assert cost.over_budget(50, money, cost.Purchase(2, 5, 2, "CNY")) == ""
-    assert cost.over_budget(0, money, cost.Purchase(200, 5, 2, "CNY")) == ""
+    assert cost.over_budget(KEY, 50, money, cost.Purchase(2, 5, 2, "CNY")) == ""
+    assert cost.over_budget(KEY, 0, money, cost.Purchase(200, 5, 2, "CNY")) == ""
 
 
 def test_what_does_not_fit_is_refused_with_the_hours_that_would():
-    said = cost.over_budget(50, cost.Spent(10, 10, 5, 5), cost.Purchase(2, 5, 2.1, "CNY"))
+    said = cost.over_budget(KEY, 50, cost.Spent(10, 10, 5, 5), cost.Purchase(2, 5, 2.1, "CNY"))
     assert "21.00" in said and "20.00 of this month's 50 CNY are left" in said and "--hours 2" in said
     assert said.endswith("set a larger aliyun.budget")
-    assert "fewer --nodes" in cost.over_budget(50, cost.Spent(45, 0, 0, 0), cost.Purchase(4, 10, 1, "CNY"))
+    assert "fewer --nodes" in cost.over_budget(KEY, 50, cost.Spent(45, 0, 0, 0), cost.Purchase(4, 10, 1, "CNY"))
 
 
-PRICE = Price(2.0, 9.0, "CNY", {"instanceType": 1.5, "systemDisk": 0.2, "dataDisk": 0.3})
+PRICE = Price(2.0, 9.0, "CNY", {MACHINE: 1.5, SYSTEM_DISK: 0.2, DATA_DISK: 0.3})
 
 
 def test_the_limit_is_what_the_budget_bears_without_the_disks_rounded_down():
@@ -85,7 +88,7 @@ def test_machines_that_stand_are_reckoned_with_at_the_most_they_can_cost():
 
 
 def test_keeping_what_is_there_can_be_too_much_too():
-    assert "keeping the machines" in cost.over_budget(50, cost.Spent(0, 10, 0, 45), cost.Purchase(0, 0, 4))
+    assert "keeping the machines" in cost.over_budget(KEY, 50, cost.Spent(0, 10, 0, 45), cost.Purchase(0, 0, 4))
 
 
 def test_the_budget_ends_when_the_running_machines_have_used_it_up():
@@ -105,46 +108,64 @@ def test_a_snapshot_costs_by_what_is_written_or_at_most_its_disk():
         assert cost.snapshot_month(tagged, 0.12) == pytest.approx(1.2)
 
 
+HERE = ledger.Where()
+
+
+def looked(file, instances, now, here=HERE):
+    """A look at the cloud is written down; what is gone by then."""
+    ledger.record(file, instances, now, here)
+    return ledger.past(file, now, here)
+
+
+def test_only_recording_writes(tmp_path):
+    file = tmp_path / "ledger.jsonl"
+    ledger.record(file, [machine(release_at=NOON + HOUR)], NOON, ledger.Where("cn"))
+    before = file.read_bytes()
+    (gone,) = ledger.past(file, NOON + 9 * HOUR, ledger.Where("elsewhere"))
+    assert gone.ended == NOON + HOUR and ledger.past(file, NOON, ledger.Where("cn")) == ()
+    assert file.read_bytes() == before
+
+
 def test_a_machine_that_is_gone_stays_in_the_ledger_until_when_it_can_have_lived(tmp_path):
     file = tmp_path / "x" / "ledger.jsonl"
-    assert ledger.look(file, [machine()], NOON) == ()
-    assert ledger.look(file, [machine()], NOON) == ()
+    assert looked(file, [machine()], NOON) == ()
+    assert looked(file, [machine()], NOON) == ()
     assert len(file.read_text().splitlines()) == 1, "what did not change is not written again"
-    (gone,) = ledger.look(file, [], NOON + 9 * HOUR)
+    (gone,) = looked(file, [], NOON + 9 * HOUR)
     assert gone.ended == NOON + HOUR, "the cloud released it then"
-    assert ledger.look(file, [], NOON + 10 * HOUR) == (gone,)
+    assert looked(file, [], NOON + 10 * HOUR) == (gone,)
     assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_later_release_time_is_noticed_and_an_early_end_is_taken_as_now(tmp_path):
     file = tmp_path / "ledger.jsonl"
-    ledger.look(file, [machine()], NOON)
-    ledger.look(file, [machine(release_at=NOON + 5 * HOUR)], NOON)
-    (gone,) = ledger.look(file, [], NOON + 2 * HOUR)
+    looked(file, [machine()], NOON)
+    looked(file, [machine(release_at=NOON + 5 * HOUR)], NOON)
+    (gone,) = looked(file, [], NOON + 2 * HOUR)
     assert gone.ended == NOON + 2 * HOUR
 
 
 def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     file = tmp_path / "ledger.jsonl"
-    ledger.look(file, [machine(instance_id="i-1")], NOON)
+    looked(file, [machine(instance_id="i-1")], NOON)
     file.write_text(file.read_text() + '{"instance_id": "i-2", "na')
     assert set(ledger.read(file)) == {"i-1"}
 
 
 def test_a_price_that_is_known_survives_a_look_without_its_tag(tmp_path):
     file = tmp_path / "machines.jsonl"
-    ledger.look(file, [machine()], NOON)
+    looked(file, [machine()], NOON)
     untagged = replace(machine(), tags={})
-    ledger.look(file, [untagged], NOON)
-    (gone,) = ledger.look(file, [], NOON + 9 * HOUR)
+    looked(file, [untagged], NOON)
+    (gone,) = looked(file, [], NOON + 9 * HOUR)
     assert (gone.price_h, gone.currency) == (2.0, "CNY")
 
 
 def test_a_look_that_was_not_told_its_account_ends_and_takes_over_nothing_of_a_known_one(tmp_path):
     file, mine, nobody = tmp_path / "machines.jsonl", ledger.Where("cn", "mine"), ledger.Where("cn", "")
-    ledger.look(file, [machine()], NOON, mine)
-    assert ledger.look(file, [], NOON, nobody) == ()
-    ledger.look(file, [machine()], NOON, nobody)
+    looked(file, [machine()], NOON, mine)
+    assert looked(file, [], NOON, nobody) == ()
+    looked(file, [machine()], NOON, nobody)
     other = ledger.Where("cn", "other")
-    assert ledger.look(file, [], NOON, other) == ()
+    assert looked(file, [], NOON, other) == ()
     assert [entry.account for entry in ledger.elsewhere(ledger.read(file), other, NOON)] == ["mine"]

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import CLUSTER_TAG, NewDisk
-from inventory.ecs import Ecs
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import CLUSTER_TAG, NewDisk
 from inventory.renting import down, show, tags
 from tests.paper_cluster import FAST, SMALL, PaperCluster
 

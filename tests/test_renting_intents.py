@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.renting import intents as module
 from inventory.renting.intents import Intents, digest
 
@@ -161,7 +161,7 @@ def test_many_at_once_lose_nothing(intents):
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from inventory.api.errors import RentError
+from inventory.cloud.errors import RentError
 from inventory.renting.intents import Intents
 intents = Intents(Path(sys.argv[1]))
 intents.begun("first", 1).__enter__()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind
-from inventory.ecs import Ecs
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import making, members, up
 from inventory.renting.intents import Intents
 from tests.paper_cluster import FAST, ROOT, SMALL, PaperCluster
@@ -219,7 +219,7 @@ def test_ctrl_c_is_one_sentence_and_the_next_command_ends_right(cluster):
 def test_killed_at_any_moment_the_next_up_ends_right(cluster):
     code = (
         "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
-        "from inventory.ecs import Ecs; from inventory.renting import up\n"
+        "from inventory.aliyun_ecs.ecs import Ecs; from inventory.renting import up\n"
         "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"
         "plan = up.plan_up(cloud, settings, up.Wish(2, 4))\n"
         "up.carry_out(cloud, settings, plan, print, lambda nodes: None)\n"

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.ecs import Ecs
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import RentError
 from inventory.renting import making, members, tags
 from inventory.renting.intents import Intents
 from inventory.renting.lease import EARLIEST, budget_end, cover, kept, next_release
@@ -175,7 +175,7 @@ def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(clu
     cluster.up(1)
     looks = []
 
-    def strange(settings):
+    def strange(settings, record):
         looks.append(settings)
         raise KeyError(f"look {len(looks)}")
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from inventory.api.values import SpotAdvice, SpotPrice, Stock
+from inventory.cloud.values import SpotAdvice, SpotPrice, Stock
 from inventory.renting.offers import Market, Preference, price_range, ranked, unknown_types
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.api.values import CLUSTER_TAG, Disk, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Price, Snapshot
 from inventory.renting import order
 from inventory.settings import Settings
 
@@ -26,19 +26,19 @@ def launch(own, numbers=(1, 2, 3), bare=(), **more):
 
 def test_a_run_of_numbers_is_one_order_of_all_or_nothing():
     (only,) = launch(settings())
-    assert (only.name, only.amount, only.min_amount) == ("demo-te[1,1]", 3, 3)
+    assert (only.names, only.min_amount) == (("demo-te1", "demo-te2", "demo-te3"), 3)
     assert only.release_at == NOON
 
 
 def test_partly_means_one_at_least():
     (only,) = launch(settings(), partial=True)
-    assert (only.amount, only.min_amount) == (3, 1)
+    assert (len(only.names), only.min_amount) == (3, 1)
 
 
 def test_a_machine_whose_disk_waits_for_it_is_ordered_without_one():
     first, rest = launch(settings(), bare=(1,))
-    assert (first.name, first.amount, first.data_disks) == ("demo-te1", 1, ())
-    assert (rest.name, rest.amount, len(rest.data_disks)) == ("demo-te[2,1]", 2, 1)
+    assert (first.names, first.data_disks) == (("demo-te1",), ())
+    assert (rest.names, len(rest.data_disks)) == (("demo-te2", "demo-te3"), 1)
     assert first.tags["spotune:disk"] == "apart" and "spotune:disk" not in rest.tags
 
 
@@ -68,14 +68,14 @@ def test_the_system_disk_is_no_smaller_than_the_image():
 @pytest.mark.parametrize(
     ("spot", "limit", "asked"),
     [
-        ("as-price-goes", 0, ("SpotAsPriceGo", 0)),
-        ("price-limit", 2.5, ("SpotWithPriceLimit", 2.5)),
-        ("off", 0, ("NoSpot", 0)),
+        ("as-price-goes", 0, (True, None)),
+        ("price-limit", 2.5, (True, 2.5)),
+        ("off", 0, (False, None)),
     ],
 )
 def test_the_spot_strategy_is_what_the_settings_say(spot, limit, asked):
     (only,) = launch(settings(spot=spot, price_limit=limit))
-    assert (only.spot_strategy, only.price_limit) == asked
+    assert (only.is_spot, only.price_limit) == asked
 
 
 def test_levels_are_said_only_of_the_kind_of_disk_that_has_them():
@@ -99,26 +99,26 @@ def test_a_machine_carries_its_cluster_and_its_price():
     }
 
 
-DEAR = Price(2.0, 9.0, "CNY", {"instanceType": 1.5, "systemDisk": 0.2, "dataDisk": 0.3})
+DEAR = Price(2.0, 9.0, "CNY", {MACHINE: 1.5, SYSTEM_DISK: 0.2, DATA_DISK: 0.3})
 
 
 def test_the_market_cannot_make_a_machine_dearer_than_the_budget_bears():
     (only,) = launch(settings(), price=DEAR, limit=4.25)
-    assert (only.spot_strategy, only.price_limit) == ("SpotWithPriceLimit", 4.25)
+    assert (only.is_spot, only.price_limit) == (True, 4.25)
     assert only.tags["spotune:price-most"] == "4.7500", "its disks come on top of the limit"
     (nothing,) = launch(settings(), price=DEAR, limit=0.0)
-    assert (nothing.spot_strategy, nothing.price_limit) == ("SpotWithPriceLimit", 0), "no money is no free hand"
+    assert (nothing.is_spot, nothing.price_limit) == (True, 0), "no money is no free hand"
 
 
 @pytest.mark.parametrize(("own", "borne", "asked"), [(3.0, 4.0, 3.0), (3.0, 2.5, 2.5), (3.0, None, 3.0)])
 def test_of_the_users_limit_and_the_budgets_the_lower_one_counts(own, borne, asked):
     (only,) = launch(settings(spot="price-limit", price_limit=own), price=DEAR, limit=borne)
-    assert (only.spot_strategy, only.price_limit) == ("SpotWithPriceLimit", asked)
+    assert (only.is_spot, only.price_limit) == (True, asked)
 
 
 def test_machines_by_the_hour_have_no_limit():
     (only,) = launch(settings(spot="off"), price=DEAR, limit=1.0)
-    assert (only.spot_strategy, only.price_limit) == ("NoSpot", 0) and "spotune:price-most" not in only.tags
+    assert (only.is_spot, only.price_limit) == (False, None) and "spotune:price-most" not in only.tags
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("head", [1]), ("all", [1, 2]), ("none", [])])

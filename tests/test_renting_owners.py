@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Snapshot
 from inventory.renting import owners, tags, up
 from inventory.renting.places import ClusterPlaces
 from inventory.settings import Settings, load_settings

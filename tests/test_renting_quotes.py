@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import Price
-from inventory.renting import lease, members, quotes, show, tags
-from inventory.renting.quotes import with_disks
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import DATA_DISK, MACHINE, Price
+from inventory.renting import lease, members, offers, show, tags
+from inventory.renting.offers import with_disks
 from tests.paper_cluster import SMALL, PaperCluster
 
 LARGE = SMALL.replace("data_disk_gib = 20", "data_disk_gib = 400")
@@ -20,8 +20,8 @@ def cluster(tmp_path, monkeypatch):
 
 
 def test_the_mean_of_what_own_disks_cost_more_is_in_the_price_and_its_part():
-    price = with_disks(Price(1.0, 2.0, "CNY", {"instanceType": 0.9, "dataDisk": 0.1}), [0.4, 0.0])
-    assert (price.trade, price.list, price.parts["dataDisk"]) == pytest.approx((1.2, 2.2, 0.3))
+    price = with_disks(Price(1.0, 2.0, "CNY", {MACHINE: 0.9, DATA_DISK: 0.1}), [0.4, 0.0])
+    assert (price.trade, price.list, price.parts[DATA_DISK]) == pytest.approx((1.2, 2.2, 0.3))
     assert with_disks(price, []) is price
 
 
@@ -33,7 +33,7 @@ def test_a_kept_disk_is_priced_at_its_own_size_in_table_tag_and_budget(cluster):
     plan = cluster.plan(2)
     usual = plan.quotes[0].price
     more = plan.more_h[1]
-    assert more > 10 * usual.parts["dataDisk"], "400 GiB instead of 20"
+    assert more > 10 * usual.parts[DATA_DISK], "400 GiB instead of 20"
     assert plan.first_price.trade == pytest.approx(usual.trade + more / 2)
     (line,) = [
         line for line in show.up_table(plan).renderables if str(line).startswith("te1's disk of 400 GiB costs +")
@@ -57,9 +57,7 @@ def test_disks_made_from_a_snapshot_are_priced_at_its_size(cluster):
     (snapshot,) = cluster.cloud.snapshots(ids=[snapshot_id])
     small = cluster.write(SMALL) or cluster.plan(1)
     plan = cluster.plan(1, snapshot=snapshot)
-    assert plan.quotes[0].price.parts["dataDisk"] == pytest.approx(
-        20 * small.quotes[0].price.parts["dataDisk"], rel=0.01
-    )
+    assert plan.quotes[0].price.parts[DATA_DISK] == pytest.approx(20 * small.quotes[0].price.parts[DATA_DISK], rel=0.01)
     (machine,) = cluster.up(1, snapshot=snapshot)
     assert tags.price_h(machine.tags) == pytest.approx(plan.quotes[0].price.trade, abs=2e-4)
     (disk,) = cluster.data_disks
@@ -80,4 +78,4 @@ def test_a_machine_without_the_tag_of_its_price_is_priced_anew_and_bound_by_the_
     with pytest.raises(RentError, match=r"aliyun\.budget"):
         cluster.plan(2)
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=99), print) < now + timedelta(hours=5)
-    assert quotes.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)
+    assert offers.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)

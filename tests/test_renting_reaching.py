@@ -7,9 +7,9 @@ import time
 import paramiko
 import pytest
 
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind
 from inventory.nodes import Node
-from inventory.renting import keys, reaching
+from inventory.renting import keys, machines
 from inventory.ssh import SshError
 from tests.paper_cluster import PaperCluster
 from tests.ssh_server import SshServer
@@ -42,9 +42,9 @@ def test_a_node_that_shows_another_key_than_is_pinned_is_asked_about_once_more(n
         pins.append(node.known_hosts.write_text(server.known_hosts_line))
 
     started = time.monotonic()
-    reaching.with_new_keys(reaching.by_ssh, pin_again)([node])
+    machines.with_new_keys(machines.by_ssh, pin_again)([node])
     assert len(pins) == 1 and time.monotonic() - started < 20
-    reaching.with_new_keys(reaching.by_ssh, pin_again)([node])
+    machines.with_new_keys(machines.by_ssh, pin_again)([node])
     assert len(pins) == 1, "nothing was wrong"
 
 
@@ -52,7 +52,7 @@ def test_a_node_that_still_shows_another_key_is_not_trusted(node, server):
     node.known_hosts.write_text(another(server))
     pins = []
     with pytest.raises(SshError, match="its host key is not the one"):
-        reaching.with_new_keys(reaching.by_ssh, lambda: pins.append(1))([node])
+        machines.with_new_keys(machines.by_ssh, lambda: pins.append(1))([node])
     assert pins == [1]
 
 

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import NewDisk
-from inventory.ecs import Ecs
-from inventory.renting import ledger, making, members, show, starting, tags, up
+from inventory.aliyun_ecs.ecs import Ecs
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import DATA_DISK, NewDisk
+from inventory.renting import ledger, making, members, show, tags, up
 from inventory.renting.intents import Intents
+from inventory.renting.machines import running
 from tests.paper_cluster import SMALL, PaperCluster
 
 TWO_TYPES = 'types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.small"]\ndata_disk_gib = 20\n'
@@ -342,7 +343,7 @@ def test_a_kept_disk_is_not_sold_a_second_time(cluster):
     cluster.down()
     price = cluster.plan(2).quotes[0].price
     shown = cluster.fab("up", "--nodes", "2", "--dry").stdout
-    disk = price.parts["dataDisk"]
+    disk = price.parts[DATA_DISK]
     assert f"2 x {price.trade:.2f} - {disk:.4f} for the kept disk of te1 = {2 * price.trade - disk:.2f} " in shown
     assert "and the kept disks as until now" in shown
 
@@ -505,7 +506,7 @@ def test_with_a_budget_machines_are_ordered_up_to_what_it_bears(cluster):
     budget = round(2 * 4 * (price.trade + price.list) / 2, 2)
     cluster.write(SMALL + f"budget = {budget}")
     machines = cluster.up(2, 4)
-    assert {i.spot_strategy for i in machines} == {"SpotWithPriceLimit"}
+    assert all(i.is_spot and i.price_limit is not None for i in machines)
     (most,) = {tags.most_h(i.tags) for i in machines}
     assert price.trade < most < price.list and 2 * 4 * most <= budget
 
@@ -570,6 +571,6 @@ def test_a_new_machine_that_looks_stopped_is_not_waited_for_to_be_startable(clus
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ecs, "instances", instances)
         patch.setattr(Ecs, "once", once)
-        starting.running(cluster.cloud, cluster.settings, Intents(cluster.places.intents), cluster.said.append)
+        running(cluster.cloud, cluster.settings, Intents(cluster.places.intents), cluster.said.append)
     assert time.monotonic() - started < 5, "a call that waits does so for ten seconds here"
     assert next(looks, None) is None and not any("starting" in line for line in cluster.said)

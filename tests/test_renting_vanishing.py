@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from inventory.api.errors import CloudError, Kind
-from inventory.renting import vanishing
+from inventory.cloud.errors import CloudError, Kind
+from inventory.renting.machines import naming_gone
 from inventory.ssh import SshError
 from tests.test_snapshots_rebuild import machine
 
@@ -24,7 +24,7 @@ def cloud(*there, refuses=False):
 @pytest.mark.parametrize("error", [SshError("te2: timed out"), CloudError("there is no such thing", Kind.NOT_FOUND)])
 def test_an_error_about_a_machine_that_is_gone_says_that_it_is_gone(error):
     with pytest.raises(CloudError, match=r"te2 went meanwhile .* run the same command again") as told:
-        with vanishing.told(cloud(BOTH[0]), BOTH):
+        with naming_gone(cloud(BOTH[0]), BOTH):
             raise error
     assert told.value.kind is Kind.PASSING and told.value.__cause__ is error
 
@@ -32,5 +32,5 @@ def test_an_error_about_a_machine_that_is_gone_says_that_it_is_gone(error):
 @pytest.mark.parametrize("seen", [cloud(*BOTH), cloud(refuses=True)])
 def test_any_other_error_stays_what_it_is(seen):
     with pytest.raises(SshError, match="te2: timed out"):
-        with vanishing.told(seen, BOTH):
+        with naming_gone(seen, BOTH):
             raise SshError("te2: timed out")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy import manifest
-from inventory.api.values import CLUSTER_TAG
+from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting.tags import INTENT_TAG, OWNER_TAG
 from snapshots import contents, look
 from snapshots.contents import UNFROZEN_TAG, Contents, ModelInside, from_look, from_tags, in_words, to_tags

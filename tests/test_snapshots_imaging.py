@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from inventory.api.errors import CloudError
+from inventory.cloud.errors import CloudError
 from inventory.localcloud.ecs.images import AVAILABLE_AFTER_S
 from inventory.renting.tags import of_cluster
-from snapshots import apply, imaging, lay_aside
-from snapshots.create import SnapshotError
-from snapshots.freeze import Rest
+from snapshots import carry_out, holdings, imaging, lay_aside
+from snapshots.create import Rest
+from snapshots.holdings import SnapshotError
 from snapshots.pairs import WITH_TAG
 from tests.test_snapshots_tasks import SMALL, PaperCluster, all_of, ended, hurry, snapshot_of
 
@@ -136,14 +136,14 @@ def test_a_rebuild_makes_its_machines_of_the_newest_image_of_its_snapshot(cluste
     hurry(cluster)
     assert {each.tags[WITH_TAG] for each in images_of(cluster).values()} == {old}
     cluster.down()
-    wanted = apply.desired(cluster.cloud, cluster.settings, old, 1, 0)
+    wanted = carry_out.desired(cluster.cloud, cluster.settings, old, 1, 0)
     assert wanted.image.image_id == second != first
-    plan, offer = apply.planned(
-        cluster.cloud, cluster.settings, wanted, apply.existing(cluster.cloud, cluster.settings)
+    plan, offer = carry_out.planned(
+        cluster.cloud, cluster.settings, wanted, holdings.existing(cluster.cloud, cluster.settings)
     )
     assert offer.image_id == second and f"system disks from {second}" in plan.steps[0].what
-    assert apply.desired(cluster.cloud, cluster.settings, new, 1, 0).image is None
-    assert apply.desired(cluster.cloud, cluster.settings, old, 1, 0, with_image=False).image is None
+    assert carry_out.desired(cluster.cloud, cluster.settings, new, 1, 0).image is None
+    assert carry_out.desired(cluster.cloud, cluster.settings, old, 1, 0, with_image=False).image is None
 
 
 def test_where_the_keys_were_back_too_early_nothing_of_the_disk_is_kept(cluster, monkeypatch):

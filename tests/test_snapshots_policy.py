@@ -5,9 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Price, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Price, Snapshot
 from inventory.renting.cost import snapshot_gib, snapshot_month
+from inventory.settings import Settings
 from snapshots import cost
 from snapshots.choose import choose, size_note
 from snapshots.contents import KEEP_TAG, YES
@@ -35,6 +36,10 @@ def snapshot(number, status="accomplished", *, keep=False, cluster="spotune", **
         "tags": tags,
     }
     return Snapshot(**{**values, **more})
+
+
+def rented(name, region="cn-hangzhou"):
+    return Settings(name=name, provider="aliyun", aliyun={"region": region})
 
 
 def disk(source, **more):
@@ -141,19 +146,19 @@ def test_no_prune_of_any_mixture_breaks_a_rule():
 )
 def test_each_unfit_snapshot_is_refused_in_one_sentence(found, asked, words):
     with pytest.raises(RentError) as refused:
-        choose(asked, found, "spotune", "cn-hangzhou")
+        choose(asked, found, rented("spotune"))
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_copy_from_another_region_needs_one_tag_and_then_serves():
     with pytest.raises(RentError, match=r"CopySnapshot.* the copy tagged spotune:cluster=demo\."):
-        choose("s-9", [], "demo", "cn-beijing")
+        choose("s-9", [], rented("demo", "cn-beijing"))
     bare = snapshot(9, cluster="", disk_id="")
     with pytest.raises(RentError, match=r"tag the copy spotune:cluster=demo$"):
-        choose("s-9", [bare], "demo", "cn-beijing")
+        choose("s-9", [bare], rented("demo", "cn-beijing"))
     copied = snapshot(9, cluster="demo", disk_id="")
     for asked in ("s-9", "latest"):
-        assert choose(asked, [copied], "demo", "cn-beijing") == copied
+        assert choose(asked, [copied], rented("demo", "cn-beijing")) == copied
     plan = diff(Desired("demo", 2, 4, copied, True, 120), Existing((), ()))
     assert plan.steps[0].what == "rent 2 machines: te1, te2 from s-9" and plan.notes == ()
     assert list_rows([copied], [], 0.12, NOW)[0][5:] == ["complete", "-", "-", "-", "-", "-", "-"]
@@ -171,11 +176,11 @@ def test_prune_all_takes_everything_that_no_disk_was_made_from_and_says_what_is_
 
 def test_latest_is_the_newest_that_did_not_fail_also_one_in_progress():
     found = [snapshot(1), snapshot(2, "progressing"), snapshot(3, "failed"), snapshot(4, disk_kind="system")]
-    assert choose("latest", found, "spotune", "cn-hangzhou").snapshot_id == "s-2"
+    assert choose("latest", found, rented("spotune")).snapshot_id == "s-2"
 
 
 def test_a_named_one_in_progress_is_taken_and_its_zone_does_not_matter():
-    assert choose("s-2", [snapshot(2, "progressing")], "spotune", "cn-hangzhou").snapshot_id == "s-2"
+    assert choose("s-2", [snapshot(2, "progressing")], rented("spotune")).snapshot_id == "s-2"
 
 
 def test_other_disk_sizes_are_said_and_the_same_is_not():
@@ -190,7 +195,7 @@ def test_what_a_snapshot_costs_is_its_written_blocks_not_the_disks_size():
     assert snapshot_month(told, 0.12) == pytest.approx(8.04)
     assert snapshot_gib(tagged) == 10
     assert snapshot_gib(snapshot(1)) is None and snapshot_month(snapshot(1), 0.12) == pytest.approx(120 * 0.12)
-    assert "at most 8.04 a month" in cost.before_creating(67, 0.12)
+    assert "at most 8.04 a month" in cost.before_creating(67, 0.12, "aliyun.snapshot_price_gib_month")
     assert "0.16 CNY for each hour" in cost.scratch_sentence(120, Price(120, 120, "CNY"))
 
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.api.errors import RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
 from inventory.renting.tags import NODE_TAG
 from snapshots.contents import UNFROZEN_TAG, YES
 from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG, Desired, Existing, diff

@@ -15,19 +15,29 @@ from pathlib import Path
 import pytest
 
 from deploy import manifest
-from inventory.api.errors import CloudError, RentError
+from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node
-from inventory.renting import making, members, settling, tags
-from inventory.renting.intents import Intents
-from inventory.renting.up import carry_out
+from inventory.renting import making, members, tags, up
+from inventory.renting.intents import DISK, Intents
 from inventory.ssh import SshError
-from snapshots import apply, check_disk, on_node, verify
+from snapshots import carry_out, check_disk, holdings, on_node, verify
 from snapshots.carry_out import Work
 from snapshots.contents import KEEP_TAG, SCRATCH_TAG, UNFROZEN_TAG, YES, Contents, ModelInside, from_tags, to_tags
-from snapshots.create import SnapshotError, checked_name, create, cut_off, one_in_progress, usable, wait, whole
-from snapshots.freeze import Rest, freeze_command, thaw_command
+from snapshots.create import (
+    Rest,
+    checked_name,
+    create,
+    cut_off,
+    freeze_command,
+    one_in_progress,
+    tell_cut_off,
+    thaw_command,
+    version,
+    wait,
+)
+from snapshots.holdings import SnapshotError
+from snapshots.policy import usable, whole
 from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG
-from snapshots.taking import tell_cut_off
 from snapshots.warm import ReadSoFar, begin, groups_for
 from tests.paper_cluster import SMALL, PaperCluster
 from tests.ssh_server import SshServer
@@ -60,7 +70,7 @@ def intents(cluster):
 
 
 def snapshot_of(cluster, contents=INSIDE, held=True, name="n1"):
-    _, disk = apply.head_disk(cluster.cloud, cluster.settings)
+    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
     return create(cluster.cloud, intents(cluster), disk, name, tags=to_tags(contents), at_rest=lambda: resting(held))[0]
 
 
@@ -89,7 +99,7 @@ def test_no_workers_disk_is_kept_in_place_of_a_head_that_is_gone(cluster):
     for name in ("demo-te1", "demo-te2"):
         making.remove(cluster.cloud, [cluster.machines[name].instance_id], intents(cluster))
         with pytest.raises(SnapshotError, match="te1, the head, is missing: fab rebuild"):
-            apply.head_disk(cluster.cloud, cluster.settings)
+            holdings.head_disk(cluster.cloud, cluster.settings)
 
 
 def test_a_disk_that_thawed_too_early_leaves_a_mark(cluster):
@@ -120,7 +130,7 @@ def test_a_later_command_takes_a_new_snapshot_and_names_the_one_nobody_heard_of(
             finally:
                 thawed.append(True)
 
-    _, disk = apply.head_disk(cluster.cloud, cluster.settings)
+    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
     with pytest.raises(CloudError):
         create(cluster.cloud, intents(cluster), disk, "n1", tags=to_tags(INSIDE), at_rest=watched)
     assert thawed == [True] and list(intents(cluster).pending()) == ["snapshot"]
@@ -135,7 +145,7 @@ def test_a_later_command_takes_a_new_snapshot_and_names_the_one_nobody_heard_of(
 def test_a_token_that_was_left_behind_is_not_used_for_another_moment(cluster):
     cluster.up(1)
     first = snapshot_of(cluster)
-    _, disk = apply.head_disk(cluster.cloud, cluster.settings)
+    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
     token = all_of(cluster)[first].tags[tags.INTENT_TAG]
     request = {"disk": disk.disk_id, "name": "n1", "tags": to_tags(INSIDE)}
     with contextlib.suppress(KeyboardInterrupt), intents(cluster).begun("snapshot", request):
@@ -159,7 +169,7 @@ def test_an_order_that_the_cloud_never_heard_is_not_waited_for_longer_than_it_ca
 def test_a_disk_is_not_frozen_while_the_cloud_is_not_ready(cluster):
     cluster.up(1)
     first, times = snapshot_of(cluster, name="n1"), []
-    _, disk = apply.head_disk(cluster.cloud, cluster.settings)
+    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
     assert one_in_progress(cluster.cloud, disk).snapshot_id == first
 
     @contextlib.contextmanager
@@ -198,7 +208,7 @@ def scratch_disks(cluster):
 
 
 def scratch(cluster, snapshot_id):
-    head, _ = apply.head_disk(cluster.cloud, cluster.settings)
+    head, _ = holdings.head_disk(cluster.cloud, cluster.settings)
     return verify.scratch_disk(
         cluster.cloud,
         intents(cluster),
@@ -311,7 +321,7 @@ def test_prune_all_after_down_with_disks_leaves_nothing_that_is_billed(cluster):
     hurry(cluster)
     unfinished = snapshot_of(cluster, name="n2")
     cluster.down(disks=True, anyway=True)
-    cluster.up(1, snapshot=apply.chosen(cluster.cloud, cluster.settings, kept))
+    cluster.up(1, snapshot=holdings.chosen(cluster.cloud, cluster.settings, kept))
     first = ended(cluster.fab("snapshots.prune", "--all", "--yes"), 0)
     assert f"{kept} cost on" in first and "fab down --disks" in first and list(all_of(cluster)) == [kept]
     assert f"deleted {unfinished}" in first
@@ -330,10 +340,10 @@ def test_a_kept_disk_that_could_not_be_had_is_said_at_the_end_of_a_rebuild(clust
     cluster.down()
     (kept,) = cluster.data_disks
     cluster.api.fault("RunInstances", "no-stock", zone=kept.zone_id, times=99)
-    monkeypatch.setattr("inventory.renting.up.carry_out", functools.partial(carry_out, reach=lambda nodes: None))
+    monkeypatch.setattr("inventory.renting.up.carry_out", functools.partial(up.carry_out, reach=lambda nodes: None))
     cloud, settings = cluster.cloud, cluster.settings
-    wanted = apply.desired(cloud, settings, "latest", 1, 0)
-    plan, offer = apply.planned(cloud, settings, wanted, apply.existing(cloud, settings))
+    wanted = carry_out.desired(cloud, settings, "latest", 1, 0)
+    plan, offer = carry_out.planned(cloud, settings, wanted, holdings.existing(cloud, settings))
     steps = [step for step in plan.steps if step.kind == "machines"]
     Work(cloud, settings, wanted, offer, "", (), lambda: None, cluster.said.append).do_all(steps)
     (machine,) = cluster.machines.values()
@@ -365,8 +375,8 @@ def test_a_rebuilt_clusters_disks_come_from_the_snapshot_and_then_there_is_nothi
     snapshot_id = snapshot_of(cluster)
     hurry(cluster)
     cluster.down(disks=True)
-    cluster.up(2, snapshot=apply.chosen(cluster.cloud, cluster.settings, "latest"))
-    there = apply.existing(cluster.cloud, cluster.settings)
+    cluster.up(2, snapshot=holdings.chosen(cluster.cloud, cluster.settings, "latest"))
+    there = holdings.existing(cluster.cloud, cluster.settings)
     found = [members.data_disk(i, there.disks) for i in there.instances]
     assert [d.source_snapshot_id for d in found] == [snapshot_id] * 2
     assert "read what training needs on te1, te2" in " ".join(ended(cluster.fab("rebuild", "--dry"), 0).split())
@@ -377,7 +387,7 @@ def test_a_rebuilt_clusters_disks_come_from_the_snapshot_and_then_there_is_nothi
 
 
 def test_the_version_is_the_projects():
-    assert apply.version().count(".") == 2
+    assert version().count(".") == 2
 
 
 # --- the programs nodes run, over a real ssh server -------------------------------------------------------------
@@ -487,7 +497,7 @@ def test_a_look_refuses_a_node_whose_disk_is_not_mounted(node):
     if os.path.ismount("/data"):
         pytest.skip("this machine has a /data")
     with pytest.raises(SshError, match="no disk is mounted at /data"):
-        on_node.look(node)
+        on_node.look(node, "pyinfra")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
@@ -595,4 +605,4 @@ def test_hashes_in_tags_are_prefixes(tmp_path):
 
 
 def test_settling_knows_the_scratch_disks_order():
-    assert verify.INTENT.split()[0] == settling.DISK
+    assert verify.INTENT.split()[0] == DISK

@@ -295,7 +295,7 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
 
 
 def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
-    from inventory.api.errors import RentError
+    from inventory.cloud.errors import RentError
     from inventory.renting import tasks as renting
     from snapshots import tasks as snapshots
 

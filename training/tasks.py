@@ -276,7 +276,7 @@ def _show_rented() -> None:
     from inventory.settings import load_settings
 
     settings = load_settings()
-    if settings.provider == "aliyun":
+    if settings.is_rented:
         from inventory.renting.report import show_machines
 
         show_machines(settings)

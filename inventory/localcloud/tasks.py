@@ -131,7 +131,7 @@ def _status_of_hosts(settings: Any) -> list[str]:
         f"{row.host.name}  {row.state:8}  {row.host.address:15}  {row.host.hostname}  "
         f"disk {row.host.disk_serial} ({row.disk_used_gib:.1f} GiB used)"
         for row in cloud.status(settings)
-    ] or [f"no hosts; boot them: {'fab local.serve, then fab up' if settings.provider == 'aliyun' else 'fab local.up'}"]
+    ] or [f"no hosts; boot them: {'fab local.serve, then fab up' if settings.is_rented else 'fab local.up'}"]
 
 
 def _status_of_rented(places: Any) -> list[str]:

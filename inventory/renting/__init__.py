@@ -1,1 +1,1 @@
-"""Renting machines: what a cluster needs, what there is, and the steps between. The calls are `inventory.ecs`."""
+"""Renting machines: what a cluster needs, what there is, and the steps between. The cloud is `inventory.cloud`."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+import urllib.request
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Rule
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Rule
 from inventory.renting import tags
 from inventory.renting.intents import Intents
-from inventory.renting.public_address import public_address
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
+
 
 SSH = "22/22"
 DESCRIPTION = "spotune ssh"
@@ -64,19 +70,19 @@ def _cidr(source: str) -> str:
 
 def ssh_sources(settings: Settings) -> tuple[str, ...]:
     """Where ssh may come from, in CIDR notation. Raises RentError where it cannot be found out."""
-    own = settings.aliyun
+    own = settings.rental
     if own.ssh_from:
         return networks(own.ssh_from)
-    if own.is_local:  # the hosts see us as their gateway
+    if settings.on_this_machine:  # the hosts see us as their gateway
         return networks([str(IPv4Network(settings.local.subnet)[1])])
-    return networks([public_address()])
+    return networks([public_address(own.key("ssh_from"))])
 
 
 def group_name(cluster: str) -> str:
     return f"spotune-{cluster}"
 
 
-def ensure_group(cloud: Ecs, settings: Settings, vpc_id: str, intents: Intents) -> str:
+def ensure_group(cloud: Cloud, settings: Settings, vpc_id: str, intents: Intents) -> str:
     """The cluster's security group in a VPC; made where there is none."""
     own = tags.of_cluster(settings.name)
     groups = cloud.security_groups(tags=own, vpc_id=vpc_id)
@@ -89,7 +95,7 @@ def ensure_group(cloud: Ecs, settings: Settings, vpc_id: str, intents: Intents) 
         return cloud.create_security_group(vpc_id, name, own, token)
 
 
-def ensure_rules(cloud: Ecs, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
+def ensure_rules(cloud: Cloud, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
     """Bring a group's rules to what they should be; what was done and found, a sentence each."""
     changes = rule_changes(cloud.rules(group_id), ssh_from)
     said = []
@@ -102,3 +108,55 @@ def ensure_rules(cloud: Ecs, group_id: str, ssh_from: Sequence[str]) -> tuple[st
     for rule in changes.foreign:
         said.append(f"{group_id} also lets in {rule.protocol} {rule.ports} from {rule.source}; that rule is not ours")
     return tuple(said)
+
+
+SERVICES = (
+    "https://checkip.amazonaws.com",
+    "https://api.ipify.org",
+    "https://4.ipw.cn",
+    "https://myip.ipip.net",
+)
+"""The last two answer from within China. Two of all must agree: a single one could open the door to itself."""
+TIMEOUT_S = 5
+LONGEST = 1000
+
+
+def agreed(answers: Sequence[str], key: str) -> str:
+    """The public IPv4 address most answers name, two at least. Pure. `key`: the setting that spares the question.
+
+    Raises RentError: none answered, or they saw different ones (a VPN for some of the ways out).
+    """
+    seen = Counter(address for answer in answers if (address := _address(answer)))
+    best = seen.most_common(2)
+    if best and best[0][1] >= 2 and (len(best) == 1 or best[0][1] > best[1][1]):
+        return best[0][0]
+    saw = f"they saw {', '.join(sorted(seen))}" if seen else "no service told it"
+    raise RentError(f'which address this machine is seen from is not clear ({saw}); set {key} = ["ADDRESS"]')
+
+
+def _address(answer: str) -> str | None:
+    for text in re.findall(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", answer):
+        try:
+            address = ipaddress.IPv4Address(text)
+        except ValueError:
+            continue
+        if address.is_global:
+            return str(address)
+    return None
+
+
+def public_address(key: str, services: Sequence[str] = SERVICES) -> str:
+    """This machine's public IPv4 address. Raises RentError where two services do not agree on one."""
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        return agreed(tuple(pool.map(_ask, services)), key)
+
+
+def _ask(url: str) -> str:
+    # Not through a proxy: ssh does not go through it either, so its address would be the wrong one.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers={"User-Agent": "curl/8"})  # others get a page of HTML
+    try:
+        with direct.open(request, timeout=TIMEOUT_S) as answer:
+            return str(answer.read(LONGEST).decode("utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return ""

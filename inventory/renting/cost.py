@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from inventory.api.values import Disk, Instance, Price, Snapshot
+from inventory.cloud.values import MACHINE, Disk, Instance, Price, Snapshot
 from inventory.renting import tags
 from inventory.renting.ledger import Entry
 
@@ -114,23 +114,26 @@ class Purchase:
         return self.nodes * self.price_h * self.hours
 
 
-def over_budget(budget: float, money: Spent, wanted: Purchase) -> str:
-    """Why a purchase does not fit into what is left of a month's budget; empty where it does, or there is none."""
+def over_budget(key: str, budget: float, money: Spent, wanted: Purchase) -> str:
+    """Why a purchase does not fit into what is left of a month's budget; empty where it does, or there is none.
+
+    `key`: what the setting is called.
+    """
     left = budget - money.committed
     if not budget or wanted.total <= left:
         return ""
     said = f"{max(0, left):.2f} of this month's {budget:g} {wanted.currency} are left".replace("  ", " ")
     if not wanted.nodes:
         return (
-            f"aliyun.budget: keeping the machines for {wanted.hours:g} h more would cost more than it: {said}; "
-            "set a larger aliyun.budget"
+            f"{key}: keeping the machines for {wanted.hours:g} h more would cost more than it: {said}; "
+            f"set a larger {key}"
         )
     fits = left / (wanted.nodes * wanted.price_h)
     fewer = "fewer --nodes, or " if wanted.nodes > 1 else ""
     way = f"--hours {int(fits * 10) / 10:g}, or " if fits >= 0.6 else fewer
     return (
-        f"aliyun.budget: {wanted.nodes} x {wanted.hours:g} h at {wanted.price_h:.2f} {wanted.currency} an hour is "
-        f"{wanted.total:.2f}, but {said}; {way}set a larger aliyun.budget"
+        f"{key}: {wanted.nodes} x {wanted.hours:g} h at {wanted.price_h:.2f} {wanted.currency} an hour is "
+        f"{wanted.total:.2f}, but {said}; {way}set a larger {key}"
     )
 
 
@@ -153,7 +156,7 @@ def most_h(price: Price, limit: float | None) -> float:
 
 def _beside_h(price: Price) -> float:
     """What of a price is for disks and bandwidth, as far as the cloud tells."""
-    return sum(part for resource, part in price.parts.items() if resource != "instanceType")
+    return sum(part for resource, part in price.parts.items() if resource != MACHINE)
 
 
 def budget_end(budget: float, money: Spent, price_h: float, now: datetime) -> datetime | None:

@@ -1,21 +1,22 @@
-"""Every node's data disk: with its machine, kept from an earlier one, or made apart; and what becomes of it."""
+"""Every node's data disk: with its machine, kept from an earlier one, or made apart; whose it is, what it becomes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Disk, Instance, Snapshot
-from inventory.renting import members, order, owners, settling, tags
-from inventory.renting.intents import Intents
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import Disk, Instance, Snapshot
+from inventory.renting import members, order, owners, tags
+from inventory.renting.intents import DISK, Intents
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
+
 
 Report = Callable[[str], None]
 LISTED_S = 60.0
@@ -23,7 +24,7 @@ LISTED_S = 60.0
 NEW = timedelta(minutes=10)
 
 
-def keep_disk(cloud: Ecs, k: int, disk: Disk) -> bool:
+def keep_disk(cloud: Cloud, k: int, disk: Disk) -> bool:
     """See to it that te<k>'s disk outlives its machine; whether it would not have. Raises CloudError."""
     if not disk.delete_with_instance:
         return False
@@ -32,12 +33,12 @@ def keep_disk(cloud: Ecs, k: int, disk: Disk) -> bool:
     return True
 
 
-def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance], report: Report) -> None:
+def keep_head_disk(cloud: Cloud, settings: Settings, instances: Sequence[Instance], report: Report) -> None:
     """Before a run writes its checkpoints there: the head's data disk outlives its machine, however that came about.
 
     Raises RentError where there is no disk to keep, CloudError.
     """
-    if settings.aliyun.keep_data_disk == "none" or not (there := members.present(instances)):
+    if settings.rental.keep_data_disk == "none" or not (there := members.present(instances)):
         return
     head, k = there[0], members.number(there[0])
     disk = members.data_disk(head, cloud.disks(tags=tags.of_cluster(settings.name), instance_id=head.instance_id))
@@ -52,7 +53,7 @@ def keep_head_disk(cloud: Ecs, settings: Settings, instances: Sequence[Instance]
 class DiskKeeper:
     """Sees to the data disks of a cluster's machines. Its methods raise CloudError."""
 
-    cloud: Ecs
+    cloud: Cloud
     settings: Settings
     intents: Intents
     report: Report
@@ -65,7 +66,7 @@ class DiskKeeper:
         disks = self._listed([each for _, each in numbered])
         head = min((k for k, _ in numbered), default=0)
         for k, each in numbered:
-            keep = order.is_kept(self.settings.aliyun, k, head)
+            keep = order.is_kept(self.settings.rental, k, head)
             disk = members.data_disk(each, disks)
             if disk is None:
                 self._give(k, each, disks, keep)
@@ -109,14 +110,52 @@ class DiskKeeper:
 
     def _made(self, k: int, each: Instance) -> str:
         name = members.disk_name(self.settings.name, k)
-        wanted = order.new_disk(self.settings.aliyun, self.snapshot, name, apart=True)
+        wanted = order.new_disk(self.settings.rental, self.snapshot, name, apart=True)
         own = tags.of_cluster(self.settings.name) | owners.own_tag(self.settings)
         own |= {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
-        key = f"{settling.DISK} te{k}"
+        key = f"{DISK} te{k}"
         with self.intents.begun(key, [each.zone_id, wanted, own]) as token:
             labels, attempts = own | {tags.INTENT_TAG: token}, self.intents.attempts(key)
             disk_id = self.cloud.create_disk(each.zone_id, wanted, labels, token, attempts=attempts)
             self.intents.answered(key, [disk_id])
-        self.cloud.until(lambda: self.cloud.disks(ids=[disk_id]) or None, f"{disk_id} of te{k}: not in the lists")
+        what = f"{disk_id} of te{k}: not in the lists"
+        self.cloud.pace.until(lambda: self.cloud.disks(ids=[disk_id]) or None, what)
         self.intents.seen([disk_id])
         return disk_id
+
+
+def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers: Collection[int]) -> None:
+    """Raises RentError where a machine to be made would get another disk than the one it should have. Pure.
+
+    The kept disk of a machine that is being taken back is free in a few minutes; a blank one now would take its
+    place for good. Of several that wait for the same machine none is taken for the right one.
+    """
+    there = {each.instance_id: each for each in instances}
+    for k in sorted(numbers):
+        own = [d for d in disks if d.kind == "data" and _number(d, there) == k]
+        for disk in own:
+            if _is_held(disk):
+                raise RentError(
+                    f"te{k} is being taken back, and its disk {disk.disk_id} ({disk.size_gib} GiB) is free when it is "
+                    "gone: run the same command again in 5 minutes. A new machine now would get another disk"
+                )
+        waiting = sorted((d for d in own if d.status == "Available" and not d.instance_id), key=lambda d: d.created)
+        if len(waiting) > 1:
+            raise RentError(
+                f"{len(waiting)} disks wait for te{k}: {', '.join(map(_told, waiting))}. Only one can be its data "
+                "disk: delete the others, or take their tags, in the cloud's console; `fab down --disks` deletes all"
+            )
+
+
+def _number(disk: Disk, there: dict[str, Instance]) -> int | None:
+    owner = there.get(disk.instance_id)
+    return members.disk_number(disk) or (members.number(owner) if owner else None)
+
+
+def _is_held(disk: Disk) -> bool:
+    """Whether a disk outlives the machine that has it, and is not free yet. Asked of disks of missing machines."""
+    return disk.status == "Detaching" or bool(disk.instance_id and not disk.delete_with_instance)
+
+
+def _told(disk: Disk) -> str:
+    return f"{disk.disk_id} ({disk.size_gib} GiB in {disk.zone_id}, of {disk.created:%Y-%m-%d %H:%M} UTC)"

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import keys, ledger, making, members, owners, settling, tags
-from inventory.renting.intents import Intents
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.renting import keys, ledger, making, members, owners, tags
+from inventory.renting.intents import Intents, settle
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -59,14 +59,14 @@ def _goes(disk: Disk) -> bool:
     return disk.tags.get(tags.STATE_TAG) == tags.NEW
 
 
-def plan_down(cloud: Ecs, settings: Settings, disks: bool, anyway: bool = False, others: bool = False) -> DownPlan:
+def plan_down(cloud: Cloud, settings: Settings, disks: bool, anyway: bool = False, others: bool = False) -> DownPlan:
     """What `fab down` would do; `disks`: the kept disks go too. Changes nothing.
 
     Raises CloudError; RentError where a snapshot would fail, but for `anyway`, and where something is another owner's,
     but for `others`.
     """
     own = tags.of_cluster(settings.name)
-    notes = settling.settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
+    notes = settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
     machines = members.members(_there(cloud, settings))
     owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
@@ -100,7 +100,7 @@ def _refuse_unstored(snapshots: Sequence[Snapshot], disks: Sequence[Disk], going
             )
 
 
-def _there(cloud: Ecs, settings: Settings) -> tuple[Instance, ...]:
+def _there(cloud: Cloud, settings: Settings) -> tuple[Instance, ...]:
     """The cluster's machines by their tags; where those show none, also what was last seen by its id, but for what has
     another cluster's tag: it was given to that one."""
     if found := cloud.instances(tags=tags.of_cluster(settings.name)):
@@ -111,7 +111,7 @@ def _there(cloud: Ecs, settings: Settings) -> tuple[Instance, ...]:
     return tuple(each for each in seen if each.tags.get(CLUSTER_TAG, settings.name) == settings.name)
 
 
-def carry_out_down(cloud: Ecs, settings: Settings, plan: DownPlan, report: Report) -> None:
+def carry_out_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
     """Delete what the plan names and see that nothing else is left. Raises RentError where another command is at
     work, CloudError naming what is left. May be called again after any interruption.
     """
@@ -120,19 +120,19 @@ def carry_out_down(cloud: Ecs, settings: Settings, plan: DownPlan, report: Repor
     with intents.alone():
         there = _there(cloud, settings)
         here = ledger.here(cloud)
-        ledger.look(places.ledger, there, cloud.now(), here)
+        ledger.record(places.ledger, there, cloud.now(), here)
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there if i.instance_id in named]
         if going:
             report(f"deleting {len(going)} machines")
             making.remove(cloud, going, intents)
-        ledger.look(places.ledger, [i for i in there if i.instance_id not in named], cloud.now(), here)
+        ledger.record(places.ledger, [i for i in there if i.instance_id not in named], cloud.now(), here)
         _delete_disks(cloud, settings, plan, report)
-        ledger.look_kept(places.ledger, plan.kept, plan.snapshots, cloud.now(), here)
+        ledger.record_kept(places.ledger, plan.kept, plan.snapshots, cloud.now(), here)
         _forget_access(cloud, places, plan.key_pairs)
 
 
-def _delete_disks(cloud: Ecs, settings: Settings, plan: DownPlan, report: Report) -> None:
+def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
     """Those that do not go with a machine, once it has let go of them; until the cloud's own lists show only what was
     named as staying."""
     own, named, stays = tags.of_cluster(settings.name), {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
@@ -153,7 +153,7 @@ def _delete_disks(cloud: Ecs, settings: Settings, plan: DownPlan, report: Report
         time.sleep(cloud.pace.poll_s)
 
 
-def _forget_access(cloud: Ecs, places: ClusterPlaces, key_pairs: Sequence[str]) -> None:
+def _forget_access(cloud: Cloud, places: ClusterPlaces, key_pairs: Sequence[str]) -> None:
     """All host keys and key pairs: those too of machines that went by themselves."""
     keys.forget(places, [line.split()[0] for line in keys.known(places).splitlines() if line.split()])
     for name in key_pairs:

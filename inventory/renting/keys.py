@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inventory import hostkeys
-from inventory.api.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.renting import tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
-SHOW_HOST_KEYS = "cloud-init status --wait >/dev/null 2>&1; cat /etc/ssh/ssh_host_*_key.pub"
-"""cloud-init makes the keys anew at the first boot, and the image's are there before it does."""
-SHOWN_S = 300.0
 KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 IMPORTED = tuple(kind for kind in KINDS if kind != "ssh-ed25519")
@@ -104,7 +101,7 @@ def _ssh_keygen(*argv: str) -> None:
         raise RentError(f"ssh-keygen made no key: {error.stderr.strip() or error.stdout.strip()}") from None
 
 
-def ensure_pair(cloud: Ecs, settings: Settings, places: ClusterPlaces) -> str:
+def ensure_pair(cloud: Cloud, settings: Settings, places: ClusterPlaces) -> str:
     """The name of the key pair new machines are given; imported where the cloud does not have it."""
     public_key = ensure_key(settings, places)
     name = pair_name(settings.name, public_key)
@@ -131,23 +128,15 @@ def is_pinned(known_hosts: str, address: str, instance_id: str) -> bool:
     return any(len(w) == 4 and w[0] == address and w[3] == instance_id for w in lines)
 
 
-def asked(cloud: Ecs, instance_id: str) -> tuple[hostkeys.HostKey, ...]:
-    """A machine's host keys, read by the cloud's own agent: over the API, which has authenticated the cloud to us.
-
-    Raises CloudError where it shows none.
-    """
-    try:
-        found = shown(cloud.run_command(instance_id, SHOW_HOST_KEYS, SHOWN_S))
-    except CloudError as error:
-        if error.code or error.kind is not Kind.INPUT:
-            raise
-        raise CloudError(f"{error}; again: fab up", Kind.WAIT) from None  # the script failed, not the call
+def asked(cloud: Cloud, instance_id: str) -> tuple[hostkeys.HostKey, ...]:
+    """A machine's host keys, as the cloud tells them. Raises CloudError where it tells none."""
+    found = shown(cloud.host_keys(instance_id))
     if not found:
         raise CloudError(f"{instance_id} shows no ssh host key; again: fab up", Kind.WAIT)
     return found
 
 
-def pin_all(cloud: Ecs, places: ClusterPlaces, addresses: Mapping[str, str], *, again: bool = False) -> None:
+def pin_all(cloud: Cloud, places: ClusterPlaces, addresses: Mapping[str, str], *, again: bool = False) -> None:
     """Pin the host keys of machines (their addresses by id) whose address was another's, or none's, until now;
     `again`: of all. Raises CloudError.
     """

@@ -9,13 +9,15 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError
-from inventory.renting import cost, disks, ledger, members, quotes, tags
+from inventory.cloud.errors import CloudError
+from inventory.cloud.opening import open_cloud
+from inventory.cloud.port import Ability
+from inventory.renting import cost, disks, ledger, members, offers, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.api.values import Disk, Instance
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
+    from inventory.cloud.values import Disk, Instance
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -50,16 +52,18 @@ def next_release(now: datetime, current: datetime | None, wanted: datetime, late
 
 
 def budget_end(
-    cloud: Ecs, settings: Settings, machines: Sequence[Instance], now: datetime, *, watched: bool = True
+    cloud: Cloud, settings: Settings, machines: Sequence[Instance], now: datetime, *, watched: bool = True
 ) -> datetime | None:
     """Until when the budget lasts for these machines at what an hour costs now, or where nobody watches the market
     until then, can cost at most; None without a budget.
     """
-    budget = settings.aliyun.budget
+    budget = settings.rental.budget
     if not budget:
         return None
-    machines = quotes.with_price_tags(cloud, settings, machines)
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, machines, now, ledger.here(cloud))
+    machines = offers.with_price_tags(cloud, settings, machines)
+    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
+    ledger.record(file, machines, now, here)
+    past = ledger.past(file, now, here)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, loose_months(cloud, own), now)
     told = tags.price_h if watched else tags.most_h
@@ -67,7 +71,7 @@ def budget_end(
     return cost.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
 
 
-def _spot_now(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
+def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
     """Each machine with its zone's spot price now: prices move after the order."""
     types = {i.instance_type for i in machines if i.is_spot}
     by_type = {name: cloud.spot_prices(name, hours=3, duration_h=1) for name in types}
@@ -76,7 +80,7 @@ def _spot_now(cloud: Ecs, machines: Sequence[Instance]) -> Iterator[tuple[Instan
         yield each, max(own, key=lambda p: p.at).price if own else 0.0
 
 
-def loose_months(cloud: Ecs, owned: Sequence[Disk]) -> dict[str, float]:
+def loose_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
     """The price a month of each disk that is attached to none, by its id; without those the cloud has no price for."""
     found = {}
     for disk in cost.loose(owned):
@@ -87,14 +91,15 @@ def loose_months(cloud: Ecs, owned: Sequence[Disk]) -> dict[str, float]:
 
 
 def extend(
-    cloud: Ecs, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
+    cloud: Cloud, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
 ) -> datetime | None:
-    """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes.
+    """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes;
+    None where none does.
 
     `watched`: this is done again and again.
     """
     machines = members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
-    if not machines:
+    if not machines or Ability.RELEASE_TIME not in cloud.abilities:
         return None
     now = cloud.now()
     wanted = now + ahead
@@ -106,7 +111,7 @@ def extend(
             cloud.set_release_time(each.instance_id, target)
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
-        report(f"the budget of {settings.aliyun.budget:g} a month ends at {_clock(latest)}: the machines go then")
+        report(f"the budget of {settings.rental.budget:g} a month ends at {_clock(latest)}: the machines go then")
     return min(ends)
 
 
@@ -117,7 +122,7 @@ def _clock(at: datetime) -> str:
 @contextmanager
 def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_S) -> Iterator[None]:
     """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
-    if settings.provider != "aliyun":
+    if not settings.is_rented:
         yield
         return
     over = threading.Event()
@@ -130,8 +135,6 @@ def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_
 
 
 def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: threading.Event) -> None:
-    from inventory.ecs import Ecs
-
     said: set[str] = set()
 
     def once(what: str, line: str) -> None:
@@ -143,7 +146,7 @@ def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: 
     while True:
         doing = "moved"
         try:
-            cloud = cloud or Ecs.open(settings)
+            cloud = cloud or open_cloud(settings)
             end = extend(cloud, settings, AHEAD, partial(once, "budget"))
             doing = "told to the head, which still has the one before"
             if end is not None:
@@ -168,11 +171,9 @@ def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell)
 
     For what a run started with --detach needs: nobody extends it afterwards. `seconds_needed` 0: nobody knows.
     """
-    if settings.provider != "aliyun":
+    if not settings.is_rented:
         return
-    from inventory.ecs import Ecs
-
-    cloud = Ecs.open(settings)
+    cloud = open_cloud(settings)
     disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)
     needed = timedelta(seconds=seconds_needed)
     end = extend(cloud, settings, needed + MARGIN, report, watched=False)

@@ -14,11 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inventory.api.values import Disk, Instance, Snapshot
+from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import tags
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
 
 MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
 
@@ -103,7 +103,7 @@ def changes(known: Mapping[str, Entry], seen: Iterable[Entry], now: datetime) ->
             yield replace(entry, ended=min(now, entry.release_at or now))
 
 
-def here(cloud: Ecs) -> Where:
+def here(cloud: Cloud) -> Where:
     """The place a cloud was opened for."""
     return Where(cloud.region_id, cloud.account)
 
@@ -149,24 +149,27 @@ def read(file: Path) -> dict[str, Entry]:
         return {}
 
 
-def look(file: Path, instances: Sequence[Instance], now: datetime, here: Where | None = None) -> tuple[Entry, ...]:
-    """Bring a ledger up to date with the machines there are here; all entries of those that are gone, anywhere."""
-    here = here or Where()
-    known = _written(file, [_seen(each, here) for each in instances], (MACHINE,), now, here)
+def past(file: Path, now: datetime, here: Where) -> tuple[Entry, ...]:
+    """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
     over = [
         replace(e, ended=e.release_at) if not (e.ended or here.has(e)) and e.release_at and e.release_at <= now else e
-        for e in known.values()
+        for e in read(file).values()
     ]
     return tuple(entry for entry in over if entry.ended and entry.kind == MACHINE)
 
 
-def look_kept(
+def record(file: Path, instances: Sequence[Instance], now: datetime, here: Where) -> None:
+    """Write into a ledger which machines there are here."""
+    _write(file, [_seen(each, here) for each in instances], (MACHINE,), now, here)
+
+
+def record_kept(
     file: Path, disks: Sequence[Disk], snapshots: Sequence[Snapshot] | None, now: datetime, here: Where
 ) -> None:
-    """Bring a ledger up to date with what goes on costing here when the machines are gone; None: not looked at."""
+    """Write into a ledger what goes on costing here when the machines are gone; None: not looked at."""
     things: list[Disk | Snapshot] = [*stays(disks), *(snapshots or ())]
     seen = [_kept(each, here) for each in things]
-    _written(file, seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now, here)
+    _write(file, seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now, here)
 
 
 def _completed(entry: Entry, was: Entry | None) -> Entry:
@@ -177,7 +180,7 @@ def _completed(entry: Entry, was: Entry | None) -> Entry:
     return replace(entry, price_h=price.price_h, currency=price.currency, account=entry.account or was.account)
 
 
-def _written(file: Path, seen: Sequence[Entry], kinds: Sequence[str], now: datetime, here: Where) -> dict[str, Entry]:
+def _write(file: Path, seen: Sequence[Entry], kinds: Sequence[str], now: datetime, here: Where) -> None:
     known = read(file)
     seen = [_completed(entry, known.get(entry.instance_id)) for entry in seen]
     there = {entry.instance_id for entry in seen}
@@ -191,4 +194,3 @@ def _written(file: Path, seen: Sequence[Entry], kinds: Sequence[str], now: datet
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as out:
             out.write("".join(line(entry) for entry in new))
-    return known | {entry.instance_id: entry for entry in new}

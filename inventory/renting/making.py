@@ -8,16 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Image, Price
-from inventory.renting import access, cost, keys, lease, network, order, owners, quotes, settling, tags
-from inventory.renting.intents import Intents
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Ability
+from inventory.cloud.values import Image, Price
+from inventory.renting import access, cost, keys, lease, network, offers, order, owners, tags
+from inventory.renting.intents import DELETION, MACHINES, Intents, is_heard
 from inventory.renting.offers import Offer
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
-    from inventory.renting.quotes import Quote
+    from inventory.cloud.port import Cloud
+    from inventory.rental_settings import Rental
+    from inventory.renting.offers import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
 
@@ -35,7 +37,7 @@ NEXT_OFFER = (Kind.NO_STOCK, Kind.PRICE)
 class Maker:
     """One call's orders, so that it can take them back."""
 
-    cloud: Ecs
+    cloud: Cloud
     settings: Settings
     plan: UpPlan
     intents: Intents
@@ -44,6 +46,10 @@ class Maker:
     tokens: list[str] = field(default_factory=list)
     bought: float = 0
     """What the machines of this call cost until they are released."""
+
+    @property
+    def rental(self) -> Rental:
+        return self.settings.rental
 
     def make(self, numbers: Sequence[int]) -> None:
         """Order machines for these numbers from the first offer that has them all; with `partial` from several.
@@ -59,7 +65,7 @@ class Maker:
         left, refused = tuple(numbers), dict[Offer, str]()
         for quote in self.plan.quotes:
             try:
-                switch = network.ensure_vswitch(self.cloud, vpc, quote.offer.zone_id, self.intents)
+                switch = network.ensure_subnet(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
                 left = self._from_offer(quote, left, order.Access(group, switch, pair))
             except CloudError as error:
                 if not self.plan.wish.partial:
@@ -78,11 +84,11 @@ class Maker:
 
     def _from_offer(self, quote: Quote, numbers: Sequence[int], reached: order.Access) -> tuple[int, ...]:
         """Order from one offer; the numbers that are still missing, none unless `partial`."""
-        own = self.settings.aliyun
-        apart = order.is_apart(own, self.plan.wish.snapshot)
+        apart = order.is_apart(self.rental, self.plan.wish.snapshot)
         kept = order.kept_for(tuple(self.plan.kept.values()), set(numbers), quote.offer.zone_id)
         left = set(numbers)
-        for each in order.orders(numbers, numbers if apart else kept):
+        together = Ability.ORDERED_NAMES in self.cloud.abilities
+        for each in order.orders(numbers, numbers if apart else kept, together):
             try:
                 left -= set(each.numbers[: len(self._order(self._now(quote, left), each, reached, left))])
             except CloudError as error:
@@ -103,14 +109,14 @@ class Maker:
         budget bears for so many machines.
         """
         image, snapshot = Image(self.plan.image_id, "", "", self.plan.image_gib), self.plan.wish.snapshot
-        now = replace(quote, price=self.cloud.price(quotes.priced(self.settings, quote.offer, image, snapshot)))
+        now = replace(quote, price=self.cloud.price(offers.priced(self.settings, quote.offer, image, snapshot)))
         if now.price.trade > quote.price.trade + ROUNDING:
             raise CloudError(
                 f"an hour costs {now.price.trade:.2f} {now.price.currency} now, no longer {quote.price.trade:.2f}",
                 Kind.PRICE,
             )
-        budget = self.settings.aliyun.budget
-        if reason := cost.over_budget(budget, self._money(), self._purchase(self.plan.price(now, left), len(left))):
+        wanted = self._purchase(self.plan.price(now, left), len(left))
+        if reason := cost.over_budget(self.rental.key("budget"), self.rental.budget, self._money(), wanted):
             raise CloudError(reason, Kind.PRICE)
         return now
 
@@ -125,7 +131,7 @@ class Maker:
         offer, plan = quote.offer, self.plan
         together = plan.price(quote, left)
         purchase = self._purchase(together, len(left))
-        limit = cost.price_limit(self.settings.aliyun.budget, self._money(), purchase, together)
+        limit = cost.price_limit(self.rental.budget, self._money(), purchase, together)
         self.report(f"ordering {each.count} x {offer.instance_type} in {offer.zone_id}")
         request = order.launch(
             self.settings,
@@ -137,12 +143,12 @@ class Maker:
             access=reached,
             snapshot=plan.wish.snapshot,
             # The order may be long after the plan: other types tried, a question answered late.
-            release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST),
+            release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST) if plan.releases else None,
             price=plan.price(quote, each.numbers),
             limit=limit,
             partial=plan.wish.partial,
         )
-        key = f"{settling.MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
+        key = f"{MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
         with self.intents.begun(key, request, each.count) as token:
             self.tokens.append(token)
             own = owners.own_tag(self.settings)
@@ -160,7 +166,7 @@ class Maker:
             if unanswered:
                 self.report("looking whether the cloud heard what it did not answer")
             for intent in unanswered:
-                settling.is_heard(self.cloud, intent)
+                is_heard(self.cloud, intent)
             there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
             going = sorted(there | set(self.made))
             if going:
@@ -181,8 +187,8 @@ class Maker:
             there = self.cloud.disk_categories(quote.offer.zone_id, quote.offer.instance_type)
         kinds = f"it takes {', '.join(there)}" if there else "what it takes the cloud does not tell"
         return (
-            f"aliyun.disk_category: {quote.offer.instance_type} in {quote.offer.zone_id} does not take "
-            f"{self.settings.aliyun.disk_category} ({error.code}); {kinds}"
+            f"{self.rental.key('disk_category')}: {quote.offer.instance_type} in {quote.offer.zone_id} does not take "
+            f"{self.rental.disk_category} ({error.code}); {kinds}"
         )
 
     def _nothing(self, refused: Mapping[Offer, str]) -> str:
@@ -197,7 +203,7 @@ class Maker:
             return f"{self.plan.pinned} Tried: {tried}"
         return (
             f"no machines were to be had ({tried}): the same command again shows what there is now and its price; "
-            'or add aliyun.types and zones, or take aliyun.spot = "off"; nothing was kept'
+            f'or add {self.rental.key("types")} and zones, or take {self.rental.key("spot")} = "off"; nothing was kept'
         )
 
 
@@ -209,11 +215,11 @@ def _reason(error: CloudError) -> str:
     return "no stock" if error.kind is Kind.NO_STOCK else str(error)
 
 
-def remove(cloud: Ecs, instance_ids: Sequence[str], intents: Intents) -> None:
+def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
     """Delete machines and wait until the cloud does not list them any more. Raises CloudError."""
     for start in range(0, len(instance_ids), 100):
         some = list(instance_ids[start : start + 100])
-        with intents.begun(f"{settling.DELETION} {some[0]} x {len(some)}", some) as token:
+        with intents.begun(f"{DELETION} {some[0]} x {len(some)}", some) as token:
             cloud.delete(some, token)
         intents.seen(some)
     until = time.monotonic() + cloud.pace.limit_s(GONE_S)

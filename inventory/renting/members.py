@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inventory.api.values import CLUSTER_TAG, Disk, Instance
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance
 from inventory.nodes import Node
 from inventory.renting import keys, tags
 from inventory.renting.places import ClusterPlaces
 from inventory.setting_types import SettingsError
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 NAMELESS = 10**6
@@ -29,9 +29,9 @@ def so_many(count: int) -> str:
     return "1 machine" if count == 1 else f"{count} machines"
 
 
-def machine_name(cluster: str, first: int, count: int = 1) -> str:
-    """The name of an order's machines: several are numbered by the cloud, from `first` on, with so many digits."""
-    return f"{cluster}-te{first}" if count == 1 else f"{cluster}-te[{first},{len(str(first + count - 1))}]"
+def machine_name(cluster: str, number: int) -> str:
+    """What the machine of a node is called."""
+    return f"{cluster}-te{number}"
 
 
 def disk_name(cluster: str, number: int) -> str:
@@ -156,12 +156,12 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
 
 def address(settings: Settings, instance: Instance) -> str:
     """Where this machine reaches it: hosts of the local cloud have only the one address that is on our bridge."""
-    if settings.aliyun.is_local:
+    if settings.on_this_machine:
         return instance.private_address
     return instance.public_address or instance.private_address
 
 
-def rented_nodes(cloud: Ecs, settings: Settings) -> tuple[Node, ...]:
+def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
 
     The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from inventory.api.values import Disk, Launch, NewDisk, Price, Snapshot, SpotStrategy
+from inventory.cloud.values import Disk, Launch, NewDisk, Price, Snapshot
 from inventory.renting import cost, members, tags
 
 if TYPE_CHECKING:
-    from inventory.aliyun_settings import Aliyun
+    from inventory.rental_settings import Rental
     from inventory.settings import Settings
 
 
@@ -33,50 +33,46 @@ class Access:
     """What machines need to be reached: all of it costs nothing."""
 
     security_group_id: str = ""
-    vswitch_id: str = ""
+    subnet_id: str = ""
     key_pair: str = ""
 
 
-def orders(numbers: Sequence[int], without_disk: Collection[int]) -> tuple[Order, ...]:
-    """One order a run of consecutive numbers; those whose disk is there, or is made apart, come without one."""
+def orders(numbers: Sequence[int], without_disk: Collection[int], together: bool = True) -> tuple[Order, ...]:
+    """One order a run of consecutive numbers, or a machine where they cannot be ordered `together`; those whose disk
+    is there, or is made apart, come without one."""
     bare = set(without_disk)
     both = [(bare & set(numbers), False), (set(numbers) - bare, True)]
-    found = [Order(first, count, with_disk) for some, with_disk in both for first, count in members.runs(sorted(some))]
+    found = [Order(first, count, with_disk) for some, with_disk in both for first, count in _runs(some, together)]
     return tuple(sorted(found, key=lambda order: order.first))
 
 
-def is_apart(settings: Aliyun, snapshot: Snapshot | None) -> bool:
+def _runs(numbers: Collection[int], together: bool) -> Sequence[tuple[int, int]]:
+    return members.runs(sorted(numbers)) if together else [(k, 1) for k in sorted(numbers)]
+
+
+def is_apart(settings: Rental, snapshot: Snapshot | None) -> bool:
     """Whether data disks must be made by themselves: with a machine they get exactly the snapshot's size."""
     return snapshot is not None and settings.data_disk_gib > snapshot.disk_gib
 
 
-def data_gib(settings: Aliyun, snapshot: Snapshot | None) -> int:
+def data_gib(settings: Rental, snapshot: Snapshot | None) -> int:
     """How large a node's data disk becomes: as configured, and never smaller than the snapshot it is made from."""
     return max(settings.data_disk_gib, snapshot.disk_gib if snapshot else 0)
 
 
-def new_disk(settings: Aliyun, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
+def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
     """A node's data disk: blank, or the snapshot's content. `apart`: made by itself, so of any size."""
-    level = settings.performance_level if settings.disk_category == "cloud_essd" else ""
     size = settings.data_disk_gib
     if snapshot is not None:
         size = data_gib(settings, snapshot) if apart else 0
-    return NewDisk(settings.disk_category, size, level, snapshot.snapshot_id if snapshot else "", not apart, name)
+    source = snapshot.snapshot_id if snapshot else ""
+    return NewDisk(settings.disk_category, size, settings.data_level, source, not apart, name)
 
 
-def _system_level(settings: Aliyun) -> str:
-    """PL2 and PL3 need disks larger than a system is, which gains nothing by them."""
-    if settings.disk_category != "cloud_essd":
-        return ""
-    return "PL0" if settings.performance_level == "PL0" else "PL1"
-
-
-def _spot(settings: Aliyun, borne: float | None) -> tuple[SpotStrategy, float | None]:
-    """How spot machines are bought and up to which price, which is never above what the budget bears."""
-    if settings.spot == "off":
-        return "NoSpot", None
+def _limit(settings: Rental, borne: float | None) -> float | None:
+    """Up to which price spot machines are bought, which is never above what the budget bears; None: the market's."""
     limits = [each for each in (borne, settings.price_limit or None) if each is not None]
-    return ("SpotWithPriceLimit", min(limits)) if limits else ("SpotAsPriceGo", None)
+    return min(limits) if limits and settings.spot != "off" else None
 
 
 def launch(
@@ -99,26 +95,24 @@ def launch(
 
     `limit`: the most a spot machine may cost an hour, without its disks, as the budget bears it.
     """
-    own, access = settings.aliyun, access or Access()
-    strategy, limit = _spot(own, limit)
-    most_h = cost.most_h(price, limit) if price and strategy != "NoSpot" else 0
-    system = NewDisk(own.disk_category, max(own.system_disk_gib, image_gib), _system_level(own))
+    own, access = settings.rental, access or Access()
+    limit, is_spot = _limit(own, limit), own.spot != "off"
+    most_h = cost.most_h(price, limit) if price and is_spot else 0
+    system = NewDisk(own.disk_category, max(own.system_disk_gib, image_gib), own.system_level)
     disk = members.disk_name(settings.name, order.first) if order.count == 1 else f"{settings.name}-data"
     return Launch(
-        region_id=own.region,
         zone_id=zone_id,
         instance_type=instance_type,
         image_id=image_id,
         security_group_id=access.security_group_id,
-        vswitch_id=access.vswitch_id,
-        amount=order.count,
+        subnet_id=access.subnet_id,
+        names=tuple(members.machine_name(settings.name, k) for k in order.numbers),
         min_amount=1 if partial else order.count,
-        name=members.machine_name(settings.name, order.first, order.count),
         key_pair=access.key_pair,
         system_disk=system,
         data_disks=(new_disk(own, snapshot, disk),) if order.with_disk else (),
-        spot_strategy=strategy,
-        price_limit=limit or 0,
+        is_spot=is_spot,
+        price_limit=limit,
         spot_duration_h=own.spot_duration_h,
         release_at=release_at,
         public_mbps=own.public_mbps,
@@ -126,13 +120,13 @@ def launch(
     )
 
 
-def is_kept(settings: Aliyun, number: int, head: int) -> bool:
+def is_kept(settings: Rental, number: int, head: int) -> bool:
     """Whether a node's data disk is to outlive its machine."""
     return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == head)
 
 
 def staying(
-    settings: Aliyun, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
+    settings: Rental, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
 ) -> tuple[int, ...]:
     """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
     priced = (settings.disk_category, data_gib(settings, snapshot))

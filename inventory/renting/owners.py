@@ -9,14 +9,14 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import RentError
-from inventory.api.values import Disk, Instance, OwnImage, Snapshot
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import Disk, Instance, OwnImage, Snapshot
 from inventory.hostkeys import HostKey
 from inventory.renting import keys, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Owned = Instance | Disk | Snapshot | OwnImage
@@ -51,7 +51,7 @@ def is_foreign(settings: Settings, thing: Owned) -> bool:
     return bool(tag) and tag.split(" ", 1)[0] not in _fingerprints(settings)
 
 
-def take_over(cloud: Ecs, settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> None:
+def take_over(cloud: Cloud, settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> None:
     """Write on another owner's machines and disks that they are ours. Raises CloudError."""
     own = own_tag(settings)
     for each in instances:
@@ -71,7 +71,7 @@ def refuse_nameless(settings: Settings) -> None:
     """Raises RentError where machines of a real cloud would be of a cluster nobody named: two people who left the name
     as it is would have one cluster.
     """
-    if not settings.aliyun.is_local and "name" not in settings.model_fields_set:
+    if not settings.on_this_machine and "name" not in settings.model_fields_set:
         raise RentError(
             'name: this cluster has none; write one at the top of cluster.toml, as name = "anna1" (up to eight small '
             "letters and digits): an account is shared, and by its name a cluster is told from others"

@@ -5,25 +5,27 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError
-from inventory.renting import cost, lease, ledger, quotes, show, tags
+from inventory.cloud.errors import CloudError
+from inventory.cloud.opening import open_cloud
+from inventory.renting import cost, lease, ledger, offers, show, tags
 from inventory.renting.places import ClusterPlaces
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 
-def show_cost(cloud: Ecs, settings: Settings) -> None:
+def show_cost(cloud: Cloud, settings: Settings) -> None:
     """Machines so far and until they are released, disks and snapshots a month, past machines, the budget."""
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
     with suppress(CloudError):  # then there is no price to show
-        instances = quotes.with_price_tags(cloud, settings, instances)
+        instances = offers.with_price_tags(cloud, settings, instances)
     now = cloud.now()
     file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
-    past = ledger.look(file, instances, now, here)
-    ledger.look_kept(file, disks, snapshots, now, here)
+    ledger.record(file, instances, now, here)
+    past = ledger.past(file, now, here)
+    ledger.record_kept(file, disks, snapshots, now, here)
     months = lease.loose_months(cloud, disks)
     money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
     if instances:
@@ -38,16 +40,14 @@ def show_cost(cloud: Ecs, settings: Settings) -> None:
         f"this month: {money.past + money.running:.2f} so far, {money.planned:.2f} until the machines are released, "
         f"{money.disks:.2f} for disks without a machine; traffic and snapshots are not in it"
     )
-    if settings.aliyun.budget:
-        left = settings.aliyun.budget - money.committed
-        show.show(f"budget: {left:.2f} of {settings.aliyun.budget:g} are left")
+    if settings.rental.budget:
+        left = settings.rental.budget - money.committed
+        show.show(f"budget: {left:.2f} of {settings.rental.budget:g} are left")
 
 
 def show_machines(settings: Settings) -> None:
     """The rented machines' states and release times. Raises CloudError."""
-    from inventory.ecs import Ecs
-
-    cloud = Ecs.open(settings)
+    cloud = open_cloud(settings)
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         show.show(show.machines_table(instances, settings, cloud.now()))

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from inventory.api.values import HOURS_A_MONTH, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, members
 from inventory.shown import console, table
 
 if TYPE_CHECKING:
     from inventory.renting.down import DownPlan
     from inventory.renting.ledger import Entry
-    from inventory.renting.quotes import Quote
+    from inventory.renting.offers import Quote
     from inventory.renting.up import UpPlan
     from inventory.settings import Settings
 
@@ -88,7 +88,7 @@ def _hour(plan: UpPlan) -> tuple[float, str]:
     """What an hour of the new machines costs on top of what is paid already, and what of it is not new."""
     best = plan.quotes[0]
     names = [f"te{k}" for k, disk in sorted(plan.kept.items()) if disk.zone_id == best.offer.zone_id]
-    less = len(names) * best.price.parts.get("dataDisk", 0.0)
+    less = len(names) * best.price.parts.get(DATA_DISK, 0.0)
     said = f" - {less:.4f} for the kept disk of {', '.join(names)}" if less else ""
     return best.price.trade * len(plan.numbers) - less, said
 
@@ -124,11 +124,13 @@ def _offer_row(n: int, quote: Quote) -> list[str]:
 
 
 def _release_line(plan: UpPlan) -> str:
+    if not plan.releases:
+        return "the cloud does not release them by itself: they cost until fab down"
     return f"the cloud releases them by itself at {clock(plan.release_at)}, whatever happens here; a run extends it"
 
 
 def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
-    month = best.parts.get("dataDisk", 0.0) * HOURS_A_MONTH
+    month = best.parts.get(DATA_DISK, 0.0) * HOURS_A_MONTH
     costs = f"stays after that and costs {month:.2f} {best.currency} a month until fab down --disks"
     return [f"te{k}'s data disk {costs}" for k in plan.staying if month]
 
@@ -136,6 +138,8 @@ def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
 def _later_lines(plan: UpPlan) -> list[str]:
     if plan.longer:
         return [_release_line(plan), _longer_line(plan)]
+    if not plan.releases:
+        return [_release_line(plan)]
     first = min((i.release_at for i in plan.there if i.release_at), default=None)
     how = "a run extends it, and so does --hours"
     if plan.wish.extend:
@@ -205,7 +209,7 @@ def stays_lines(
         price = f"{months[disk.disk_id]:.2f} a month" if disk.disk_id in months else "price not told"
         yield f"stays   {_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
     for each in snapshots:
-        month = cost.snapshot_month(each, settings.aliyun.snapshot_price_gib_month)
+        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
         most = "" if each.size_bytes else "at most "
         yield f"stays   {each.name}  {each.snapshot_id}, {most}{month:.2f} a month (fab snapshots.prune)"
 

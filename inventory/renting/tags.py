@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inventory.api.values import CLUSTER_TAG, Price
+from inventory.cloud.values import CLUSTER_TAG, Price
 
 INTENT_TAG = "spotune:intent"
 """The token of the call that made a thing: says after a crash whether the call was heard."""

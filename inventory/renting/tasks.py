@@ -1,4 +1,4 @@
-"""fab up / down / cost: renting machines on Alibaba Cloud, or on this machine's own imitation of it."""
+"""fab up / down / cost: renting machines of a cloud, or of this machine's own imitation of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inventory.command_line import ask, say, sentences
 from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
-    from inventory.api.values import Instance
+    from inventory.cloud.values import Instance
     from inventory.nodes import Node
     from inventory.settings import Settings
     from training.control.head_node import RemoteHead
@@ -20,21 +20,12 @@ HEAD_ANSWER_S = 10
 RECORD = "folder for the cloud's answers, without what they tell about you"
 
 
-def _settings() -> Any:
-    from inventory.settings import SettingsError, load_settings
-
-    settings = load_settings()
-    if settings.provider != "aliyun":
-        raise SettingsError(f'cluster.toml says provider = "{settings.provider}"; renting machines needs "aliyun"')
-    return settings
-
-
 def _cloud(settings: Any, record: str) -> Any:
-    """The cluster's region. Raises RentError."""
+    """The cluster's region. Raises RentError, SettingsError where the machines are not rented."""
     from pathlib import Path
 
-    from inventory.api.errors import RentError
-    from inventory.ecs import Ecs
+    from inventory.cloud.errors import RentError
+    from inventory.cloud.opening import open_cloud
 
     folder = Path(record).expanduser() if record else None
     try:
@@ -42,14 +33,14 @@ def _cloud(settings: Any, record: str) -> Any:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
-    return Ecs.open(settings, folder)
+    return open_cloud(settings, folder)
 
 
 @task(
     auto_shortflags=False,
     help={
-        "nodes": "how many machines there are to be; 0 means aliyun.nodes in cluster.toml",
-        "hours": "until the cloud releases them by itself, also those that stand; 0 means aliyun.hours, for new ones",
+        "nodes": "how many machines there are to be; 0: as cluster.toml says",
+        "hours": "until the cloud releases them by itself, also those that stand; 0: as cluster.toml says for new ones",
         "yes": "rent them without asking",
         "partial": "rather some machines than none, of several types and zones if need be",
         "others": "although machines or disks of the cluster are another owner's, by their tag",
@@ -72,10 +63,11 @@ def up(
         from inventory.renting import keys, members, show
         from inventory.renting.places import ClusterPlaces
         from inventory.renting.up import Wish, carry_out, plan_up
+        from inventory.settings import load_settings
 
-        settings = _settings()
-        length = hours or settings.aliyun.hours
-        wish = Wish(nodes or settings.aliyun.nodes, length, None, partial, bool(hours), others=others)
+        settings = load_settings()
+        length = hours or settings.rental.hours
+        wish = Wish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
         plan = plan_up(cloud, settings, wish)
         show.show(show.up_table(plan))
@@ -91,7 +83,7 @@ def up(
         machines = carry_out(cloud, settings, plan, say)
         _tell_head(settings, machines)
         show.show(show.machines_table(machines, settings, cloud.now()))
-    say("next: pyinfra -y inventory/aliyun.py deploy/base.py")
+    say(f"next: {settings.deploy_command}")
 
 
 @task(
@@ -111,8 +103,9 @@ def down(
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
         from inventory.renting import show
         from inventory.renting.down import carry_out_down, plan_down
+        from inventory.settings import load_settings
 
-        settings = _settings()
+        settings = load_settings()
         cloud = _cloud(settings, record)
         plan = plan_down(cloud, settings, disks, anyway, others)
         if plan.machines and (active := _active_run()):
@@ -178,8 +171,9 @@ def cost(c: Any, record: str = "") -> None:
     """What the cluster has cost, will cost, and what is left of the budget."""
     with sentences():
         from inventory.renting import report
+        from inventory.settings import load_settings
 
-        settings = _settings()
+        settings = load_settings()
         report.show_cost(_cloud(settings, record), settings)
 
 

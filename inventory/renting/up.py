@@ -8,35 +8,31 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inventory.api.errors import CloudError, Kind, RentError
-from inventory.api.values import Disk, Instance, Price, Snapshot
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Ability
+from inventory.cloud.values import Disk, Instance, Price, Snapshot
 from inventory.phases import Phases
 from inventory.renting import (
     access,
     cost,
-    disk_claims,
     disks,
     keys,
     lease,
     ledger,
     making,
     members,
+    offers,
     order,
     owners,
-    quotes,
-    reaching,
-    settling,
-    starting,
     tags,
-    vanishing,
 )
-from inventory.renting.intents import Intents
+from inventory.renting.intents import Intents, settle, settle_alone
+from inventory.renting.machines import Reach, by_ssh, naming_gone, refuse_gone, running, with_new_keys
+from inventory.renting.offers import Quote
 from inventory.renting.places import ClusterPlaces
-from inventory.renting.quotes import Quote
-from inventory.renting.reaching import Reach, by_ssh
 
 if TYPE_CHECKING:
-    from inventory.ecs import Ecs
+    from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -54,7 +50,7 @@ class Wish:
     extend: bool = False
     """Whether `hours` counts for machines that stand too, where none is made."""
     image_id: str = ""
-    """Instead of aliyun.image."""
+    """Instead of the settings' image."""
     others: bool = False
     """Another owner's machines and disks are taken for ours."""
 
@@ -68,6 +64,7 @@ class UpPlan:
     numbers: tuple[int, ...]
     """Of the machines to make: te<number>."""
     release_at: datetime
+    """Until when they are planned, and by whom they are then released: see `releases`."""
     quotes: tuple[Quote, ...] = ()
     """Where they may come from, best first."""
     kept: Mapping[int, Disk] = field(default_factory=dict)
@@ -84,6 +81,8 @@ class UpPlan:
     money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
     notes: tuple[str, ...] = ()
     is_spot: bool = True
+    releases: bool = True
+    """Whether the cloud ends them by itself."""
     budget: float = 0
 
     @property
@@ -96,7 +95,7 @@ class UpPlan:
     def price(self, quote: Quote, numbers: Collection[int]) -> Price:
         """What an hour of each of these machines costs there, with the disks they get, on average."""
         kept = order.kept_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
-        return quotes.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
+        return offers.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
 
     @property
     def first_price(self) -> Price | None:
@@ -108,7 +107,7 @@ class UpPlan:
         return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
 
 
-def plan_up(cloud: Ecs, settings: Settings, wish: Wish) -> UpPlan:
+def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     """What `fab up` would do. Changes nothing in the cloud; waits for orders that a crash cut off.
 
     Raises RentError for what cannot be rented like that, CloudError.
@@ -116,18 +115,20 @@ def plan_up(cloud: Ecs, settings: Settings, wish: Wish) -> UpPlan:
     _refuse_impossible(wish)
     owners.refuse_nameless(settings)
     places = ClusterPlaces.of(settings.name)
-    notes = list(settling.settle(cloud, Intents(places.intents)))
+    notes = list(settle(cloud, Intents(places.intents)))
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     command = "fab rebuild" if wish.snapshot else "fab up"
     owners.refuse_foreign(settings, (*instances, *own), wish.others, f"{command} --others takes them for yours")
     there, numbers, now = members.counted(instances), members.missing(instances, wish.nodes), cloud.now()
     plan = UpPlan(wish, there, numbers, now + max(timedelta(hours=wish.hours), lease.EARLIEST))
-    plan = replace(plan, is_spot=settings.aliyun.spot != "off", budget=settings.aliyun.budget)
+    plan = replace(plan, is_spot=settings.rental.spot != "off", budget=settings.rental.budget)
+    plan = replace(plan, releases=Ability.RELEASE_TIME in cloud.abilities)
+    _refuse_endless(settings, plan)
     notes += _surprises(instances, wish)
     plan = replace(plan, money=_money(cloud, settings, plan, instances, own))
     if numbers:
-        disk_claims.refuse(own, instances, numbers)
+        disks.refuse_claimed(own, instances, numbers)
         plan, said = _offered(cloud, settings, plan, own)
         notes += said
     _refuse_expensive(settings, plan)
@@ -139,6 +140,14 @@ def _refuse_impossible(wish: Wish) -> None:
         raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
     if not 0.5 <= wish.hours <= 24 * 365:
         raise RentError(f"--hours {wish.hours:g}: machines are rented for half an hour to a year")
+
+
+def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
+    if plan.budget and not plan.releases:
+        raise RentError(
+            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
+            "budget; budget = 0 goes on without one"
+        )
 
 
 def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
@@ -154,16 +163,18 @@ def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
 
 
 def _money(
-    cloud: Ecs, settings: Settings, plan: UpPlan, instances: Sequence[Instance], own: Sequence[Disk]
+    cloud: Cloud, settings: Settings, plan: UpPlan, instances: Sequence[Instance], own: Sequence[Disk]
 ) -> cost.Spent:
     """This month's money, the machines there are counted until their new release time, where they get one.
 
     A disk that gets a machine again is in that machine's price.
     """
     now = cloud.now()
-    if settings.aliyun.budget:
-        instances = quotes.with_price_tags(cloud, settings, instances)
-    past = ledger.look(ClusterPlaces.of(settings.name).ledger, instances, now, ledger.here(cloud))
+    if settings.rental.budget:
+        instances = offers.with_price_tags(cloud, settings, instances)
+    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
+    ledger.record(file, instances, now, here)
+    past = ledger.past(file, now, here)
     back = {d.disk_id for d in order.kept_for(own, plan.numbers).values()}
     loose = [d for d in own if d.disk_id not in back]
     later = {i.instance_id for i in plan.longer}
@@ -171,7 +182,7 @@ def _money(
     return cost.spent(longer, past, cost.month_shares(loose, lease.loose_months(cloud, loose), now), now)
 
 
-def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) -> tuple[UpPlan, tuple[str, ...]]:
+def _offered(cloud: Cloud, settings: Settings, plan: UpPlan, own: Sequence[Disk]) -> tuple[UpPlan, tuple[str, ...]]:
     """The plan with what can be had, at which price, reached from where."""
     kept = order.kept_for(own, plan.numbers)
     first = kept[min(kept)] if kept else None
@@ -179,18 +190,19 @@ def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) 
     only_home = first is not None and plan.wish.snapshot is None
     pinned = ""
     if first is not None and only_home:
-        asked = not settings.aliyun.zones or home in settings.aliyun.zones
-        way = "try again later, add aliyun.types" if asked else f"add {home} to aliyun.zones"
+        rental = settings.rental
+        asked = not rental.zones or home in rental.zones
+        way = f"try again later, add {rental.key('types')}" if asked else f"add {home} to {rental.key('zones')}"
         pinned = (
             f"{first.name or first.disk_id} ({first.disk_id}, {first.size_gib} GiB) lies in {home}, and its machine "
             f"must be there: {way}, or give the disk up with `fab down --disks`."
         )
         if not asked:
             raise RentError(pinned)
-    image = cloud.image(plan.wish.image_id or settings.aliyun.image)
+    image = cloud.image(plan.wish.image_id or settings.rental.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
-        found, said = quotes.quotes(
+        found, said = offers.quotes(
             cloud, settings, image, home, same_type, only_home=only_home, snapshot=plan.wish.snapshot
         )
     except RentError as error:
@@ -203,8 +215,8 @@ def _offered(cloud: Ecs, settings: Settings, plan: UpPlan, own: Sequence[Disk]) 
             plan,
             quotes=found,
             kept=kept,
-            more_h=quotes.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
-            staying=order.staying(settings.aliyun, plan.numbers, head, kept, plan.wish.snapshot),
+            more_h=offers.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
+            staying=order.staying(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
             pinned=pinned,
             image_id=image.image_id,
             image_gib=image.size_gib,
@@ -223,12 +235,12 @@ def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
         plan.wish.hours,
         price.currency if price else "",
     )
-    if reason := cost.over_budget(settings.aliyun.budget, plan.money, wanted):
+    if reason := cost.over_budget(settings.rental.key("budget"), settings.rental.budget, plan.money, wanted):
         raise RentError(reason)
 
 
 def carry_out(
-    cloud: Ecs,
+    cloud: Cloud,
     settings: Settings,
     plan: UpPlan,
     report: Report,
@@ -245,7 +257,7 @@ def carry_out(
     intents = Intents(places.intents)
     timed = (phases or Phases()).phase
     with intents.alone():
-        for line in settling.settle_alone(cloud, intents):
+        for line in settle_alone(cloud, intents):
             report(line)
         there = cloud.instances(tags=tags.of_cluster(settings.name))
         maker = making.Maker(cloud, settings, plan, intents, report)
@@ -258,16 +270,16 @@ def carry_out(
         else:
             _open_door(cloud, settings, report)
         with timed("boot"):
-            machines = starting.running(cloud, settings, intents, report, maker.made)
+            machines = running(cloud, settings, intents, report, maker.made)
         if twice := members.made_twice(machines, maker.made):
             report(f"another fab up made the same machines elsewhere: removing {', '.join(twice)} of this one again")
             making.remove(cloud, twice, intents)
-            machines = starting.running(cloud, settings, intents, report)
+            machines = running(cloud, settings, intents, report)
         if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
             names = ", ".join(f"te{k}" for k in wanting)
             raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
-        ledger.look(places.ledger, machines, cloud.now(), ledger.here(cloud))
-        with vanishing.told(cloud, machines):
+        ledger.record(places.ledger, machines, cloud.now(), ledger.here(cloud))
+        with naming_gone(cloud, machines):
             _release_later(cloud, machines, plan)
             with timed("disks"):
                 disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
@@ -277,17 +289,17 @@ def carry_out(
             owned = cloud.disks(tags=tags.of_cluster(settings.name))
             if plan.wish.others:
                 owners.take_over(cloud, settings, machines, owned)
-            ledger.look_kept(places.ledger, owned, None, cloud.now(), ledger.here(cloud))
+            ledger.record_kept(places.ledger, owned, None, cloud.now(), ledger.here(cloud))
             nodes = members.as_nodes(settings, machines, owned)
             again = partial(keys.pin_all, cloud, places, addresses, again=True)
             with timed("ssh answers"):
-                reaching.with_new_keys(reach, again)(nodes)
+                with_new_keys(reach, again)(nodes)
         there = cloud.instances(ids=[i.instance_id for i in machines])
-        vanishing.refuse_gone(machines, there)
+        refuse_gone(machines, there)
         return members.members(there)
 
 
-def _open_door(cloud: Ecs, settings: Settings, report: Report) -> None:
+def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:
     """ssh from where this machine is now: machines that stand were opened to where it was when they were made."""
     sources = access.ssh_sources(settings)
     for group in cloud.security_groups(tags=tags.of_cluster(settings.name)):
@@ -295,9 +307,9 @@ def _open_door(cloud: Ecs, settings: Settings, report: Report) -> None:
             report(line)
 
 
-def _release_later(cloud: Ecs, machines: Sequence[Instance], plan: UpPlan) -> None:
+def _release_later(cloud: Cloud, machines: Sequence[Instance], plan: UpPlan) -> None:
     """A look moves nothing; but no machine is left that the cloud would never release."""
-    for each in machines:
+    for each in machines if plan.releases else ():
         if each.release_at and not (plan.numbers or plan.wish.extend):
             continue
         target = lease.next_release(cloud.now(), each.release_at, plan.release_at, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inventory.api.errors import ADVICE, Kind
+from inventory.aliyun_ecs.errors import ADVICE
+from inventory.cloud.errors import Kind
 
 REASONS: tuple[tuple[tuple[str, ...], Kind, str], ...] = (
     (

@@ -10,10 +10,11 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
-from inventory.api.errors import ADVICE, DRY_SUCCESS, CloudError, Kind
-from inventory.api.retries import Pace, repeated
+from inventory.aliyun_ecs.errors import DRY_SUCCESS
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.pace import Pace, repeated
 
 ECS, VPC, STS = "2014-05-26", "2016-04-28", "2015-04-01"
 """Versions of the products whose actions are called."""
@@ -23,7 +24,6 @@ ID = re.compile(r"(vpc|vsw|sg|i|d|s|m)-[a-z0-9]+")
 WHOLE_MINUTE = timedelta(minutes=1)
 """Some lists tell times without seconds."""
 SAME_TIME = timedelta(seconds=2)
-Found = TypeVar("Found")
 
 
 def ids_in(answer: Any) -> Iterator[str]:
@@ -41,7 +41,7 @@ def ids_in(answer: Any) -> Iterator[str]:
 
 
 class Caller:
-    """What the calls of `inventory.ecs.Ecs` are built on."""
+    """What the calls of `inventory.aliyun_ecs.ecs.Ecs` are built on."""
 
     region_id: str
     pace: Pace
@@ -107,6 +107,14 @@ class Caller:
             self.made |= dict.fromkeys(ids_in(answer), time.monotonic())
         return answer
 
+    def remove(self, action: str, fields: Mapping[str, Any]) -> None:
+        """A call that takes something away. What is gone already is no error."""
+        try:
+            self.call(action, fields)
+        except CloudError as error:
+            if error.kind is not Kind.NOT_FOUND:
+                raise
+
     def note_new(self, found: Iterable[tuple[str, datetime]]) -> None:
         """Take from a list what was made just now, by its id and when: other calls may not know it yet."""
         recent = self.now() - timedelta(seconds=self.pace.listed_s) - WHOLE_MINUTE
@@ -157,15 +165,3 @@ class Caller:
             if error.code not in DRY_SUCCESS:
                 raise
         self.permitted.add(action)
-
-    def until(self, look: Callable[[], Found | None], what: str, limit_s: float | None = None) -> Found:
-        """What `look` finds, asked every few seconds. Raises CloudError (WAIT) past the limit, saying for what."""
-        limit_s = self.pace.wait_limit_s if limit_s is None else limit_s
-        started = time.monotonic()
-        while True:
-            found = look()
-            if found is not None:
-                return found
-            if time.monotonic() - started >= limit_s:
-                raise CloudError(f"{what}: still not after {limit_s:.0f} s; {ADVICE[Kind.WAIT]}", Kind.WAIT)
-            time.sleep(self.pace.poll_s)

@@ -1,18 +1,18 @@
-"""What the cloud has and offers, in our own words. Pure values; `answers` makes them of the API's."""
+"""What a cloud has and offers, in our own words; an adapter makes these values of its vendor's. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
 HOURS_A_MONTH = 365 * 24 / 12
 CLUSTER_TAG = "spotune:cluster"
 """Tag on everything that belongs to a cluster; its value is the cluster's name. The tags are the state."""
 
 Tags = Mapping[str, str]
-SpotStrategy = Literal["NoSpot", "SpotWithPriceLimit", "SpotAsPriceGo"]
+MACHINE, SYSTEM_DISK, DATA_DISK, TRAFFIC = "machine", "system disk", "data disk", "traffic"
+"""What a price has parts for."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,15 @@ class Instance:
     private_address: str = ""
     public_address: str = ""
     gpus: int = 0
-    spot_strategy: str = "NoSpot"
-    price_limit: float = 0
-    spot_duration_h: int = 0
+    is_spot: bool = False
+    price_limit: float | None = None
+    """Above it a spot machine is taken back; None: none was set."""
     release_at: datetime | None = None
     """When the cloud releases it by itself."""
     locks: tuple[str, ...] = ()
     """In small letters; "recycling" means a spot machine that is being reclaimed."""
     key_pair: str = ""
-    vswitch_id: str = ""
     tags: Tags = field(default_factory=dict)
-
-    @property
-    def is_spot(self) -> bool:
-        return self.spot_strategy != "NoSpot"
 
     @property
     def is_reclaimed(self) -> bool:
@@ -146,7 +141,7 @@ class Price:
     list: float
     currency: str
     parts: Mapping[str, float] = field(default_factory=dict)
-    """By resource: instanceType, systemDisk, dataDisk, bandwidth."""
+    """Of MACHINE, SYSTEM_DISK, DATA_DISK and TRAFFIC, as far as the cloud tells."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +207,8 @@ class Vpc:
 
 
 @dataclass(frozen=True)
-class VSwitch:
-    vswitch_id: str
+class Subnet:
+    subnet_id: str
     vpc_id: str
     zone_id: str
     cidr: str
@@ -239,24 +234,23 @@ class NewDisk:
 class Launch:
     """One order of machines. Every field goes into the request, so a repeated order must be equal to the first."""
 
-    region_id: str
     zone_id: str
     instance_type: str
     image_id: str
     security_group_id: str
-    vswitch_id: str
-    amount: int
+    subnet_id: str
+    names: tuple[str, ...]
+    """One a machine. Several are numbered without a gap (x1, x2); the cloud may fill the numbers up with zeros."""
     min_amount: int
-    """Equal to the amount: all or nothing."""
-    name: str
-    """With `[k,digits]` in it the machines are numbered from k: te[2,1] gives te2, te3, ... (1 to 6 digits; fewer than
-    k has count as 6)."""
+    """Equal to their number: all or nothing."""
     key_pair: str
     system_disk: NewDisk
     data_disks: tuple[NewDisk, ...] = ()
-    spot_strategy: SpotStrategy = "SpotAsPriceGo"
-    price_limit: float = 0
+    is_spot: bool = True
+    price_limit: float | None = None
+    """The most an hour of a spot machine may cost, its disks apart; None: the market's price."""
     spot_duration_h: int = 1
+    """How long a spot machine is not taken back, where the cloud promises that."""
     release_at: datetime | None = None
     public_mbps: int = 0
     tags: Tags = field(default_factory=dict)

@@ -9,7 +9,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from inventory.api.scrub import Scrubber
+from inventory.aliyun_ecs.scrub import Scrubber
 
 VARIABLE = "SPOTUNE_ECS_RECORD"
 """Environment variable that names the folder to record into."""

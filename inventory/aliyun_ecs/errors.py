@@ -1,53 +1,10 @@
-"""What can go wrong with a cloud, by class: what to do about it follows from the class alone. Pure."""
+"""The codes of the API's errors: of which class each is, and what a user is told about it. Pure."""
 
 from __future__ import annotations
 
 import re
-from enum import Enum
 
-from inventory.errors import USER_MISTAKE, InventoryError
-
-
-class Kind(Enum):
-    """The classes of the API's errors. Codes come and go between versions; the classes stay."""
-
-    THROTTLED = "throttled"
-    """Too many calls: wait as long as it says, then the same call."""
-    PASSING = "passing"
-    """5xx, time-outs, cut connections, conflicts: the same call again, with the same token."""
-    WAIT = "wait"
-    """The thing is not ready: poll."""
-    NO_STOCK = "no stock"
-    """The next type or zone."""
-    PRICE = "price"
-    DISK_KIND = "disk kind"
-    MONEY = "money"
-    """Balance, quota, real-name authentication."""
-    AUTH = "auth"
-    NOT_FOUND = "not found"
-    INPUT = "input"
-    """Everything else: the request is wrong."""
-
-
-class CloudError(InventoryError, RuntimeError):
-    """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
-
-    def __init__(
-        self, message: str, kind: Kind, code: str = "", request_id: str = "", retry_after_s: float = 0
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.code = code
-        self.request_id = request_id
-        self.retry_after_s = retry_after_s
-        """How long the cloud asks to be left alone; 0: it does not say."""
-
-
-class RentError(InventoryError, ValueError):
-    """What was asked cannot be rented, rebuilt or removed like that: the user's to decide; the message says how."""
-
-    exit_code = USER_MISTAKE
-
+from inventory.cloud.errors import LATER, Kind
 
 DRY_SUCCESS = ("DryRunOperation", "DRYRUN.SUCCESS")
 """A dry run that would succeed is answered with one of these errors."""
@@ -223,7 +180,7 @@ def _by_status(http_status: int | None) -> Kind:
 ADVICE = {
     Kind.THROTTLED: "the account made too many calls: try again in a minute",
     Kind.PASSING: "this usually passes: run the same command again, nothing is made twice",
-    Kind.WAIT: "it was not ready in time: try again in a few minutes",
+    Kind.WAIT: LATER,
     Kind.NO_STOCK: "sold out there: add other types or zones under [aliyun] in cluster.toml, or try later",
     Kind.PRICE: 'change spot, price_limit or spot_duration_h under [aliyun] in cluster.toml (spot = "as-price-goes" '
     "never pays more than the list price)",
@@ -250,6 +207,15 @@ ADVICE_BY_CODE: tuple[tuple[str, str], ...] = (
     ("IncorrectDiskStatus.Never", "the disk was never used: attach it to a machine first"),
     ("SnapshotCreatedDisk", "disks made from the snapshot exist: remove them first, or force it"),
 )
+
+
+SETTING_OF = {"InvalidDataDiskSize": "data_disk_gib", "InvalidSystemDiskSize": "system_disk_gib"}
+"""Which setting is wrong, by the beginning of a code."""
+
+
+def setting_of(code: str) -> str:
+    """The setting that a refusal is about; empty where it is none."""
+    return next((key for begins, key in SETTING_OF.items() if code.startswith(begins)), "")
 
 
 def sentence(action: str, code: str, message: str, kind: Kind, request_id: str = "") -> str:

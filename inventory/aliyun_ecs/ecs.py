@@ -2,7 +2,7 @@
 
 Requests go through the SDK's own models, so that a misspelt field is an error here and not silently dropped there;
 answers are taken as the plain dicts that came over the wire. The SDK repeats nothing by itself and adds no
-ClientToken: both are ours (`api.retries`, `renting.intents`).
+ClientToken: both are ours (`cloud.pace`, `renting.intents`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from inventory.api import requests
-from inventory.api.access_calls import AccessCalls
-from inventory.api.caller import ECS, STS, VPC
-from inventory.api.disk_calls import DiskCalls
-from inventory.api.errors import CloudError, Kind, RentError, classify, sentence
-from inventory.api.image_calls import ImageCalls
-from inventory.api.machine_calls import MachineCalls
-from inventory.api.no_answer import no_answer
-from inventory.api.offer_calls import OfferCalls
-from inventory.api.recording import VARIABLE, Recording
-from inventory.api.retries import Pace
+from inventory.aliyun_ecs.assistant import Assistant
+from inventory.aliyun_ecs.caller import ECS, STS, VPC
+from inventory.aliyun_ecs.disks import Disks
+from inventory.aliyun_ecs.errors import classify, sentence, setting_of
+from inventory.aliyun_ecs.images import Images
+from inventory.aliyun_ecs.key_pairs import KeyPairs
+from inventory.aliyun_ecs.machines import Machines
+from inventory.aliyun_ecs.networks import Networks
+from inventory.aliyun_ecs.no_answer import no_answer
+from inventory.aliyun_ecs.offers import Offers
+from inventory.aliyun_ecs.prices import Prices
+from inventory.aliyun_ecs.recording import VARIABLE, Recording
+from inventory.aliyun_ecs.request_fields import lost
+from inventory.aliyun_ecs.security_groups import SecurityGroups
+from inventory.aliyun_ecs.snapshots import Snapshots
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.pace import Pace
+from inventory.cloud.port import Ability
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
 
@@ -79,8 +86,10 @@ def endpoint(settings: Settings) -> Endpoint:
     return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
 
 
-class Ecs(MachineCalls, DiskCalls, ImageCalls, OfferCalls, AccessCalls):
-    """One region of the cloud. All methods raise CloudError only."""
+class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPairs, SecurityGroups, Networks):
+    """One region of the cloud: what each method answers says the port (inventory/cloud/port.py)."""
+
+    abilities = frozenset(Ability)
 
     def __init__(self, region_id: str, where: Endpoint, pace: Pace, recording: Recording | None) -> None:
         """`open` is the way in. Raises RentError: no SDK, no credentials."""
@@ -157,9 +166,9 @@ class Ecs(MachineCalls, DiskCalls, ImageCalls, OfferCalls, AccessCalls):
 
     def _check(self, action: str, fields: Mapping[str, Any]) -> None:
         model = getattr(self._models, f"{action}Request")()
-        lost = requests.lost(dict(fields), model.from_map(dict(fields)).to_map())
-        if lost:
-            raise CloudError(f"{action}: the installed SDK does not know {', '.join(lost)}", Kind.INPUT)
+        unknown = lost(dict(fields), model.from_map(dict(fields)).to_map())
+        if unknown:
+            raise CloudError(f"{action}: the installed SDK does not know {', '.join(unknown)}", Kind.INPUT)
 
     def _refusal(self, action: str, error: Exception) -> CloudError:
         code, data = getattr(error, "code", None), getattr(error, "data", None)
@@ -174,7 +183,7 @@ class Ecs(MachineCalls, DiskCalls, ImageCalls, OfferCalls, AccessCalls):
         kind = classify(code, status, message)
         after_s = (getattr(error, "retry_after", None) or 0) / 1000  # the header counts milliseconds
         words = sentence(action, code or f"HTTP {status}", message, kind, request_id)
-        return CloudError(words, kind, code, request_id, after_s)
+        return CloudError(words, kind, code, request_id, retry_after_s=after_s, setting=setting_of(code))
 
     def _record(self, action: str, answer: Mapping[str, Any]) -> None:
         if self._recording:

@@ -1,4 +1,5 @@
-"""When a call is made again, by the class of its error; tenacity keeps the count."""
+"""How patient to be with a cloud: when a call is made again, by the class of its error, and how long a thing is waited
+for."""
 
 from __future__ import annotations
 
@@ -8,9 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import tenacity
-
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import LATER, CloudError, Kind
 
 Result = TypeVar("Result")
 SHORTEST_LIMIT_S = 1.0
@@ -44,6 +43,18 @@ class Pace:
         """How long to wait for something that is usually waited for so long."""
         return max(SHORTEST_LIMIT_S, usual_s * self.patience)
 
+    def until(self, look: Callable[[], Result | None], what: str, limit_s: float | None = None) -> Result:
+        """What `look` finds, asked every few seconds. Raises CloudError (WAIT) past the limit, saying for what."""
+        limit_s = self.wait_limit_s if limit_s is None else limit_s
+        started = time.monotonic()
+        while True:
+            found = look()
+            if found is not None:
+                return found
+            if time.monotonic() - started >= limit_s:
+                raise CloudError(f"{what}: still not after {limit_s:.0f} s; {LATER}", Kind.WAIT)
+            time.sleep(self.poll_s)
+
     @classmethod
     def of_local_cloud(cls, wait_factor: float) -> Pace:
         """For the cloud on this machine, which lists a thing before it answers: only a call that is under way may
@@ -76,17 +87,13 @@ def pause_s(pace: Pace, kind: Kind, attempts: int, retry_after_s: float, chance:
 
 def repeated(call: Callable[[], Result], pace: Pace, sleep: Callable[[float], None] = time.sleep) -> Result:
     """The call's result, made again while its errors allow it. Raises the last CloudError."""
-
-    def decide(state: tenacity.RetryCallState) -> bool:
-        error = state.outcome and state.outcome.exception()
-        return isinstance(error, CloudError) and goes_on(
-            pace, error.kind, state.attempt_number, state.seconds_since_start or 0
-        )
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        error = state.outcome and state.outcome.exception()
-        if not isinstance(error, CloudError):
-            return 0
-        return pause_s(pace, error.kind, state.attempt_number, error.retry_after_s, random.random())
-
-    return tenacity.Retrying(retry=decide, wait=wait, sleep=sleep, stop=tenacity.stop_never, reraise=True)(call)
+    attempts, began = 0, time.monotonic()
+    while True:
+        try:
+            return call()
+        except CloudError as error:
+            attempts += 1
+            if not goes_on(pace, error.kind, attempts, time.monotonic() - began):
+                raise
+            pause = pause_s(pace, error.kind, attempts, error.retry_after_s, random.random())
+        sleep(pause)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from inventory.api.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind
 
 Answer = Mapping[str, Any]
 

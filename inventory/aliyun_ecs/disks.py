@@ -1,0 +1,136 @@
+"""Disks: make, attach, keep, delete. One action of the API a method, beside what it sends and hears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from inventory.aliyun_ecs.answer_fields import Answer, flag, listed, moment, needed, tags, whole
+from inventory.aliyun_ecs.caller import Caller
+from inventory.aliyun_ecs.request_fields import Fields, filters, tag_list
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import Disk, NewDisk, Tags
+
+
+class Disks(Caller):
+    """Disks of one region."""
+
+    def disks(
+        self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, instance_id: str = ""
+    ) -> tuple[Disk, ...]:
+        of_instance = {"InstanceId": instance_id} if instance_id else {}
+        found = tuple(
+            disk
+            for fields in filters("DiskIds", ids, tags)
+            for answer in self.pages("DescribeDisks", {"RegionId": self.region_id, **of_instance, **fields})
+            for disk in disks_in(answer)
+        )
+        self.note_new((disk.disk_id, disk.created) for disk in found)
+        if not found and ids is None:
+            self.must_see("DescribeDisks")
+        return found
+
+    def create_disk(
+        self,
+        zone_id: str,
+        disk: NewDisk,
+        tags: Tags | None,
+        token: str,
+        *,
+        attempts: Callable[[], None] | None = None,
+    ) -> str:
+        fields = new_disk_fields(self.region_id, zone_id, disk, tags or {}, token)
+        return str(self.call("CreateDisk", fields, attempts=attempts)["DiskId"])
+
+    def attach_disk(self, disk_id: str, instance_id: str, delete_with_instance: bool) -> None:
+        fields: Fields = {
+            "DiskId": disk_id,
+            "InstanceId": instance_id,
+            "DeleteWithInstance": delete_with_instance,
+        }
+
+        def attached(disk: Disk) -> bool:
+            if disk.status == "In_use" and disk.instance_id != instance_id:
+                raise CloudError(f"{disk_id} is attached to {disk.instance_id}: detach it there first", Kind.INPUT)
+            return disk.status == "In_use"
+
+        self._move("AttachDisk", fields, "Available", attached, f"{disk_id}: not attached to {instance_id}")
+
+    def detach_disk(self, disk_id: str, instance_id: str) -> None:
+        fields: Fields = {"DiskId": disk_id, "InstanceId": instance_id}
+        what = f"{disk_id}: not detached from {instance_id}"
+        self._move("DetachDisk", fields, "In_use", lambda disk: disk.status == "Available", what)
+
+    def _move(self, action: str, fields: Fields, before: str, done: Callable[[Disk], bool], what: str) -> None:
+        """Make the call whenever the disk is still as before, so that a lost answer or a busy disk does no harm."""
+        disk_id = str(fields["DiskId"])
+
+        def look() -> bool | None:
+            found = self.disks(ids=[disk_id])
+            if not found and self.is_new(fields):
+                return None
+            if not found:
+                raise CloudError(f"{disk_id}: there is no such disk in {self.region_id}", Kind.NOT_FOUND)
+            if done(found[0]):
+                return True
+            if found[0].status == before:
+                try:
+                    self.call(action, fields, waits=False)
+                except CloudError as error:
+                    if error.kind is not Kind.WAIT:
+                        raise
+            return None
+
+        self.pace.until(look, what)
+
+    def delete_disk(self, disk_id: str) -> None:
+        self.remove("DeleteDisk", {"DiskId": disk_id})
+
+    def keep_disk(self, disk_id: str, delete_with_instance: bool) -> None:
+        fields = {"RegionId": self.region_id, "DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
+        self.call("ModifyDiskAttribute", fields)
+
+
+def new_disk_fields(region_id: str, zone_id: str, disk: NewDisk, labels: Tags, token: str) -> Fields:
+    """CreateDisk; with a snapshot and a larger size the disk grows, without a size it is as large as it was."""
+    fields: Fields = {"RegionId": region_id, "ZoneId": zone_id, "ClientToken": token, "Tag": tag_list(labels)}
+    fields |= kind_fields(disk, "DiskCategory")
+    if disk.size_gib:
+        fields["Size"] = disk.size_gib
+    if disk.snapshot_id:
+        fields["SnapshotId"] = disk.snapshot_id
+    if disk.name:
+        fields["DiskName"] = disk.name
+    return fields
+
+
+def kind_fields(disk: NewDisk, key: str) -> Fields:
+    fields: Fields = {key: disk.category}
+    if disk.performance_level and disk.category == "cloud_essd":
+        fields["PerformanceLevel"] = disk.performance_level
+    if disk.category == "cloud_auto":
+        fields["BurstingEnabled"] = False  # is on by default in some regions, and costs extra
+    return fields
+
+
+def disks_in(answer: Answer) -> tuple[Disk, ...]:
+    """DescribeDisks"""
+    return tuple(_disk(each) for each in listed(answer, "Disks", "Disk"))
+
+
+def _disk(each: Answer) -> Disk:
+    return Disk(
+        disk_id=needed(each, "DiskId"),
+        serial=each.get("SerialNumber") or needed(each, "DiskId").removeprefix("d-"),
+        kind=needed(each, "Type"),
+        size_gib=whole(needed(each, "Size")),
+        category=needed(each, "Category"),
+        status=needed(each, "Status"),
+        zone_id=needed(each, "ZoneId"),
+        created=moment(needed(each, "CreationTime")),
+        name=each.get("DiskName", ""),
+        performance_level=each.get("PerformanceLevel") or "",
+        instance_id=each.get("InstanceId") or "",
+        delete_with_instance=flag(each.get("DeleteWithInstance", True)),
+        source_snapshot_id=each.get("SourceSnapshotId") or "",
+        tags=tags(each),
+    )

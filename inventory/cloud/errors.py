@@ -1,0 +1,61 @@
+"""What can go wrong with a cloud, by class: what to do about it follows from the class alone. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from inventory.errors import InventoryError
+
+
+class Kind(Enum):
+    """The classes of the API's errors. Codes come and go between versions; the classes stay."""
+
+    THROTTLED = "throttled"
+    """Too many calls: wait as long as it says, then the same call."""
+    PASSING = "passing"
+    """5xx, time-outs, cut connections, conflicts: the same call again, with the same token."""
+    WAIT = "wait"
+    """The thing is not ready: poll."""
+    NO_STOCK = "no stock"
+    """The next type or zone."""
+    PRICE = "price"
+    DISK_KIND = "disk kind"
+    MONEY = "money"
+    """Balance, quota, real-name authentication."""
+    AUTH = "auth"
+    NOT_FOUND = "not found"
+    INPUT = "input"
+    """Everything else: the request is wrong."""
+
+
+LATER = "it was not ready in time: try again in a few minutes"
+"""What a user can do about WAIT."""
+
+
+class CloudError(InventoryError, RuntimeError):
+    """The cloud refused or did not answer; the message says what was asked, the answer, and what to do."""
+
+    def __init__(
+        self,
+        message: str,
+        kind: Kind,
+        code: str = "",
+        request_id: str = "",
+        *,
+        retry_after_s: float = 0,
+        setting: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.code = code
+        self.request_id = request_id
+        self.setting = setting
+        """Which one of the rental's settings is refused, where that is clear."""
+        self.retry_after_s = retry_after_s
+        """How long the cloud asks to be left alone; 0: it does not say."""
+
+
+class RentError(InventoryError, ValueError):
+    """What was asked cannot be rented, rebuilt or removed like that: the user's to decide; the message says how."""
+
+    exit_code = USER_MISTAKE
