@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from inventory.errors import InventoryError
+from inventory.errors import USER_MISTAKE, InventoryError
 
 
 class Kind(Enum):
