@@ -36,8 +36,14 @@ if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
     from inventory.settings import Settings
 
+Say = Callable[[str], None]
 INTENT = "snapshot"
 NAME = re.compile(r"^(?!auto)(?!https?://)[A-Za-z][A-Za-z0-9._:-]{1,127}$")
+THAW_AFTER_S = 60
+SYNC_S = 1800
+"""Gigabytes of dirty pages on a slow disk take their time."""
+THAW_S = 30
+FROZEN = "was frozen"
 
 
 def checked_name(name: str, cluster: str, run: str) -> str:
@@ -137,9 +143,6 @@ def progress_words(snapshot: Snapshot) -> str:
     return f"{snapshot.snapshot_id} {state}: {snapshot.progress_percent} %{left}"
 
 
-Say = Callable[[str], None]
-
-
 def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool, packages: str, say: Say) -> str:
     """Begin a snapshot of the head's data disk; its id. /data can be written to again when this returns.
 
@@ -198,13 +201,6 @@ def version() -> str:
     """spotune's own; it runs from its checkout."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
     return str(project["project"]["version"])
-
-
-THAW_AFTER_S = 60
-SYNC_S = 1800
-"""Gigabytes of dirty pages on a slow disk take their time."""
-THAW_S = 30
-FROZEN = "was frozen"
 
 
 @dataclass

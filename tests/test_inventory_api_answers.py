@@ -135,8 +135,6 @@ def test_recorded_images_zones_keys_groups_and_networks_are_read_with_nothing_lo
             assert (made, one.image_id, one.name) == (told["CreationTime"], told["ImageId"], told["ImageName"])
             assert (one.size_gib, one.family) == (told["Size"], told.get("ImageFamily", ""))
             assert one.os_name in (told["OSName"], told.get("OSNameEn")) and one.status == told["Status"]
-    zones = sample("jclouds_zones.json")
-    assert list(offers.zones_in(zones)) == [zone["ZoneId"] for zone in zones["Zones"]["Zone"]]
     keys = sample("jclouds_keypairs-first.json")
     assert [(key.name, key.fingerprint) for key in key_pairs.key_pairs_in(keys)] == [
         (told["KeyPairName"], told["KeyPairFingerPrint"]) for told in keys["KeyPairs"]["KeyPair"]
@@ -162,7 +160,6 @@ READERS = {
     "AvailableZones": offers.stock_in,
     "AvailableSpotZones": offers.spot_advice_in,
     "SpotPrices": offers.spot_prices_in,
-    "Zones": offers.zones_in,
     "Images": images.images_in,
     "KeyPairs": key_pairs.key_pairs_in,
     "SecurityGroups": security_groups.security_groups_in,

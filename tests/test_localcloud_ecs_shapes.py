@@ -277,7 +277,6 @@ def test_what_our_code_reads_of_answers_is_there(answers):
         "DescribeSpotPriceHistory": ("offers", "spot_prices_in"),
         "DescribeSpotAdvice": ("offers", "spot_advice_in"),
         "DescribePrice": ("prices", "price_in"),
-        "DescribeZones": ("offers", "zones_in"),
         "DescribeImages": ("images", "images_in"),
         "DescribeKeyPairs": ("key_pairs", "key_pairs_in"),
         "DescribeSecurityGroups": ("security_groups", "security_groups_in"),

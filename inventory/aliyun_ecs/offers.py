@@ -75,10 +75,6 @@ class Offers(Caller):
             )
         )
 
-    def zones(self) -> tuple[str, ...]:
-        """The region's zones."""
-        return zones_in(self.call("DescribeZones", {"RegionId": self.region_id}))
-
 
 def types_in(answer: Answer) -> tuple[InstanceType, ...]:
     """DescribeInstanceTypes"""
@@ -149,8 +145,3 @@ def spot_advice_in(answer: Answer) -> tuple[SpotAdvice, ...]:
         for zone in listed(answer, "AvailableSpotZones", "AvailableSpotZone")
         for each in listed(zone, "AvailableSpotResources", "AvailableSpotResource")
     )
-
-
-def zones_in(answer: Answer) -> tuple[str, ...]:
-    """DescribeZones"""
-    return tuple(needed(each, "ZoneId") for each in listed(answer, "Zones", "Zone"))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 START_S = 600.0
 """How long machines may take until they run."""
+Reach = Callable[[Sequence[Node]], None]
+ANSWER_S = 180.0
+ASK_EVERY_S = 3.0
 
 
 def running(
@@ -74,11 +77,6 @@ def _unlisted(ids: Collection[str]) -> str:
 
 def _late(names: Sequence[str]) -> str:
     return f"not ready after {START_S:g} s: {', '.join(names)}; `fab up` goes on, `fab down` removes"
-
-
-Reach = Callable[[Sequence[Node]], None]
-ANSWER_S = 180.0
-ASK_EVERY_S = 3.0
 
 
 def with_new_keys(reach: Reach, pin_again: Callable[[], None]) -> Reach:
