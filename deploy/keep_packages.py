@@ -1,7 +1,7 @@
 """Keep what apt has fetched on the data disk, beside the environment: a program for the head, run before a snapshot.
 
-Standard library only. Prints one line of JSON. What is kept is an archive in apt's own flat form (packages and their
-index), from which the next machines install.
+Standard library only, Python 3.10 or newer. Prints one line of JSON. What is kept is an archive in apt's own flat form
+(packages and their index), from which the next machines install.
 
     python3 - < keep_packages.py
 """
@@ -50,25 +50,30 @@ def keep(place: Path, archives: Path, packages: set[tuple[str, str, str]]) -> di
     if shutil.disk_usage(place.parent).free < sum(file.stat().st_size for file in new) + LEFT_FREE_BYTES:
         return {"packages": 0, "bytes": 0}
     kept.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(place / "lists", ignore_errors=True)  # of earlier snapshots: the archive's own index
+    for old in ("lists", "lists.half"):  # of earlier snapshots: the archive's own index
+        shutil.rmtree(place / old, ignore_errors=True)
     for file in new:
         shutil.copy2(file, kept)
-    for file in kept.iterdir():
-        if not is_of(file, packages):
-            file.unlink()
-    there = sorted(kept.iterdir())
+    entries = {file: _entry(file) for file in sorted(kept.iterdir()) if is_of(file, packages)}
+    whole = [file for file, entry in entries.items() if entry]
+    for file in set(kept.iterdir()) - set(whole):
+        file.unlink()
     half = place / "Packages.half"
-    half.write_text("\n".join(_entry(file) for file in there), encoding="utf-8")
+    half.write_text("\n".join(entries[file] for file in whole), encoding="utf-8")
     half.rename(place / "Packages")
-    return {"packages": len(there), "bytes": sum(file.stat().st_size for file in there)}
+    return {"packages": len(whole), "bytes": sum(file.stat().st_size for file in whole)}
 
 
 def _entry(file: Path) -> str:
-    """What apt's index says of a package."""
-    told = subprocess.run(["dpkg-deb", "--field", str(file)], capture_output=True, text=True, check=True).stdout
+    """What apt's index says of a package; empty for a file that is none, as one that was cut short."""
+    told = subprocess.run(["dpkg-deb", "--field", str(file)], capture_output=True, text=True, check=False)
+    digest = hashlib.sha256()
     with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    return f"{told}Filename: ./archives/{file.name}\nSize: {file.stat().st_size}\nSHA256: {digest}\n"
+        while block := content.read(1 << 20):
+            digest.update(block)
+    if told.returncode:
+        return ""
+    return f"{told.stdout}Filename: ./archives/{file.name}\nSize: {file.stat().st_size}\nSHA256: {digest.hexdigest()}\n"
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -34,5 +34,5 @@ kept={place}/$(. /etc/os-release; echo "$ID-$VERSION_ID")-$(dpkg --print-archite
 echo "deb [trusted=yes] file:$kept ./" > "$own/kept.list"
 alone="-o Dir::Etc::SourceList=$own/kept.list -o Dir::Etc::SourceParts=- -o Dir::State::Lists=$own/lists"
 alone="$alone -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root"
-{UPDATE} $alone && {APT_GET} $alone install {wanted}
+{UPDATE} $alone && {APT_GET} $alone --no-remove install {wanted}
 rm -rf "$own\""""

@@ -145,7 +145,7 @@ def present_packages(packages: Sequence[str], index: bool) -> Commands:
         host.noop(f"{len(packages)} packages are installed")
         return
     kept, archive = install_commands(missing, refresh="true" if index else UPDATE)
-    yield kept
-    if index:
+    if index:  # first: where it fails something is still missing, and the next deploy asks again
         yield UPDATE
+    yield kept
     yield archive

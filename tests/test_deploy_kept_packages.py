@@ -112,6 +112,18 @@ def test_a_package_that_is_installed_is_not_asked_for_again(machine):
     assert not machine.install()
 
 
+def test_a_package_that_was_cut_short_is_dropped_and_does_not_stop_a_snapshot(machine):
+    there = machine.keep("1.0")
+    there.write_bytes(there.read_bytes()[:10])
+    assert keep(machine.kept, machine.folder / "archive", {(NAME, "1.0", ARCH)}) == {"packages": 0, "bytes": 0}
+    assert list((machine.kept / "archives").iterdir()) == [] and (machine.kept / "Packages").read_text() == ""
+
+
+def test_the_program_runs_on_the_oldest_python_a_node_may_have():
+    source = (Path(__file__).parents[1] / "deploy/keep_packages.py").read_text()
+    assert "file_digest" not in source and "tomllib" not in source, "Ubuntu 22.04 has Python 3.10"
+
+
 def test_kept_is_what_is_installed_and_nothing_that_was_replaced(machine):
     place, fetched = machine.kept, machine.folder
     old, new = packed(fetched, "1.0"), packed(fetched, "1:2.0")

@@ -54,6 +54,20 @@ def test_first_boot_work_with_recoverable_errors_is_no_reason_to_stop(tmp_path: 
     assert subprocess.run(["sh", "-c", wait], env=environment, check=False).returncode == ends
 
 
+@pytest.mark.parametrize("torch", ["cpu", "cuda"])
+def test_where_a_driver_is_looked_up_the_archives_index_comes_first(torch: str) -> None:
+    settings = {"python": {"torch": torch}}
+    told = deploy("deploy.packages.install_packages", {"te1": NODE}, settings=settings)["told"]["te1"]
+    update = "apt-get -q -o Acquire::Languages=none update"
+    alone = [
+        n
+        for n, command in enumerate(told)
+        if update in command and "kept.list" not in command and "if dpkg" not in command
+    ]
+    kept = next(n for n, command in enumerate(told) if "kept.list" in command)
+    assert (alone and alone[0] < kept) if torch == "cuda" else not alone
+
+
 def set_mirror(tmp_path: Path, mirror: str) -> int:
     """Deploy apt's sources into the root below tmp_path; how many operations changed something."""
     root = tmp_path / "root"

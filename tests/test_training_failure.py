@@ -235,6 +235,19 @@ def test_a_device_assert_is_the_cause_though_its_own_watchdog_says_it():
     assert end.reason == "rank 2 on te3 failed on its GPU: CUDA error: device-side assert triggered"
 
 
+def test_a_gpus_failure_is_told_by_the_drivers_words_not_by_the_advice_that_ends_them():
+    advice = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+    lines = [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "CUDA kernel errors might ...",
+        advice,
+    ]
+    _, cause, words = rank_end(Ended(FAILED), Failed("gpu_failed", advice), lines)
+    assert cause == Cause("gpu_failed", code=FAILED)
+    assert words == "failed on its GPU: CUDA error: an illegal memory access was encountered"
+    assert advice in rank_end(Ended(FAILED), Failed("gpu_failed", advice), [])[2], "where the lines are lost"
+
+
 def test_an_abort_without_a_word_of_partners_is_a_cause_of_its_own():
     weight, cause, words = rank_end(Ended(ABORTED), None, ["double free or corruption (!prev)"])
     assert weight < SECONDARY and cause == Cause("killed", signal=6)

@@ -55,7 +55,7 @@ class Meter:
             useful_per_s=useful,
             executed_per_s=executed,
             length=self._span,
-            checkpointed=recipe.checkpointed(self._facts.layers) / self._facts.layers,
+            checkpointed=recipe.checkpointed(self._facts.layers) / max(1, self._facts.layers),
             card=self._watch.card,
             cards=ranks,
         )

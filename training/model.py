@@ -103,7 +103,7 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     base.config.use_cache = False
     layers = [module for module in base.modules() if type(module).__name__ in base._no_split_modules]
     checkpointed = recipe.checkpointed(len(layers))
-    if checkpointed:
+    if checkpointed or recipe.gradient_checkpointing is True:
         # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         for layer in layers[checkpointed:]:

@@ -196,10 +196,12 @@ def _broke(code: int, failed: Failed | None, said: str, lines: list[str]) -> tup
     def cause(kind: CauseKind) -> Cause:
         return Cause(kind, code=code) if code > 0 else Cause(kind, signal=-code)
 
+    telling = foreign.telling(lines)
     if failed and failed.cause in _KNOWN:
         weight, words = _KNOWN[failed.cause]
-        return weight, cause(failed.cause), words.format(words=said[:WIDTH], line=said[:WIDTH], code=code)
-    telling = foreign.telling(lines)
+        meant = foreign.meaning(telling)
+        _, found, line = meant if meant and meant[0] == failed.cause else (None, said, said)
+        return weight, cause(failed.cause), words.format(words=found[:WIDTH], line=line[:WIDTH], code=code)
     if code > 0:
         telling = telling[-LAST_LINES:]
     if code > 0 and not telling and not failed:
