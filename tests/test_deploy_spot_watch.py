@@ -194,6 +194,7 @@ def test_a_watcher_killed_before_it_told_the_head_does_so_afterwards_and_then_no
     second = node.watch()
     wait_for(node.told)
     assert node.told() == noticed
+    wait_for((node.here / "te3.told").exists)
     second.kill()
     second.wait()
     asked = service.questions()

@@ -18,6 +18,7 @@ from training.control.comm_report import (
     wrong_results,
 )
 from training.control.runs import check_results
+from training.control.terminal import check_report
 
 NAMES = ("te1", "te2", "te3")
 RESULT = {
@@ -136,3 +137,11 @@ def test_the_pair_table_reads_from_row_to_column():
     header, rows = pair_table(result)
     assert header[1:] == list(NAMES)
     assert rows[0] == ["te1", "-", "7.00", "10.00"]
+
+
+def test_the_report_has_a_table_of_interfaces_of_pairs_and_of_sizes(capsys):
+    sizes = [{**row, "algbw_gbyte_s": 0.75} for row in RESULT["sweep"]]
+    check_report({**RESULT, "seconds": 2.0, "sweep": sizes}, None, None)
+    words = capsys.readouterr().out
+    assert "used" in words and "eth0" in words, "each node's interface"
+    assert "te2" in words and "10.00" in words and "all_reduce" in words

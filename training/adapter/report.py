@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.control.terminal import table
+from inventory.shown import console, table
 from training.data import check
 from training.data.readers import data_files
 
@@ -47,4 +47,4 @@ def show(found: Mapping[str, Any]) -> None:
     """The numbers, and what they were measured on."""
     base = found["base"]
     print(f"{base['samples']} samples, {base['tokens']} learned tokens, {base['answers']} answers compared")
-    table(["", "base", "tuned"], rows(found))
+    console().print(table(["", "base", "tuned"], rows(found)))

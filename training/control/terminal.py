@@ -96,7 +96,7 @@ def check_report(result: Result, previous: Result | None, line_rate_gbps: float 
     terminal.print(f"{result['backend']}, {result['world_size']} ranks, {result['seconds']:.0f} s")
     for line in comm_report.check_lines(result):
         terminal.print(f"  {line}")
-    table(*comm_report.interface_table(result))
+    terminal.print(table(*comm_report.interface_table(result)))
     if result["pairs"]:
         terminal.print(table(*comm_report.pair_table(result)))
     terminal.print(table(*comm_report.sweep_table(result)))
