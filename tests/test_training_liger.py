@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -138,3 +139,29 @@ def test_a_heads_shape_is_known_whatever_the_configuration_calls_it(tmp_path, co
 
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert head_shape(tmp_path) == shape
+
+
+@pytest.mark.parametrize(
+    ("plan", "ours"),
+    [
+        ('{"predicted": {"own_loss": true}}', True),
+        ('{"predicted": {"own_loss": false}}', False),
+        ("{}", False),
+        ("[1]", False),
+        ("{cut", False),
+        (None, False),
+    ],
+)
+def test_a_run_takes_our_own_loss_where_its_plan_knows_it_as_the_faster(tmp_path, stood_in, monkeypatch, plan, ours):
+    from training import finetune
+
+    stood_in(_ours)
+    monkeypatch.setattr(finetune, "head_shape", lambda _: (WIDTH, VOCABULARY))
+    if plan is not None:
+        (tmp_path / "plan.json").write_text(plan)
+    said = []
+    rank = SimpleNamespace(run=tmp_path, on_head=lambda work: work(), say=said.append)
+    work = SimpleNamespace(model_dir=tmp_path, recipe=SimpleNamespace(dtype="float32"))
+    finetune.choose_loss(work, rank)
+    assert (liger.loss_for(torch.zeros(1)) is None) is ours
+    assert len(said) == 1 and ("the faster on these cards" in said[0]) is ours
