@@ -6,9 +6,9 @@ import deploy.tasks
 import inventory.renting.tasks
 import inventory.tasks
 import snapshots.tasks
-import training.adapter.tasks
-import training.prove.tasks
-import training.tasks
+import training.laptop.adapter.tasks
+import training.laptop.prove.tasks
+import training.laptop.tasks
 from inventory.command_line import refuse_malformed_flags
 
 namespace = Collection()
@@ -17,9 +17,9 @@ folders = (
     inventory.renting.tasks,
     deploy.tasks,
     snapshots.tasks,
-    training.tasks,
-    training.adapter.tasks,
-    training.prove.tasks,
+    training.laptop.tasks,
+    training.laptop.adapter.tasks,
+    training.laptop.prove.tasks,
 )
 for folder in folders:
     part = folder.namespace

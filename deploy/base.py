@@ -1,6 +1,6 @@
 """A node, from bare machine to member of the cluster.
 
-Run it: `pyinfra inventory/local.py deploy/base.py` (or inventory/static.py; add `-y` to be asked nothing).
+Run it: `pyinfra inventory/static.py deploy/base.py`, on rented machines as `fab up` says (`-y`: to be asked nothing).
 A second run changes nothing.
 """
 

@@ -3,76 +3,19 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from deploy.node_files import shell
+
 MOUNT_POINT = "/data"
 
-# `cmp` also fails on a disk it cannot read, so an unreadable disk is not blank either. The places between are
-# for a disk whose start was wiped but whose files are still there.
-NONZERO = """
-nonzero() {  # device, size in bytes: says where something other than zeros stands; nothing on a blank disk
-  cmp -s -n 4194304 "$1" /dev/zero || { echo 'in its first 4 MiB'; return; }
-  cmp -s -n 1048576 -i "$(($2 - 1048576)):0" "$1" /dev/zero || { echo 'in its last 1 MiB'; return; }
-  place=1
-  while [ "$place" -lt 64 ]; do
-    at=$(($2 / 64 * place))
-    cmp -s -n 65536 -i "$at:0" "$1" /dev/zero || { echo "$((at / 1048576)) MiB into it"; return; }
-    place=$((place + 1))
-  done
-}
-"""
-
-# Devices are followed by major:minor, not by name: inside a container the kernel's name is another one.
-SYSFS = """
-number() { set -- $(stat -Lc '0x%t 0x%T' "$1"); echo "$(($1)):$(($2))"; }
-partitions() { for p in /sys/dev/block/"$1"/*/partition; do [ ! -e "$p" ] || dirname "$p"; done; }
-mounts() { awk -v n="$1" '$3 == n { print $5 }' /proc/self/mountinfo; }
-"""
-
-LIST_DISKS = f"""
-for link in /dev/disk/by-id/*; do [ ! -b "$link" ] || echo "link=$link $(readlink -f "$link")"; done
-echo "data=$(mountpoint -qd {MOUNT_POINT} 2>/dev/null)"
-"""
+LIST_DISKS = shell("list_disks.sh", mount_point=MOUNT_POINT)
 
 
 def inspect_command(link: str) -> str:
     """Shell that prints what `parse_disk` reads. It changes nothing."""
-    return (
-        f"disk={shlex.quote(link)}\n{NONZERO}{SYSFS}"
-        + """
-describe() {  # device, major:minor
-  echo "device=$1"; echo "number=$2"; echo "size=$(blockdev --getsize64 "$1")"
-  blkid -p -o export "$1" 2>/dev/null; echo "blkid=$?"
-  mounts "$2" | sed 's/^/mount=/'
-  for h in /sys/dev/block/"$2"/holders/*; do [ ! -e "$h" ] || echo "holder=${h##*/}"; done
-  case $(blkid -p -s TYPE -o value "$1" 2>/dev/null) in
-  ext4)
-    dumpe2fs -h "$1" 2>/dev/null |
-      awk '/^Block count:/ {n=$3} /^Block size:/ {printf "filesystem=%.0f\\n", n*$3}' ;;
-  xfs)
-    here=$(mounts "$2" | head -n 1)
-    xfs_info "${here:-$1}" 2>/dev/null |
-      sed -n 's/^data .*bsize=\\([0-9]*\\) *blocks=\\([0-9]*\\),.*/\\1 \\2/p' |
-      awk '{printf "filesystem=%.0f\\n", $1*$2}' ;;
-  esac
-}
-real=$(readlink -f "$disk"); n=$(number "$real")
-echo '[disk]'; echo "link=$disk"; describe "$real" "$n"
-blkid -p "$real" >/dev/null 2>&1 || echo "nonzero=$(nonzero "$real" "$(blockdev --getsize64 "$real")")"
-for folder in $(partitions "$n"); do
-  read -r pn < "$folder/dev"; read -r index < "$folder/partition"; read -r start < "$folder/start"
-  echo '[partition]'; echo "index=$index"; echo "start=$((start * 512))"; echo "link=$disk-part$index"
-  for node in "$disk-part$index" "$real$index" "${real}p$index" "/dev/${folder##*/}"; do
-    [ -b "$node" ] && [ "$(number "$node")" = "$pn" ] || continue
-    describe "$(readlink -f "$node")" "$pn"; break
-  done
-  [ -b "$disk-part$index" ] && echo "linked=yes"
-done
-echo '[fstab]'; cat /etc/fstab 2>/dev/null
-true"""
-    )
+    return shell("disk_functions.sh", "look_at_disk.sh", disk=link)
 
 
 @dataclass(frozen=True)
@@ -113,7 +56,7 @@ class DiskFacts:
 
 
 @dataclass(frozen=True)
-class Disks:
+class DiskLinks:
     """The node's disks by their links under /dev/disk/by-id/, and what is mounted at /data."""
 
     links: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +64,7 @@ class Disks:
     """major:minor of what is mounted at /data; empty where nothing is."""
 
 
-def parse_disks(lines: Iterable[str]) -> Disks:
+def parse_disks(lines: Iterable[str]) -> DiskLinks:
     """What LIST_DISKS printed."""
     links: dict[str, str] = {}
     data_number = ""
@@ -132,7 +75,7 @@ def parse_disks(lines: Iterable[str]) -> Disks:
             links[link] = device
         elif key == "data":
             data_number = value
-    return Disks(links, data_number)
+    return DiskLinks(links, data_number)
 
 
 def parse_disk(lines: Iterable[str]) -> DiskFacts:

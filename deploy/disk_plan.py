@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deploy.disk_facts import MOUNT_POINT, NONZERO, SYSFS, DiskFacts, Disks, Volume
+from deploy.disk_facts import MOUNT_POINT, DiskFacts, DiskLinks, Volume
+from deploy.node_files import shell
 from deploy.refusal import REFUSED
 
 LABEL = "spotune-data"
@@ -29,7 +30,7 @@ class DiskPlan:
     refusal: str = ""
 
 
-def find_disk(serial: str, disks: Disks) -> tuple[str, str]:
+def find_disk(serial: str, disks: DiskLinks) -> tuple[str, str]:
     """(link, "") of the disk with this serial, or ("", why not).
 
     udev's names end in the serial: virtio-SERIAL (cut to 20 characters by virtio), nvme-MODEL_SERIAL, also
@@ -52,7 +53,7 @@ def _choice(links: Iterable[str]) -> str:
     return f"this node has: {names}" if names else "this node has no disk with a serial"
 
 
-def plan_without_serial(disks: Disks) -> DiskPlan:
+def plan_without_serial(disks: DiskLinks) -> DiskPlan:
     """A node with no disk_serial brings its own /data."""
     if disks.data_number:
         return DiskPlan()
@@ -63,7 +64,7 @@ def plan_without_serial(disks: Disks) -> DiskPlan:
     )
 
 
-def plan_disk(facts: DiskFacts, disks: Disks, filesystem: str, may_format: bool) -> DiskPlan:
+def plan_disk(facts: DiskFacts, disks: DiskLinks, filesystem: str, may_format: bool) -> DiskPlan:
     """What brings this disk to /data: format if blank, fstab, mount, grow; or why nothing is done."""
     disk = facts.disk
     name = f"data disk {disk.link} ({disk.device}, {disk.size_bytes / 2**30:.1f} GiB)"
@@ -85,7 +86,7 @@ def plan_disk(facts: DiskFacts, disks: Disks, filesystem: str, may_format: bool)
     return DiskPlan((format_command(disk.link, filesystem), *_mounting(facts, disk, filesystem, disks)))
 
 
-def plan_mount(facts: DiskFacts, disks: Disks) -> tuple[str, ...]:
+def plan_mount(facts: DiskFacts, disks: DiskLinks) -> tuple[str, ...]:
     """What mounts a disk that has a filesystem of ours, as it is; nothing where it is mounted or not to be touched."""
     volume = _usable(facts)
     if volume is None or _in_use(facts, disks) or disks.data_number == volume.number:
@@ -93,7 +94,7 @@ def plan_mount(facts: DiskFacts, disks: Disks) -> tuple[str, ...]:
     return tuple(_naming_and_mounting(facts, volume, volume.kind, mounted=False))
 
 
-def _in_use(facts: DiskFacts, disks: Disks) -> str:
+def _in_use(facts: DiskFacts, disks: DiskLinks) -> str:
     volumes = (facts.disk, *facts.partitions)
     holders = [holder for volume in volumes for holder in volume.holders]
     mounts = [mount for volume in volumes for mount in volume.mounts]
@@ -131,25 +132,12 @@ def _content(facts: DiskFacts) -> str:
 
 
 def format_command(link: str, filesystem: str) -> str:
-    """Shell that makes the filesystem on a disk that is still blank, and fails on any other.
-
-    The test stands directly before mkfs: between the plan and this command the disk may have changed.
-    mkfs gets no force option: ext4's and xfs's own checks refuse a disk in use.
-    """
-    program = {"ext4": "mkfs.ext4 -q", "xfs": "mkfs.xfs -q"}[filesystem]
-    return f"""set -eu
-disk={shlex.quote(link)}
-{NONZERO}{SYSFS}
-refuse() {{ echo "$disk is not blank: $1; it was not touched" >&2; exit {REFUSED}; }}
-n=$(number "$disk"); rc=0; blkid -p "$disk" >/dev/null 2>&1 || rc=$?
-[ "$rc" -eq 2 ] || refuse "blkid finds something on it"
-where=$(nonzero "$disk" "$(blockdev --getsize64 "$disk")"); [ -z "$where" ] || refuse "there are bytes $where"
-[ -z "$(partitions "$n")" ] || refuse "it has partitions"
-[ -z "$(mounts "$n")" ] || refuse "it is mounted"
-{program} -L {LABEL} "$disk" """
+    """Shell that makes the filesystem on a disk that is still blank, and fails on any other."""
+    scripts = ("disk_functions.sh", "format_disk.sh")
+    return shell(*scripts, disk=link, filesystem=filesystem, label=LABEL, refused=REFUSED)
 
 
-def _mounting(facts: DiskFacts, volume: Volume, filesystem: str, disks: Disks) -> Iterable[str]:
+def _mounting(facts: DiskFacts, volume: Volume, filesystem: str, disks: DiskLinks) -> Iterable[str]:
     """Grow where the disk is larger than what is on it, name it in fstab, mount it."""
     mounted = disks.data_number == volume.number
     room = facts.disk.size_bytes - volume.start_bytes - volume.size_bytes if volume.index else 0
@@ -204,14 +192,4 @@ if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi"""
 
 def mount_command(device: str) -> str:
     """Shell that mounts /data by its fstab line and checks that it is this device that came up there."""
-    return f"""set -eu
-mkdir -p {MOUNT_POINT}
-if [ -n "$(ls -A {MOUNT_POINT})" ]; then
-  echo "{MOUNT_POINT} already holds files on the system disk; move them away, the disk would hide them" >&2
-  exit {REFUSED}
-fi
-mount {MOUNT_POINT}
-[ "$(mountpoint -qd {MOUNT_POINT})" = "$(mountpoint -qx {device})" ] || {{
-  echo "{MOUNT_POINT} came up from $(findmnt -no SOURCE {MOUNT_POINT}), not from {device}" >&2
-  exit {REFUSED}
-}}"""
+    return shell("mount_data.sh", mount_point=MOUNT_POINT, device=device, refused=REFUSED)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.api.facts import FactBase
-from pyinfra.facts.files import FileContents
-from pyinfra.operations import files
+from pyinfra.facts.server import Command
 
 from deploy.disk_facts import MOUNT_POINT
-from deploy.node_operation import Commands, node_operation
+from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.refusal import refuse_unless_mounted
 from training.lineage import RECORD, next_record, parse_record, record_text
 
 PATH = f"{MOUNT_POINT}/{RECORD}"
-
-
-class FileSystem(FactBase[str]):
-    """The UUID of the file system at /data; empty where nothing is mounted there."""
-
-    def command(self) -> str:
-        return f"findmnt --noheadings --output UUID --mountpoint {MOUNT_POINT} || true"
-
-    def process(self, output: list[str]) -> str:
-        return "".join(output).strip()
-
-    @staticmethod
-    def default() -> str:
-        return ""
+FILE_SYSTEM = f"findmnt --noheadings --output UUID --mountpoint {MOUNT_POINT} || true"
+"""Prints the UUID of the file system at /data; nothing where nothing is mounted there."""
 
 
 @deploy("Whose disk")
@@ -41,11 +25,10 @@ def record_disk() -> None:
 @node_operation
 def write_record(cluster: str, serial: str | None) -> Commands:
     """The disk's record names this cluster and ends with this disk; without a serial it is known by its file system."""
-    text = "\n".join(host.get_fact(FileContents, path=PATH) or [])
-    found = parse_record(text)
-    wanted = next_record(found, cluster, serial or host.get_fact(FileSystem))
+    found = parse_record(file_text(PATH) or "")
+    wanted = next_record(found, cluster, serial or host.get_fact(Command, FILE_SYSTEM) or "")
     if wanted == found:
         host.noop(f"{PATH} is right")
         return
     yield refuse_unless_mounted()
-    yield from files.put._inner(src=StringIO(record_text(wanted)), dest=PATH, mode="644")
+    yield from put_text(PATH, record_text(wanted))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from deploy.answers import Login, NodeAnswer, Survey, running
 from inventory.nodes import Node
 from training.launch import MASTER_PORTS
 
@@ -20,113 +19,11 @@ DRIVER_FOR_CUDA = {13: 580, 12: 525, 11: 450}
 FREE_GIB = {"/data": (5.0, 1.0), "/": (2.0, 0.5)}
 """Below the first a warning, below the second broken."""
 
+PORTS = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
+"""Where runs meet."""
+
 Level = Literal["fine", "warning", "broken"]
 EXIT_CODES: Mapping[Level, int] = {"fine": 0, "warning": 1, "broken": 2}
-
-
-class GpuProcess(BaseModel):
-    """A process that holds a GPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    pid: int
-    memory_mib: int | None
-    user: str
-    age: str
-    command: str
-    start: str
-    """Ticks after boot; with the pid it means this process and no later one."""
-    run: str
-    """The run it belongs to; empty where it is none of ours."""
-
-
-class GpuAnswer(BaseModel):
-    """What deploy/probe.py says of a node's GPUs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    pci_gpus: int
-    smi_gpus: int
-    smi_error: str
-    gpu_processes: tuple[GpuProcess, ...]
-    driver_loaded: str
-    driver_installed: str
-    active_runs: tuple[str, ...]
-
-
-class Login(BaseModel):
-    """What an ssh from one node to another led to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    host: str = ""
-    """What the other calls itself; empty where it was not reached."""
-    error: str = ""
-
-
-class Answer(GpuAnswer):
-    """What deploy/probe.py says of a node."""
-
-    hostname: str
-    data_mounted: bool
-    data_free_gib: float
-    root_free_gib: float
-    environment: str
-    """Hash of the Python environment; empty where there is none."""
-    torch: str
-    torch_cuda: str
-    """Empty for a CPU build."""
-    models: Mapping[str, str]
-    """Hash of each model's manifest."""
-    resolved: Mapping[str, tuple[str, ...]]
-    logins: Mapping[str, Login]
-    """For the head: what ssh found under each name."""
-    free_ports: int | None
-    """The first of two free ports in a row where a run could meet."""
-    clock_synchronised: bool | None
-    spot_watch: str
-    """State of the unit that watches for the cloud's notice, in systemd's word."""
-
-
-@dataclass(frozen=True)
-class Reached:
-    """Whether this machine got through to a port of a node where a run would meet."""
-
-    port: int
-    at: str
-    """The address at which it was reached; empty: a firewall is between."""
-
-
-@dataclass(frozen=True)
-class Unreachable:
-    """Why a node gave no answer."""
-
-    reason: str
-    unknown_host: bool = False
-    """Its host key is not one that we know."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """All nodes' answers, and what was expected of them."""
-
-    nodes: Sequence[Node]
-    answers: Mapping[str, Answer]
-    unreachable: Mapping[str, Unreachable]
-    offsets_s: Mapping[str, float]
-    """Each node's clock minus this machine's."""
-    models: Sequence[str]
-    """Folders under /data/models that training will need."""
-    deploy_command: str
-    rented: bool = False
-    """Whether a cloud may take the nodes back."""
-    reached: Mapping[str, Reached] = field(default_factory=dict)
-    """By node, of machines whose firewall is the user's own."""
-
-    @property
-    def head(self) -> Answer | None:
-        """The head's answer."""
-        return self.answers.get(self.nodes[0].name)
 
 
 @dataclass(frozen=True)
@@ -157,7 +54,7 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 Result = tuple[Level, str, str] | tuple[Level, str]
-Check = Callable[[Node, Answer, Survey], Result | None]
+Check = Callable[[Node, NodeAnswer, Survey], Result | None]
 """Level, message and mend; None where the check does not apply to the node."""
 
 
@@ -177,20 +74,20 @@ def _reached(survey: Survey) -> Iterable[Finding]:
             yield Finding(node.name, "reached", "fine", "answers over ssh")
 
 
-def _named(node: Node, answer: Answer, survey: Survey) -> Result:
+def _named(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if answer.hostname != node.name:
         return "broken", f"calls itself {answer.hostname}", survey.deploy_command
-    wrong = []
-    for other in survey.nodes:
-        found = answer.resolved.get(other.name, ())
-        if found != (other.private_address,):
-            wrong.append(f"{other.name} is {', '.join(found) or 'unknown'}, not {other.private_address}")
+    wrong = [
+        f"{other.name} is {', '.join(found) or 'unknown'}, not {other.private_address}"
+        for other in survey.nodes
+        if (found := answer.resolved.get(other.name, ())) != (other.private_address,)
+    ]
     if wrong:
         return "broken", "; ".join(wrong), survey.deploy_command
     return "fine", "all names resolve to private addresses"
 
 
-def _trusted(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _trusted(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     if node.rank != 0:
         return None
     wrong = []
@@ -205,41 +102,37 @@ def _trusted(node: Node, answer: Answer, survey: Survey) -> Result | None:
     return "fine", "ssh from here reaches every node"
 
 
-def _clock(node: Node, answer: Answer, survey: Survey) -> Result:
+def _clock(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     """Against the head's clock: what matters is that the nodes agree."""
     mend = _on(node, "timedatectl set-ntp true")
     reference = survey.offsets_s.get(survey.nodes[0].name, 0.0)
     skew = abs(survey.offsets_s[node.name] - reference)
-    level: Level = "broken" if skew > SKEW_BROKEN_S else "warning"
     if skew > SKEW_WARNING_S:
-        return level, f"clock is {skew:.1f} s off the head's", mend
+        return "broken" if skew > SKEW_BROKEN_S else "warning", f"clock is {skew:.1f} s off the head's", mend
     if answer.clock_synchronised is False:
         return "warning", "no time service keeps the clock", mend
     return "fine", f"within {SKEW_WARNING_S:.0f} s of the head's"
 
 
-def _data(node: Node, answer: Answer, survey: Survey) -> Result:
+def _data(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if not answer.data_mounted:
         return "broken", "/data is not a mount point", survey.deploy_command
     return "fine", "/data is mounted"
 
 
-def _space(node: Node, answer: Answer, survey: Survey) -> Result:
+def _space(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     free = {"/": answer.root_free_gib}
     if answer.data_mounted:
         free["/data"] = answer.data_free_gib
-    short: list[tuple[Level, str]] = []
-    for path, gib in free.items():
-        enough, enough_to_work = FREE_GIB[path]
-        if gib < enough:
-            short.append(("broken" if gib < enough_to_work else "warning", f"{gib} GiB free on {path}"))
+    short = {path: gib for path, gib in free.items() if gib < FREE_GIB[path][0]}
     if short:
-        level: Level = "broken" if any(one == "broken" for one, _ in short) else "warning"
-        return level, ", ".join(text for _, text in short), _on(node, "du -xh --max-depth=2 /data")
+        level: Level = "broken" if any(gib < FREE_GIB[path][1] for path, gib in short.items()) else "warning"
+        said = ", ".join(f"{gib} GiB free on {path}" for path, gib in short.items())
+        return level, said, _on(node, "du -xh --max-depth=2 /data")
     return "fine", ", ".join(f"{gib} GiB free on {path}" for path, gib in sorted(free.items()))
 
 
-def _gpus(node: Node, answer: Answer, survey: Survey) -> Result:
+def _gpus(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if answer.pci_gpus != node.gpus:
         mend = f"set gpus = {answer.pci_gpus} for {node.name} in cluster.toml"
         return "broken", f"{answer.pci_gpus} GPUs on the PCI bus, {node.gpus} in cluster.toml", mend
@@ -248,12 +141,11 @@ def _gpus(node: Node, answer: Answer, survey: Survey) -> Result:
     if answer.smi_error:
         return "broken", f"nvidia-smi: {answer.smi_error}", survey.deploy_command
     if answer.smi_gpus != answer.pci_gpus:
-        message = f"nvidia-smi sees {answer.smi_gpus} of {answer.pci_gpus} GPUs"
-        return "broken", message, _on(node, "reboot")
+        return "broken", f"nvidia-smi sees {answer.smi_gpus} of {answer.pci_gpus} GPUs", _on(node, "reboot")
     return "fine", f"{answer.smi_gpus} GPUs, as in cluster.toml"
 
 
-def _driver(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _driver(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     if not answer.pci_gpus:
         return None
     loaded, installed = answer.driver_loaded, answer.driver_installed
@@ -264,7 +156,7 @@ def _driver(node: Node, answer: Answer, survey: Survey) -> Result | None:
     return "fine", f"driver {loaded}"
 
 
-def _torch(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _torch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     if not answer.torch:
         return None
     if not node.gpus:
@@ -280,7 +172,7 @@ def _torch(node: Node, answer: Answer, survey: Survey) -> Result | None:
     return "fine", message
 
 
-def _environment(node: Node, answer: Answer, survey: Survey) -> Result:
+def _environment(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if not answer.environment:
         return "broken", "no Python environment at /data/env", survey.deploy_command
     if survey.head is not None and answer.environment != survey.head.environment:
@@ -288,7 +180,7 @@ def _environment(node: Node, answer: Answer, survey: Survey) -> Result:
     return "fine", f"environment {answer.environment[:12]}"
 
 
-def _models(node: Node, answer: Answer, survey: Survey) -> Result:
+def _models(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     head = survey.head or answer
     missing = [name for name in survey.models if not answer.models.get(name)]
     if missing:
@@ -300,31 +192,28 @@ def _models(node: Node, answer: Answer, survey: Survey) -> Result:
     return "fine", ", ".join(survey.models) or "none asked for in cluster.toml"
 
 
-def _port(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _port(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     if node.rank != 0:
         return None
     if answer.free_ports is not None:
         return "fine", f"ports {answer.free_ports} and {answer.free_ports + 1} are free for a run"
-    span = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
-    mend = _on(node, "ss -ltnp")
-    return "broken", f"no two ports in a row are free from {span}, where runs meet", mend
+    return "broken", f"no two ports in a row are free from {PORTS}, where runs meet", _on(node, "ss -ltnp")
 
 
-def _shut(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _shut(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     """torch's store takes orders, pickled Python among them, from whoever reaches it."""
     reached = survey.reached.get(node.name)
     if reached is None:
         return None
-    span = f"{MASTER_PORTS.start} to {MASTER_PORTS[-1]}"
     if not reached.at:
-        return "fine", f"ports {span} are shut to this machine"
+        return "fine", f"ports {PORTS} are shut to this machine"
     public = ipaddress.ip_address(reached.at).is_global
     who = "anyone on the internet" if public else "everyone on this network"
-    message = f"port {reached.port} is open to this machine at {reached.at}; {who} could command a run at {span}"
+    message = f"port {reached.port} is open to this machine at {reached.at}; {who} could command a run at {PORTS}"
     return "broken" if public else "warning", message, "let only ssh and the other nodes in: docs/troubleshooting.md"
 
 
-def _idle(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _idle(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     if not answer.pci_gpus:
         return None
     strangers = [p for p in answer.gpu_processes if p.run not in running(survey.answers.values())]
@@ -334,18 +223,13 @@ def _idle(node: Node, answer: Answer, survey: Survey) -> Result | None:
     return "fine", "no process holds a GPU but active runs'"
 
 
-def _spot_watch(node: Node, answer: Answer, survey: Survey) -> Result | None:
+def _spot_watch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     if not survey.rented:
         return None
     if answer.spot_watch != "active":
         message = f"nothing watches for the cloud's notice (the watcher is {answer.spot_watch or 'not there'})"
         return "broken", message, survey.deploy_command
     return "fine", "the cloud's notice is watched for"
-
-
-def running(answers: Iterable[GpuAnswer]) -> frozenset[str]:
-    """The runs that are active; their units are on the head, their processes on every node."""
-    return frozenset(run for answer in answers for run in answer.active_runs)
 
 
 CHECKS: Mapping[str, Check] = {

@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deploy.node_files import shell
+
 NVIDIA = "0x10de"
 BLACKLIST_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
-RUN_UNINSTALLER = "/usr/bin/nvidia-uninstall"
-"""Left by NVIDIA's .run installer."""
-
-# Straight from sysfs: minimal images have no lspci.
-LIST_PCI = """
-for d in /sys/bus/pci/devices/*; do
-  [ -e "$d/vendor" ] || continue
-  read -r vendor < "$d/vendor"; [ "$vendor" = 0x10de ] || continue
-  read -r class < "$d/class"; read -r device < "$d/device"; echo "$vendor $class $device"
-done"""
+LIST_PCI = shell("list_pci.sh") + "list_pci\n"
 
 
 def inspect_command(branch: int) -> str:
     """Shell that prints what `parse_facts` reads, for a driver of this branch. It changes nothing."""
-    names = " ".join(shlex.quote(name) for name in known_packages(branch, "KERNEL"))
-    return f"""kernel=$(uname -r)
-echo '[pci]'; {LIST_PCI}
-echo '[system]'; echo "kernel=$kernel"
-sed -n 's/^ID=/distribution=/p; s/^VERSION_ID=/release=/p' /etc/os-release | tr -d '"'
-[ ! -d /sys/module/nouveau ] || echo nouveau=yes
-[ ! -e {BLACKLIST_FILE} ] || echo blacklisted=yes
-echo "module=$(modinfo -F version nvidia 2>/dev/null)"
-if [ -e {RUN_UNINSTALLER} ] && ! dpkg -S {RUN_UNINSTALLER} >/dev/null 2>&1; then echo run_file=yes; fi
-for f in /sys/firmware/efi/efivars/SecureBoot-*; do
-  [ ! -e "$f" ] || echo "secure_boot=$(od -An -tu1 -j4 -N1 "$f" | tr -d ' ')"
-done
-for p in /proc/[0-9]*; do
-  ls -l "$p/fd" 2>/dev/null | grep -q ' /dev/nvidia[0-9]' && echo "gpu_user=${{p#/proc/}} $(cat "$p/comm")"
-done
-for unit in nvidia-persistenced nvidia-fabricmanager; do
-  [ -n "$(systemctl list-unit-files "$unit.service" --no-legend 2>/dev/null)" ] || continue
-  echo "unit=$unit $(systemctl is-active "$unit" 2>/dev/null) $(systemctl is-enabled "$unit" 2>/dev/null)"
-done
-echo '[loaded]'; cat /proc/driver/nvidia/version 2>/dev/null
-echo '[sources]'
-grep -rhsE '^(deb|URIs:)' /etc/apt/sources.list /etc/apt/sources.list.d
-echo '[installed]'
-dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n' '*nvidia*' 'cuda-*' 2>/dev/null
-echo '[held]'; apt-mark showhold
-echo '[available]'
-apt-cache madison $(echo {names} | sed "s/KERNEL/$kernel/g") 2>/dev/null
-true"""
+    names = " ".join(known_packages(branch, "KERNEL"))
+    return shell("list_pci.sh", "look_at_driver.sh", packages=names, blacklist=BLACKLIST_FILE)
 
 
 def known_packages(branch: int, kernel: str) -> tuple[str, ...]:

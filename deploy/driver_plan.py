@@ -39,10 +39,17 @@ def plan_driver(facts: DriverFacts, branch: int = MINIMUM_BRANCH) -> DriverPlan:
     """The whole decision for one node. `branch` is what would be installed, at least MINIMUM_BRANCH."""
     if not facts.gpus:
         return DriverPlan("skip", "no NVIDIA GPU: driver skipped")
-    if facts.loaded and major(facts.loaded) >= MINIMUM_BRANCH:
-        return _keep(facts)
-    if facts.module and major(facts.module) >= MINIMUM_BRANCH:
-        return _load(facts)
+    will_do = facts.module and major(facts.module) >= MINIMUM_BRANCH
+    if facts.loaded and major(facts.loaded) >= MINIMUM_BRANCH and (facts.module == facts.loaded or not will_do):
+        reason = f"driver {facts.loaded} is loaded, {MINIMUM_BRANCH} or newer: left alone"
+        return _keep(facts, facts.loaded, DriverPlan("keep", reason))
+    if will_do:  # another or none is loaded: an upgrade or a run that was interrupted
+        reason = f"driver {facts.module} is installed, {facts.loaded or 'none'} is loaded"
+        return _keep(
+            facts,
+            facts.module,
+            DriverPlan("keep", reason, blacklist_nouveau=_blacklists(facts), loading=_loading(facts)),
+        )
     return _install(facts, branch)
 
 
@@ -56,35 +63,13 @@ def upstream(package_version: str) -> str:
     return re.sub(r"^\d+:", "", package_version).partition("-")[0]
 
 
-def _keep(facts: DriverFacts) -> DriverPlan:
-    if facts.module and facts.module != facts.loaded and major(facts.module) >= MINIMUM_BRANCH:
-        return _load(facts)
-    return _with_fabric(
-        facts,
-        facts.loaded,
-        DriverPlan(
-            "keep",
-            f"driver {facts.loaded} is loaded, {MINIMUM_BRANCH} or newer: left alone",
-            hold=_unheld(facts),
-            services=_pending(facts, "nvidia-persistenced"),
-        ),
-    )
+def _keep(facts: DriverFacts, version: str, plan: DriverPlan) -> DriverPlan:
+    services = _pending(facts, "nvidia-persistenced")
+    return _with_fabric(facts, version, replace(plan, hold=_unheld(facts), services=services))
 
 
-def _load(facts: DriverFacts) -> DriverPlan:
-    """The right driver is installed, another or none is loaded: an upgrade or a run that was interrupted."""
-    return _with_fabric(
-        facts,
-        facts.module,
-        DriverPlan(
-            "keep",
-            f"driver {facts.module} is installed, {facts.loaded or 'none'} is loaded",
-            blacklist_nouveau=facts.nouveau and not facts.nouveau_blacklisted,
-            hold=_unheld(facts),
-            loading=_loading(facts),
-            services=_pending(facts, "nvidia-persistenced"),
-        ),
-    )
+def _blacklists(facts: DriverFacts) -> bool:
+    return facts.nouveau and not facts.nouveau_blacklisted
 
 
 def _loading(facts: DriverFacts) -> Loading:
@@ -113,7 +98,7 @@ def _install(facts: DriverFacts, branch: int) -> DriverPlan:
             "install",
             f"{had}: {modules[-1]}",
             install=(*modules, *userland),
-            blacklist_nouveau=facts.nouveau and not facts.nouveau_blacklisted,
+            blacklist_nouveau=_blacklists(facts),
             loading=_loading(facts),
             services=("nvidia-persistenced",),
         ),

@@ -21,16 +21,17 @@ from pyinfra.api import FactBase
 
 from deploy.node_operation import Commands, node_operation
 from deploy.refusal import refuse_unless, refuse_unless_mounted, refuse_while_running
+from inventory.node_program import argv
 
 # One ssh stream with AES-GCM moves 535 MB/s where the default chacha20 moves 380 MB/s.
 REMOTE_SHELL = "ssh -c aes128-gcm@openssh.com -o BatchMode=yes"
+MANIFEST = Path(__file__).parent / "on_node" / "manifest.py"
 _MARK = "--spotune--"
 
 
 def manifest_command(*arguments: str, python: str = "python3") -> str:
-    """Shell that runs deploy/manifest.py on a node where nothing of ours is installed."""
-    script = Path(__file__).with_name("manifest.py").read_text(encoding="utf-8")
-    return shlex.join([python, "-c", script, *arguments])
+    """Shell that runs deploy/on_node/manifest.py on a node where nothing of ours is installed."""
+    return shlex.join(argv(MANIFEST, *arguments, python=python))
 
 
 def pull_commands(
@@ -66,7 +67,7 @@ def _persistently(command: str, attempts: int = 3) -> str:
     return f"for attempt in $(seq {attempts}); do {command} && break; {again}; done"
 
 
-def state_command(path: str, stamp: str, check: str, source: str = "", probe: str = "") -> str:
+def state_command(path: str, stamp: str, check: str = "none", source: str = "", probe: str = "") -> str:
     """Shell that prints what `parse_state` reads. `check`: "none", "check" (sizes) or "verify" (contents).
 
     `probe`: shell of the caller's that prints a line for each thing wrong with a stamped folder.
@@ -111,11 +112,8 @@ class TreeState(FactBase[dict[str, Any]]):
     def default() -> dict[str, Any]:
         return parse_state([])
 
-    def command(self, path: str, stamp: str, check: str = "none", source: str = "", probe: str = "") -> str:
-        return state_command(path, stamp, check, source, probe)
-
-    def process(self, output: Iterable[str]) -> dict[str, Any]:
-        return parse_state(output)
+    command = staticmethod(state_command)
+    process = staticmethod(parse_state)
 
 
 def same_as_source(state: dict[str, Any], wanted_hash: str = "") -> bool:

@@ -27,8 +27,8 @@ from pyinfra.operations import python
 
 from deploy import fan_out
 from deploy.disk_facts import MOUNT_POINT
-from deploy.fetch_model import STAMP
 from deploy.node_operation import Commands, node_operation
+from deploy.on_node.probe import MODEL_STAMP as STAMP
 from deploy.refusal import refuse_unless, refuse_unless_mounted
 from training.hub_access import TOKEN_HOST
 from training.model_lock import LOCK, pinned, read_pins, remember
@@ -38,12 +38,14 @@ MODELS = f"{MOUNT_POINT}/models"
 PYTHON = f"{MOUNT_POINT}/env/bin/python"
 BUILT_IN = "built-in:"
 TRAINING = Path(__file__).parents[1] / "training"
+ON_NODE = Path(__file__).with_name("on_node")
+PROGRAMS = [ON_NODE / f"{name}.py" for name in ("__init__", "fetch_model", "hub_listing", "probe")]
 CODE = "/opt/spotune/code"
-"""Where the head gets training/, to make a built-in model or to fetch one with."""
+"""Where the head gets both, to make a built-in model or to fetch one with."""
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class ModelFolder:
     """What has to lie in one folder below /data/models."""
 
     repo: str
@@ -70,14 +72,14 @@ class BaseModel:
         return same and pinned and not state["problems"]
 
 
-def base_models(recipes: Iterable[str]) -> list[BaseModel]:
+def base_models(recipes: Iterable[str]) -> list[ModelFolder]:
     """The models of the recipes, one a folder; RecipeError for an unknown recipe or a folder wanted twice."""
-    models: dict[str, BaseModel] = {}
+    models: dict[str, ModelFolder] = {}
     pins = read_pins()
     for name in recipes:
         recipe = load_recipe(name)
         pin = pinned(pins, recipe.base_model, recipe.revision)
-        model = BaseModel(
+        model = ModelFolder(
             repo=recipe.base_model,
             revision=recipe.revision,
             folder=recipe.model_dir,
@@ -98,12 +100,11 @@ def code_hash(training: Path) -> str:
     return hashlib.sha256((training / "tiny.py").read_bytes()).hexdigest()
 
 
-def fetch_command(model: BaseModel, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
+def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
     """Shell that fetches and seals a hub model with the code unpacked at `code`; the token comes on standard input."""
-    script = Path(__file__).with_name("fetch_model.py").read_text(encoding="utf-8")
-    variables = ["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", f"PYTHONPATH={code}"]
-    fetch = shlex.join([*variables, python, "-c", script, model.repo, model.revision, model.commit, model.path])
-    sealed = f'commit=$({fetch}) && {seal_command(model, python)} commit="$commit"'
+    fetch = shlex.join(["env", f"HF_ENDPOINT={endpoint}", f"{TOKEN_HOST}={token_host}", python, "-m"])
+    asked = shlex.join(["deploy.on_node.fetch_model", model.repo, model.revision, model.commit, model.path])
+    sealed = f'commit=$(cd {shlex.quote(code)} && {fetch} {asked}) && {seal_command(model, python)} commit="$commit"'
     if not model.files:
         return sealed
     stamp = shlex.quote(f"{model.path}/{STAMP}")
@@ -112,7 +113,7 @@ def fetch_command(model: BaseModel, python: str, endpoint: str, code: str = CODE
     return f"{sealed} && {refuse_unless(kept, other)}"
 
 
-def make_commands(model: BaseModel, python: str, code: str) -> Iterator[str]:
+def make_commands(model: ModelFolder, python: str, code: str) -> Iterator[str]:
     """Shell that makes and seals a built-in model with the code unpacked at `code`."""
     yield shlex.join(["rm", "-rf", model.path])
     module = f"training.{model.repo.removeprefix(BUILT_IN)}"
@@ -120,22 +121,24 @@ def make_commands(model: BaseModel, python: str, code: str) -> Iterator[str]:
     yield f"{seal_command(model, python)} commit={shlex.quote(model.commit)}"
 
 
-def seal_command(model: BaseModel, python: str) -> str:
+def seal_command(model: ModelFolder, python: str) -> str:
     """Shell that writes manifest and stamp; `commit=...` is to be appended."""
     facts = [f"repo={model.repo}", f"revision={model.revision}"]
     return fan_out.manifest_command("seal", "--exclude", ".cache*", model.path, STAMP, *facts, python=python)
 
 
 def packed(training: Path) -> bytes:
-    """training/ as a tar archive, without what Python leaves behind."""
+    """training/ and the deploy's programs as a tar archive, without what Python leaves behind."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(training, arcname="training", filter=lambda e: None if "__pycache__" in e.name else e)
+        for program in PROGRAMS:
+            archive.add(program, arcname=f"deploy/on_node/{program.name}")
     return buffer.getvalue()
 
 
 @node_operation
-def base_model(model: BaseModel, endpoint: str, check: str) -> Commands:
+def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     """The model on the head, fetched or made."""
     state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP, check=check)
     if model.lies_there(state):
@@ -148,7 +151,7 @@ def base_model(model: BaseModel, endpoint: str, check: str) -> Commands:
     archive = f"{CODE}.tar"
     yield shlex.join(["mkdir", "-p", CODE])
     yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
-    yield shlex.join(["rm", "-rf", f"{CODE}/training"])
+    yield shlex.join(["rm", "-rf", f"{CODE}/training", f"{CODE}/deploy"])
     yield f"tar -xf {archive} -C {CODE} --no-same-owner && rm {archive}"
     if model.is_built_in:
         yield from make_commands(model, PYTHON, CODE)
@@ -159,7 +162,7 @@ def base_model(model: BaseModel, endpoint: str, check: str) -> Commands:
     yield StringCommand(fetch, _stdin=f"{token}\n")
 
 
-def pin(model: BaseModel) -> None:
+def pin(model: ModelFolder) -> None:
     """Write the commit of a model that lies on the head into models.lock, where that does not know it yet."""
     state = host.get_fact(fan_out.TreeState, path=model.path, stamp=STAMP)
     try:

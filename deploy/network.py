@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 
 from pyinfra import host, logger
 from pyinfra.api import deploy
 from pyinfra.api.facts import FactBase
-from pyinfra.facts.files import Directory, FileContents
+from pyinfra.facts.files import Directory
 from pyinfra.operations import files, server
 
 from deploy.hosts_file import rewrite, written_by_cloud_init
 from deploy.interface import InterfaceError, choose_interface, nccl_conf
-from deploy.node_operation import Commands, node_operation
+from deploy.node_files import FOLDER
+from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.refusal import refuse
 
-CLOUD_INIT = "# spotune names the nodes\nmanage_etc_hosts: false\npreserve_hostname: true\n"
 HOSTS, HOSTS_TEMPLATE = "/etc/hosts", "/etc/cloud/templates/hosts.debian.tmpl"
 
 
@@ -44,7 +43,7 @@ def name_nodes() -> None:
     if host.get_fact(Directory, path="/etc/cloud/cloud.cfg.d"):
         files.put(
             name="cloud-init leaves names alone",
-            src=StringIO(CLOUD_INIT),
+            src=str(FOLDER / "cloud_init.cfg"),
             dest="/etc/cloud/cloud.cfg.d/99-spotune.cfg",
             mode="644",
         )
@@ -58,15 +57,11 @@ def manage_hosts_file() -> Commands:
     """One managed block in /etc/hosts, and no other line that names a node; in cloud-init's template too."""
     node = host.data.node
     addresses = {other.name: other.private_address for other in host.data.cluster}
-    for path in (HOSTS, HOSTS_TEMPLATE) if written_by_cloud_init(_text(HOSTS)) else (HOSTS,):
-        current = _text(path)
+    for path in (HOSTS, HOSTS_TEMPLATE) if written_by_cloud_init(file_text(HOSTS) or "") else (HOSTS,):
+        current = file_text(path) or ""
         wanted = rewrite(current, node.name, addresses)
         if wanted != current:
-            yield from files.put._inner(src=StringIO(wanted), dest=path, mode="644")
-
-
-def _text(path: str) -> str:
-    return "\n".join([*(host.get_fact(FileContents, path=path) or []), ""])
+            yield from put_text(path, wanted)
 
 
 @node_operation
@@ -87,6 +82,5 @@ def choose_network() -> Commands:
         "private_address": node.private_address,
         "reason": interface.reason,
     }
-    yield from files.put._inner(src=StringIO(nccl_conf(interface)), dest="/etc/nccl.conf", mode="644")
-    text = json.dumps(about, indent=1) + "\n"
-    yield from files.put._inner(src=StringIO(text), dest="/etc/spotune/node.json", mode="644")
+    yield from put_text("/etc/nccl.conf", nccl_conf(interface))
+    yield from put_text("/etc/spotune/node.json", json.dumps(about, indent=1) + "\n")

@@ -30,11 +30,8 @@ class NvidiaPciDevices(FactBase[tuple[PciDevice, ...]]):
 
     default = tuple
 
-    def command(self) -> str:
-        return LIST_PCI
-
-    def process(self, output: list[str]) -> tuple[PciDevice, ...]:
-        return parse_pci(output)
+    command = staticmethod(lambda: LIST_PCI)
+    process = staticmethod(parse_pci)
 
 
 class NvidiaDriver(FactBase[DriverFacts]):
@@ -42,11 +39,8 @@ class NvidiaDriver(FactBase[DriverFacts]):
 
     default = DriverFacts
 
-    def command(self, branch: int) -> str:
-        return inspect_command(branch)
-
-    def process(self, output: list[str]) -> DriverFacts:
-        return parse_facts(output)
+    command = staticmethod(inspect_command)
+    process = staticmethod(parse_facts)
 
 
 @node_operation

@@ -8,14 +8,13 @@ from io import StringIO
 
 from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.facts.deb import DebPackages
-from pyinfra.facts.files import FileContents
+from pyinfra.facts.server import Command
 from pyinfra.operations import apt, files
 
 from deploy.apt_sources import through_mirror
 from deploy.kept_packages import UPDATE, install_commands
-from deploy.node_operation import Commands, node_operation
+from deploy.node_operation import Commands, file_text, node_operation, put_text
 from inventory.settings import Settings
 
 BASE_PACKAGES = [
@@ -37,34 +36,9 @@ and they are two thirds of all the packages' bytes, on every new machine again.
 LOCK_TIMEOUT = 'DPkg::Lock::Timeout "600";\n'
 ORIGINALS = "/var/lib/spotune/apt-sources"
 """Sources as they were before a mirror was set, so that taking the mirror away restores them."""
-
-
-class FirstBoot(FactBase[str]):
-    """cloud-init's state in one word ("running", "done", ...), "" where there is no cloud-init."""
-
-    def command(self) -> str:
-        return "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
-
-    def process(self, output: list[str]) -> str:
-        return output[0].strip() if output else ""
-
-    @staticmethod
-    def default() -> str:
-        return ""
-
-
-class AptSources(FactBase[list[str]]):
-    """Paths of apt's sources files."""
-
-    def command(self) -> str:
-        return r"find /etc/apt -maxdepth 2 \( -name '*.list' -o -name '*.sources' \) | sort"
-
-    def process(self, output: list[str]) -> list[str]:
-        return [line.strip() for line in output]
-
-    @staticmethod
-    def default() -> list[str]:
-        return []
+FIRST_BOOT = "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
+"""Prints cloud-init's state in one word ("running", "done", ...), nothing where there is no cloud-init."""
+APT_SOURCES = r"find /etc/apt -maxdepth 2 \( -name '*.list' -o -name '*.sources' \) | sort"
 
 
 def packages_for(settings: Settings) -> list[str]:
@@ -109,7 +83,7 @@ def install_packages() -> None:
 @node_operation
 def wait_for_first_boot() -> Commands:
     """Wait for cloud-init: its package work holds apt's lock, and it may still rewrite /etc/hosts."""
-    if host.get_fact(FirstBoot) in ("running", "not started", "not run"):
+    if host.get_fact(Command, FIRST_BOOT) in ("running", "not started", "not run"):
         # Exit code 2 is "done, with recoverable errors": no reason to stop here.
         yield "cloud-init status --wait >/dev/null; [ $? -ne 1 ]"
     else:
@@ -119,17 +93,16 @@ def wait_for_first_boot() -> Commands:
 @node_operation
 def set_apt_mirror(mirror: str) -> Commands:
     """Point the distribution's archives to a mirror; with an empty one, back to what stood there before."""
-    for path in host.get_fact(AptSources):
+    for path in (host.get_fact(Command, APT_SOURCES) or "").splitlines():
         saved = f"{ORIGINALS}/{path.rsplit('/', 1)[-1]}"
-        current = "\n".join(host.get_fact(FileContents, path=path) or [])
-        original_lines = host.get_fact(FileContents, path=saved)
-        original = current if original_lines is None else "\n".join(original_lines)
+        current, before = file_text(path) or "", file_text(saved)
+        original = current if before is None else before
         wanted = through_mirror(original, mirror) if mirror else original
         if wanted == current:
             continue
-        if original_lines is None:
-            yield from files.put._inner(src=StringIO(current + "\n"), dest=saved)
-        yield from files.put._inner(src=StringIO(wanted + "\n"), dest=path)
+        if before is None:
+            yield from put_text(saved, current, mode=None)
+        yield from put_text(path, wanted, mode=None)
         yield f"rm -f {apt.APT_UPDATE_FILENAME}"
 
 

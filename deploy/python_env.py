@@ -19,14 +19,14 @@ from pyinfra import host
 from pyinfra.api import FileUploadCommand, deploy
 from pyinfra.facts.files import Directory
 
-from deploy import fan_out, requirements_lock
+from deploy import conda, fan_out, node_files, requirements_lock
 from deploy.disk_facts import MOUNT_POINT
 from deploy.node_operation import Commands, node_operation
+from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
 from deploy.refusal import refuse_unless, refuse_unless_mounted, refuse_while_running
 from inventory.settings import Settings
 
 LOCK = Path(__file__).with_name("requirements.lock")
-STAMP = "spotune-env.json"
 TOOLS = ("uv", "setuptools", "wheel", "packaging")
 """What installs the packages, and what builds those that come as source."""
 BUILD_VERSION = 1
@@ -34,37 +34,7 @@ BUILD_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Installer:
-    """A conda installer for Linux x86_64, pinned."""
-
-    file: str
-    sha256: str
-    url: str
-    """The release it belongs to."""
-
-
-INSTALLERS = {
-    "miniforge": Installer(
-        file="Miniforge3-26.3.2-3-Linux-x86_64.sh",
-        sha256="848194851a98903134187fbb4ab50efe87b003e0c0f808f97644b7524a62bf2c",
-        url="https://github.com/conda-forge/miniforge/releases/download/26.3.2-3",
-    ),
-    "miniconda": Installer(
-        file="Miniconda3-py312_26.3.2-2-Linux-x86_64.sh",
-        sha256="32673413a39a21ae3997c9b38236e9df15c9fcef930b510487c64fe259e03f95",
-        url="https://repo.anaconda.com/miniconda",
-    ),
-}
-# How the Chinese mirrors of Miniforge's releases name a release's folder.
-MIRRORED_RELEASE = "Release%2026.3.2-3"
-MINICONDA_NOTE = (
-    "Miniconda's installer and its default channel need a paid licence in organisations above 200 people. "
-    'Packages are taken from conda-forge all the same; distribution = "miniforge" needs no licence.'
-)
-
-
-@dataclass(frozen=True)
-class Places:
+class EnvPaths:
     """Where things lie on the head."""
 
     env: str = f"{MOUNT_POINT}/env"
@@ -115,7 +85,7 @@ def environment_from(settings: Settings, lock: str) -> Environment:
     )
 
 
-def interpreter_commands(wanted: Environment, at: Places) -> Iterator[str]:
+def interpreter_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
     """Shell that makes an empty environment with pip in it, in place: environments cannot be moved."""
     remove = shlex.join(["rm", "-rf", at.env])  # only when nothing is left to refuse
     if wanted.provider == "venv":
@@ -126,51 +96,14 @@ def interpreter_commands(wanted: Environment, at: Places) -> Iterator[str]:
         yield remove
         yield shlex.join(["python3", "-m", "venv", at.env])
         return
-    yield from conda_commands(INSTALLERS[wanted.distribution], installer_urls(wanted), at)
-    yield f"printf %s {shlex.quote(condarc(wanted.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
+    urls = conda.installer_urls(wanted.distribution, wanted.miniforge)
+    yield conda.install_command(conda.INSTALLERS[wanted.distribution], urls, at.conda)
+    yield f"printf %s {shlex.quote(conda.condarc(wanted.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
     yield remove
     channel = ["--override-channels", "--channel", "conda-forge"]
     yield shlex.join(
         [f"{at.conda}/bin/conda", "create", "-y", "-p", at.env, *channel, f"python={wanted.python}", "pip"]
     )
-
-
-def conda_commands(installer: Installer, urls: list[str], at: Places) -> Iterator[str]:
-    """Shell that installs conda where this very one is not: the first source whose file has the pinned sha256."""
-    stamp = shlex.quote(f"{at.conda}/.spotune-installer")
-    done = f"grep -qsx {installer.sha256} {stamp}"
-    yield f"{done} || " + refuse_unless('[ "$(uname -m)" = x86_64 ]', f"{installer.file} is for x86_64 machines only")
-    file = shlex.quote(f"{at.conda}.sh")
-    check = f"echo {shlex.quote(f'{installer.sha256}  {at.conda}.sh')} | sha256sum --check --status"
-    fetch = (
-        f"rm -f {file}; for url in {shlex.join(urls)}; do "
-        f'curl -fsSL --retry 3 --connect-timeout 20 -o {file} "$url" && {check} && break; '
-        f"rm -f {file}; done; "
-    )
-    found = refuse_unless(f"[ -f {file} ]", f"no {installer.file} with the pinned sha256 at {' or '.join(urls)}")
-    prefix = shlex.quote(at.conda)
-    yield (
-        f"{done} || {{ {fetch}{found}; rm -rf {prefix}; bash {file} -b -p {prefix} && rm -f {file} && "
-        f"echo {installer.sha256} > {stamp}; }}"
-    )
-
-
-def installer_urls(wanted: Environment) -> list[str]:
-    """Where the installer may come from, the mirror first; its sha256 decides, not where it comes from."""
-    installer = INSTALLERS[wanted.distribution]
-    own = f"{installer.url}/{installer.file}"
-    if wanted.distribution != "miniforge" or not wanted.miniforge:
-        return [own]
-    return [f"{wanted.miniforge.rstrip('/')}/{MIRRORED_RELEASE}/{installer.file}", own]
-
-
-def condarc(mirror: str) -> str:
-    """conda's configuration: conda-forge alone, through the mirror if there is one."""
-    lines = ["channels: [conda-forge]", "channel_priority: strict", "auto_update_conda: false"]
-    lines += ["remote_max_retries: 6"]
-    if mirror:
-        lines += ["custom_channels:", f"  conda-forge: {mirror.rstrip('/')}"]
-    return "\n".join(lines) + "\n"
 
 
 def package_lists(wanted: Environment) -> dict[str, str]:
@@ -181,7 +114,7 @@ def package_lists(wanted: Environment) -> dict[str, str]:
     }
 
 
-def package_commands(wanted: Environment, at: Places, complete_wheelhouse: bool) -> Iterator[str]:
+def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> Iterator[str]:
     """Shell that fills the environment: uv by pip, all else by uv; then whether it fits together.
 
     Some packages are source archives, whose build runs as root: what builds them is the environment's own setuptools,
@@ -202,45 +135,22 @@ def package_commands(wanted: Environment, at: Places, complete_wheelhouse: bool)
     yield shlex.join([f"{at.env}/bin/uv", "pip", "check", "--quiet", "--python", python])
 
 
-def _sources(wanted: Environment, at: Places, complete_wheelhouse: bool) -> list[str]:
+def _sources(wanted: Environment, at: EnvPaths, complete_wheelhouse: bool) -> list[str]:
     if complete_wheelhouse:
         return ["--no-index", "--find-links", at.wheelhouse]
     found = ["--find-links", wanted.wheelhouse] if wanted.wheelhouse else []
     return found + (["--index-url", wanted.pypi] if wanted.pypi else [])
 
 
-DESCRIBE = """
-import datetime, json, os, platform, sys
-import deepspeed, peft, torch, transformers
-stamp, digest = sys.argv[1:]
-built = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-record = {"hash": digest, "torch": torch.__version__, "python": platform.python_version(), "built": built}
-with open(stamp + ".tmp", "w") as file:
-    json.dump(record, file)
-    file.flush()
-    os.fsync(file.fileno())
-os.replace(stamp + ".tmp", stamp)
-"""
-
-
-def finishing_commands(wanted: Environment, at: Places) -> Iterator[str]:
+def finishing_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
     """Shell that writes the manifest and, after a trial import, the stamp."""
     python = f"{at.env}/bin/python"
     # Written again while the environment is used, so they are no part of what must stay the same.
     changing = ["*__pycache__*", "torch_extensions/*", STAMP]
     excluded = [word for pattern in changing for word in ("--exclude", pattern)]
     yield f"{fan_out.manifest_command('write', at.env, *excluded, python=python)} >/dev/null"
-    yield shlex.join([python, "-c", DESCRIBE, f"{at.env}/{STAMP}", wanted.hash])
+    yield node_files.python("record_environment.py", [f"{at.env}/{STAMP}", wanted.hash], python)
     yield shlex.join(["rm", "-rf", at.cache])
-
-
-INTERPRETER = """
-import json, sys
-with open(sys.argv[1]) as file:
-    built = json.load(file)["python"]
-if built.split(".")[:2] != [str(part) for part in sys.version_info[:2]]:
-    print(f"built with Python {built}, run by {sys.version.split()[0]}")
-"""
 
 
 def interpreter_probe(env: str) -> str:
@@ -249,14 +159,14 @@ def interpreter_probe(env: str) -> str:
     One that was made by the system's Python comes along with a disk; what it points to may be another on this image.
     """
     python = f"{env}/bin/python"
-    asked = shlex.join([python, "-I", "-c", INTERPRETER, f"{env}/{STAMP}"])
+    asked = node_files.python("check_interpreter.py", [f"{env}/{STAMP}"], python)
     return f"{asked} 2>/dev/null || echo {shlex.quote(f'{python} does not run')}"
 
 
 @node_operation
 def environment(wanted: Environment) -> Commands:
     """The finished environment on the head."""
-    at = Places()
+    at = EnvPaths()
     state = host.get_fact(fan_out.TreeState, path=at.env, stamp=STAMP, probe=interpreter_probe(at.env))
     if fan_out.same_as_source(state, wanted.hash):
         host.noop(f"{at.env} is {wanted.hash[:12]}")
@@ -290,15 +200,15 @@ def build_environment() -> None:
     head = host.data.cluster[0]
     if host.data.node.rank == 0:
         if wanted.provider == "conda" and wanted.distribution == "miniconda":
-            host.log_styled(MINICONDA_NOTE, fg="yellow")
+            host.log_styled(conda.LICENCE_NOTE, fg="yellow")
         environment(name="Built on the head", wanted=wanted)
     else:
         fan_out.copy(
             name=f"Copied from {head.name}",
-            path=Places.env,
+            path=EnvPaths.env,
             stamp=STAMP,
             source=head.name,
             wanted_hash=wanted.hash,
-            probe=interpreter_probe(Places.env),
+            probe=interpreter_probe(EnvPaths.env),
             runs_use_it=True,
         )

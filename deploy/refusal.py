@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 
 from deploy.disk_facts import MOUNT_POINT
+from deploy.node_files import shell
 from training.launch import RUN_VARIABLE
 
 REFUSED = 9
@@ -33,17 +34,5 @@ def refuse_unless_mounted(mount: str = MOUNT_POINT) -> str:
 
 
 def refuse_while_running(path: str, proc: str = "/proc") -> str:
-    """Shell that fails while a run is active on this node: it has files below `path` open.
-
-    The head has the run's unit; the other nodes have only its processes, known by their environment.
-    """
-    units = "systemctl list-units 'spotune-*.service' --state=active,activating --plain --no-legend 2>/dev/null"
-    # a run's unit ends with the time it was made; spotune has other units too
-    in_units = f"{units} | sed -n 's/^spotune-\\(.*-[0-9]\\{{8\\}}-[0-9]\\{{6\\}}\\)\\.service .*/\\1/p'"
-    processes = f"grep -hsoz '^{RUN_VARIABLE}=.*' {proc}/[0-9]*/environ"
-    in_processes = f"{processes} | tr '\\0' '\\n' | sed 's#.*/##'"
-    reason = f"{path} is used by $runs: end that with \\`fab stop\\`, then deploy again"
-    return (
-        f"runs=$({{ {in_units}; {in_processes}; }} | sort -u | xargs)\n"
-        f'[ -z "$runs" ] || {{ echo "{reason}" >&2; exit {REFUSED}; }}'
-    )
+    """Shell that fails while a run is active on this node: it has files below `path` open."""
+    return shell("refuse_while_running.sh", path=path, proc=proc, variable=RUN_VARIABLE, refused=REFUSED)

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from io import StringIO
 from pathlib import Path
 
 from pyinfra import host
 from pyinfra.api import deploy
-from pyinfra.api.facts import FactBase
-from pyinfra.facts.files import FileContents
-from pyinfra.operations import files
+from pyinfra.facts.server import Command
 
-from deploy.node_operation import Commands, node_operation
-from deploy.probe import SPOT_WATCH as UNIT
+from deploy.node_files import text_of
+from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.on_node.probe import SPOT_WATCH as UNIT
 from inventory.settings import Settings
 
-"""Alibaba Cloud's, the same on every machine."""
 SCRIPT_PATH = "/opt/spotune/spot_watch.py"
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
-SCRIPT = Path(__file__).with_name("spot_watch.py")
-
-
-class UnitState(FactBase[list[str]]):
-    """A systemd unit's state, and whether it starts with the machine: two words, as ["active", "enabled"]."""
-
-    def command(self, unit: str) -> str:
-        return f"systemctl is-active {unit}; systemctl is-enabled {unit} 2>/dev/null; true"
-
-    def process(self, output: list[str]) -> list[str]:
-        return [line.strip() for line in output if line.strip()]
-
-    @staticmethod
-    def default() -> list[str]:
-        return []
+STATE = f"systemctl is-active {UNIT}; systemctl is-enabled {UNIT} 2>/dev/null; true"
+SCRIPT = Path(__file__).parent / "on_node" / "spot_watch.py"
 
 
 def notice_address(settings: Settings) -> str:
@@ -45,48 +29,10 @@ def notice_address(settings: Settings) -> str:
 
 
 def unit_text(address: str, node: str, head: str, script: str) -> str:
-    """The unit. It may write to /run/spotune alone, which keeps its notices when the watcher is started again.
-
-    The script's hash stands in it, so that another script is another unit.
-    """
+    """The unit. The script's hash stands in it, so that another script is another unit."""
     argv = ["/usr/bin/python3", SCRIPT_PATH, "--address", address, "--node", node, "--head", head]
-    return f"""\
-# made by spotune's base deploy; script {hashlib.sha256(script.encode()).hexdigest()[:16]}
-[Unit]
-Description=Watch for the cloud's notice that it takes this machine back
-After=network-online.target
-Wants=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-ExecStart={shlex.join(argv)}
-Restart=always
-RestartSec=5
-RuntimeDirectory=spotune/reclaim
-RuntimeDirectoryPreserve=yes
-MemoryMax=64M
-TasksMax=16
-CPUWeight=20
-OOMScoreAdjust=-500
-NoNewPrivileges=yes
-CapabilityBoundingSet=
-ProtectSystem=strict
-ProtectHome=read-only
-PrivateTmp=yes
-PrivateDevices=yes
-ProtectKernelTunables=yes
-ProtectKernelModules=yes
-ProtectControlGroups=yes
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-LockPersonality=yes
-MemoryDenyWriteExecute=yes
-SystemCallArchitectures=native
-
-[Install]
-WantedBy=multi-user.target
-"""
+    script_hash = hashlib.sha256(script.encode()).hexdigest()[:16]
+    return text_of("spot_watch.service", command=shlex.join(argv), script_hash=script_hash)
 
 
 @deploy("Spot notice")
@@ -104,26 +50,21 @@ def watch_for_notices() -> None:
 @node_operation
 def run_watcher(script: str, unit: str) -> Commands:
     """The watcher runs as it is given here. It is stopped first: a deploy cut off half-way leaves it for the next."""
-    same = (_text(SCRIPT_PATH), _text(UNIT_PATH)) == (script, unit)
-    if same and host.get_fact(UnitState, unit=UNIT) == ["active", "enabled"]:
+    same = (file_text(SCRIPT_PATH), file_text(UNIT_PATH)) == (script, unit)
+    if same and host.get_fact(Command, STATE) == "active\nenabled":
         host.noop("the watcher runs")
         return
     yield f"systemctl stop {UNIT} 2>/dev/null; install -d -m 755 /opt/spotune"
-    yield from files.put._inner(src=StringIO(script), dest=SCRIPT_PATH, mode="644")
-    yield from files.put._inner(src=StringIO(unit), dest=UNIT_PATH, mode="644")
+    yield from put_text(SCRIPT_PATH, script)
+    yield from put_text(UNIT_PATH, unit)
     yield f"systemctl daemon-reload && systemctl enable --quiet {UNIT} && systemctl restart {UNIT}"
 
 
 @node_operation
 def remove_watcher() -> Commands:
     """Neither unit nor script is there."""
-    if _text(UNIT_PATH) is None and _text(SCRIPT_PATH) is None:
+    if file_text(UNIT_PATH) is None and file_text(SCRIPT_PATH) is None:
         host.noop("there is no watcher")
         return
     yield f"systemctl disable --quiet --now {UNIT} 2>/dev/null; rm -f {UNIT_PATH} {SCRIPT_PATH}"
     yield "systemctl daemon-reload"
-
-
-def _text(path: str) -> str | None:
-    lines = host.get_fact(FileContents, path=path)
-    return None if lines is None else "\n".join([*lines, ""])

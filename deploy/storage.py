@@ -5,32 +5,26 @@ from __future__ import annotations
 from pyinfra import host
 from pyinfra.api import FactBase, deploy
 
-from deploy.disk_facts import LIST_DISKS, DiskFacts, Disks, inspect_command, parse_disk, parse_disks
+from deploy.disk_facts import LIST_DISKS, DiskFacts, DiskLinks, inspect_command, parse_disk, parse_disks
 from deploy.disk_plan import DiskPlan, find_disk, plan_disk, plan_mount, plan_without_serial
 from deploy.node_operation import Commands, node_operation
 from deploy.refusal import refuse
 
 
-class NodeDisks(FactBase[Disks]):
+class NodeDisks(FactBase[DiskLinks]):
     """Every disk that udev gave a name by serial, and what is mounted at /data."""
 
-    default = Disks
+    default = DiskLinks
 
-    def command(self) -> str:
-        return LIST_DISKS
-
-    def process(self, output: list[str]) -> Disks:
-        return parse_disks(output)
+    command = staticmethod(lambda: LIST_DISKS)
+    process = staticmethod(parse_disks)
 
 
 class DiskContent(FactBase[DiskFacts | None]):
     """What is on one disk, read without writing to it; None where that failed."""
 
-    def command(self, link: str) -> str:
-        return inspect_command(link)
-
-    def process(self, output: list[str]) -> DiskFacts:
-        return parse_disk(output)
+    command = staticmethod(inspect_command)
+    process = staticmethod(parse_disk)
 
 
 @node_operation

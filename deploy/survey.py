@@ -1,10 +1,9 @@
-"""Asks the nodes: sends deploy/probe.py over ssh to all of them at once and reads their answers."""
+"""Asks the nodes: sends deploy/on_node/probe.py over ssh to all of them at once and reads their answers."""
 
 from __future__ import annotations
 
 import json
 import secrets
-import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +12,15 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from deploy.doctor import Answer, GpuAnswer, Reached, Survey, Unreachable
+from deploy.answers import GpuAnswer, NodeAnswer, Reached, Survey, Unreachable
+from inventory import ssh
 from inventory.cluster import Cluster
+from inventory.node_program import run
 from inventory.nodes import Node
-from inventory.ssh import HostKeyError, SshError, connect, on_all, run
+from inventory.ssh import HostKeyError, SshError, connect, on_all
 from training.launch import MASTER_PORTS
 
+PROBE, LISTEN = (Path(__file__).parent / "on_node" / name for name in ("probe.py", "listen.py"))
 LISTEN_S = 4
 CONNECT_S = 1.5
 
@@ -29,23 +31,23 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
     offsets: dict[str, float] = {}
     reached: dict[str, Reached] = {}
 
-    def ask(node: Node) -> Answer:
+    def ask(node: Node) -> NodeAnswer:
         ports = [MASTER_PORTS.start, MASTER_PORTS.stop]
         question = {"names": names, "ports": ports, "ssh_to": names if node.rank == 0 else []}
         with connect(node) as connection:
             before = time.time()
-            there = float(run(connection, "date +%s.%N"))
+            there = float(ssh.run(connection, "date +%s.%N"))
             offsets[node.name] = there - (before + time.time()) / 2
-            answer = Answer.model_validate_json(run(connection, _probe(question), stdin=_script()))
+            answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
             # a rented machine has a security group, a local host is on this very machine
             if cluster.settings.is_listed and answer.free_ports is not None:
-                listen = partial(run, connection, stdin=_script("listen.py"))
+                listen = partial(run, connection, LISTEN)
                 with suppress(SshError):  # a run took the port meanwhile
                     reached[node.name] = reach(node.address, answer.free_ports, listen)
             return answer
 
     found = on_all(cluster.nodes, ask)
-    answers = {name: answer for name, answer in found.items() if isinstance(answer, Answer)}
+    answers = {name: answer for name, answer in found.items() if isinstance(answer, NodeAnswer)}
     return Survey(
         nodes=cluster.nodes,
         answers=answers,
@@ -62,14 +64,14 @@ def _unreachable(error: object) -> Unreachable:
     return Unreachable(str(error), isinstance(error, HostKeyError))
 
 
-def reach(address: str, port: int, run_there: Callable[[str], object]) -> Reached:
+def reach(address: str, port: int, run_there: Callable[..., object]) -> Reached:
     """Whether this machine gets through to a port where a program of ours listens just now.
 
-    `run_there` runs a command on the node, with deploy/listen.py as its standard input, and waits for its end.
+    `run_there` runs deploy/on_node/listen.py on the node with some arguments and waits for its end.
     """
     word = secrets.token_hex(16)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        listening = pool.submit(run_there, f"python3 - {port} {word} {LISTEN_S}")
+        listening = pool.submit(run_there, str(port), word, str(LISTEN_S))
         while not listening.done():
             if peer := _answered(address, port, word):
                 return Reached(port, peer)
@@ -94,7 +96,7 @@ def ask_gpus(nodes: Sequence[Node]) -> tuple[dict[str, GpuAnswer], dict[str, str
 
     def ask(node: Node) -> GpuAnswer:
         with connect(node) as connection:
-            return GpuAnswer.model_validate_json(run(connection, _probe({"gpu_only": True}), stdin=_script()))
+            return GpuAnswer.model_validate_json(run(connection, PROBE, json.dumps({"gpu_only": True})))
 
     found = on_all(nodes, ask)
     answers = {name: answer for name, answer in found.items() if isinstance(answer, GpuAnswer)}
@@ -106,15 +108,7 @@ def tell(nodes: Sequence[Node], commands: Mapping[str, str]) -> dict[str, str]:
 
     def do(node: Node) -> str:
         with connect(node) as connection:
-            return run(connection, commands[node.name])
+            return ssh.run(connection, commands[node.name])
 
     found = on_all([node for node in nodes if node.name in commands], do)
     return {name: str(result) for name, result in found.items() if isinstance(result, Exception)}
-
-
-def _probe(question: Mapping[str, object]) -> str:
-    return f"python3 - {shlex.quote(json.dumps(question))}"
-
-
-def _script(name: str = "probe.py") -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from inventory.command_line import ask, sentences
 from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
-    from deploy.doctor import GpuAnswer
+    from deploy.answers import GpuAnswer
     from deploy.gpu import Held
     from inventory.cluster import Cluster
 

@@ -8,10 +8,9 @@ from gevent.lock import BoundedSemaphore  # type: ignore[import-untyped]
 from pyinfra import host, logger, state
 from pyinfra.api import Host, deploy
 from pyinfra.api.facts import FactBase
-from pyinfra.facts.files import FileContents
 from pyinfra.operations import files
 
-from deploy.node_operation import Commands, node_operation
+from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.trust_files import (
     KEY_PATH,
     SSHD_CONFIG,
@@ -32,15 +31,13 @@ KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 class PublicKeys(FactBase[list[str]]):
     """The node's cluster key and its host key, public halves; [] until both exist."""
 
+    default = list
+
     def command(self) -> str:
         return f"cat {KEY_PATH}.pub /etc/ssh/ssh_host_ed25519_key.pub 2>/dev/null || true"
 
     def process(self, output: list[str]) -> list[str]:
         return [public_key(line) for line in output if line.startswith("ssh-ed25519 ")]
-
-    @staticmethod
-    def default() -> list[str]:
-        return []
 
 
 class OpenLogins(FactBase[list[str]]):
@@ -118,14 +115,14 @@ def _peers() -> list[NodeKeys]:
 @node_operation
 def authorize_nodes() -> Commands:
     """root's authorized_keys holds one line a node; a node that left has none."""
-    current = _read(AUTHORIZED_KEYS)
+    current = file_text(AUTHORIZED_KEYS) or ""
     yield from _write(AUTHORIZED_KEYS, current, authorized_keys(current, _peers()), mode="600")
 
 
 @node_operation
 def know_nodes() -> Commands:
     """/etc/ssh/ssh_known_hosts holds one line a node."""
-    current = _read(KNOWN_HOSTS)
+    current = file_text(KNOWN_HOSTS) or ""
     peers = _peers()
     missing = [n.name for n in host.data.cluster if n.name not in {p.name for p in peers}]
     if missing:
@@ -136,20 +133,15 @@ def know_nodes() -> Commands:
 @node_operation
 def close_password_login() -> Commands:
     """Keys only, whatever other files say: sshd's own answer counts, not this file's text."""
-    if _read(SSHD_DROP_IN) == SSHD_CONFIG and not host.get_fact(OpenLogins):
+    if file_text(SSHD_DROP_IN) == SSHD_CONFIG and not host.get_fact(OpenLogins):
         host.noop("password logins are off")
         return
-    yield from files.put._inner(src=StringIO(SSHD_CONFIG), dest=f"{SSHD_DROP_IN}.new", mode="644")
+    yield from put_text(f"{SSHD_DROP_IN}.new", SSHD_CONFIG)
     yield apply_sshd()
-
-
-def _read(path: str) -> str:
-    lines = host.get_fact(FileContents, path=path)
-    return "" if lines is None else "\n".join([*lines, ""])
 
 
 def _write(path: str, current: str, wanted: str, mode: str) -> Commands:
     if wanted == current:
         host.noop(f"{path} is as it should be")
         return
-    yield from files.put._inner(src=StringIO(wanted), dest=path, mode=mode)
+    yield from put_text(path, wanted, mode)

@@ -5,4 +5,4 @@ Run it: `pyinfra inventory/aliyun.py deploy/base.py`.
 
 from inventory.cluster import inventory_hosts as _inventory_hosts
 
-nodes = _inventory_hosts("aliyun")
+nodes = _inventory_hosts("inventory/aliyun.py")

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from inventory.rental_settings import Rental, Strings
 
 LOCAL = "local"
+LOCAL_TYPES = ("ecs.local.small",)
+"""What the cloud on this machine has instead of GPUs."""
 SMALLEST_GIB = {"PL1": 20, "PL2": 461, "PL3": 1261}
 """Of a cloud_essd disk of this level."""
 
@@ -38,6 +40,12 @@ class Aliyun(Rental):
     )
     performance_level: Literal["PL0", "PL1", "PL2", "PL3"] = "PL1"
     """Of the data disk, where it is cloud_essd; the system's is PL1, or PL0 with this one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _types_there_are(cls, table: Any) -> Any:
+        is_local = isinstance(table, Mapping) and table.get("endpoint") == LOCAL
+        return {"types": LOCAL_TYPES, **table} if is_local else table
 
     @property
     def is_local(self) -> bool:

@@ -36,27 +36,22 @@ def load_cluster(path: Path | None = None) -> Cluster:
 def _with_nodes(settings: Settings) -> Cluster:
     if settings.is_listed:
         return Cluster(settings, static_nodes(settings))
-    if settings.is_rented:
-        from inventory.cloud.opening import open_cloud
-        from inventory.renting.members import rented_nodes
+    from inventory.cloud.opening import open_cloud
+    from inventory.renting.members import rented_nodes
 
-        return Cluster(settings, rented_nodes(open_cloud(settings), settings))
-    from inventory.localcloud.cloud import local_nodes
-
-    return Cluster(settings, local_nodes(settings))
+    return Cluster(settings, rented_nodes(open_cloud(settings), settings))
 
 
-def inventory_hosts(provider: str) -> list[tuple[str, dict[str, Any]]]:
-    """The host list of a pyinfra inventory file; a mistake ends pyinfra with one sentence and code 2.
+def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:
+    """The host list of a pyinfra inventory, given as it is typed; a mistake ends pyinfra with one sentence and code 2.
 
     A cloud that does not answer ends it with one sentence and code 1.
     """
     try:
         settings = load_settings()
-        if settings.provider != provider:
+        if settings.inventory != inventory:
             raise SettingsError(
-                f"cluster.toml says provider = {settings.provider!r}; "
-                f"use inventory/{settings.provider}.py, or change provider to {provider!r}"
+                f"cluster.toml says provider = {settings.provider!r}; use {settings.inventory}, or change provider"
             )
         cluster = _with_nodes(settings)
     except (SettingsError, RentError) as error:

@@ -34,7 +34,7 @@ class HostKey:
 
 
 @dataclass(frozen=True)
-class Change:
+class KeyChange:
     """How the keys a machine shows differ from those known for it."""
 
     host: str
@@ -116,14 +116,14 @@ def write(file: Path, text: str) -> None:
         raise SshError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def compare(known_hosts: str, host: str, shown: Sequence[HostKey]) -> Change:
+def compare(known_hosts: str, host: str, shown: Sequence[HostKey]) -> KeyChange:
     """What is known of a host against what it shows."""
     old = [
         HostKey(words[1], words[2])
         for line in known_hosts.splitlines()
         if len(words := line.split()) >= 3 and _names(words[0], host)
     ]
-    return Change(host, tuple(old), tuple(shown))
+    return KeyChange(host, tuple(old), tuple(shown))
 
 
 def _names(field: str, host: str) -> bool:
@@ -134,10 +134,10 @@ def _names(field: str, host: str) -> bool:
     return hmac.compare_digest(expected, base64.b64decode(digest))
 
 
-def updated(known_hosts: str, change: Change, accepted: Collection[HostKey] | None = None) -> str:
+def updated(known_hosts: str, change: KeyChange, accepted: Collection[HostKey] | None = None) -> str:
     """known_hosts with the accepted ones of the keys a host shows now (None: all), and without its replaced ones;
     other lines untouched."""
-    lines = list(_without(known_hosts, change))
+    lines = _dropped(known_hosts, change.host, lambda key: key in change.replaced)
     wanted = change.new if accepted is None else [key for key in change.new if key in accepted]
     missing = [key for key in wanted if key not in change.old]
     return "".join(f"{line}\n" for line in [*lines, *(f"{change.host} {k.kind} {k.blob}" for k in missing)])
@@ -146,10 +146,6 @@ def updated(known_hosts: str, change: Change, accepted: Collection[HostKey] | No
 def without_host(known_hosts: str, host: str) -> str:
     """known_hosts without any key of a host; other names of a shared line stay."""
     return "".join(f"{line}\n" for line in _dropped(known_hosts, host, lambda key: True))
-
-
-def _without(known_hosts: str, change: Change) -> Iterable[str]:
-    return _dropped(known_hosts, change.host, lambda key: key in change.replaced)
 
 
 def _dropped(known_hosts: str, host: str, is_gone: Callable[[HostKey], bool]) -> Iterable[str]:

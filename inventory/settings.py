@@ -64,13 +64,11 @@ class StaticNode(Section):
 
 
 class LocalCloud(Section):
-    """Hosts booted on this machine, for trying spotune out and for its tests."""
+    """Where the cloud on this machine has its hosts, for trying spotune out and for its tests."""
 
-    nodes: Annotated[int, Field(ge=1, le=16)] = 4
-    disk_gib: Annotated[int, Field(ge=1, le=200)] = 12
     subnet: Annotated[str, AfterValidator(lambda s: str(ipaddress.IPv4Network(s)))] = "10.213.77.0/24"
     metadata_address: IpAddress = "100.100.100.200"
-    """Where rented hosts ask about themselves, as on Alibaba Cloud; an address on their own bridge."""
+    """Where the hosts ask about themselves, as on Alibaba Cloud; an address on their own bridge."""
     wait_factor: Annotated[float, Field(gt=0, le=1)] = 1
     """How long is waited for the local cloud and between two calls of its API, as a part of what is usual; tests wait
     little."""
@@ -151,6 +149,10 @@ class Network(Section):
     """In Gbit/s; 0: unknown. `fab check` compares what it measures with it."""
 
 
+NO_LOCAL_PROVIDER = (
+    'provider: hosts on this machine are rented too; write provider = "aliyun", and under [aliyun] endpoint = "local" '
+    "(nodes and data_disk_gib stand there, not under [local]), then: fab local.serve and fab up"
+)
 RENTED = ("aliyun",)
 """Providers that rent; each has a table of its name, an inventory file and an adapter (inventory/cloud/opening.py)."""
 
@@ -160,7 +162,7 @@ class Settings(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,7}$")] = "spotune"
     """Names what belongs to this cluster: bridge, hosts, run state."""
-    provider: Literal["local", "static", "aliyun"] = "local"
+    provider: Literal["aliyun", "static"] = "aliyun"
     ssh: Ssh = Ssh()
     nodes: Annotated[tuple[StaticNode, ...], Field(strict=False)] = ()
     aliyun: Aliyun = Aliyun()
@@ -193,13 +195,18 @@ class Settings(Section):
 
     @property
     def on_this_machine(self) -> bool:
-        """Whether the nodes are hosts of the local cloud, rented through its API or not."""
-        return self.provider == "local" or (self.is_rented and self.rental.is_local)
+        """Whether the nodes are hosts of the local cloud."""
+        return self.is_rented and self.rental.is_local
+
+    @property
+    def inventory(self) -> str:
+        """The pyinfra inventory that lists these machines, as it is typed."""
+        return f"inventory/{self.provider}.py"
 
     @property
     def deploy_command(self) -> str:
         """The base deploy of these machines, as it is typed."""
-        return f"pyinfra -y inventory/{self.provider}.py deploy/base.py"
+        return f"pyinfra -y {self.inventory} deploy/base.py"
 
     @property
     def python_provider(self) -> Literal["conda", "venv"]:
@@ -218,7 +225,7 @@ class Settings(Section):
 
 def _contradictions(content: Mapping[str, Any]) -> Iterable[str]:
     """What does not fit together in a file, also in one where some keys cannot be read."""
-    provider, nodes = content.get("provider", "local"), content.get("nodes", [])
+    provider, nodes = content.get("provider", "aliyun"), content.get("nodes", [])
     if isinstance(rented := content.get("aliyun", {}), dict):
         yield from aliyun_contradictions(rented)
     if not isinstance(nodes, list):
@@ -279,17 +286,33 @@ def load_settings(path: Path | None = None) -> Settings:
 
     Raises SettingsError with one line a problem: key, value, what is possible instead.
     """
-    path = path or Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH))
+    path = path or settings_path()
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SettingsError(
             f"{path}: there is no such file; run spotune from its checkout, or name another file by ${PATH_VARIABLE}"
         ) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    return settings_in(text, path)
+
+
+def settings_path() -> Path:
+    """Of the file that is read where none is named."""
+    return Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH))
+
+
+def settings_in(text: str, path: Path) -> Settings:
+    """The settings in a file's text; `path` is what it is called. Raises SettingsError as `load_settings`."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    if content.get("provider") == "local":
+        raise SettingsError(f"{path}: {NO_LOCAL_PROVIDER}")
     contradictions = list(_contradictions(content))
     try:
         settings, unreadable = Settings(**content), []
@@ -300,6 +323,8 @@ def load_settings(path: Path | None = None) -> Settings:
     return settings
 
 
+MOVED = {"local.nodes": "aliyun.nodes", "local.disk_gib": "aliyun.data_disk_gib"}
+"""Keys that a cluster.toml may still have, and where they stand now."""
 WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "missing",
@@ -312,6 +337,6 @@ def _sentences(error: ValidationError) -> Iterable[str]:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] in WORDS:
-            yield f"{key}: {WORDS[problem['type']]}"
+            yield f"{key}: {WORDS[problem['type']]}" + (f"; it is {MOVED[key]}" if key in MOVED else "")
         else:
             yield f"{key}: {problem['msg']}, not {problem['input']!r}"

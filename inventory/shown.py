@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -60,6 +61,16 @@ def age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def clock(at: datetime | None) -> str:
+    """A moment in local time."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M}" if at else "never"
+
+
+def money(amount: float, currency: str = "") -> str:
+    """An amount as a table shows it."""
+    return f"{amount:.2f}{f' {currency}' if currency else ''}"
 
 
 class _Shown:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,29 +112,15 @@ def _has_passphrase(key: Path) -> bool:
     return False
 
 
-class _AtOnce(StringIO):
-    """A stream that is read in one go: invoke asks for one character every 10 ms (8 kB: 90 s)."""
-
-    def read(self, size: int | None = -1, /) -> str:
-        return super().read()
-
-
-def run(
-    connection: Connection,
-    command: str,
-    *,
-    warn: bool = False,
-    stdin: str | None = None,
-    timeout_s: float = RUN_TIMEOUT_S,
-) -> str:
+def run(connection: Connection, command: str, *, timeout_s: float = RUN_TIMEOUT_S) -> str:
     """Run a shell command as root on the node and return its stdout.
 
-    Raises SshError with the command's last words when it fails, unless `warn`; and when it has not ended after
-    `timeout_s`, which gives the connection up too.
+    Raises SshError with the command's last words when it fails; and when it has not ended after `timeout_s`, which
+    gives the connection up too.
     """
-    line = command if connection.user == "root" else f"sudo -n sh -c {shlex.quote(command)}"
-    result = _within(timeout_s, connection, line, stdin, textwrap.shorten(command, 60, placeholder=" ..."))
-    if result.failed and not warn:
+    line = root_line(connection, command)
+    result = _within(timeout_s, connection, line, textwrap.shorten(command, 60, placeholder=" ..."))
+    if result.failed:
         words = (result.stderr or result.stdout).strip().splitlines()
         raise SshError(
             f"{connection.host}: {command.split(maxsplit=1)[0]} ended with {result.exited}: "
@@ -144,7 +129,12 @@ def run(
     return str(result.stdout)
 
 
-def _within(timeout_s: float, connection: Connection, line: str, stdin: str | None, command: str) -> Any:
+def root_line(connection: Connection, command: str) -> str:
+    """The command line that runs a shell command as root."""
+    return command if connection.user == "root" else f"sudo -n sh -c {shlex.quote(command)}"
+
+
+def _within(timeout_s: float, connection: Connection, line: str, command: str) -> Any:
     """The finished command's result. Closing the connection is what ends a wait in any of paramiko's places."""
     late = threading.Event()
 
@@ -157,7 +147,7 @@ def _within(timeout_s: float, connection: Connection, line: str, stdin: str | No
     timer.start()
     reason: object = "the connection broke"
     try:
-        result = connection.run(line, hide=True, warn=True, in_stream=_AtOnce(stdin) if stdin is not None else False)
+        result = connection.run(line, hide=True, warn=True, in_stream=False)
         if result.exited >= 0:
             return result
     except (paramiko.SSHException, OSError, EOFError, ThreadException) as error:
@@ -173,15 +163,21 @@ def _within(timeout_s: float, connection: Connection, line: str, stdin: str | No
 def tunnel(node: Node, port: int) -> Iterator[int]:
     """Inside the `with`, the port of this machine's 127.0.0.1 that leads to a port of the node's own: the same
     number where it is free here."""
-    with connect(node) as connection:
-        local_port = _free_port(port)
-        forward = connection.forward_local(local_port, port, "127.0.0.1", "127.0.0.1")
-        forward.__enter__()
-        try:
-            yield local_port
-        finally:
-            with suppress(ThreadException):  # one of the links through it broke, as they do when the run ends
-                forward.__exit__(None, None, None)
+    with connect(node) as connection, forwarded(connection, port, port) as local_port:
+        yield local_port
+
+
+@contextmanager
+def forwarded(connection: Connection, port: int, wanted: int) -> Iterator[int]:
+    """The same over a connection that is open; the port here is `wanted` where that is free."""
+    local_port = _free_port(wanted)
+    forward = connection.forward_local(local_port, port, "127.0.0.1", "127.0.0.1")
+    forward.__enter__()
+    try:
+        yield local_port
+    finally:
+        with suppress(ThreadException):  # one of the links through it broke, as they do when the run ends
+            forward.__exit__(None, None, None)
 
 
 def _free_port(wanted: int) -> int:
@@ -193,17 +189,10 @@ def _free_port(wanted: int) -> int:
     return wanted
 
 
-def ask(
-    node: Node,
-    command: str,
-    *,
-    warn: bool = False,
-    stdin: str | None = None,
-    timeout_s: float = ASK_TIMEOUT_S,
-) -> str:
+def ask(node: Node, command: str, *, timeout_s: float = ASK_TIMEOUT_S) -> str:
     """`run` one command over a connection of its own, which is closed again."""
     with connect(node) as connection:
-        return run(connection, command, warn=warn, stdin=stdin, timeout_s=timeout_s)
+        return run(connection, command, timeout_s=timeout_s)
 
 
 def on_all(nodes: Sequence[Node], work: Callable[[Node], Answer]) -> dict[str, Answer | Exception]:
@@ -217,37 +206,3 @@ def on_all(nodes: Sequence[Node], work: Callable[[Node], Answer]) -> dict[str, A
 
     with ThreadPoolExecutor(max_workers=max(1, min(32, len(nodes)))) as pool:
         return dict(zip([n.name for n in nodes], pool.map(guarded, nodes), strict=True))
-
-
-def ssh_options(node: Node) -> list[str]:
-    """Options for the `ssh` program that hold it to the same rules as `connect`."""
-    return [
-        "-i",
-        str(node.key),
-        "-p",
-        str(node.port),
-        "-o",
-        f"UserKnownHostsFile={node.known_hosts}",
-        "-o",
-        "StrictHostKeyChecking=yes",
-        "-o",
-        "IdentitiesOnly=yes",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        f"ConnectTimeout={CONNECT_TIMEOUT_S}",
-    ]
-
-
-def ssh_config(nodes: Sequence[Node], control_folder: str) -> str:
-    """An ssh_config for other programs (testinfra, ssh, rsync): `ssh -F FILE te1`.
-
-    Connections are shared through sockets in `control_folder`, whose path must stay short (104 bytes in all).
-    """
-    return "".join(
-        f"Host {n.name}\n"
-        f"  HostName {n.address}\n  Port {n.port}\n  User {n.user}\n  IdentityFile {n.key}\n"
-        f"  UserKnownHostsFile {n.known_hosts}\n  StrictHostKeyChecking yes\n  IdentitiesOnly yes\n"
-        f"  BatchMode yes\n  ControlMaster auto\n  ControlPersist 60\n  ControlPath {control_folder}/%C\n\n"
-        for n in nodes
-    )

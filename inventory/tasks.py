@@ -11,7 +11,7 @@ from inventory.command_line import agreed, say, sentences
 from inventory.localcloud.tasks import local
 
 if TYPE_CHECKING:
-    from inventory.hostkeys import Change, HostKey
+    from inventory.hostkeys import HostKey, KeyChange
 
 _COMPARE = "compare the fingerprint with the provider's console"
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -38,8 +38,7 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
         settings = load_settings()
         if not settings.is_listed:
             raise SettingsError(
-                "fab trust is for machines listed in cluster.toml; those of rented ones come with `fab up`, of "
-                "local hosts with `fab local.up`"
+                "fab trust is for machines listed in cluster.toml; the keys of rented ones come with `fab up`"
             )
         for given in fingerprint:
             if not _FINGERPRINT.fullmatch(given):
@@ -75,7 +74,7 @@ def _trust_node(node: Any, yes: bool, fingerprints: list[str]) -> bool:
     return bool(accepted)
 
 
-def _accepted(name: str, change: Change, yes: bool, fingerprints: list[str]) -> tuple[HostKey, ...]:
+def _accepted(name: str, change: KeyChange, yes: bool, fingerprints: list[str]) -> tuple[HostKey, ...]:
     """The shown keys to remember: those named, else all if that is agreed to."""
     if named := change.named_by(fingerprints):
         return named

@@ -5,13 +5,13 @@ A snapshot can have 20 tags of 128 characters. Nothing else says what is inside 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
 from inventory.cloud.values import CLUSTER_TAG, Tags
-from inventory.renting.tags import WRITTEN_TAG
+from inventory.renting.tags import WRITTEN_TAG, number
 
 PREFIX = "spotune:"
 KEEP_TAG = f"{PREFIX}keep"
@@ -90,19 +90,16 @@ def to_tags(contents: Contents) -> dict[str, str]:
     for tag, holds in ((KEEP_TAG, contents.keep), (UNFROZEN_TAG, contents.unfrozen)):
         if holds:
             tags[tag] = YES
-    lines, left = _packed([_model_text(model) for model in contents.models])
-    for number, line in enumerate(lines, 1):
-        tags[f"{PREFIX}models-{number}"] = line
+    models = (f"{quote(model.folder, safe='')}={model.manifest[:HASH_DIGITS]}" for model in contents.models)
+    lines, left = _packed(models)
+    for n, line in enumerate(lines, 1):
+        tags[f"{PREFIX}models-{n}"] = line
     if unnamed := left + contents.models_unnamed:
         tags[f"{PREFIX}models-more"] = str(unnamed)
     return tags
 
 
-def _model_text(model: ModelInside) -> str:
-    return f"{quote(model.folder, safe='')}={model.manifest[:HASH_DIGITS]}"
-
-
-def _packed(texts: Sequence[str]) -> tuple[list[str], int]:
+def _packed(texts: Iterable[str]) -> tuple[list[str], int]:
     """Texts joined into as many lines as there are tags for models; how many found no room."""
     lines: list[str] = []
     left = 0
@@ -123,9 +120,9 @@ def from_tags(tags: Tags) -> Contents:
     return Contents(
         cluster=tags.get(CLUSTER_TAG, ""),
         models=tuple(sorted(_models(tags), key=lambda model: model.folder)),
-        models_unnamed=int(_number(tags.get(f"{PREFIX}models-more", "")) or 0),
-        step=None if (step := _number(tags.get(f"{PREFIX}step", ""))) is None else int(step),
-        written_gib=_number(tags.get(WRITTEN_TAG, "")),
+        models_unnamed=int(number(tags, f"{PREFIX}models-more") or 0),
+        step=None if (step := number(tags, f"{PREFIX}step")) is None else int(step),
+        written_gib=number(tags, WRITTEN_TAG),
         keep=tags.get(KEEP_TAG) == YES,
         unfrozen=tags.get(UNFROZEN_TAG) == YES,
         **texts,
@@ -133,21 +130,14 @@ def from_tags(tags: Tags) -> Contents:
 
 
 def _models(tags: Tags) -> Iterator[ModelInside]:
-    for number in range(1, MODEL_TAGS + 1):
-        for text in tags.get(f"{PREFIX}models-{number}", "").split():
+    for n in range(1, MODEL_TAGS + 1):
+        for text in tags.get(f"{PREFIX}models-{n}", "").split():
             folder, _, manifest = text.partition("=")
             yield ModelInside(unquote(folder), manifest)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def from_look(seen: Mapping[str, Any], cluster: str, spotune: str, keep: bool) -> Contents:
-    """What `look.py` saw on a head's data disk."""
+    """What `on_node/look.py` saw on a head's data disk."""
     environment, run = seen["environment"], seen["run"] or {}
     return Contents(
         cluster=cluster,
@@ -178,36 +168,3 @@ def in_words(contents: Contents) -> list[str]:
         f"models: {', '.join(models)}" if models else "no base model",
         f"newest run {contents.run}, {checkpoint}" if contents.run else "no run",
     ]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A thing a cluster consists of: whether the snapshotted disk has it, and what a rebuild does about it."""
-
-    thing: str
-    where: str
-    on_disk: bool
-    after_rebuild: str
-
-
-WHERE_THINGS_LIVE = (
-    Kept(
-        "Python environment",
-        "/data/env (and /data/conda)",
-        True,
-        "taken by its hash; built again if pins or Python moved",
-    ),
-    Kept("base models", "/data/models", True, "sizes and manifest compared, nothing fetched"),
-    Kept("runs, checkpoints, metrics, logs", "/data/runs", True, "the head's, as they were"),
-    Kept("data sets and prepared data", "/data/cache, /data/runs/*/data", True, "as they were"),
-    Kept("packages as .deb files", "/data/packages", True, "installed from there, without asking an archive"),
-    Kept("packages, the system's Python", "system disk", False, "installed by the base deploy; an image brings them"),
-    Kept("NVIDIA driver", "system disk", False, "installed by the base deploy, with a reboot; an image brings it"),
-    Kept("host names, /etc/hosts, the interface for NCCL", "system disk", False, "written for the new addresses"),
-    Kept("ssh host keys", "system disk", False, "new ones, read over the cloud's own channel before the first ssh"),
-    Kept("keys between the nodes, sshd's rules", "system disk", False, "made anew by the base deploy"),
-    Kept("the line for /data in /etc/fstab", "system disk", False, "written for the new disk's serial"),
-    Kept("the spot watcher", "system disk", False, "installed by the base deploy"),
-    Kept("anything else outside /data", "system disk", False, "gone with the machine"),
-)
-"""What a rebuild brings back from the snapshot and what it makes again."""

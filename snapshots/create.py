@@ -1,6 +1,6 @@
-"""A snapshot of the head's disk: said, its turn waited for, taken while /data is at rest, watched until it is whole.
+"""A snapshot of the head's disk: said, its turn waited for, taken while /data is frozen, watched until it is whole.
 
-At rest means synced and frozen, which blocks every writer, and thawed at once. The node itself thaws after a minute, by
+/data is synced and frozen, which blocks every writer, and thawed at once. The node itself thaws after a minute, by
 a timer started before it is frozen: a laptop that dies between the two leaves nothing stuck.
 """
 
@@ -12,29 +12,28 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.pace import repeated
-from inventory.cloud.values import Disk, Snapshot
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.nodes import Node
-from inventory.renting import owners
+from inventory.renting import members, owners
 from inventory.renting.intents import Intents
-from inventory.renting.places import ClusterPlaces
+from inventory.renting.members import Existing, existing
 from inventory.renting.tags import INTENT_TAG
+from inventory.settings import Settings
+from inventory.shown import money
 from inventory.ssh import SshError, connect, run
-from snapshots import contents, cost, holdings
+from snapshots import contents
 from snapshots.contents import UNFROZEN_TAG, YES
-from snapshots.holdings import SnapshotError
-from snapshots.on_node import CHECKOUT, keep_packages, look
-from snapshots.policy import FAILED, PROGRESSING, usable, whole
-from snapshots.progress import Show, progress
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
+from snapshots.listing import PROGRESSING, SnapshotError, whole
+from snapshots.node_disks import CHECKOUT, keep_packages, look
+from snapshots.progress import progress, wait
 
 Say = Callable[[str], None]
 INTENT = "snapshot"
@@ -44,6 +43,17 @@ SYNC_S = 1800
 """Gigabytes of dirty pages on a slow disk take their time."""
 THAW_S = 30
 FROZEN = "was frozen"
+
+
+def head_disk(there: Existing) -> tuple[Instance, Disk]:
+    """The head's machine and its data disk. Raises SnapshotError where there is none."""
+    head = next((each for each in members.present(there.instances) if members.number(each) == 1), None)
+    if head is None:
+        raise SnapshotError("te1, the head, is missing: fab rebuild")
+    disk = members.data_disk(head, there.disks)
+    if disk is None:
+        raise SnapshotError(f"{head.name} has no data disk: nothing to make a snapshot of")
+    return head, disk
 
 
 def checked_name(name: str, cluster: str, run: str) -> str:
@@ -85,9 +95,9 @@ def create(
     name: str,
     *,
     tags: Mapping[str, str],
-    at_rest: Callable[[], AbstractContextManager[Rest]],
+    head: Node,
 ) -> tuple[str, bool]:
-    """Take the snapshot while the disk is at rest: (its id, whether it was at rest to the end).
+    """Take the snapshot while the head's /data is frozen: (its id, whether it was frozen to the end).
 
     A call whose answer was lost is repeated with its own token and gives the same snapshot. What an earlier command
     began is another one, of another moment: its token is not used again. Where the disk is not ready for one, it is
@@ -96,62 +106,29 @@ def create(
     request = {"disk": disk.disk_id, "name": name, "tags": dict(tags)}
 
     def take() -> tuple[str, bool]:
-        with at_rest() as rest:
+        with frozen(head) as window:
             with intents.begun(INTENT, request) as token:
                 labels = {**tags, INTENT_TAG: token}
                 snapshot_id = cloud.create_snapshot(disk.disk_id, name, labels, token, waits=False)
-        return snapshot_id, bool(rest.held)
+        return snapshot_id, bool(window.lasted)
 
     with intents.alone():
         intents.forget(INTENT)
-        snapshot_id, held = repeated(take, replace(cloud.pace, passing_attempts=1, throttled_attempts=1))
-    if not held:
+        snapshot_id, lasted = repeated(take, replace(cloud.pace, passing_attempts=1, throttled_attempts=1))
+    if not lasted:
         cloud.tag("snapshot", [snapshot_id], {UNFROZEN_TAG: YES})
-    return snapshot_id, held
+    return snapshot_id, lasted
 
 
-def wait(cloud: Cloud, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
-    """Look at a snapshot until it is as wanted. Raises SnapshotError where it failed or is gone."""
-    while True:
-        found = next(iter(cloud.snapshots(ids=[snapshot_id])), None)
-        if found is None:
-            raise SnapshotError(f"{snapshot_id} is gone: somebody deleted it")
-        if found.status == FAILED:
-            raise SnapshotError(
-                f"{snapshot_id} failed; was its machine stopped meanwhile? Remove it with fab snapshots.prune and "
-                "take another: fab snapshots.create"
-            )
-        show(progress_words(found), found.progress_percent / 100)
-        if until(found):
-            return found
-        time.sleep(cloud.pace.poll_s)
-
-
-def wait_until_usable(cloud: Cloud, snapshot: Snapshot) -> None:
-    """Until disks can be made from a snapshot, with a line that says how far it is."""
-    if not usable(snapshot):
-        with progress() as show:
-            wait(cloud, snapshot.snapshot_id, usable, show)
-
-
-def progress_words(snapshot: Snapshot) -> str:
-    """How far a snapshot is, and what can be done with it already."""
-    left = f", about {snapshot.remain_s} s left" if snapshot.remain_s else ""
-    if whole(snapshot):
-        return f"{snapshot.snapshot_id} is whole"
-    state = "usable, being stored" if usable(snapshot) else "being made"
-    return f"{snapshot.snapshot_id} {state}: {snapshot.progress_percent} %{left}"
-
-
-def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool, packages: str, say: Say) -> str:
+def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool, packages: Path, say: Say) -> str:
     """Begin a snapshot of the head's data disk; its id. /data can be written to again when this returns.
 
-    packages: source of the program that keeps the head's packages on that disk
+    packages: the program that keeps the head's packages on that disk
 
     Raises CloudError, SshError, SnapshotError, RentError where the name will not do or another command is at work.
     """
-    intents = Intents(ClusterPlaces.of(settings.name).intents)
-    _, disk = holdings.head_disk(cloud, settings)
+    intents = Intents.of(settings)
+    _, disk = head_disk(existing(cloud, settings))
     tell_cut_off(cloud, intents, say)
     _wait_for_another(cloud, disk, say)
     count, size = keep_packages(head, packages)
@@ -162,13 +139,22 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
         say(f"  {count} of the system's packages, {size / 2**20:.0f} MiB")
     rental = settings.rental
     key = rental.key("snapshot_price_gib_month")
-    say(cost.before_creating(inside.written_gib or 0, rental.snapshot_price_gib_month, key))
+    say(before_creating(inside.written_gib or 0, rental.snapshot_price_gib_month, key))
     called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside) | owners.own_tag(settings)
-    snapshot_id, held = create(cloud, intents, disk, called, tags=tags, at_rest=lambda: at_rest(head))
+    snapshot_id, lasted = create(cloud, intents, disk, called, tags=tags, head=head)
     say(f"{snapshot_id} is begun; /data on {head.name} is writable again")
-    if not held:
+    if not lasted:
         say(f"/data was not frozen to the end: {snapshot_id} is as a power cut would leave the disk, tagged so")
     return snapshot_id
+
+
+def before_creating(used_gib: float, price_gib_month: float, key: str) -> str:
+    """What a snapshot of so much will cost, in one sentence. `key`: the setting that says the price."""
+    price = money(used_gib * price_gib_month)
+    return (
+        f"{used_gib:.1f} GiB are written on /data: the snapshot costs at most {price} a month at "
+        f"{price_gib_month:g} a GiB ({key}); unchanged blocks of earlier snapshots are shared"
+    )
 
 
 def tell_cut_off(cloud: Cloud, intents: Intents, say: Say) -> None:
@@ -187,16 +173,6 @@ def _wait_for_another(cloud: Cloud, disk: Disk, say: Say) -> None:
             wait(cloud, busy.snapshot_id, whole, show)
 
 
-def attended(cloud: Cloud, snapshot_id: str) -> bool:
-    """Wait until a snapshot is complete; False after Ctrl-C."""
-    try:
-        with progress() as show:
-            wait(cloud, snapshot_id, whole, show)
-    except KeyboardInterrupt:
-        return False
-    return True
-
-
 def version() -> str:
     """spotune's own; it runs from its checkout."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -204,10 +180,24 @@ def version() -> str:
 
 
 @dataclass
-class Rest:
-    """Whether the file system was at rest to the end; None while it is."""
+class Window:
+    """Whether the disk was as a snapshot needs it until this was over; None before."""
 
-    held: bool | None = None
+    lasted: bool | None = None
+
+
+@contextmanager
+def put_back(connection: Any, command: str, said: str, timeout_s: float) -> Iterator[Window]:
+    """Afterwards, also on errors and Ctrl-C, the node's disk is as it was, by a command that says `said` where it still
+    was as the snapshot needs it. `lasted` is False where the node's timer was faster, or nobody could be asked."""
+    window = Window()
+    try:
+        yield window
+    finally:
+        try:
+            window.lasted = said in run(connection, command, timeout_s=timeout_s)
+        except SshError:  # the timer does it
+            window.lasted = False
 
 
 def freeze_command(unit: str, mount: str = "/data") -> str:
@@ -232,19 +222,9 @@ def thaw_command(unit: str, mount: str = "/data") -> str:
 
 
 @contextmanager
-def at_rest(node: Node) -> Iterator[Rest]:
-    """Inside the `with` the node's /data is frozen; thawed afterwards, also on errors and Ctrl-C.
-
-    `held` is False where the timer was faster, or nobody could be asked. Raises SshError where it cannot be frozen.
-    """
+def frozen(node: Node) -> Iterator[Window]:
+    """Inside the `with` the node's /data is frozen. Raises SshError where it cannot be."""
     unit = f"spotune-thaw-{secrets.token_hex(4)}"
-    rest = Rest()
-    with connect(node) as connection:
-        try:
-            run(connection, freeze_command(unit), timeout_s=SYNC_S)
-            yield rest
-        finally:
-            try:
-                rest.held = FROZEN in run(connection, thaw_command(unit), timeout_s=THAW_S)
-            except SshError:  # the timer does it
-                rest.held = False
+    with connect(node) as connection, put_back(connection, thaw_command(unit), FROZEN, THAW_S) as window:
+        run(connection, freeze_command(unit), timeout_s=SYNC_S)
+        yield window

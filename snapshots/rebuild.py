@@ -1,230 +1,200 @@
-"""Desired against existing: what it takes to have the cluster back, in order, each step with its reason and cost. Pure.
-
-What is shown and what is done are the same steps. The cloud's tags say which steps a machine has behind it, so that
-a rebuild that was interrupted goes on, from any laptop.
-"""
+"""A rebuild: planned against what there is, then its steps, one after the other. Each can be repeated: what is there is
+left as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from inventory.cloud.errors import RentError
-from inventory.cloud.values import Disk, Instance, OwnImage, Price, Snapshot
-from inventory.renting import members, order
-from snapshots.choose import size_note
-from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
-from snapshots.cost import money
-from snapshots.policy import usable
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Disk
+from inventory.phases import PARTS, Phases
+from inventory.renting.machines import apply_plan, naming_gone
+from inventory.renting.members import Existing, existing, rented_nodes
+from inventory.renting.plan import Wish, missing_machines, plan_up
+from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
+from snapshots.contents import YES
+from snapshots.images import newest_image
+from snapshots.listing import LATEST, SnapshotError, all_images, chosen
+from snapshots.node_disks import CHECKOUT, look, wait_for_data
+from snapshots.progress import progress, wait_until_usable
+from snapshots.steps import (
+    DEPLOYED_TAG,
+    WARMED_TAG,
+    Rebuild,
+    Step,
+    cold_disks,
+    diff,
+    left_in_other_zones,
+    refuse_another,
+    wished,
+)
+from snapshots.warm import Groups, ReadAhead, begin, groups_for
 
-DEPLOYED_TAG = f"{PREFIX}deployed"
-"""On machines whose base deploy has succeeded."""
-WARMED_TAG = f"{PREFIX}warmed"
-"""On disks whose files were read ahead; a kept disk stays warm."""
-FREE = "only the machines' time"
-Kind = Literal["wait", "machines", "deploy", "warm", "doctor"]
-
-
-@dataclass(frozen=True)
-class Desired:
-    """The cluster as it is wanted."""
-
-    cluster: str
-    nodes: int
-    hours: float
-    snapshot: Snapshot
-    named: bool
-    """Whether the user named the snapshot; else it is the latest."""
-    disk_gib: int
-    image: OwnImage | None = None
-    """That machines are made from; None: the one in cluster.toml."""
-
-
-@dataclass(frozen=True)
-class Existing:
-    """What the cloud has of it."""
-
-    instances: tuple[Instance, ...]
-    disks: tuple[Disk, ...]
+OPERATION_TIMES = "SPOTUNE_OPERATION_TIMES"
+"""Names a file for the deploy; deploy/operation_times.py reads it."""
+BASE_DEPLOY = "base deploy"
+BEFORE_OPERATIONS = "start and questions"
 
 
-@dataclass(frozen=True)
-class Step:
-    """One thing to do."""
-
-    kind: Kind
-    what: str
-    reason: str
-    cost: str
-
-
-@dataclass(frozen=True)
-class Rebuild:
-    """The steps in order, and what should be known besides."""
-
-    steps: tuple[Step, ...]
-    notes: tuple[str, ...] = ()
-
-
-def missing_nodes(desired: Desired, existing: Existing) -> tuple[str, ...]:
-    """The names of 1 to N that no machine has; one that is being reclaimed does not count as there."""
-    return tuple(f"te{k}" for k in members.missing(existing.instances, desired.nodes))
-
-
-def kept_disks(desired: Desired, existing: Existing) -> dict[str, Disk]:
-    """By missing node: the data disk that outlived its last machine."""
-    numbers = members.missing(existing.instances, desired.nodes)
-    return {f"te{k}": disk for k, disk in order.kept_for(existing.disks, numbers).items()}
-
-
-def node_names(instances: Sequence[Instance]) -> list[str]:
-    """te1, te2, ... in the order of their ranks."""
-    return list(members.names(members.members(instances)))
+def planned(
+    cloud: Cloud,
+    settings: Settings,
+    asked: str,
+    nodes: int = 0,
+    hours: float = 0,
+    *,
+    with_image: bool = True,
+    others: bool = False,
+) -> Rebuild:
+    """The steps of a rebuild from the snapshot `asked` for; nodes, hours 0: as cluster.toml says; `others`: another
+    owner's machines and disks are taken for ours. Raises RentError, CloudError."""
+    if nodes < 0 or nodes > 100:
+        raise RentError(f"--nodes {nodes}: a cluster has 1 to 100 machines")
+    if hours and hours < 0.5:
+        raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
+    rental = settings.rental
+    snapshot = chosen(cloud, settings, asked)
+    image = newest_image(snapshot.snapshot_id, all_images(cloud, settings)) if with_image else None
+    image_id = image.image_id if image else ""
+    wish = Wish(nodes or rental.nodes, hours or rental.hours, snapshot, image_id=image_id, others=others)
+    machines = missing_machines(wish, existing(cloud, settings), cloud.now())
+    if asked != LATEST:
+        refuse_another(settings.name, machines)
+    plan = diff(machines, rental.data_disk_gib)
+    return diff(plan_up(cloud, settings, wish), rental.data_disk_gib) if plan.needs_machines else plan
 
 
-def diff(desired: Desired, existing: Existing, price: Price | None = None) -> Rebuild:
-    """The steps from what exists to what is desired; none where all is there.
-
-    `price`: what an hour of one missing machine costs, its disks included, where known.
-    Raises RentError where the snapshot named is not the one that standing machines came from.
-    """
-    missing = missing_nodes(desired, existing)
-    lacking = node_names(without_disk(existing))
-    _refuse_another(desired, existing, (*missing, *lacking))
-    kept = kept_disks(desired, existing)
-    steps = [
-        *_waiting(desired, (*missing, *lacking), kept),
-        *_machines(desired, existing, missing, kept, price),
-        *_deploy(existing, missing),
-        *_warm(desired, existing, missing, kept),
-    ]
-    if steps:
-        steps.append(Step("doctor", "look at every node: fab doctor", "the proof that all is there", FREE))
-    return Rebuild(tuple(steps), tuple(_notes(desired, existing, missing, kept)))
+def _unread(there: Existing) -> list[Disk]:
+    """The disks that machines have and nobody has read yet."""
+    return [disk for disk in cold_disks(there) if disk.instance_id]
 
 
-def left_behind(desired: Desired, before: Existing, after: Existing) -> Iterator[str]:
-    """A sentence for each kept disk that was to go back to its node and lies in a zone where its machine is not."""
-    for name, disk in kept_disks(desired, before).items():
-        now = next((d for d in after.disks if d.disk_id == disk.disk_id), None)
-        if now is not None and not now.instance_id:
-            yield (
-                f"{name} did not get its kept disk {disk.disk_id} back: that lies in {disk.zone_id}, the machine does "
-                f"not, and a disk cannot leave its zone. {name} has {desired.snapshot.snapshot_id} instead; what was "
-                f"written after that is on {disk.disk_id} alone, which stays and costs on until fab down --disks"
-            )
+@dataclass
+class Rebuilding:
+    """A rebuild under way. What belongs to other folders comes as values and functions."""
+
+    cloud: Cloud
+    settings: Settings
+    plan: Rebuild
+    model: str
+    """Folder of the model to read first; empty: the newest run's."""
+    models: Sequence[str]
+    """Folders of the settings' models, read where there is no run."""
+    doctor: Callable[[], None]
+    say: Callable[[str], None]
+    phases: Phases = field(default_factory=Phases)
+    reading: ReadAhead | None = None
+    """What is read while the base deploy goes on."""
+
+    def do_all(self) -> None:
+        """The steps, then what a user would not expect. Raises as `do`."""
+        before = existing(self.cloud, self.settings)
+        for step in self.plan.steps:
+            self.do(step)
+        after = existing(self.cloud, self.settings)
+        for line in left_in_other_zones(self.plan.machines.wish, before, after):
+            self.say(line)
+
+    def do(self, step: Step) -> None:
+        """One step. Raises RentError, CloudError, SshError, SnapshotError."""
+        self.say(f"-- {step.what}")
+        if step.kind == "wait":
+            with self.phases.phase("wait for the snapshot"):
+                wait_until_usable(self.cloud, wished(self.plan.machines.wish))
+        elif step.kind == "machines":
+            apply_plan(self.cloud, self.settings, self.plan.machines, self.say, self.phases)
+        elif step.kind in ("deploy", "warm"):
+            there = existing(self.cloud, self.settings)
+            with naming_gone(self.cloud, there.instances):
+                self._deploy(there) if step.kind == "deploy" else self._warm(there)
+        else:
+            with self.phases.phase("doctor"):
+                self.doctor()
+
+    def _deploy(self, there: Existing) -> None:
+        self._begin_reading(there)
+        if code := base_deploy(self.settings, self.phases):
+            raise SnapshotError(f"the base deploy ended with {code}; mend what it named, then go on: fab rebuild")
+        self.cloud.tag("instance", [each.instance_id for each in there.instances], {DEPLOYED_TAG: YES})
+
+    def _warm(self, there: Existing) -> None:
+        failed = self._watch() if self.reading else {"": "not begun"}
+        if failed:  # or the deploy was in its way
+            self._begin_reading(there)
+            failed = self._watch() if self.reading else {}
+        if failed is None:
+            self.say("skipped: the first start will be slower; fab rebuild reads what is left")
+        elif failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            raise SnapshotError(f"not read ahead: {reasons}; again with: fab rebuild")
+        elif cold := _unread(there):
+            self.cloud.tag("disk", [disk.disk_id for disk in cold], {WARMED_TAG: YES})
+
+    def _begin_reading(self, there: Existing) -> None:
+        """Read what training needs, on the nodes whose disks nobody has read yet, while something else goes on."""
+        serials = {disk.serial for disk in _unread(there)}
+        if not serials:
+            return
+        nodes = rented_nodes(self.cloud, self.settings)
+        asked = [node for node in nodes if node.disk_serial in serials]
+
+        def groups() -> dict[str, Groups]:
+            wait_for_data([nodes[0], *asked])
+            run = look(nodes[0], self.settings.deploy_command)["run"]
+            models = self._models_to_warm(run)
+            return {node.name: groups_for(node.rank, models, run) for node in asked}
+
+        self.reading = begin(asked, groups)
+
+    def _watch(self) -> Mapping[str, str] | None:
+        """Wait for what is being read: by node why it failed; None where Ctrl-C skipped the rest."""
+        assert self.reading is not None
+        reading, self.reading = self.reading, None
+        with progress() as at:
+            failed = reading.watch(at)
+        self.phases.add("read ahead", reading.began, reading.ended or time.time())
+        return failed
+
+    def _models_to_warm(self, run: dict[str, Any] | None) -> list[str]:
+        if self.model:
+            return [self.model]
+        return [run["model_dir"]] if run and run["model_dir"] else list(self.models)
 
 
-def without_disk(existing: Existing) -> tuple[Instance, ...]:
-    """Machines that stand and have no data disk yet: where the last rebuild was cut off."""
-    return tuple(i for i in members.counted(existing.instances) if members.data_disk(i, existing.disks) is None)
+def base_deploy(settings: Settings, phases: Phases) -> int:
+    """The base deploy as a process of its own, its output where ours goes; its exit code."""
+    program, *arguments = settings.deploy_command.split()
+    argv = [str(Path(sys.executable).with_name(program)), *arguments]
+    cluster = Path(os.environ.get(PATH_VARIABLE, DEFAULT_PATH)).resolve()
+    with tempfile.TemporaryDirectory(prefix="spotune-") as folder:
+        times = Path(folder) / "operations.jsonl"
+        env = {**os.environ, PATH_VARIABLE: str(cluster), OPERATION_TIMES: str(times)}
+        began = time.time()
+        with phases.phase(BASE_DEPLOY):
+            code = subprocess.run(argv, cwd=CHECKOUT, env=env, check=False).returncode
+        lines = times.read_text(encoding="utf-8").splitlines() if times.exists() else []
+    for name, start, end in groups_of(lines, began):
+        phases.add(f"{BASE_DEPLOY}{PARTS}{name}", start, end)
+    return code
 
 
-def _refuse_another(desired: Desired, existing: Existing, missing: Sequence[str]) -> None:
-    if missing or not desired.named:
-        return
-    sources = {disk.source_snapshot_id for disk in existing.disks if disk.kind == "data" and disk.instance_id}
-    if desired.snapshot.snapshot_id not in sources:
-        others = ", ".join(sorted(source or "no snapshot" for source in sources)) or "no data disk"
-        raise RentError(
-            f"the machines of cluster {desired.cluster!r} stand, on disks made from {others}; a rebuild changes no "
-            f"machine that stands. For {desired.snapshot.snapshot_id}: fab down, then fab rebuild"
-        )
-
-
-def _waiting(desired: Desired, missing: Sequence[str], kept: dict[str, Disk]) -> Iterator[Step]:
-    if set(missing) - set(kept) and not usable(desired.snapshot):
-        yield Step(
-            "wait",
-            f"wait until {desired.snapshot.snapshot_id} can be used",
-            f"it is still being made ({desired.snapshot.progress_percent} %)",
-            "nothing",
-        )
-
-
-def _machines(
-    desired: Desired, existing: Existing, missing: Sequence[str], kept: dict[str, Disk], price: Price | None
-) -> Iterator[Step]:
-    asleep = node_names([i for i in existing.instances if i.status in ("Stopped", "Stopping")])
-    if asleep:
-        yield Step("machines", f"start {', '.join(asleep)}", "stopped", "billed by the hour again")
-    if not missing:
-        if not asleep:
-            yield from _unfinished(existing)
-        return
-    fresh = [name for name in missing if name not in kept]
-    disks = [f"{', '.join(fresh)} from {desired.snapshot.snapshot_id}"] if fresh else []
-    disks += [f"{name} with its kept disk {disk.disk_id} if it can be in {disk.zone_id}" for name, disk in kept.items()]
-    count = f"{len(missing)} machine{'s' if len(missing) > 1 else ''}"
-    have = len(existing.instances)
-    reason = f"{desired.nodes} wanted, {have} there" if have else "there are none"
-    if have >= desired.nodes and "te1" in missing:
-        reason = "te1, the head, is not there"
-    if desired.image:
-        disks.append(f"system disks from {desired.image.image_id}, with every package that was installed")
-    yield Step("machines", f"rent {count}: {'; '.join(disks)}", reason, _machine_cost(desired, len(missing), price))
-
-
-def _unfinished(existing: Existing) -> Iterator[Step]:
-    """Machines that nothing was deployed to: their disks and host keys may be what is wanting."""
-    bare = node_names([i for i in existing.instances if i.tags.get(DEPLOYED_TAG) != YES])
-    lacking = node_names(without_disk(existing))
-    if bare:
-        cost = f"the data disk of {', '.join(lacking)}, by the hour" if lacking else "nothing"
-        yield Step("machines", f"see to disks and host keys of {', '.join(bare)}", "not known to be finished", cost)
-
-
-def _machine_cost(desired: Desired, count: int, price: Price | None) -> str:
-    if price is None:
-        return "see the offers"
-    hour = price.trade * count
-    return (
-        f"{money(hour, price.currency)} an hour, {money(hour * desired.hours, price.currency)} for {desired.hours:g} h"
-    )
-
-
-def _deploy(existing: Existing, missing: Sequence[str]) -> Iterator[Step]:
-    bare = node_names([i for i in existing.instances if i.tags.get(DEPLOYED_TAG) != YES])
-    if missing or bare:
-        reason = "new machines, new addresses" if missing else f"not finished on {', '.join(bare)}"
-        yield Step("deploy", "base deploy: what is not on the snapshotted disk", reason, FREE)
-
-
-def _warm(desired: Desired, existing: Existing, missing: Sequence[str], kept: dict[str, Disk]) -> Iterator[Step]:
-    lazy = {disk.disk_id for disk in cold_disks(existing)}
-    owners = {disk.instance_id for disk in cold_disks(existing)}
-    waiting = {name for name, disk in kept.items() if disk.disk_id in lazy}
-    lacking = {i.instance_id for i in without_disk(existing)}
-    standing = node_names([i for i in existing.instances if i.instance_id in owners | lacking])
-    if cold := sorted({*(set(missing) - set(kept)), *waiting, *standing}):
-        yield Step(
-            "warm",
-            f"read what training needs on {', '.join(cold)}",
-            "a disk made from a snapshot is fetched block by block when first read",
-            f"{FREE}; Ctrl-C skips it",
-        )
-
-
-def cold_disks(existing: Existing) -> tuple[Disk, ...]:
-    """Data disks from a snapshot whose files nobody has read ahead yet."""
-    data = (disk for disk in existing.disks if disk.kind == "data" and SCRATCH_TAG not in disk.tags)
-    return tuple(disk for disk in data if disk.source_snapshot_id and disk.tags.get(WARMED_TAG) != YES)
-
-
-def _notes(desired: Desired, existing: Existing, missing: Sequence[str], kept: dict[str, Disk]) -> Iterator[str]:
-    fresh = [name for name in missing if name not in kept]
-    if fresh and (note := size_note(desired.snapshot, desired.disk_gib)):
-        yield note
-    if fresh and desired.snapshot.tags.get(UNFROZEN_TAG) == YES:
-        yield f"{desired.snapshot.snapshot_id} was taken of a disk that was written to: as a power cut leaves it"
-    if "te1" in kept:
-        yield (
-            f"te1 gets its own disk {kept['te1'].disk_id} back, with what was written after the snapshot; "
-            "the others get the snapshot, and what differs is copied over by the base deploy"
-        )
-    for instance in existing.instances:
-        if instance.is_reclaimed:
-            yield f"{instance.name} is being reclaimed by the cloud: when it is gone, run fab rebuild again"
-    if len(existing.instances) > desired.nodes:
-        yield f"{len(existing.instances)} machines stand, {desired.nodes} wanted: a rebuild removes none; fab down does"
+def groups_of(lines: Sequence[str], began: float) -> list[tuple[str, float, float]]:
+    """(group, from, to) of the deploy's operations as they follow each other, and what came before the first. Pure."""
+    groups: list[tuple[str, float, float]] = []
+    for line in lines:
+        told = json.loads(line)
+        name, start, end = told["group"], told["began"], told["ended"]
+        if groups and groups[-1][0] == name:
+            start = groups.pop()[1]
+        groups.append((name, start, end))
+    return [(BEFORE_OPERATIONS, began, groups[0][1]), *groups] if groups else []

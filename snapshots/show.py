@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from inventory.cloud.values import Disk, OwnImage, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import snapshot_gib, snapshot_month
 from inventory.renting.show import show, up_table
-from inventory.shown import age, table
-from snapshots.contents import WHERE_THINGS_LIVE, from_tags
-from snapshots.cost import money
-from snapshots.pairs import Companions, companions, of_data, ready_image
-from snapshots.policy import Verdict, made_from, newest_first, usable, whole
-
-if TYPE_CHECKING:
-    from inventory.renting.up import UpPlan
-    from snapshots.rebuild import Existing, Rebuild
-    from snapshots.verify import Checked
+from inventory.shown import age, money, table
+from snapshots.contents import from_tags
+from snapshots.images import Companions, companions, ready_image
+from snapshots.listing import made_from, newest_first, of_data, usable, whole
+from snapshots.pruning import Decision
+from snapshots.steps import Rebuild
+from snapshots.verify import Checked
 
 LIST_HEADER = (
     *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "image", "disks from it"),
 )
 VERDICT_HEADER = ("", "snapshot", "name", "age", "a month", "why")
-PHASE_HEADER = ("phase", "from s", "seconds")
 SHOWN_S = 0.05
 WHERE_HEADER = ("what", "where", "in the snapshot", "after a rebuild")
+WHERE_THINGS_LIVE = (
+    (
+        "Python environment",
+        "/data/env (and /data/conda)",
+        "yes",
+        "taken by its hash; built again if pins or Python moved",
+    ),
+    ("base models", "/data/models", "yes", "sizes and manifest compared, nothing fetched"),
+    ("runs, checkpoints, metrics, logs", "/data/runs", "yes", "the head's, as they were"),
+    ("data sets, prepared data, models in four bits", "/data/cache, /data/runs/*/data", "yes", "as they were"),
+    ("packages as .deb files", "/data/packages", "yes", "installed from there, without asking an archive"),
+    ("packages, the system's Python", "system disk", "no", "installed by the base deploy; an image brings them"),
+    ("NVIDIA driver", "system disk", "no", "installed by the base deploy, with a reboot; an image brings it"),
+    ("host names, /etc/hosts, the interface for NCCL", "system disk", "no", "written for the new addresses"),
+    ("ssh host keys", "system disk", "no", "new ones, read over the cloud's own channel before the first ssh"),
+    ("keys between the nodes, sshd's rules", "system disk", "no", "made anew by the base deploy"),
+    ("the line for /data in /etc/fstab", "system disk", "no", "written for the new disk's serial"),
+    ("the spot watcher", "system disk", "no", "installed by the base deploy"),
+    ("anything else outside /data", "system disk", "no", "gone with the machine"),
+)
+"""What a rebuild brings back from the snapshot and what it makes again."""
 
 
 def list_rows(
@@ -88,7 +104,7 @@ def sum_words(snapshots: Sequence[Snapshot], price_gib_month: float) -> str:
     return f"at most {together} a month together: snapshots of a disk share their unchanged blocks"
 
 
-def verdict_rows(verdicts: Sequence[Verdict], price_gib_month: float, now: datetime) -> list[list[str]]:
+def verdict_rows(verdicts: Sequence[Decision], price_gib_month: float, now: datetime) -> list[list[str]]:
     """What a prune would do, and why."""
     return [
         [
@@ -103,14 +119,14 @@ def verdict_rows(verdicts: Sequence[Verdict], price_gib_month: float, now: datet
     ]
 
 
-def checked_rows(results: Sequence[Checked]) -> list[list[str]]:
+def print_checked(results: Sequence[Checked]) -> None:
     """What a verify found."""
     rows = []
     for one in results:
         more = f" and {one.count - 3} more" if one.count > 3 else ""
         said = f"{'; '.join(one.problems[:3])}{more}" if one.count else "whole"
         rows.append([one.label, said, f"{one.took_s:.0f} s"])
-    return rows
+    show(table(("folder", "", "took"), rows))
 
 
 def print_list(
@@ -121,26 +137,21 @@ def print_list(
     show(table(LIST_HEADER, rows), sum_words(snapshots, price_gib_month))
 
 
-def print_verdicts(verdicts: Sequence[Verdict], price_gib_month: float) -> None:
+def print_verdicts(verdicts: Sequence[Decision], stray: Companions, price_gib_month: float) -> None:
     """What a prune would do, and why."""
     show(table(VERDICT_HEADER, verdict_rows(verdicts, price_gib_month, datetime.now(UTC))))
+    for name in [*(i.name for i in stray.images), *(each.name for each in stray.snapshots)]:
+        show(f"delete  {name}: made beside a snapshot that is gone")
 
 
-def print_checked(results: Sequence[Checked]) -> None:
-    """What a verify found."""
-    show(table(("folder", "", "took"), checked_rows(results)))
-
-
-def print_rebuild(plan: Rebuild, there: Existing, offer: UpPlan | None) -> None:
+def print_rebuild(plan: Rebuild) -> None:
     """The machines, the steps in order, then the notes."""
     if not plan.steps:
-        show(
-            f"there is nothing to do: {len(there.instances)} machines stand, deployed and warm; see fab doctor",
-            *plan.notes,
-        )
+        count = len(plan.machines.existing.instances)
+        show(f"there is nothing to do: {count} machines stand, deployed and warm; see fab doctor", *plan.notes)
         return
-    if offer is not None:
-        show(up_table(offer))
+    if plan.needs_machines:
+        show(up_table(plan.machines))
     rows = [[str(n), step.what, step.reason, step.cost] for n, step in enumerate(plan.steps, 1)]
     show(table(("", "step", "why", "cost"), rows), *plan.notes)
 
@@ -158,10 +169,9 @@ def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
 
 def print_phases(phases: Sequence[Phase], total_s: float) -> None:
     """Where the seconds went."""
-    show(table(PHASE_HEADER, phase_rows(phases, total_s)))
+    show(table(("phase", "from s", "seconds"), phase_rows(phases, total_s)))
 
 
 def print_where_things_live() -> None:
     """What a snapshot brings back and what is made again."""
-    rows = [[k.thing, k.where, "yes" if k.on_disk else "no", k.after_rebuild] for k in WHERE_THINGS_LIVE]
-    show(table(WHERE_HEADER, rows))
+    show(table(WHERE_HEADER, WHERE_THINGS_LIVE))

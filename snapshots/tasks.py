@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
@@ -45,15 +46,13 @@ def create(
     c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False, image: bool = False
 ) -> None:
     """Keep the head's data disk as it is now: environment, models, runs."""
-    from pathlib import Path
-
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
-        import deploy
         from inventory.cloud.errors import RentError
         from inventory.cloud.port import Ability
         from inventory.renting.members import rented_nodes
-        from snapshots import imaging
-        from snapshots.create import attended, checked_name, take
+        from snapshots import images
+        from snapshots.create import checked_name, take
+        from snapshots.progress import attended
 
         settings, cloud = _rented()
         called = checked_name(name, settings.name, "")
@@ -64,12 +63,11 @@ def create(
         head = rented_nodes(cloud, settings)[0]
         _end_runs(c, head, stop_run)
         if image:
-            gib = imaging.used_gib(head)
-            say(imaging.before_creating(gib, settings.rental.snapshot_price_gib_month))
-        packages = Path(deploy.__file__).with_name("keep_packages.py").read_text(encoding="utf-8")
-        snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=packages, say=say)
+            gib = images.used_gib(head)
+            say(images.before_creating(gib, settings.rental.snapshot_price_gib_month))
+        snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=_program("keep_packages.py"), say=say)
         if image:
-            made = imaging.take_image(cloud, settings, head, snapshot_id, name=called, gib=gib, say=say)
+            made = images.take_image(cloud, settings, head, snapshot_id, name=called, gib=gib, say=say)
             say(f"{made} is an image of the system disk without keys and logs; fab rebuild makes machines from it")
         if detach or not attended(cloud, snapshot_id):
             say("it goes on by itself: fab snapshots.list; stop or release no machine before it is complete")
@@ -79,16 +77,15 @@ def create(
 
 def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
     """No run is going on when this returns. Raises RentError where one is and may not be stopped."""
-    from inventory import ssh
     from inventory.cloud.errors import RentError
-    from training.control import runs
-    from training.control.head_node import RemoteHead
-    from training.tasks import stop
+    from training.laptop import runs, starting
+    from training.laptop.head_node import RemoteHead
+    from training.laptop.tasks import stop
 
-    remote = RemoteHead(head.name, lambda: ssh.connect(head), ssh.run)
+    remote = RemoteHead(head)
     try:
-        if run_id := runs.under_way(remote):
-            raise RentError(f"{runs.in_the_way(remote, run_id)}; nothing was made")
+        if run_id := starting.under_way(remote):
+            raise RentError(f"{starting.in_the_way(remote, run_id)}; nothing was made")
         for seen in runs.all_runs(remote):
             if seen.alive and not seen.active:
                 runs.wait_for_reports(remote, seen.run_id)
@@ -107,11 +104,11 @@ def _end_runs(c: Context, head: Node, stop_run: bool) -> None:
 def list_snapshots(c: Context) -> None:
     """The cluster's snapshots: size, age, price, what is inside."""
     with sentences("interrupted"):
-        from snapshots import holdings, show
+        from snapshots import listing, show
 
         settings, cloud = _rented()
-        if found := holdings.all_snapshots(cloud, settings):
-            images = holdings.all_images(cloud, settings)
+        if found := listing.all_snapshots(cloud, settings):
+            images = listing.all_images(cloud, settings)
             show.print_list(found, cloud.disks(), settings.rental.snapshot_price_gib_month, images)
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
@@ -133,49 +130,48 @@ def prune(
     """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
     with sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
         from inventory.renting import owners
-        from snapshots import holdings, pairs, policy, show
+        from snapshots import listing, pruning, show
+        from snapshots.images import strays
 
         settings, cloud = _rented()
-        everything, disks = holdings.all_snapshots(cloud, settings), cloud.disks()
-        images = holdings.all_images(cloud, settings)
-        owners.refuse_foreign(
-            settings, [*everything, *images], others, "fab snapshots.prune --others takes them for yours"
-        )
-        found, stray = pairs.of_data(everything), pairs.strays(everything, images)
-        verdicts = policy.all_unused(found, disks) if all_ else policy.prune(found, disks, keep_last)
-        show.print_verdicts(verdicts, settings.rental.snapshot_price_gib_month)
-        for name in [*(i.name for i in stray.images), *(s.name for s in stray.snapshots)]:
-            say(f"delete  {name}: made beside a snapshot that is gone")
-        going = policy.going(verdicts)
+        everything, disks = listing.all_snapshots(cloud, settings), cloud.disks()
+        images = listing.all_images(cloud, settings)
+        way = "fab snapshots.prune --others takes them for yours"
+        owners.refuse_foreign(settings, [*everything, *images], others, way)
+        found, stray = listing.of_data(everything), strays(everything, images)
+        verdicts = pruning.all_unused(found, disks) if all_ else pruning.prune(found, disks, keep_last)
+        show.print_verdicts(verdicts, stray, settings.rental.snapshot_price_gib_month)
+        going = pruning.going(verdicts)
         if going or stray.images or stray.snapshots:
-            question = policy.question(verdicts) if going else "delete them?"
             if dry:
                 return
             again = yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_, others=others)
-            ask(yes, question, again)
-            holdings.delete_companions(cloud, stray, say)
-            beside = [pairs.companions(each.snapshot_id, everything, images) for each in going]
-            holdings.delete(cloud, list(zip(going, beside, strict=True)), say)
-        for line in policy.what_is_left(verdicts, everything=all_):
+            ask(yes, pruning.question(verdicts) if going else "delete them?", again)
+            pruning.delete_companions(cloud, stray, say)
+            pruning.delete(cloud, going, everything, images, say)
+        for line in pruning.what_is_left(verdicts, everything=all_):
             say(line)
 
 
 @task(auto_shortflags=False, help={"snapshot": SNAPSHOT_HELP})
 def verify(c: Context, snapshot: str = "latest") -> None:
     """Make a scratch disk from a snapshot and compare all of it with its checksums."""
-    from pathlib import Path
-
     with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
-        import deploy
         from inventory.renting.members import rented_nodes
-        from snapshots import holdings, show
+        from snapshots import listing, show
         from snapshots.verify import compared
 
         settings, cloud = _rented()
-        chosen = holdings.chosen(cloud, settings, snapshot)
-        source = Path(deploy.__file__).with_name("manifest.py").read_text(encoding="utf-8")
+        chosen = listing.chosen(cloud, settings, snapshot)
         head = rented_nodes(cloud, settings)[0]
-        results = compared(cloud, settings, head, chosen, manifest_source=source, report=say)
+        results = compared(
+            cloud,
+            settings,
+            head,
+            chosen,
+            manifest_source=_program("manifest.py").read_text(encoding="utf-8"),
+            report=say,
+        )
         show.print_checked(results)
     if broken := [one.label for one in results if one.count]:
         raise Exit(
@@ -211,17 +207,16 @@ def rebuild(
     """The cluster back from a snapshot: machines, base deploy, warm disks, doctor."""
     with sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
         from inventory.phases import Phases
-        from inventory.renting.places import ClusterPlaces
-        from snapshots import carry_out, holdings, show
+        from inventory.renting.state_files import StateFiles
+        from snapshots import show
+        from snapshots.rebuild import Rebuilding, planned
 
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
         with phases.phase("plan"):
-            wanted = carry_out.desired(cloud, settings, snapshot, nodes, hours, with_image=image)
-            there = holdings.existing(cloud, settings)
-            plan, offer = carry_out.planned(cloud, settings, wanted, there, others)
-        show.print_rebuild(plan, there, offer)
+            plan = planned(cloud, settings, snapshot, nodes, hours, with_image=image, others=others)
+        show.print_rebuild(plan)
         if dry:
             show.print_where_things_live()
         if dry or not plan.steps:
@@ -230,16 +225,20 @@ def rebuild(
         again = yes_command("rebuild", rebuild, **flags)
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
-        models = [_model_folder(name) for name in settings.models.names]
-        work = carry_out.Work(cloud, settings, wanted, offer, folder, models, lambda: _doctor(c), say, phases)
+        known = [_model_folder(name) for name in settings.models.names]
         try:
-            work.do_all(plan.steps)
+            Rebuilding(cloud, settings, plan, folder, known, lambda: _doctor(c), say, phases).do_all()
         finally:
             show.print_phases(phases.in_order(), phases.total_s())
-            places = ClusterPlaces.of(settings.name)
-            places.make()
-            phases.write(places.phases)
+            phases.write(StateFiles.of(settings.name).phases)
     say("next: fab train --resume, or fab train --model NAME --data FILE")
+
+
+def _program(name: str) -> Path:
+    """A program of deploy's that a node runs."""
+    import deploy
+
+    return Path(deploy.__file__).parent / "on_node" / name
 
 
 def _model_folder(recipe: str) -> str:

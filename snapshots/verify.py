@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, NewDisk, Snapshot
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import CLUSTER_TAG, HOURS_A_MONTH, Disk, Instance, NewDisk, Price, Snapshot
+from inventory.node_program import started
 from inventory.nodes import Node
 from inventory.renting.intents import DISK, Intents, settle_alone
-from inventory.renting.places import ClusterPlaces
+from inventory.renting.members import existing
 from inventory.renting.tags import INTENT_TAG, NEW, STATE_TAG
 from inventory.settings import Settings
-from snapshots import holdings
+from inventory.shown import money
 from snapshots.contents import SCRATCH_TAG, Contents, from_tags
-from snapshots.cost import scratch_sentence
-from snapshots.create import wait_until_usable
-from snapshots.holdings import SnapshotError
-from snapshots.on_node import PRIVATE_MOUNTS, follow
-from snapshots.progress import Show, progress
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
+from snapshots.create import head_disk
+from snapshots.listing import SnapshotError
+from snapshots.node_disks import PRIVATE_MOUNTS, program
+from snapshots.progress import Show, progress, wait_until_usable
 
 INTENT = f"{DISK} scratch"
 READY_S = 300
@@ -66,12 +62,12 @@ def compared(
     inside = from_tags(snapshot.tags)
     if not folders_of(inside):
         raise SnapshotError(f"the tags of {snapshot.snapshot_id} name nothing that could be compared")
-    instance, _ = holdings.head_disk(cloud, settings)
+    instance, _ = head_disk(existing(cloud, settings))
     new, _ = wanted_disk(settings, snapshot)
     price = cloud.disk_price_month(new.category, snapshot.disk_gib, new.performance_level, instance.zone_id)
     report(scratch_sentence(snapshot.disk_gib, price))
     wait_until_usable(cloud, snapshot)
-    intents = Intents(ClusterPlaces.of(settings.name).intents)
+    intents = Intents.of(settings)
     made = scratch_disk(cloud, intents, settings, snapshot=snapshot, instance=instance, report=report)
     with made as disk, progress() as at:
         return check(head, disk, inside, manifest_source, at)
@@ -112,14 +108,22 @@ def wanted_disk(settings: Settings, snapshot: Snapshot) -> tuple[NewDisk, dict[s
     return new, {CLUSTER_TAG: settings.name, SCRATCH_TAG: snapshot.snapshot_id, STATE_TAG: NEW}
 
 
-def _ready(cloud: Cloud, disk_id: str, within_s: float = READY_S) -> Disk:
-    end = time.monotonic() + within_s
+def scratch_sentence(gib: int, month: Price | None) -> str:
+    """What a disk that lives for the length of a check costs."""
+    if month is None:
+        return f"a scratch disk of {gib} GiB is billed while it is there; the cloud told no price"
+    hour = month.trade / HOURS_A_MONTH
+    return f"a scratch disk of {gib} GiB costs {money(hour, month.currency)} for each hour that has begun"
+
+
+def _ready(cloud: Cloud, disk_id: str) -> Disk:
+    end = time.monotonic() + READY_S
     while time.monotonic() < end:
         disk = next(iter(cloud.disks(ids=[disk_id])), None)
         if disk and disk.status == "Available":
             return disk
         time.sleep(cloud.pace.poll_s)
-    raise SnapshotError(f"the scratch disk {disk_id} was not ready after {within_s:.0f} s")
+    raise SnapshotError(f"the scratch disk {disk_id} was not ready after {READY_S} s")
 
 
 def remove_scratch(cloud: Cloud, intents: Intents, settings: Settings, report: Report) -> None:
@@ -146,21 +150,20 @@ def check(node: Node, disk: Disk, contents: Contents, manifest_source: str, show
     folders = folders_of(contents)
     results: list[Checked] = []
 
-    def heard(message: dict[str, Any]) -> None:
-        if "label" in message:
-            problems = tuple(message["problems"])
-            results.append(Checked(message["label"], problems, message["count"], message["took_s"]))
-        else:
-            label = folders[len(results)]["label"] if len(results) < len(folders) else "done"
-            show(f"reading {label} ({message['seconds']} s)", len(results) / max(1, len(folders)))
-
     question = {
         "serial": disk.serial,
         "filesystem": contents.filesystem,
         "manifest": manifest_source,
         "folders": folders,
     }
-    follow(node, "check_disk.py", question, heard, threading.Event(), prefix=PRIVATE_MOUNTS)
+    with started(node, program("check_disk.py"), question, prefix=PRIVATE_MOUNTS) as running:
+        for message in running.messages():
+            if "label" in message:
+                problems = tuple(message["problems"])
+                results.append(Checked(message["label"], problems, message["count"], message["took_s"]))
+            else:
+                label = folders[len(results)]["label"] if len(results) < len(folders) else "done"
+                show(f"reading {label} ({message['seconds']} s)", len(results) / max(1, len(folders)))
     if len(results) != len(folders):
         raise SnapshotError(f"{node.name} looked at {len(results)} of {len(folders)} folders")
     return results

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inventory.node_program import started
 from inventory.nodes import Node
 from inventory.ssh import SshError, on_all
-from snapshots.on_node import follow
+from snapshots.node_disks import program
 from snapshots.progress import Show
 
 READERS = 8
@@ -59,7 +60,7 @@ def groups_for(rank: int, model_folders: Sequence[str], run: Mapping[str, Any] |
 
 
 @dataclass
-class Reading:
+class ReadAhead:
     """What is being read on the nodes, in the background."""
 
     so_far: ReadSoFar = field(default_factory=ReadSoFar)
@@ -84,9 +85,9 @@ class Reading:
         return {name: _reason(error) for name, error in self.answers.items() if isinstance(error, Exception)}
 
 
-def begin(nodes: Sequence[Node], groups: Callable[[], Mapping[str, Groups]]) -> Reading:
+def begin(nodes: Sequence[Node], groups: Callable[[], Mapping[str, Groups]]) -> ReadAhead:
     """Read on every node what `groups` says for it, asked in the background too; it may wait for what it needs."""
-    reading = Reading()
+    reading = ReadAhead()
 
     def work() -> None:
         try:
@@ -100,7 +101,11 @@ def begin(nodes: Sequence[Node], groups: Callable[[], Mapping[str, Groups]]) -> 
 
     def read(node: Node, of_node: Groups) -> None:
         question = {"groups": of_node, "readers": READERS}
-        follow(node, "read_ahead.py", question, lambda heard: reading.so_far.take(node.name, heard), reading.stop)
+        with started(node, program("read_ahead.py"), question) as running:
+            for message in running.messages():
+                if reading.stop.is_set():
+                    return
+                reading.so_far.take(node.name, message)
 
     reading.thread = threading.Thread(target=work, daemon=True)
     reading.thread.start()

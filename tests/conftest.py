@@ -87,3 +87,19 @@ def absent(reason):
     if os.environ.get("CI"):
         pytest.fail(f"CI must run this: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture
+def server():
+    """A real ssh server of this process; `node` may come in."""
+    from tests.support.ssh_server import SshServer
+
+    with SshServer() as server:
+        yield server
+
+
+@pytest.fixture
+def node(server, tmp_path_factory, monkeypatch):
+    """The node that `server` plays."""
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return server.node(tmp_path_factory.mktemp("ssh"))

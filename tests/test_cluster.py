@@ -15,12 +15,11 @@ import urllib.request
 
 import pytest
 
-from inventory.localcloud import cloud
-from inventory.settings import load_settings
-from tests.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in, wait_for
+from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in, wait_for
 from training import tiny
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch]
+pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
 
 STEPS, SAVE_EVERY = 48, 4
 NAMES = ["te1", "te2", "te3", "te4"]
@@ -30,19 +29,15 @@ EXACT = ("dtype=float32", "lora.dropout=0")
 FLAGS = ["--model", "tiny", "--steps", STEPS, *(word for s in (*SETTINGS, *EXACT) for word in ("--set", s))]
 
 
-def silent(line):
-    """Progress nobody reads."""
-
-
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
     """Four hosts that only answer ssh."""
-    local = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    local.fab("local.down")
-    booted = local.fab("local.up")
-    assert booted.returncode == 0, booted.stdout
+    local = LocalCluster(tmp_path_factory.mktemp("cluster"), nodes=4, keep_data_disk="all")
+    local.leave()
+    local.serve()
+    local.up()
     yield local
-    local.fab("local.down")
+    local.leave()
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +142,7 @@ def test_the_profiles_of_four_ranks_lie_in_one_trace(trained):
 
 def test_the_adapter_opens_with_plain_peft_in_a_fresh_process_and_changes_the_answer(cluster, trained, tmp_path):
     head = cluster.node("te1")
-    from inventory.ssh import ssh_options
+    from tests.support.ssh_program import ssh_options
 
     base = tmp_path / "tiny"
     subprocess.run(
@@ -240,7 +235,7 @@ def test_fetching_again_moves_nothing(cluster, trained):
 
 def test_a_rank_killed_ends_the_run_with_its_name_and_leaves_no_orphan(disturbed):
     disturbed.wait_beyond(SAVE_EVERY)
-    disturbed.local.on("te3", "pkill -KILL -f '[p]ython -u -m training.finetune'")
+    disturbed.local.on("te3", "pkill -KILL -f '[p]ython -u -m training.node.finetune'")
     status = disturbed.wait_until_failed(within_s=60)
     assert (status["failed_node"], status["failed_rank"]) == ("te3", 2)
     assert "rank 2 on te3 was killed by signal 9" in status["reason"]
@@ -250,7 +245,7 @@ def test_a_rank_killed_ends_the_run_with_its_name_and_leaves_no_orphan(disturbed
 def test_a_host_powered_off_is_named_within_a_minute(disturbed):
     disturbed.resume()
     disturbed.wait_beyond(disturbed.checkpoints()[-1] + SAVE_EVERY)
-    cloud.power_off(load_settings(disturbed.local.toml), "te4")
+    disturbed.local.happens("off", "te4")
     status = disturbed.wait_until_failed(within_s=60)
     assert "te4" in status["reason"]
     assert [name for name in NAMES[:3] if disturbed.ranks_on(name)] == []
@@ -268,7 +263,7 @@ def test_the_doctor_and_the_check_name_the_host_that_is_off(disturbed):
 
 
 def test_a_run_goes_on_with_the_nodes_that_are_left(disturbed):
-    fewer = disturbed.local.without("te4")
+    fewer = disturbed.local.listed(but="te4")
     before = disturbed.steps()
     disturbed.resume(local=fewer)
     disturbed.wait_beyond(before + 1)
@@ -284,8 +279,7 @@ def test_a_base_deploy_with_a_host_off_finishes_the_others_and_fails(disturbed):
     code, _, log = disturbed.local.deploy()
     assert code == 1
     assert re.search(r"\[te4\].*Could not connect", log)
-    settings = load_settings(disturbed.local.toml)
-    cloud.power_on(settings, "te4", silent)
+    disturbed.local.happens("on", "te4")
     code, _, log = disturbed.local.deploy()
     assert code == 0, log[-3000:]
 
@@ -296,7 +290,7 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     before = disturbed.steps()
     disturbed.resume()
     disturbed.wait_beyond(before + 2)
-    local.on("te3", "pkill -STOP -f '[p]ython -u -m training.finetune'")
+    local.on("te3", "pkill -STOP -f '[p]ython -u -m training.node.finetune'")
     status = disturbed.wait_until_failed(within_s=60)
     assert (status["failed_node"], status["failed_rank"]) == ("te3", 2)
     assert "rank 2 on te3 is stopped by a signal" in status["reason"]
@@ -305,24 +299,23 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     assert fetched.returncode == 0, fetched.stdout
     stacks = sorted((ROOT / "runs" / disturbed.run_id / "hang").rglob("rank-*.txt"))
     assert [path.stem for path in stacks] == [f"rank-{rank}" for rank in range(4)]
-    assert "training/finetune.py" in stacks[0].read_text()
+    assert "training/node/finetune.py" in stacks[0].read_text()
     local.on("te1", f'sed -i \'s/"hang_s": [0-9.]*/"hang_s": 300.0/\' {disturbed.folder}/launch.json')
 
 
 def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(disturbed):
     local = disturbed.local
     before = disturbed.checkpoints()[-1]
-    settings = load_settings(local.toml)
     following = subprocess.Popen(
         ["fab", "train", "--resume", disturbed.run_id],
         cwd=ROOT, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
         disturbed.wait_beyond(before + SAVE_EVERY)
-        cloud.cut(settings, "te1")
+        local.happens("cut", "te1")
         said, _ = following.communicate(timeout=60)
     finally:
-        cloud.heal(settings, "te1")
+        local.happens("heal", "te1")
         following.kill()
     assert following.returncode == 1
     assert "te1 has not answered" in said
@@ -392,7 +385,10 @@ def test_ctrl_c_leaves_the_terminal_and_not_the_run(cluster, trained):
 def test_a_host_made_anew_takes_the_old_ones_place_everywhere(cluster):
     old = cluster.node("te2").private_address
     old_key = cluster.on("te2", "cut -d' ' -f2 /root/.ssh/id_cluster.pub").strip()
-    cloud.recreate(load_settings(cluster.toml), "te2", silent)
+    disk = cluster.node("te2").disk_serial
+    cluster.happens("reclaim", "te2", "--notice", "0")
+    cluster.up()
+    assert cluster.node("te2").disk_serial == disk
     new = cluster.node("te2").private_address
     assert new != old
     code, _, log = cluster.deploy()
@@ -431,3 +427,20 @@ def test_an_unreadable_data_line_is_refused_before_the_head_is_touched_and_skipp
     assert "1 bad, 0 with nothing to learn" in dry.stdout
     assert re.search(r"^ok +epochs: ", dry.stdout, re.MULTILINE)
     assert cluster.on("te1", "ls -A /data/runs") == there
+
+
+def test_the_same_machines_listed_by_hand_are_a_cluster_too(cluster):
+    listed = cluster.listed()
+    assert [node.name for node in listed.cluster.nodes] == NAMES
+    code, _, log = listed.deploy()
+    assert code == 0, log[-3000:]
+    code, results, log = listed.deploy()
+    assert code == 0, log[-3000:]
+    operations = results["results"]["operations"]
+    assert sum(len(op["no_change"]) for op in operations) >= 4 * 15
+    assert [op for op in operations if op["success"] or op["error"]] == []
+    doctor = listed.fab("doctor", "--json")
+    found = json.loads(doctor.stdout)
+    assert {each["check"] for each in found if each["level"] != "fine"} <= {"firewall"}, "their network is open"
+    assert {"reached", "ssh", "environment", "models", "data disk"} <= {each["check"] for each in found}
+    assert listed.fab("up", "--yes").returncode == 2, "machines of one's own are not rented"

@@ -12,9 +12,8 @@ import time
 
 import pytest
 
-from tests.evidence import Evidence
-from tests.local_cluster import ROOT, DisturbedRun, run_id_in, wait_for
-from tests.rented_cluster import RentedCluster
+from tests.support.evidence import Evidence
+from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in, wait_for
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch]
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
@@ -35,7 +34,8 @@ def evidence():
 @pytest.fixture(scope="module")
 def rented(tmp_path_factory, evidence):
     """A cloud of our own, in which nothing is rented yet."""
-    cluster = RentedCluster(tmp_path_factory.mktemp("cycle"), keep_data_disk="none", evidence=evidence)
+    folder = tmp_path_factory.mktemp("cycle")
+    cluster = LocalCluster(folder, name="cycle", subnet="10.213.85.0/24", keep_data_disk="none", evidence=evidence)
     cluster.leave()
     cluster.serve()
     yield cluster

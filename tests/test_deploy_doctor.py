@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import deploy.survey
-from deploy.doctor import CHECKS, Answer, Finding, GpuProcess, Login, Reached, Survey, Unreachable, examine, worst
+from deploy.answers import GpuProcess, Login, NodeAnswer, Reached, Survey, Unreachable
+from deploy.doctor import CHECKS, Finding, examine, worst
 from deploy.doctor_table import print_findings
 from deploy.survey import reach
 from inventory.nodes import Node
@@ -40,8 +41,8 @@ def node(rank: int, gpus: int = 1) -> Node:
 NODES = (node(0), node(1))
 
 
-def answer(of: Node, **changes: Any) -> Answer:
-    return Answer(
+def answer(of: Node, **changes: Any) -> NodeAnswer:
+    return NodeAnswer(
         hostname=of.name,
         data_mounted=True,
         data_free_gib=100,
@@ -201,13 +202,12 @@ def test_a_port_where_runs_meet_that_is_open_to_this_machine_is_said(at: str, le
     assert not any(finding.check == "firewall" for finding in examine(replace(survey(), reached={})))
 
 
-def listening(address: str) -> Callable[[str], object]:
-    """A node's shell on this machine, where deploy/listen.py listens on `address` alone."""
-    script = Path("deploy/listen.py").read_text().replace('("", port)', f'("{address}", port)')
+def listening(address: str) -> Callable[..., object]:
+    """A node's shell on this machine, where deploy/on_node/listen.py listens on `address` alone."""
+    script = Path("deploy/on_node/listen.py").read_text().replace('("", port)', f'("{address}", port)')
 
-    def run(command: str) -> object:
-        argv = [sys.executable, *command.split()[1:]]
-        return subprocess.run(argv, input=script, text=True, check=True)
+    def run(*arguments: str) -> object:
+        return subprocess.run([sys.executable, "-c", script, *arguments], check=True)
 
     return run
 

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 from invoke import Exit
 
-from deploy import probe, survey, tasks
-from deploy.doctor import GpuAnswer, GpuProcess
+from deploy import survey, tasks
+from deploy.answers import GpuAnswer, GpuProcess
 from deploy.gpu import held, kill_command
+from deploy.on_node import probe
 
 
 def described(pid: int, **changes: str) -> GpuProcess:

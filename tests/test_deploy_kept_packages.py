@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.keep_packages import installed, is_of, keep, release
 from deploy.kept_packages import install_commands
+from deploy.on_node.keep_packages import installed, is_of, keep, release
 
 pytestmark = pytest.mark.skipif(not (shutil.which("apt-get") and shutil.which("dpkg-deb")), reason="needs apt and dpkg")
 NAME, ARCH = "spotune-told", "all"
@@ -120,7 +120,7 @@ def test_a_package_that_was_cut_short_is_dropped_and_does_not_stop_a_snapshot(ma
 
 
 def test_the_program_runs_on_the_oldest_python_a_node_may_have():
-    source = (Path(__file__).parents[1] / "deploy/keep_packages.py").read_text()
+    source = (Path(__file__).parents[1] / "deploy/on_node/keep_packages.py").read_text()
     assert "file_digest" not in source and "tomllib" not in source, "Ubuntu 22.04 has Python 3.10"
 
 

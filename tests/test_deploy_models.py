@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy import fan_out, fetch_model, models
-from tests.hub import COMMIT, Hub
+from deploy import fan_out, models
+from deploy.on_node import fetch_model, hub_listing
+from tests.support.hub import COMMIT, Hub
 from training.hub_access import HubError, file_name, hub_at
 from training.recipe import RecipeError
 
-ROOT = Path(__file__).parent.parent
 WEIGHTS = random.Random(0).randbytes(3_000_000)
 FILES = {"config.json": b'{"model_type": "qwen2"}', "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
 REPO = "acme/model"
@@ -36,7 +39,7 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
-class _At(models.BaseModel):
+class _At(models.ModelFolder):
     """A base model that lies where the test wants it."""
 
     @property
@@ -51,11 +54,20 @@ def fetched(
     return fetched_as(hub, _At(repo, revision, str(folder)), token, token_host)
 
 
+@functools.cache
+def sent() -> str:
+    """The code as the head gets it, unpacked."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    subprocess.run(["tar", "-x", "-C", folder], input=models.packed(models.TRAINING), check=True)
+    return folder
+
+
 def fetched_as(
-    hub: Hub, model: models.BaseModel, token: str = "", token_host: str = ""
+    hub: Hub, model: models.ModelFolder, token: str = "", token_host: str = ""
 ) -> subprocess.CompletedProcess[str]:
     folder = Path(model.path)
-    command = models.fetch_command(model, sys.executable, hub.url, str(ROOT), token_host)
+    command = models.fetch_command(model, sys.executable, hub.url, sent(), token_host)
     home = {"HOME": str(folder.parent), "SPOTUNE_RETRY_DELAY_S": "0"}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()}
     return subprocess.run(
@@ -83,7 +95,7 @@ def test_a_model_is_fetched_verified_and_sealed_with_its_commit(hub: Hub, tmp_pa
     assert (tmp_path / "m/model.safetensors").read_bytes() == WEIGHTS
     assert not (tmp_path / "m/.cache").exists()
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=tmp_path / "m", check=True)
-    assert models.BaseModel(REPO, "main", "m").lies_there(state(tmp_path / "m"))
+    assert models.ModelFolder(REPO, "main", "m").lies_there(state(tmp_path / "m"))
 
 
 def test_a_cut_transfer_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
@@ -151,7 +163,7 @@ def test_a_damaged_file_is_found_and_only_that_one_fetched_again(hub: Hub, tmp_p
         weights.unlink()
     found = state(folder, "verify" if damage == "same size" else "check")
     assert any("model.safetensors" in problem for problem in found["problems"])
-    assert not models.BaseModel(REPO, "main", "m").lies_there(found)
+    assert not models.ModelFolder(REPO, "main", "m").lies_there(found)
     hub.requests.clear()
     assert fetched(hub, folder).returncode == 0
     assert weights.read_bytes() == WEIGHTS
@@ -339,14 +351,14 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_fetched(
 ) -> None:
     usage = shutil._ntuple_diskusage(100, 50, 2**30 + len(WEIGHTS) // 2)
     monkeypatch.setattr(fetch_model.shutil, "disk_usage", lambda _: usage)
-    files = [fetch_model.Announced("model.safetensors", len(WEIGHTS), None, None)]
-    with pytest.raises(fetch_model.FetchError, match="1 GiB to spare"):
+    files = [hub_listing.Announced("model.safetensors", len(WEIGHTS), None, None)]
+    with pytest.raises(hub_listing.ModelError, match="1 GiB to spare"):
         fetch_model.refuse_if_short_of_space(tmp_path, files)
 
 
 def test_weights_in_other_formats_are_left_out_only_where_safetensors_are_there() -> None:
     def names(*paths: str) -> list[str]:
-        return [f.path for f in fetch_model.wanted([fetch_model.Announced(p, 1, None, None) for p in paths])]
+        return [f.path for f in hub_listing.wanted([hub_listing.Announced(p, 1, None, None) for p in paths])]
 
     assert names("model.safetensors", "pytorch_model.bin", "original/a.pth", "config.json") == [
         "model.safetensors",
@@ -378,7 +390,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 
 
 def test_the_stamp_of_another_revision_is_not_this_model() -> None:
-    model = models.BaseModel(REPO, "main", "m")
+    model = models.ModelFolder(REPO, "main", "m")
     found = {"stamp": {"repo": REPO, "revision": "main", "commit": "1"}, "problems": [], "source": {}}
     assert model.lies_there(found)
     assert not model.lies_there({**found, "stamp": {**found["stamp"], "revision": "v2"}})

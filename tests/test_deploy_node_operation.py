@@ -13,7 +13,7 @@ import pytest
 
 from deploy.network import IpJson
 from deploy.trust_files import SSHD_CONFIG, NodeKeys, authorized_keys, known_hosts
-from tests.fake_nodes import ADDRESSES, LOST, NODE, REPOSITORY, deploy
+from tests.support.fake_nodes import ADDRESSES, LOST, NODE, REPOSITORY, deploy
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from deploy.packages import packages_for
 from inventory.settings import Settings
-from tests.fake_nodes import NODE, deploy
+from tests.support.fake_nodes import NODE, deploy
 
 REPOSITORY = Path(__file__).parent.parent
 ORIGINALS = {

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import probe
-from deploy.doctor import Answer, GpuAnswer
+from deploy.answers import GpuAnswer, NodeAnswer
+from deploy.on_node import manifest, probe
+from snapshots.on_node import look
+from training.sums import SUMS
 
 SCRIPT = Path(probe.__file__)
 
@@ -28,7 +30,7 @@ def asked(question: dict[str, object]) -> str:
 
 
 def test_the_probe_answers_what_the_doctor_reads() -> None:
-    answer = Answer.model_validate_json(
+    answer = NodeAnswer.model_validate_json(
         asked({"names": ["localhost", "no-such-host.invalid"], "ssh_to": ["no-such-host.invalid"]})
     )
     assert answer.logins["no-such-host.invalid"].error and not answer.logins["no-such-host.invalid"].host
@@ -56,6 +58,11 @@ def test_the_probe_needs_only_the_standard_library_of_python_3_10() -> None:
     assert roots <= sys.stdlib_module_names
 
 
+def test_programs_that_run_alone_on_a_node_name_what_they_write_and_read_alike() -> None:
+    assert (probe.MODEL_STAMP, probe.ENVIRONMENT_STAMP) == (look.MODEL_STAMP, look.ENVIRONMENT_STAMP)
+    assert manifest.MANIFEST == look.MANIFEST == SUMS
+
+
 def test_compute_processes_are_read_and_their_memory_is_added_over_gpus() -> None:
     output = "4711, 21034\n4711, 512\n812, [N/A]\n"
     assert probe.gpu_processes(output) == [
@@ -71,9 +78,11 @@ def test_an_empty_answer_and_hidden_processes_are_no_processes() -> None:
 
 
 def test_a_process_is_described_with_the_run_it_belongs_to() -> None:
-    code = "import time; time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", code, "--run", "/data/runs/tiny-20260101-000000"]) as child:
+    code = "import time; print(flush=True); time.sleep(60)"
+    argv = [sys.executable, "-c", code, "--run", "/data/runs/tiny-20260101-000000"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
         try:
+            assert child.stdout.readline(), "from then on its arguments are there for others"
             found = probe.process(child.pid)
             assert found["run"] == "tiny-20260101-000000"
             assert found["user"]

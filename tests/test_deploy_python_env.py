@@ -18,14 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from deploy import fan_out, python_env, requirements_lock
-from deploy.python_env import Environment, Installer, Places
+from deploy import conda, fan_out, python_env, requirements_lock
+from deploy.conda import Installer
+from deploy.python_env import Environment, EnvPaths
 from deploy.refusal import REFUSED
 from inventory.settings import Mirrors, Python, Settings
-from tests.fake_nodes import NODE, deploy
+from tests.support.fake_nodes import NODE, deploy
 
 LOCK = python_env.LOCK.read_text()
-STAND_IN = Path(__file__).with_name("conda_stand_in")
+LOCAL = {"aliyun": {"endpoint": "local"}}
+HERE = Settings(**LOCAL)
+STAND_IN = Path(__file__).parent / "support" / "conda_stand_in"
 MODULES = {
     "torch": {"torch/__init__.py": "__version__ = '2.13.0+cpu'"},
     "deepspeed": {"deepspeed/__init__.py": ""},
@@ -38,11 +41,11 @@ MODULES = {
 class Ground:
     """A folder to build in, and a lock over the stand-in wheels in its wheelhouse."""
 
-    at: Places
+    at: EnvPaths
     lock: str
 
     def wanted(self, **changes: str) -> Environment:
-        return replace(python_env.environment_from(Settings(), self.lock), **changes)
+        return replace(python_env.environment_from(HERE, self.lock), **changes)
 
     def fill(self, wanted: Environment) -> None:
         lists = Path(self.at.lists)
@@ -123,7 +126,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ground(tmp_path: Path, tools: Path) -> Ground:
-    at = Places(
+    at = EnvPaths(
         env=str(tmp_path / "env"),
         conda=str(tmp_path / "conda"),
         cache=str(tmp_path / "env.cache"),
@@ -187,10 +190,10 @@ def test_an_environment_whose_interpreter_is_another_on_this_image_is_not_taken(
 
 @pytest.mark.parametrize("problem", ["", "built with Python 3.4.1, run by 3.13.5"])
 def test_head_and_workers_take_a_restored_environment_only_with_its_interpreter(problem: str) -> None:
-    wanted = python_env.environment_from(Settings(), LOCK)
+    wanted = python_env.environment_from(HERE, LOCK)
     stamp = json.dumps({"hash": wanted.hash, "python": "3.4.1"})
     restored = {**NODE, "sys.version_info[:2]": [stamp, "--spotune--", problem, "--spotune--"]}
-    told = deploy("deploy.python_env.build_environment", {"te1": restored, "te2": restored})["told"]
+    told = deploy("deploy.python_env.build_environment", {"te1": restored, "te2": restored}, settings=LOCAL)["told"]
     assert any("rm -rf /data/env" in command for command in told["te1"]) is bool(problem)
     assert any("rsync" in command for command in told["te2"]) is bool(problem)
 
@@ -236,8 +239,8 @@ def test_an_old_system_python_is_refused_in_one_sentence(tmp_path: Path) -> None
     old = tmp_path / "python3"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
-    at = Places(env=str(tmp_path / "env"))
-    wanted = python_env.environment_from(Settings(), LOCK)
+    at = EnvPaths(env=str(tmp_path / "env"))
+    wanted = python_env.environment_from(HERE, LOCK)
     refusal, remove, _ = python_env.interpreter_commands(wanted, at)
     done = subprocess.run(
         ["sh", "-c", refusal], env={"PATH": f"{tmp_path}:/bin"}, capture_output=True, text=True, check=False
@@ -254,8 +257,8 @@ def stand_in_installer(sha256: str = "") -> Installer:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Installer:
-    monkeypatch.setitem(python_env.INSTALLERS, "miniforge", stand_in_installer())
-    return python_env.INSTALLERS["miniforge"]
+    monkeypatch.setitem(conda.INSTALLERS, "miniforge", stand_in_installer())
+    return conda.INSTALLERS["miniforge"]
 
 
 def test_stand_in_conda_is_installed_once_and_makes_the_environment(ground: Ground, stand_in: Installer) -> None:
@@ -275,7 +278,7 @@ def test_a_conda_of_another_distribution_is_not_taken_for_the_wanted_one(
     other = tmp_path / "other_stand_in"
     other.write_text(STAND_IN.read_text().replace("installed by a stand-in", "installed by another"))
     installer = Installer(other.name, hashlib.sha256(other.read_bytes()).hexdigest(), other.parent.as_uri())
-    monkeypatch.setitem(python_env.INSTALLERS, "miniconda", installer)
+    monkeypatch.setitem(conda.INSTALLERS, "miniconda", installer)
     ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
     wanted = ground.wanted(provider="conda", distribution="miniconda")
     ground.run(python_env.interpreter_commands(wanted, ground.at))
@@ -283,7 +286,7 @@ def test_a_conda_of_another_distribution_is_not_taken_for_the_wanted_one(
 
 
 def test_an_environment_stays_while_its_conda_cannot_be_had(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(python_env.INSTALLERS, "miniforge", stand_in_installer("0" * 64))
+    monkeypatch.setitem(conda.INSTALLERS, "miniforge", stand_in_installer("0" * 64))
     ground.python.parent.mkdir(parents=True)
     ground.python.write_text("the old one")
     with pytest.raises(AssertionError, match="pinned sha256"):
@@ -300,47 +303,47 @@ def test_a_half_installed_stand_in_conda_is_installed_again(ground: Ground, stan
 
 def test_an_installer_with_another_sha256_is_refused_and_not_run(tmp_path: Path) -> None:
     installer = stand_in_installer("0" * 64)
-    at = Places(conda=str(tmp_path / "conda"))
+    at = EnvPaths(conda=str(tmp_path / "conda"))
     url = f"{installer.url}/{installer.file}"
     with pytest.raises(AssertionError, match=f"no {installer.file} with the pinned sha256 at {url}"):
-        Ground(at, "").run(python_env.conda_commands(installer, [url], at))
+        Ground(at, "").run(iter([conda.install_command(installer, [url], at.conda)]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mirror_without_the_installer_gives_way_to_its_own_release(tmp_path: Path) -> None:
     installer = stand_in_installer()
-    at = Places(conda=str(tmp_path / "conda"))
+    at = EnvPaths(conda=str(tmp_path / "conda"))
     urls = [f"{tmp_path.as_uri()}/mirror/{installer.file}", f"{installer.url}/{installer.file}"]
-    Ground(at, "").run(python_env.conda_commands(installer, urls, at))
+    Ground(at, "").run(iter([conda.install_command(installer, urls, at.conda)]))
     assert (tmp_path / "conda/bin/conda").exists()
 
 
 def test_mirrors_are_asked_first() -> None:
     settings = Settings(mirrors=Mirrors(preset="china"), python=Python(provider="conda", torch="cuda"))
     wanted = python_env.environment_from(settings, LOCK)
-    urls = python_env.installer_urls(wanted)
+    urls = conda.installer_urls(wanted.distribution, wanted.miniforge)
     assert urls[0].startswith("https://mirrors.tuna.tsinghua.edu.cn/github-release/conda-forge/miniforge/Release%20")
     assert urls[1].startswith("https://github.com/conda-forge/miniforge/releases/download/")
-    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in python_env.condarc(wanted.conda)
-    lines = list(python_env.package_commands(wanted, Places(), complete_wheelhouse=False))
+    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in conda.condarc(wanted.conda)
+    lines = list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=False))
     assert all("--index-url https://mirrors.aliyun.com/pypi/simple/" in line for line in lines[:2])
-    assert python_env.MIRRORED_RELEASE.endswith(python_env.INSTALLERS["miniforge"].url.rpartition("/")[2])
+    assert conda.MIRRORED_RELEASE.endswith(conda.INSTALLERS["miniforge"].url.rpartition("/")[2])
 
 
 def test_a_cpu_node_without_a_wheelhouse_takes_torch_from_the_cpu_index() -> None:
-    wanted = python_env.environment_from(Settings(), LOCK)
-    lines = list(python_env.package_commands(wanted, Places(), complete_wheelhouse=False))
+    wanted = python_env.environment_from(HERE, LOCK)
+    lines = list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=False))
     assert lines[2].endswith("--torch-backend cpu torch==2.13.0")
     assert not any("--no-index" in line for line in lines)
-    offline = list(python_env.package_commands(wanted, Places(), complete_wheelhouse=True))
+    offline = list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=True))
     assert all("--no-index --find-links /opt/spotune/wheelhouse" in line for line in offline[:3])
 
 
 def test_a_cuda_node_installs_torch_by_hash_and_compiles_nothing() -> None:
-    wanted = replace(python_env.environment_from(Settings(), LOCK), flavour="cuda")
-    assert len(list(python_env.package_commands(wanted, Places(), complete_wheelhouse=False))) == 3
+    wanted = replace(python_env.environment_from(HERE, LOCK), flavour="cuda")
+    assert len(list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=False))) == 3
     assert "torch==2.13.0 \\\n    --hash" in python_env.package_lists(wanted)["packages.txt"]
-    assert not any("ShareMemCommBuilder" in line for line in python_env.finishing_commands(wanted, Places()))
+    assert not any("ShareMemCommBuilder" in line for line in python_env.finishing_commands(wanted, EnvPaths()))
 
 
 @pytest.mark.parametrize(
@@ -355,11 +358,11 @@ def test_a_cuda_node_installs_torch_by_hash_and_compiles_nothing() -> None:
     ],
 )
 def test_the_environment_is_built_again_only_for_what_changes_it(change: dict[str, str], rebuilt: bool) -> None:
-    wanted = python_env.environment_from(Settings(), LOCK)
+    wanted = python_env.environment_from(HERE, LOCK)
     assert (replace(wanted, **change).hash != wanted.hash) is rebuilt
 
 
 def test_conda_builds_again_for_another_python_or_another_distribution() -> None:
-    wanted = replace(python_env.environment_from(Settings(), LOCK), provider="conda")
+    wanted = replace(python_env.environment_from(HERE, LOCK), provider="conda")
     assert replace(wanted, python="3.11").hash != wanted.hash
     assert replace(wanted, distribution="miniconda").hash != wanted.hash

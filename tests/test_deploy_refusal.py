@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.python_env import Places
+from deploy.python_env import EnvPaths
 from deploy.refusal import REFUSED, refuse, refuse_unless, refuse_while_running
-from tests.fake_nodes import NODE, deploy
+from tests.support.fake_nodes import NODE, deploy
 
 
 def sh(command: str, path: Path | None = None) -> tuple[int, str]:
@@ -68,7 +68,7 @@ def test_without_a_run_the_environment_may_be_replaced(systemctl: Path, tmp_path
 def test_both_the_build_and_the_copy_ask_before_they_touch_the_environment() -> None:
     found = deploy("deploy.python_env.build_environment", {name: dict(NODE) for name in ("te1", "te2")})
     for told, change in (
-        (found["told"]["te1"], f"rm -rf {Places.env}"),
+        (found["told"]["te1"], f"rm -rf {EnvPaths.env}"),
         (found["told"]["te2"], "rm -f /data/env/spotune-env.json"),
     ):
         asked = next(i for i, command in enumerate(told) if "SPOTUNE_RUN" in command)

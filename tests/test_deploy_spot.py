@@ -8,7 +8,7 @@ import pytest
 
 from deploy.spot import SCRIPT, SCRIPT_PATH, UNIT_PATH, notice_address, unit_text
 from inventory.settings import Settings
-from tests.fake_nodes import deploy
+from tests.support.fake_nodes import deploy
 
 RENTED: dict[str, Any] = {
     "provider": "aliyun",
@@ -64,7 +64,7 @@ def test_a_watcher_that_runs_as_it_should_is_left_alone() -> None:
 
 
 def test_machines_that_are_not_rented_have_none_and_lose_what_they_have() -> None:
-    said = told({"te1": installed("te1"), "te2": dict(BARE)}, {})
+    said = told({"te1": installed("te1"), "te2": dict(BARE)}, {"provider": "static"})
     assert f"rm -f {UNIT_PATH} {SCRIPT_PATH}" in said["te1"]
     assert "disable --quiet --now" in said["te1"]
     assert "rm -f" not in said["te2"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import spot_watch
-from deploy.spot_watch import TERMINATION, TIME, Metadata, Notice, Unanswered, Watch, put_command
+from deploy.on_node import spot_watch
+from deploy.on_node.spot_watch import TERMINATION, TIME, Metadata, Notice, Unanswered, Watch, put_command
 
 SCRIPT = Path(spot_watch.__file__)
 HEADER = "X-aliyun-ecs-metadata-token"
@@ -108,7 +108,7 @@ class Node:
     def watch(self) -> subprocess.Popen[str]:
         words = ["--address", self.service.address, "--node", "te3", "--head", "te1", "--folder", str(self.here)]
         # the pace is the program's own, made quick: everything else is as it is installed
-        quick = "import deploy.spot_watch as w; w.EVERY_S = w.TELL_EVERY_S = 0.1; w.main()"
+        quick = "import deploy.on_node.spot_watch as w; w.EVERY_S = w.TELL_EVERY_S = 0.1; w.main()"
         process = subprocess.Popen([sys.executable, "-c", quick, *words], env=self.env, text=True)
         self.started.append(process)
         return process

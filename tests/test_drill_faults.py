@@ -2,8 +2,8 @@
 
 import time
 
-from tests.drill_cases import assert_harmless, assert_page_is_true, drill, each, each_kind  # noqa: F401
-from tests.drill_plan import COMMANDS
+from tests.support.drill_cases import assert_harmless, assert_page_is_true, drill, each, each_kind  # noqa: F401
+from tests.support.drill_plan import COMMANDS
 
 HERE = [command for command in COMMANDS if command.name in ("fab up", "fab down --disks")]
 

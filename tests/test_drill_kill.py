@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import inventory.renting.tasks as renting
-from tests import drill_checks as checks
-from tests.drill_range import Range, WatchedApi
-from tests.evidence import Evidence
-from tests.paper_ssh import WORLD
+from tests.support import drill_checks as checks
+from tests.support.drill_range import Range, WatchedApi
+from tests.support.evidence import Evidence
+from tests.support.paper_ssh import WORLD
 
 ROOT = Path(__file__).parent.parent
 POINTS = 20
@@ -47,7 +47,7 @@ class Interrupted(Range):
 
     def start(self):
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.paper_ssh", "up", "--yes"],
+            [sys.executable, "-m", "tests.support.paper_ssh", "up", "--yes"],
             cwd=ROOT,
             env=self.env,
             stdin=subprocess.DEVNULL,

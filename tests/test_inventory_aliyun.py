@@ -10,7 +10,7 @@ import pytest
 from inventory.cluster import load_cluster
 from inventory.nodes import pyinfra_hosts
 from inventory.setting_types import SettingsError
-from tests.paper_cluster import ROOT, PaperCluster
+from tests.support.paper_cluster import ROOT, PaperCluster
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_without_machines_it_names_the_command_that_rents_them(cluster):
 @pytest.mark.parametrize(
     ("text", "inventory", "reason"),
     [
-        ('provider = "local"', "inventory/aliyun.py", "use inventory/local.py"),
+        ('provider = "local"', "inventory/aliyun.py", "fab local.serve and fab up"),
         ('provider = "aliyun"\n[aliyun]\nendpoint = "local"', "inventory/static.py", "use inventory/aliyun.py"),
         ('provider = "aliyun"\n[aliyun]\ncolour = 1', "inventory/aliyun.py", "aliyun.colour: unknown key"),
         ('provider = "aliyun"\nname = "none"\n[aliyun]\nendpoint = "local"', "inventory/aliyun.py", "fab local.serve"),

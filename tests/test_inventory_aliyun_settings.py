@@ -1,12 +1,13 @@
 """[aliyun] in cluster.toml: what does not fit together is said before anything is asked of a cloud."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from inventory.aliyun_settings import Aliyun
-from inventory.settings import SettingsError, load_settings
+from inventory.settings import Settings, SettingsError, load_settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -74,5 +75,19 @@ def test_an_address_that_may_reach_ssh_is_a_network(tmp_path):
 def test_the_file_of_the_checkout_says_every_key_with_its_default():
     text = (ROOT / "cluster.toml").read_text(encoding="utf-8")
     for key in Aliyun.model_fields:
-        assert re.search(rf"^{key} = ", text, re.MULTILINE), key
-    assert load_settings(ROOT / "cluster.toml").aliyun == Aliyun()
+        assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), key
+    assert load_settings(ROOT / "cluster.toml").aliyun == Aliyun(endpoint="local")
+
+
+def test_without_one_line_the_file_of_the_checkout_rents_from_the_real_cloud(tmp_path):
+    text = (ROOT / "cluster.toml").read_text(encoding="utf-8")
+    real = tmp_path / "cluster.toml"
+    real.write_text("".join(line for line in text.splitlines(keepends=True) if not line.startswith("endpoint")))
+    assert load_settings(real) == Settings() and not Settings().on_this_machine
+    shown = re.search(r"^# types = (\[.*?\])", text, re.MULTILINE)[1]
+    assert tuple(tomllib.loads(f"types = {shown}")["types"]) == Aliyun().types
+
+
+def test_the_cloud_on_this_machine_has_types_of_its_own_unless_others_are_asked_for(tmp_path):
+    assert load(tmp_path, 'endpoint = "local"').aliyun.types == ("ecs.local.small",)
+    assert load(tmp_path, 'endpoint = "local"\ntypes = ["ecs.local.medium"]').aliyun.types == ("ecs.local.medium",)

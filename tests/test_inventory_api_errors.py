@@ -4,11 +4,10 @@ import csv
 
 import pytest
 
-from inventory.aliyun_ecs.errors import ADVICE, classify, sentence
-from inventory.aliyun_ecs.no_answer import no_answer
+from inventory.aliyun_ecs.errors import ADVICE, classify, no_answer, sentence
 from inventory.cloud.errors import Kind
-from inventory.cloud.pace import Pace, goes_on, pause_s
-from tests.ecs_samples import FOLDER, needs_samples
+from inventory.cloud.pace import CallPace, goes_on, pause_s
+from tests.support.ecs_samples import FOLDER, needs_samples
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_a_name_that_cannot_be_found_is_not_said_to_pass():
 
 
 def test_patience_has_an_end():
-    pace = Pace()
+    pace = CallPace()
     assert goes_on(pace, Kind.PASSING, 1, 0) and not goes_on(pace, Kind.PASSING, pace.passing_attempts, 0)
     assert goes_on(pace, Kind.THROTTLED, 1, 0) and not goes_on(pace, Kind.THROTTLED, pace.throttled_attempts, 0)
     assert goes_on(pace, Kind.WAIT, 99, 299) and not goes_on(pace, Kind.WAIT, 1, 300)
@@ -138,17 +137,17 @@ def test_patience_has_an_end():
 
 
 def test_throttling_is_waited_out_for_longer_than_the_minute_it_counts():
-    pace = Pace()
+    pace = CallPace()
     waits = [pause_s(pace, Kind.THROTTLED, n, 0, 0) for n in range(1, pace.throttled_attempts)]
     assert waits == sorted(waits) and sum(waits) * 2 > 60 and max(waits) <= pace.longest_s
 
 
 def test_the_cloud_says_how_long_it_wants_to_be_left_alone_within_reason():
-    pace = Pace()
+    pace = CallPace()
     assert 1.5 <= pause_s(pace, Kind.THROTTLED, 1, 1.5, 0.5) <= 2
     assert pause_s(pace, Kind.THROTTLED, 1, 86_400, 1) <= pace.throttled_s + pace.first_s
 
 
 def test_what_was_refused_together_does_not_come_back_together():
-    pace = Pace()
+    pace = CallPace()
     assert pause_s(pace, Kind.PASSING, 3, 0, 0) < pause_s(pace, Kind.PASSING, 3, 0, 1)

@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from inventory.aliyun_ecs import disks, key_pairs, machines, offers
+from inventory.aliyun_ecs import disks, machines, offers
 from inventory.aliyun_ecs.recording import Recording
 from inventory.aliyun_ecs.scrub import Scrubber
-from tests.ecs_samples import names, needs_samples, sample
+from tests.support.ecs_samples import names, needs_samples, sample
 
 SCRUB = Scrubber(b"salt of this test")
 OWN = {
@@ -118,7 +118,7 @@ def test_every_real_recording_keeps_its_shape_and_loses_its_ids(name):
         return [value] if keys.search(key) and isinstance(value, str) and len(value) > 5 else []
 
     assert [value for value in owned(original) if value in clean] == []
-    for reader in (machines.instances_in, disks.disks_in, offers.types_in, key_pairs.key_pairs_in):
+    for reader in (machines.instances_in, disks.disks_in, offers.types_in, machines.key_pairs_in):
         assert len(reader(scrubbed)) == len(reader(original))
     for before, after in zip(machines.instances_in(original), machines.instances_in(scrubbed), strict=True):
         assert (before.status, before.created, before.zone_id) == (after.status, after.created, after.zone_id)

@@ -12,21 +12,20 @@ from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.command_line import ask, sentences
 from inventory.errors import InventoryError
 from inventory.localcloud.commands import LocalCloudError
+from inventory.node_program import ProgramError, ProgramRefused
 from inventory.settings import SettingsError
 from inventory.ssh import HostKeyError, SshError
-from snapshots.create import SnapshotError
-from training.adapter import AdapterError
-from training.control.attend import RunFailed
-from training.control.download import FileGone
-from training.control.fetch import FetchInterrupted
-from training.control.head_node import HeadError
-from training.control.talk import TalkBroken, TalkRefused
-from training.control.verify import DamagedError, FetchError
+from snapshots.listing import SnapshotError
 from training.cost.shape import PlanError
 from training.data import DataError
-from training.errors import TrainingError
+from training.errors import AdapterError, TrainingError
+from training.laptop.attach import RunFailed
+from training.laptop.download import FileGone
+from training.laptop.fetch import FetchInterrupted
+from training.laptop.head_node import HeadError
 from training.launch import LaunchError
 from training.recipe import RecipeError
+from training.verify import DamagedError, FetchError
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,7 +47,7 @@ def fab(*argv, cluster=os.devnull):
         (["logs", "--rank=1.5"], "--rank needs a whole number, not '1.5'"),
         (["check", "--line-rate-gbps", "x"], "--line-rate-gbps needs a number, not 'x'"),
         (["logs", "--rank", "x"], "--rank needs a whole number, not 'x'"),
-        (["local.up", "--nodes", "two"], "--nodes needs a whole number, not 'two'"),
+        (["up", "--nodes", "two"], "--nodes needs a whole number, not 'two'"),
     ],
 )
 def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
@@ -71,9 +70,9 @@ def test_unusable_settings_end_a_task_with_code_2(tmp_path):
     ("kind", "code"),
     [
         *((mistake, 2) for mistake in (SettingsError, RentError, LocalCloudError)),
-        *((mistake, 2) for mistake in (RecipeError, DataError, PlanError, LaunchError, AdapterError, TalkRefused)),
+        *((mistake, 2) for mistake in (RecipeError, DataError, PlanError, LaunchError, AdapterError, ProgramRefused)),
         *((mistake, 2) for mistake in (FetchError, DamagedError, FileGone)),
-        *((failure, 1) for failure in (SshError, HostKeyError, SnapshotError, HeadError, RunFailed, TalkBroken)),
+        *((failure, 1) for failure in (SshError, HostKeyError, SnapshotError, HeadError, RunFailed, ProgramError)),
         (FetchInterrupted, 1),
     ],
 )
@@ -90,9 +89,17 @@ def test_what_a_cloud_refuses_is_code_1():
 
 
 def test_every_error_of_the_control_sides_folders_says_its_exit_code():
-    named = {"SettingsError", "CloudError", "RentError", "SshError", "LocalCloudError", "SnapshotError"}
+    named = {
+        "SettingsError",
+        "CloudError",
+        "RentError",
+        "SshError",
+        "LocalCloudError",
+        "SnapshotError",
+        "ProgramRefused",
+    }
     assert named <= {kind.__name__ for kind in InventoryError.__subclasses__()}
-    trained = {"RecipeError", "DataError", "PlanError", "LaunchError", "AdapterError", "FetchError", "TalkRefused"}
+    trained = {"RecipeError", "DataError", "PlanError", "LaunchError", "AdapterError", "FetchError"}
     assert trained <= {kind.__name__ for kind in TrainingError.__subclasses__()}
 
 

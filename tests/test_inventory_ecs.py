@@ -19,17 +19,17 @@ from inventory.aliyun_ecs.ecs import Ecs
 from inventory.aliyun_ecs.machines import ordered_name
 from inventory.aliyun_settings import Aliyun
 from inventory.cloud.errors import CloudError, Kind, RentError
-from inventory.cloud.pace import Pace
-from inventory.cloud.values import CLUSTER_TAG, Launch, NewDisk, Rule
+from inventory.cloud.pace import CallPace
+from inventory.cloud.values import CLUSTER_TAG, MachineRequest, NewDisk, Rule
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
-from tests.scripted_api import Say, ScriptedApi, refusal
+from tests.support.scripted_api import Say, ScriptedApi, refusal
 
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
 ROOT = Path(__file__).parent.parent
 SECRET = "dGhlIHNlY3JldCBvZiB0aGlzIHRlc3Q"
-QUICK = Pace(first_s=0.01, longest_s=0.05, throttled_s=2, poll_s=0.01, wait_limit_s=0.5, read_s=0.5)
-ORDER = Launch(
+QUICK = CallPace(first_s=0.01, longest_s=0.05, throttled_s=2, poll_s=0.01, wait_limit_s=0.5, read_s=0.5)
+ORDER = MachineRequest(
     zone_id="cn-hangzhou-h",
     instance_type="ecs.a.small",
     image_id="m-1",

@@ -10,14 +10,14 @@ import pytest
 from inventory.aliyun_ecs.ecs import Ecs
 from inventory.aliyun_settings import Aliyun
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.pace import Pace
-from inventory.cloud.values import CLUSTER_TAG, Launch, NewDisk, Rule
+from inventory.cloud.pace import CallPace
+from inventory.cloud.values import CLUSTER_TAG, MachineRequest, NewDisk, Rule
 from inventory.renting.intents import Intents
 from inventory.settings import Settings
-from tests.ecs_api import EcsApi
+from tests.support.ecs_api import EcsApi
 
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
-QUICK = Pace(first_s=0.02, longest_s=0.2, poll_s=0.05, wait_limit_s=20, read_s=2)
+QUICK = CallPace(first_s=0.02, longest_s=0.2, poll_s=0.05, wait_limit_s=20, read_s=2)
 TAGS = {CLUSTER_TAG: "face"}
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ3pWbWcGb9Tz9d5TnIY0pBZb0xgC1tkdhKHUhYQ0pqb test"
 
@@ -48,7 +48,7 @@ def order(cloud):
     group = cloud.create_security_group(vpc, "face", TAGS, token())
     cloud.allow(group, Rule("tcp", "22/22", "198.51.100.7/32", description="you"))
     key = cloud.import_key_pair("face-key", PUBLIC_KEY, TAGS)
-    return Launch(
+    return MachineRequest(
         zone_id=zone,
         instance_type="ecs.local.small",
         image_id=cloud.image("acs:ubuntu_22_04_x64").image_id,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inventory.phases import Phases
-from snapshots.carry_out import BASE_DEPLOY, BEFORE_OPERATIONS, OPERATION_TIMES, groups_of
+from snapshots.rebuild import BASE_DEPLOY, BEFORE_OPERATIONS, OPERATION_TIMES, groups_of
 from snapshots.show import phase_rows
 
 ROOT = Path(__file__).parent.parent

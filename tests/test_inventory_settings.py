@@ -33,16 +33,25 @@ def static(tmp_path, *nodes):
     return f'provider = "static"\n[ssh]\nkey = "{key_file(tmp_path)}"\n{tables}'
 
 
-def test_an_empty_file_gives_the_local_cloud(tmp_path):
+def test_an_empty_file_gives_a_rented_cluster(tmp_path):
     assert load(tmp_path, "") == Settings()
-    assert Settings().provider == "local"
+    assert Settings().is_rented and not Settings().on_this_machine
+
+
+def test_a_file_of_two_kinds_of_hosts_is_refused_in_a_sentence_that_says_what_to_write(tmp_path):
+    (line,) = problems(tmp_path, 'provider = "local"\n[local]\nnodes = 4\ndisk_gib = 12')
+    for word in ('provider = "aliyun"', 'endpoint = "local"', "data_disk_gib", "fab local.serve", "fab up"):
+        assert word in line, word
+    told = problems(tmp_path, "[local]\nnodes = 4\ndisk_gib = 12")
+    assert any("local.nodes: unknown key; it is aliyun.nodes" in line for line in told)
+    assert any("local.disk_gib: unknown key; it is aliyun.data_disk_gib" in line for line in told)
 
 
 def test_all_mistakes_are_reported_at_once_each_with_its_key(tmp_path):
-    local = '[local]\nnodes = "many"\nsubnet = "10.0.0.300/24"'
+    local = '[local]\nwait_factor = "much"\nsubnet = "10.0.0.300/24"'
     told = problems(tmp_path, f'name = "Too_Long_Name"\ncolour = 1\n{local}')
     assert len(told) == 4
-    for key in ("name", "colour: unknown key", "local.nodes", "local.subnet"):
+    for key in ("name", "colour: unknown key", "local.wait_factor", "local.subnet"):
         assert any(key in line for line in told), key
 
 
@@ -121,7 +130,7 @@ def test_a_user_cannot_become_an_option_of_ssh(tmp_path, user):
 
 def test_the_file_of_the_checkout_says_every_default_of_its_tables():
     text = (ROOT / "cluster.toml").read_text(encoding="utf-8")
-    assert load_settings(ROOT / "cluster.toml") == Settings()
+    assert load_settings(ROOT / "cluster.toml") == Settings(aliyun={"endpoint": "local"})
     for key in Python.model_fields:
         assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE), key
 
@@ -132,7 +141,7 @@ def test_the_line_rate_is_a_number_of_gbit(tmp_path):
 
 
 def test_a_wrong_value_is_shown(tmp_path):
-    assert "not 99" in problems(tmp_path, "[local]\nnodes = 99")[0]
+    assert "not 999" in problems(tmp_path, "[aliyun]\nnodes = 999")[0]
 
 
 def test_broken_toml_is_one_sentence(tmp_path):
@@ -187,7 +196,7 @@ def test_the_china_preset_can_be_overridden_key_by_key(tmp_path):
 
 
 def test_auto_is_venv_and_cpu_on_local_hosts_conda_and_cuda_elsewhere(tmp_path):
-    local = load(tmp_path, "")
+    local = load(tmp_path, '[aliyun]\nendpoint = "local"')
     rented = load(tmp_path, static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"'))
     assert (local.python_provider, local.torch_flavour) == ("venv", "cpu")
     assert (rented.python_provider, rented.torch_flavour) == ("conda", "cuda")

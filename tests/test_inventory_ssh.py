@@ -10,30 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from inventory.nodes import Node
 from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, SshError, ask, connect, run, tunnel
-from tests.local_cluster import wait_for
-from tests.ssh_server import SshServer
-
-
-def key_pair(path, passphrase=""):
-    """A private key file made by ssh-keygen; the public part's base64."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path], check=True)
-    return path.with_suffix(".pub").read_text().split()[1]
-
-
-@pytest.fixture
-def server(tmp_path):
-    server = SshServer(key_pair(tmp_path / "id"))
-    (tmp_path / "known_hosts").write_text(server.known_hosts_line)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def node(server, tmp_path, monkeypatch):
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    return Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", server.port, tmp_path / "id", tmp_path / "known_hosts", 0)
+from tests.support.local_cluster import wait_for
+from tests.support.ssh_server import SshServer, key_pair
 
 
 @pytest.fixture
@@ -52,7 +31,6 @@ def test_a_failing_command_is_said_in_its_own_last_words_and_closed_too(node, se
     with pytest.raises(SshError, match=r"127.0.0.1: echo ended with 3: the reason"):
         ask(node, "echo the reason >&2; exit 3")
     wait_for("no connection is open", lambda: server.open_connections == 0, 5)
-    assert ask(node, "echo so what; exit 3", warn=True) == "so what\n"
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["the command hangs", "the node never takes it"])
@@ -139,7 +117,7 @@ def test_unknown_and_missing_known_hosts_lead_to_fab_trust(node, tmp_path):
 
 
 def test_another_host_key_is_not_accepted(node, server):
-    other = SshServer("")
+    other = SshServer()
     other.close()
     node.known_hosts.write_text(other.known_hosts_line.replace(str(other.port), str(server.port)))
     with pytest.raises(HostKeyError, match="its host key is not the one"):

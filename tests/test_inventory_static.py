@@ -78,8 +78,7 @@ def test_pyinfra_verifies_host_keys_and_uses_sudo_where_the_user_is_not_root(tmp
     [
         ('provider = "static"', "inventory/static.py", "at least one [[nodes]]"),
         ("colour = 1", "inventory/static.py", "colour: unknown key"),
-        ("", "inventory/static.py", "use inventory/local.py"),
-        ("", "inventory/local.py", "fab local.up"),
+        ("", "inventory/static.py", "use inventory/aliyun.py"),
     ],
 )
 def test_a_mistake_ends_pyinfra_with_one_sentence_and_code_2(tmp_path, monkeypatch, text, inventory, reason):

@@ -10,7 +10,6 @@ import pytest
 
 from inventory import hostkeys
 from inventory.ssh import SshError
-from tests.ssh_server import SshServer
 
 ROOT = Path(__file__).parent.parent
 TOML = """\
@@ -23,13 +22,6 @@ name = "te1"
 address = "127.0.0.1"
 port = {port}
 """
-
-
-@pytest.fixture
-def server():
-    server = SshServer("")
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -1,169 +1,264 @@
-"""Who may import whom: the house stays as the README draws it."""
+"""Who may import whom: the house stays as the README draws it.
+
+MAY says what of ours the modules of a folder may import, ONLY where alone something may be imported at all. A row is a
+folder, what it may do, and why; a refusal says the reason.
+"""
 
 import ast
 import subprocess
 import sys
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("inventory", "deploy", "training", "snapshots")
-ALLOWED = {
-    "inventory": {"inventory"},
-    "training": {"training"},
-    "deploy": {
-        "deploy",
-        "inventory",
-        "training.launch",
-        "training.lineage",
-        "training.recipe",
-        "training.model_lock",
-        "training.hub_access",
-    },
-    "snapshots": {"snapshots", "inventory"},
+OURS = ("inventory", "deploy", "training", "snapshots")
+SOURCES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in [*(p for folder in OURS for p in sorted((ROOT / folder).rglob("*.py"))), ROOT / "fabfile.py"]
 }
-TASKS = {"inventory", "deploy", "training", "snapshots"}
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@dataclass(frozen=True)
+class May:
+    """Of our modules, the files `where` (shell patterns; `*` stands for folders too) may import these and no others."""
+
+    where: tuple[str, ...]
+    may: tuple[str, ...]
+    why: str
+    may_not: tuple[str, ...] = ()
+    """Parts of what they may."""
+
+
+MAY = (
+    # The last row that fits a file is the one that holds for it.
+    May(("inventory/*",), ("inventory",), "every other folder asks it which machines there are: it asks none"),
+    May(
+        tuple(f"inventory/cloud/{name}.py" for name in ("port", "values", "errors", "pace")),
+        ("inventory.cloud.values", "inventory.cloud.errors", "inventory.cloud.pace", "inventory.errors"),
+        "a test double and the next vendor are written against these files alone: no vendor, no settings",
+    ),
+    May(
+        ("deploy/*",),
+        (
+            "deploy",
+            "inventory",
+            "training.launch",
+            "training.lineage",
+            "training.recipe",
+            "training.model_lock",
+            "training.hub_access",
+            "training.sums",
+        ),
+        "a deploy prepares machines for training and knows its names, records and models, not how it learns",
+    ),
+    May(("snapshots/*",), ("snapshots", "inventory"), "a disk is put away and brought back whatever lies on it"),
+    May(
+        ("training/*",),
+        ("training",),
+        "both rooms read it: training/node is shipped to the nodes, where nothing else of ours is",
+        may_not=("training.node", "training.laptop"),
+    ),
+    May(
+        ("training/node/*",),
+        ("training",),
+        "it is shipped to the nodes, where neither the laptop's room nor the other folders are",
+        may_not=("training.laptop",),
+    ),
+    May(
+        ("training/laptop/*",),
+        ("training", "inventory"),
+        "it stays on the user's machine; what the nodes have too lies above both rooms",
+        may_not=("training.node",),
+    ),
+    May(
+        ("training/cost/*",),
+        ("training",),
+        "the plan, the engine, the report and the ladder ask it; were it to ask them, costs were counted in two places",
+        may_not=("training.plan", "training.node", "training.laptop"),
+    ),
+    May(
+        ("training/node/diagnosis/*",),
+        ("training",),
+        "what a run costs it asks training/cost, as the plan does",
+        may_not=("training.plan", "training.laptop"),
+    ),
+    May(("*/tasks.py",), OURS, "a task is where the folders meet"),
+    May(("fabfile.py",), OURS, "it is the map of all tasks"),
+)
+
+ONLY = (
+    # (libraries or modules of ours, where alone they may be imported, why)
+    (("pyinfra",), ("deploy/*",), "it changes the standard library under whoever imports it: a process of its own"),
+    (
+        ("fabric", "invoke"),
+        ("*/tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py"),
+        "what is no task takes and gives values; connections are opened in one place, which verifies host keys",
+    ),
+    (
+        ("alibabacloud_ecs20140526", "alibabacloud_tea_openapi", "alibabacloud_credentials", "darabonba", "Tea"),
+        ("inventory/aliyun_ecs/ecs.py",),
+        "the vendor's SDK is slow to import and has one user",
+    ),
+    (
+        ("inventory.aliyun_ecs",),
+        ("inventory/aliyun_ecs/*", "inventory/cloud/opening.py"),
+        "ask inventory/cloud/port.py; which vendor answers says inventory/cloud/opening.py alone",
+    ),
+    (
+        ("torch", "deepspeed", "transformers", "peft"),
+        ("training/node/*", "training/data/*", "training/tiny.py", "deploy/files/*"),
+        "only the nodes have them: who imports them is shipped there",
+    ),
+)
+
+
+def imports(tree):
+    """Full names of what is imported: of `from a import b` a.b. A relative import counts as one of nothing."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module or ''}.{alias.name}" if not node.level else "." for alias in node.names)
 
 
-def modules():
-    return [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
+def within(name, modules):
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_module_imports_only_what_its_layer_may(path):
-    folder = path.relative_to(ROOT).parts[0]
-    allowed = TASKS if path.name == "tasks.py" else ALLOWED[folder]
-    at = str(path.relative_to(ROOT))
-    laptop = ("training/control/", "training/adapter/chat.py", "training/adapter/report.py")
-    if at.startswith(laptop):
-        allowed = allowed | {"inventory.shown"}
-    ours = [name for name in imports(path) if name.split(".")[0] in FOLDERS]
-    wrong = [name for name in ours if not any(name == a or name.startswith(a + ".") for a in allowed)]
-    assert wrong == []
+def fits(at, where):
+    return any(fnmatch(at, pattern) for pattern in where)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_libraries_stay_where_they_belong(path):
-    at = str(path.relative_to(ROOT))
-    roots = {name.split(".")[0] for name in imports(path)}
-    if not at.startswith("deploy/"):
-        assert "pyinfra" not in roots
-    if path.name != "tasks.py" and at not in ("inventory/ssh.py", "inventory/command_line.py"):
-        assert not roots & {"fabric", "invoke"}
-    if at != "inventory/aliyun_ecs/ecs.py":
-        sdk = {"alibabacloud_ecs20140526", "alibabacloud_tea_openapi", "alibabacloud_credentials", "darabonba", "Tea"}
-        assert not roots & sdk
-    if not at.startswith("training/"):
-        assert not roots & {"torch", "deepspeed", "transformers", "peft"}
+def not_allowed(row, sources):
+    """What the files for which this row of MAY holds import and may not."""
+    for at, tree in sources.items():
+        if next(other for other in reversed(MAY) if fits(at, other.where)) is row:
+            for name in imports(tree):
+                ours = within(name, OURS) or name == "."
+                if ours and (not within(name, row.may) or within(name, row.may_not)):
+                    yield f"{at} imports {name}"
+
+
+def out_of_place(modules, where, sources):
+    for at, tree in sources.items():
+        if not fits(at, where):
+            yield from (f"{at} imports {name}" for name in imports(tree) if within(name, modules))
+
+
+def refuse(wrong, why):
+    assert not (wrong := list(wrong)), f"{', '.join(wrong)}: {why}"
+
+
+@pytest.mark.parametrize("row", MAY, ids=lambda row: row.where[0])
+def test_a_folder_imports_only_what_it_may(row):
+    refuse(not_allowed(row, SOURCES), row.why)
+
+
+@pytest.mark.parametrize(("modules", "where", "why"), ONLY, ids=lambda value: value[0])
+def test_what_has_its_place_is_imported_there_alone(modules, where, why):
+    refuse(out_of_place(modules, where, SOURCES), why)
+
+
+def test_every_row_is_about_something_that_is_there():
+    patterns = [pattern for row in MAY for pattern in row.where] + [p for _, where, _ in ONLY for p in where]
+    assert [pattern for pattern in patterns if not any(fits(at, (pattern,)) for at in SOURCES)] == []
+    named = {name for row in MAY for name in (*row.may, *row.may_not)} | {n for m, _, _ in ONLY for n in m}
+    paths = [ROOT / name.replace(".", "/") for name in named if within(name, OURS)]
+    assert [path for path in paths if not path.is_dir() and not path.with_suffix(".py").is_file()] == []
 
 
 @pytest.mark.parametrize(
-    ("folder", "may_not"),
+    ("at", "line"),
     [
-        ("training/cost", {"training.plan", "training.diagnosis", "training.metrics", "training.strategies"}),
-        ("training/plan", {"training.diagnosis", "training.control", "training.strategies"}),
-        ("training/diagnosis", {"training.plan"}),
+        ("inventory/nodes.py", "import deploy.tasks"),
+        ("inventory/cloud/port.py", "from inventory import settings"),
+        ("deploy/gpu.py", "from training import plan"),
+        ("snapshots/create.py", "from training.launch import Launch"),
+        ("training/launch.py", "from inventory.nodes import Node"),
+        ("training/laptop/fetch.py", "from training.node import finetune"),
+        ("training/node/finetune.py", "from inventory import ssh"),
+        ("training/node/diagnosis/hang.py", "def late():\n    from training import plan"),
+        ("training/launch.py", "from . import recipe"),
+        ("inventory/renting/up.py", "from inventory import aliyun_ecs"),
+        ("snapshots/create.py", "import pyinfra.api"),
+        ("training/launch.py", "import fabric"),
+        ("deploy/on_node/probe.py", "import torch"),
     ],
 )
-def test_what_a_run_costs_is_counted_in_one_place_that_asks_nobody(folder, may_not):
-    """The plan, the engine, the report and the ladder ask training/cost; were it to ask them, there would be two."""
-    wrong = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for name in imports(path)
-        if any(name == other or name.startswith(f"{other}.") for other in may_not)
-    ]
-    assert wrong == []
+def test_an_import_that_is_not_allowed_is_found(at, line):
+    sources = {at: ast.parse(line)}
+    found = [*(wrong for row in MAY for wrong in not_allowed(row, sources))]
+    found += [wrong for modules, where, _ in ONLY for wrong in out_of_place(modules, where, sources)]
+    assert found and found[0].startswith(f"{at} imports ")
 
 
-def test_the_plan_and_the_costs_need_no_torch():
-    code = (
-        "import sys, training.plan.predict, training.cost.strategies\n"
-        "print(sorted({'torch', 'deepspeed', 'transformers', 'numpy'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("wanted", "heavy"),
+    [
+        ("training.plan.predict, training.cost.strategies", ["torch", "deepspeed", "transformers", "numpy"]),
+        ("fabfile", ["torch", "pyinfra", "deepspeed", "alibabacloud_ecs20140526", "pydantic", "rich"]),
+    ],
+    ids=["the plan and the costs", "the map of tasks"],
+)
+def test_what_is_asked_often_imports_nothing_heavy(wanted, heavy):
+    code = f"import sys, {wanted}\nprint(sorted({heavy} & sys.modules.keys()))"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def constants(tree, is_one):
+    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Constant) and is_one(n.value)]
 
 
 def test_only_its_own_modules_know_a_strategys_name():
-    """Else a new strategy is added in a dozen places. The engine's table, the proof's short list and the recipe's list
-    name them."""
-    named = ("training/cost/strategies/", "training/strategies/__init__.py", "training/prove/", "training/recipe.py")
-    wrong = [
-        f"{at}:{node.lineno}"
-        for path in modules()
-        if not (at := str(path.relative_to(ROOT))).startswith(named)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in {"zero0", "zero1", "zero2", "zero3"}
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_vendor_stands_behind_the_port(path):
-    at = str(path.relative_to(ROOT))
-    if at.startswith("inventory/aliyun_ecs/") or at == "inventory/cloud/opening.py":
-        return
-    named = [name for name in imports(path) if name.startswith("inventory.aliyun_ecs")]
-    assert named == [], "ask inventory/cloud/port.py; which vendor answers says inventory/cloud/opening.py alone"
-
-
-@pytest.mark.parametrize("name", ["port", "values", "errors", "pace"])
-def test_the_port_itself_knows_no_vendor_and_no_settings(name):
-    ours = [each for each in imports(ROOT / f"inventory/cloud/{name}.py") if each.split(".")[0] in FOLDERS]
-    wrong = [each for each in ours if not each.startswith(("inventory.cloud.", "inventory.errors"))]
-    assert wrong == [], "a test double and the next vendor are written against these files alone"
-
-
-def test_the_map_of_tasks_is_drawn_without_heavy_imports():
-    code = (
-        "import sys, fabfile\n"
-        "heavy = {'torch', 'pyinfra', 'deepspeed', 'alibabacloud_ecs20140526', 'pydantic', 'rich'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
+    where = (
+        "training/cost/strategies/*",
+        "training/node/strategies/__init__.py",
+        "training/node/prove/*",
+        "training/recipe.py",
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    why = (
+        "a new strategy would be added in a dozen places; the engine's table, the proof's short list and the recipe's "
+        "list name them"
+    )
+    names = {"zero0", "zero1", "zero2", "zero3"}
+    rest = {at: tree for at, tree in SOURCES.items() if not fits(at, where)}
+    refuse((f"{at}:{line}" for at, tree in rest.items() for line in constants(tree, names.__contains__)), why)
 
 
 def test_only_the_ssh_module_opens_connections():
-    for path in modules():
-        calls = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call)]
-        names = {getattr(call.func, "id", getattr(call.func, "attr", "")) for call in calls}
-        if str(path.relative_to(ROOT)) != "inventory/ssh.py":
-            assert "Connection" not in names, path
+    def calls(tree):
+        found = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        return {getattr(called, "id", getattr(called, "attr", "")) for called in found}
+
+    openers = [at for at, tree in SOURCES.items() if "Connection" in calls(tree)]
+    assert openers == ["inventory/ssh.py"], "there host keys are verified, and nothing is accepted on first sight"
 
 
-def provider_strings(path):
-    """Lines that hold a provider's name against something, or spell its inventory file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            if any(isinstance(each, ast.Constant) and each.value in ("aliyun", "static", "local") for each in sides):
-                yield node.lineno
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "inventory/aliyun.py" in node.value:
-            yield node.lineno
+NAMES = [repr(name) for name in ("aliyun", "static", "local")]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_only_the_settings_know_providers_by_name(path):
-    if str(path.relative_to(ROOT)) in ("inventory/settings.py", "inventory/aliyun.py"):
-        return
-    why = "ask the settings: is_rented, is_listed, on_this_machine, deploy_command"
-    assert list(provider_strings(path)) == [], why
+def test_only_the_settings_know_providers_by_name():
+    """Nobody else holds a provider's name against something, or spells its inventory file."""
+
+    def lines(tree):
+        compared = [side for n in ast.walk(tree) if isinstance(n, ast.Compare) for side in (n.left, *n.comparators)]
+        for each in compared:
+            text = ast.unparse(each)
+            if text in NAMES or text.endswith("settings.provider"):
+                yield each.lineno
+        yield from constants(tree, lambda value: isinstance(value, str) and "inventory/aliyun.py" in value)
+
+    rest = {at: tree for at, tree in SOURCES.items() if at not in ("inventory/settings.py", "inventory/aliyun.py")}
+    why = "ask the settings: is_rented, is_listed, on_this_machine, inventory, deploy_command"
+    refuse((f"{at}:{line}" for at, tree in rest.items() for line in lines(tree)), why)
 
 
-@pytest.mark.parametrize("folder", ["inventory/renting", "inventory/cloud", "snapshots"])
-def test_renting_and_snapshots_name_no_vendor(folder):
-    for path in sorted((ROOT / folder).glob("*.py")):
-        if path.name != "opening.py":
-            text = path.read_text(encoding="utf-8").lower()
-            assert "aliyun" not in text, f"{path}: a vendor's table is settings.rental, a key of it rental.key(...)"
+def test_renting_and_snapshots_name_no_vendor():
+    where = ("inventory/renting/*", "inventory/cloud/*", "snapshots/*")
+    asked = [at for at in SOURCES if fits(at, where) and at != "inventory/cloud/opening.py"]
+    named = [at for at in asked if "aliyun" in (ROOT / at).read_text(encoding="utf-8").lower()]
+    refuse(named, "a vendor's table is settings.rental, a key of it rental.key(...)")

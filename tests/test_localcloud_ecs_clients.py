@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tests.ecs_api import EcsApi
-from tests.signed_calls import PUBLIC_KEY, v3
+from tests.support.ecs_api import EcsApi
+from tests.support.signed_calls import PUBLIC_KEY, v3
 
 REGION = "cn-hangzhou"
 GIB = 1 << 30
@@ -78,7 +78,7 @@ def test_the_typed_client_calls_the_product_vpc_too(api):
     )
     body = {"RegionId": "cn-hangzhou", "VpcName": "by form", "CidrBlock": "10.1.0.0/16"}
     answer = client.call_api(params, OpenApiRequest(body=body), RuntimeOptions())
-    assert api.cloud.world.vpcs[answer["body"]["VpcId"]].name == "by form"
+    assert api.cloud.account.vpcs[answer["body"]["VpcId"]].name == "by form"
 
 
 def test_the_typed_client_tells_errors_and_throttling_apart(api):
@@ -146,7 +146,7 @@ def test_the_legacy_client_is_told_what_was_wrong(api):
 def written_disk(api, instance_id):
     """The data disk of a machine, once it runs, with something on it."""
     api.settle()
-    (disk,) = [d for d in api.cloud.world.disks.values() if d.instance_id == instance_id and d.kind == "data"]
+    (disk,) = [d for d in api.cloud.account.disks.values() if d.instance_id == instance_id and d.kind == "data"]
     with api.paper.disk(disk.disk_id).open("r+b") as file:
         file.seek(GIB)
         file.write(b"the run so far")
@@ -172,7 +172,6 @@ def test_the_typed_client_rents_snapshots_and_gives_back(api, place):
         v_switch_id=vswitch,
         security_group_id=group,
         spot_strategy="SpotAsPriceGo",
-        user_data="QQ==",
         system_disk=models.RunInstancesRequestSystemDisk(category="cloud_essd", size="20"),
         data_disk=[models.RunInstancesRequestDataDisk(category="cloud_essd", size=20)],
         tag=[models.RunInstancesRequestTag(key="k", value="typed")],
@@ -199,7 +198,7 @@ def test_the_typed_client_rents_snapshots_and_gives_back(api, place):
     client.delete_instances(models.DeleteInstancesRequest(region_id=REGION, instance_id=[machine], force=True))
     api.settle()
     assert client.describe_instances(listing).body.instances.instance == []
-    assert not api.cloud.world.disks
+    assert not api.cloud.account.disks
     assert not list((api.folder / "paper").rglob("*.img"))
 
 
@@ -239,7 +238,7 @@ def test_the_legacy_client_rents_snapshots_and_gives_back(api, place):
     legacy(api, delete)
     api.settle()
     assert legacy(api, look)["Instances"]["Instance"] == []
-    assert not api.cloud.world.disks
+    assert not api.cloud.account.disks
 
 
 def test_a_wrong_secret_and_an_unknown_key_are_told_by_both_clients(api):

@@ -7,7 +7,7 @@ import pytest
 
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import NewDisk
-from tests.paper_cluster import PaperCluster
+from tests.support.paper_cluster import PaperCluster
 
 MINE = {"spotune:cluster": "demo"}
 
@@ -29,10 +29,10 @@ def test_what_is_listed_late_is_in_no_list_until_then(cluster):
 def test_machines_are_listed_late_with_their_disks(cluster):
     cluster.up(1)
     order = cluster.calls("RunInstances")[0]
-    there = set(cluster.api.cloud.world.instances)
+    there = set(cluster.api.cloud.account.instances)
     cluster.api.fault("RunInstances", "late-list", hold_s=60)
     cluster.cloud.call("RunInstances", {k: v for k, v in _nested(order).items() if k != "ClientToken"})
-    (late,) = set(cluster.api.cloud.world.instances) - there
+    (late,) = set(cluster.api.cloud.account.instances) - there
     assert cluster.cloud.instances(ids=[late]) == () and cluster.cloud.disks(instance_id=late) == ()
     assert set(cluster.machines) == {"demo-te1"} and len(cluster.data_disks) == 1
     cluster.api.hurry(61)
@@ -69,7 +69,7 @@ def test_a_list_that_lags_is_waited_for_and_nothing_is_made_twice(cluster, actio
     cluster.api.fault(action, "late-list", hold_s=0.25)
     cluster.up(1)
     assert len(cluster.calls(action)) == 1
-    world = cluster.api.cloud.world
+    world = cluster.api.cloud.account
     assert [len(each) for each in (world.vpcs, world.vswitches, world.security_groups, world.instances)] == [1] * 4
 
 

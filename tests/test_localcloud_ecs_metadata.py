@@ -1,10 +1,5 @@
-"""The metadata service as its clients see it, what user data does, and the tables of a host's disks."""
+"""The metadata service as its clients see it, and the tables of a host's disks."""
 
-import base64
-import email.mime.multipart
-import email.mime.text
-import gzip
-import io
 import socket
 import subprocess
 import time
@@ -14,10 +9,9 @@ import urllib.request
 import pytest
 
 from inventory.localcloud import blocks, disk
-from inventory.localcloud.ecs import due, metadata
-from inventory.localcloud.image_files import user_data
+from inventory.localcloud.ecs import clock, metadata
 from inventory.localcloud.mounts import mounts_of
-from tests.rented_on_paper import PaperCloud
+from tests.support.rented_on_paper import PaperCloud
 
 TOKEN = "X-aliyun-ecs-metadata-token"
 
@@ -41,7 +35,7 @@ def service(cloud):
 
 def machine(cloud, **flat):
     (instance_id,) = cloud.run(SpotStrategy="SpotAsPriceGo", **flat)
-    cloud.cloud.world.instances[instance_id].address = "127.0.0.1"
+    cloud.cloud.account.instances[instance_id].address = "127.0.0.1"
     return instance_id
 
 
@@ -62,81 +56,41 @@ def token_of(service, seconds="60"):
 
 def test_a_machine_reads_about_itself_and_nobody_else_anything(cloud, service):
     assert ask(f"{service.base}/meta-data/")[0] == 404
-    instance_id = machine(cloud, InternetMaxBandwidthOut=5)
+    instance_id = machine(cloud)
     assert ask(f"{service.base}/meta-data/instance-id") == (200, instance_id)
     listing = ask(f"{service.base}/meta-data/")[1]
-    assert {"instance-id", "instance/", "public-keys/", "eipv4", "zone-id"} <= set(listing.split("\n"))
-    assert ask(f"{service.base}/meta-data/public-keys/0/openssh-key") == (200, "ssh-ed25519 AAAA\n")
+    assert {"instance-id", "instance/", "zone-id"} <= set(listing.split("\n"))
+    assert ask(f"{service.base}/meta-data/instance/instance-type") == (200, "ecs.local.small")
     assert ask(f"{service.base}/meta-data/nothing")[0] == 404
-    assert ask(f"{service.base}/user-data")[0] == 404
 
 
 def test_the_notice_is_not_there_until_the_machine_is_reclaimed(cloud, service):
     instance_id, path = machine(cloud), f"{service.base}/meta-data/instance/spot/termination-time"
     assert ask(path)[0] == 404
-    due.reclaim(cloud.cloud, instance_id, 300)
+    clock.reclaim(cloud.cloud, instance_id, 300)
     status, told = ask(path)
     ends = time.mktime(time.strptime(told, "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
     assert status == 200
     assert 290 < ends - cloud.cloud.now() <= 301
 
 
-def test_tokens_are_needed_where_asked_for_live_as_long_as_told_and_are_the_machines_own(cloud, service):
-    first = machine(cloud, HttpTokens="required", UserData=base64.b64encode(b"#!/bin/sh\n").decode())
-    path = f"{service.base}/user-data"
-    assert ask(path)[0] == 403
+def test_tokens_live_as_long_as_told_and_are_the_machines_own(cloud, service):
+    first = machine(cloud)
+    path = f"{service.base}/meta-data/instance-id"
     assert [token_of(service, seconds)[0] for seconds in ("0", "21601", "x", "1", "21600")] == [400, 400, 400, 200, 200]
     _, token = token_of(service, "1")
-    assert ask(path, **{TOKEN: token}) == (200, "#!/bin/sh\n")
+    assert ask(path, **{TOKEN: token}) == (200, first)
     assert ask(path, **{TOKEN: "another"})[0] == 401
-    cloud.cloud.world.instances[first].address = "10.0.0.1"
+    cloud.cloud.account.instances[first].address = "10.0.0.1"
     machine(cloud)
     assert ask(path, **{TOKEN: token})[0] == 401
-    cloud.cloud.world.instances[first].address = "127.0.0.1"
+    cloud.cloud.account.instances[first].address = "127.0.0.1"
     time.sleep(1.1)
     assert ask(path, **{TOKEN: token})[0] == 401
 
 
-def test_user_data_comes_plain_packed_or_in_parts():
-    assert list(user_data.parts(b"#!/bin/sh\n")) == [b"#!/bin/sh\n"]
-    assert list(user_data.parts(gzip.compress(b"#cloud-config\n"))) == [b"#cloud-config\n"]
-    archive = email.mime.multipart.MIMEMultipart()
-    archive.attach(email.mime.text.MIMEText("#cloud-config\nhostname: a\n", "cloud-config"))
-    archive.attach(email.mime.text.MIMEText("#!/bin/sh\ntrue\n", "x-shellscript"))
-    assert list(user_data.parts(archive.as_bytes())) == [b"#cloud-config\nhostname: a\n", b"#!/bin/sh\ntrue\n"]
-
-
-def test_cloud_config_writes_files_keys_and_runs_commands(tmp_path, monkeypatch):
-    keys, ran, told = tmp_path / "ssh/authorized_keys", tmp_path / "ran", tmp_path / "etc/told"
-    monkeypatch.setattr(user_data, "AUTHORIZED_KEYS", keys)
-    keys.parent.mkdir()
-    keys.write_text("ssh-ed25519 first\n")
-    config = {
-        "ssh_authorized_keys": ["ssh-ed25519 first", "ssh-ed25519 second"],
-        "write_files": [
-            {"path": str(told), "content": base64.b64encode(b"one\n").decode(), "encoding": "b64"},
-            {"path": str(told), "content": "two\n", "append": True, "permissions": "0600"},
-        ],
-        "runcmd": [f"echo shell >{ran}", ["sh", "-c", f"echo list >>{ran}"], "exit 3", ["/no/such"]],
-    }
-    log = io.FileIO(tmp_path / "log", "w")
-    assert [user_data.run(each, log) for each in user_data.apply(config)] == [True, True, False, False]
-    assert keys.read_text().splitlines() == ["ssh-ed25519 first", "ssh-ed25519 second"]
-    assert (told.read_text(), told.stat().st_mode & 0o777) == ("one\ntwo\n", 0o600)
-    assert ran.read_text() == "shell\nlist\n"
-    assert "/no/such" in (tmp_path / "log").read_text()
-
-
-def test_a_script_runs_and_leaves_its_words_in_the_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_data, "STATE", tmp_path / "state")
-    log = io.FileIO(tmp_path / "log", "w")
-    assert user_data.act(b"#!/bin/sh\necho hello; echo trouble >&2\n", log)
-    assert user_data.act(b"#!/bin/sh\nexit 1\n", log) is False
-    assert (tmp_path / "log").read_text() == "hello\ntrouble\n"
-
-
 def test_disks_that_stay_keep_their_names_when_others_come_and_go():
-    before = disk.table([("loop1", "a"), ("loop2", "b")])
+    before = disk.renewed_table("", [("loop1", "a"), ("loop2", "b")])
     assert before == "vdb loop1 a\nvdc loop2 b\n"
     assert disk.renewed_table(before, [("loop2", "b")]) == "vdc loop2 b\n"
     assert disk.renewed_table("vdc loop2 b\n", [("loop2", "b"), ("loop7", "c")]) == "vdb loop7 c\nvdc loop2 b\n"

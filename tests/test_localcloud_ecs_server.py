@@ -1,5 +1,6 @@
 """The ECS API's server: refusals, idempotence, faults, restart."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -11,16 +12,19 @@ import uuid
 
 import pytest
 
+from inventory.localcloud import control
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import dispatch
-from inventory.localcloud.ecs.calls import ACTIONS, ApiError, Cloud
+from inventory.localcloud.ecs.account import Disk
+from inventory.localcloud.ecs.actions import ACTIONS, ApiError, Cloud
+from inventory.localcloud.ecs.client_files import control_socket
 from inventory.localcloud.ecs.dispatch import Dispatcher
 from inventory.localcloud.ecs.faults import Fault, FaultFile, struck
-from inventory.localcloud.ecs.paper import Paper
-from inventory.localcloud.ecs.signature import signed_headers
-from inventory.localcloud.ecs.world import Disk
-from tests.ecs_api import EcsApi
-from tests.signed_calls import http, v1, v3
+from inventory.localcloud.ecs.server import Api
+from inventory.localcloud.places import Places
+from tests.support.ecs_api import EcsApi
+from tests.support.fake_machines import FakeMachines
+from tests.support.signed_calls import http, signed_headers, v1, v3
 
 
 @pytest.fixture(scope="module")
@@ -102,21 +106,13 @@ def test_v1_goes_by_query_and_by_form(api):
     assert v1(api, "DescribeRegions", method="POST")[0] == 200
 
 
-def test_only_an_error_that_is_wanted_as_xml_is_xml(api):
-    status, headers, text = v1(api, "DescribeNothing", answer_format="XML")
-    assert (status, headers["Content-Type"]) == (404, "text/xml;charset=utf-8")
-    assert "<Error>" in text
-    assert "<Code>InvalidAction.NotFound</Code>" in text
-    assert v1(api, "DescribeNothing", answer_format="JSON")[2].startswith("{")
-
-
 def test_an_unsigned_request_gets_nothing(api):
     status, _, text = http(api, "GET", {"Action": "DescribeRegions", "Version": "2014-05-26"})
     assert (status, json.loads(text)["Code"]) == (400, "MissingAccessKeyId")
 
 
-def test_a_long_user_data_fits_into_the_url(api):
-    status, error = v3(api, "DescribeNothing", UserData="A" * 46_000)
+def test_a_long_script_fits_into_the_url(api):
+    status, error = v3(api, "DescribeNothing", CommandContent="A" * 46_000)
     assert (status, error["Code"]) == (404, "InvalidAction.NotFound")
 
 
@@ -124,7 +120,8 @@ def vpc_of(api):
     status, answer = v3(api, "CreateVpc", version="2016-04-28", CidrBlock="192.168.0.0/16")
     assert status == 200
     for _ in range(50):
-        if v3(api, "DescribeVpcs", VpcId=answer["VpcId"])[1]["Vpcs"]["Vpc"][0]["Status"] == "Available":
+        listed = v3(api, "DescribeVpcs", version=dispatch.VPC, VpcId=answer["VpcId"])[1]
+        if listed["Vpcs"]["Vpc"][0]["Status"] == "Available":
             return answer["VpcId"]
         time.sleep(0.05)
     raise AssertionError("the VPC never became available")
@@ -147,10 +144,10 @@ def test_the_token_of_a_refused_call_can_be_used_again(api):
 
 
 def test_a_dry_run_ends_as_an_error_and_leaves_nothing(api):
-    vpc, before = vpc_of(api), len(api.cloud.world.security_groups)
+    vpc, before = vpc_of(api), len(api.cloud.account.security_groups)
     status, error = v3(api, "CreateSecurityGroup", VpcId=vpc, DryRun=True, ClientToken="t3")
     assert (status, error["Code"]) == (400, "DryRunOperation")
-    assert len(api.cloud.world.security_groups) == before
+    assert len(api.cloud.account.security_groups) == before
     assert v3(api, "CreateSecurityGroup", VpcId=vpc, ClientToken="t3")[0] == 200
 
 
@@ -163,7 +160,7 @@ def test_a_call_that_still_runs_is_not_begun_again(tmp_path, monkeypatch):
         return {"Done": True}
 
     monkeypatch.setitem(ACTIONS, (dispatch.ECS, "Slow"), slow)
-    dispatcher = Dispatcher(Cloud(tmp_path / "world.json", Paper(tmp_path)), FaultFile(tmp_path / "faults.json"))
+    dispatcher = Dispatcher(Cloud(tmp_path / "world.json", FakeMachines(tmp_path)), FaultFile(tmp_path / "faults.json"))
     answers = []
     first = threading.Thread(
         target=lambda: answers.append(dispatcher.answer(dispatch.ECS, "Slow", {"ClientToken": "t"}))
@@ -181,21 +178,21 @@ def test_a_call_that_still_runs_is_not_begun_again(tmp_path, monkeypatch):
 def test_an_answer_lost_after_the_deed_is_given_to_the_next_try(api):
     vpc = vpc_of(api)
     api.fault("CreateSecurityGroup", "lost-answer")
-    before = set(api.cloud.world.security_groups)
+    before = set(api.cloud.account.security_groups)
     with pytest.raises((ConnectionError, urllib.error.URLError)):
         v3(api, "CreateSecurityGroup", VpcId=vpc, ClientToken="t4")
-    (made,) = set(api.cloud.world.security_groups) - before
+    (made,) = set(api.cloud.account.security_groups) - before
     assert v3(api, "CreateSecurityGroup", VpcId=vpc, ClientToken="t4")[1]["SecurityGroupId"] == made
 
 
 def test_a_timed_out_call_did_nothing(api):
-    vpc, before = vpc_of(api), set(api.cloud.world.security_groups)
+    vpc, before = vpc_of(api), set(api.cloud.account.security_groups)
     api.fault("CreateSecurityGroup", "time-out", hold_s=0.3)
     started = time.monotonic()
     with pytest.raises((ConnectionError, urllib.error.URLError)):
         v3(api, "CreateSecurityGroup", VpcId=vpc)
     assert time.monotonic() - started >= 0.3
-    assert set(api.cloud.world.security_groups) == before
+    assert set(api.cloud.account.security_groups) == before
 
 
 def test_faults_strike_when_and_where_they_were_told_to():
@@ -219,11 +216,11 @@ def test_an_unknown_fault_is_refused(api):
 
 
 def test_disks_of_a_struck_call_are_being_initialised(tmp_path, monkeypatch):
-    cloud = Cloud(tmp_path / "world.json", Paper(tmp_path))
+    cloud = Cloud(tmp_path / "world.json", FakeMachines(tmp_path))
     faults = FaultFile(tmp_path / "faults.json")
 
     def make(cloud, p):
-        cloud.world.disks["d-1"] = Disk(
+        cloud.account.disks["d-1"] = Disk(
             disk_id="d-1", kind="data", size_gib=1, category="cloud_essd", zone_id="z", created=cloud.now()
         )
         return {}
@@ -231,7 +228,7 @@ def test_disks_of_a_struck_call_are_being_initialised(tmp_path, monkeypatch):
     monkeypatch.setitem(ACTIONS, (dispatch.ECS, "MakeDisk"), make)
     faults.add(Fault("MakeDisk", "disk-initialising", hold_s=60))
     Dispatcher(cloud, faults).answer(dispatch.ECS, "MakeDisk", {})
-    assert cloud.now() + 50 < cloud.world.disks["d-1"].ready_at <= cloud.now() + 60
+    assert cloud.now() + 50 < cloud.account.disks["d-1"].ready_at <= cloud.now() + 60
 
 
 def test_everything_is_still_there_after_a_restart():
@@ -251,6 +248,59 @@ def test_the_clock_is_put_forward_and_calls_are_still_signed_by_the_real_one(api
     before = v3(api, "Now", version="local")[1]["Now"]
     assert v3(api, "Hurry", version="local", Seconds=86_400)[1]["Now"] >= before + 86_400
     assert v3(api, "DescribeRegions")[0] == 200
+
+
+@pytest.fixture
+def driven(api, tmp_path, monkeypatch):
+    """The places of a cloud whose control socket is answered by the API."""
+    places = Places("demo", tmp_path / ("deep" * 20) / ("deeper" * 10))
+    places.folder.mkdir(parents=True)
+    monkeypatch.setattr(control.served, "endpoint", lambda of: api.endpoint)
+
+    async def serve():
+        with control_socket(places.folder) as path:
+            server = await asyncio.start_unix_server(Api(api.cloud, api.faults, {}).control, path)
+        ready.set()
+        async with server:
+            await server.serve_forever()
+
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    task = loop.create_task(serve())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    yield places
+    loop.call_soon_threadsafe(task.cancel)
+    thread.join(10)
+    loop.close()
+
+
+def test_who_may_enter_the_folder_drives_the_cloud_without_a_key(api, driven):
+    before = api.cloud.now()
+    assert control.hurry(driven, 100) == api.cloud.account.clock_offset_s
+    assert api.cloud.now() >= before + 100
+    with pytest.raises(LocalCloudError, match=r"Reclaim: InvalidInstanceId\.NotFound: The specified"):
+        control.call(driven, "Reclaim", InstanceId="i-none")
+    with pytest.raises(LocalCloudError, match=r"DescribeNothing: InvalidAction\.NotFound"):
+        control.call(driven, "DescribeNothing", "2014-05-26")
+
+
+def test_a_cloud_that_does_not_run_is_not_driven(driven, monkeypatch):
+    monkeypatch.setattr(control.served, "endpoint", lambda of: "")
+    with pytest.raises(LocalCloudError, match=r"'demo' does not run; start it: fab local\.serve"):
+        control.hurry(driven, 1)
+
+
+def test_what_an_older_emulator_wrote_is_read(tmp_path):
+    """Fields that it knew and this one does not are passed over."""
+    told = {
+        "clock_offset_s": 7,
+        "instances": {},
+        "tokens": {"a t": {"action": "a", "digest": "d", "answer": {}, "at": 1}},
+    }
+    (tmp_path / "world.json").write_text(json.dumps(told | {"user_data": "QQ=="}))
+    cloud = Cloud(tmp_path / "world.json", FakeMachines(tmp_path))
+    assert (cloud.account.clock_offset_s, cloud.account.tokens["a t"].digest) == (7, "d")
 
 
 def test_an_action_that_breaks_is_an_internal_error(api, monkeypatch):

@@ -9,42 +9,41 @@ import pytest
 from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.renting import down, lease, members, owners, show, tags, up
+from inventory.renting import down, lease, members, owners, show, tags
 from inventory.renting.intents import Intents
-from inventory.renting.places import ClusterPlaces
-from inventory.settings import Settings
-from snapshots import carry_out, create, holdings
-from snapshots.create import Rest
-from tests.memory_cloud import MemoryCloud
-from tests.paper_cluster import rsa_key
-
-TABLE = {"types": ["small", "large"], "ssh_from": ["203.0.113.9"], "region": "cn-nowhere", "data_disk_gib": 40}
+from inventory.renting.machines import apply_plan
+from inventory.renting.plan import Wish, plan_up
+from inventory.renting.state_files import StateFiles
+from snapshots import create
+from snapshots.create import Window, head_disk
+from snapshots.listing import all_images
+from snapshots.rebuild import planned
+from tests.support.memory_cloud import MemoryCloud, MemorySettings
+from tests.support.paper_cluster import rsa_key
 
 
 class Rented:
     """A cluster of a cloud in memory, with the questions a user's commands put."""
 
     def __init__(self, folder, cloud, **table):
-        settings = {"name": "demo", "provider": "aliyun", "ssh": {"key": f"{folder}/no-key"}, "aliyun": TABLE | table}
-        self.cloud, self.settings, self.said = cloud, Settings.model_validate(settings), []
-        self.places = ClusterPlaces.of("demo")
+        settings = {"name": "demo", "ssh": {"key": f"{folder}/no-key"}, "memory": table}
+        self.cloud, self.settings, self.said = cloud, MemorySettings.model_validate(settings), []
+        self.places = StateFiles.of("demo")
         self.places.make()
         private, public = rsa_key()
         self.places.own_key.write_bytes(private)
         self.places.own_key.with_name("id_rsa.pub").write_bytes(public)
 
     def plan(self, nodes, hours=4, **wish):
-        return up.plan_up(self.cloud, self.settings, up.Wish(nodes, hours, **wish))
+        return plan_up(self.cloud, self.settings, Wish(nodes, hours, **wish))
 
     def up(self, nodes, hours=4, **wish):
         plan = self.plan(nodes, hours, **wish)
-        machines = up.carry_out(self.cloud, self.settings, plan, self.said.append, lambda nodes: None)
+        machines = apply_plan(self.cloud, self.settings, plan, self.said.append)
         return {each.name: each for each in machines}
 
     def down(self, disks=False):
-        down.carry_out_down(
-            self.cloud, self.settings, down.plan_down(self.cloud, self.settings, disks), self.said.append
-        )
+        down.apply_down(self.cloud, self.settings, down.plan_down(self.cloud, self.settings, disks), self.said.append)
 
     @property
     def data_disks(self):
@@ -54,6 +53,7 @@ class Rented:
 @pytest.fixture
 def rented(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
     return lambda cloud=None, **table: Rented(tmp_path, cloud or MemoryCloud(), **table)
 
 
@@ -122,33 +122,31 @@ def test_a_type_without_stock_gives_way_to_the_next_and_without_any_nothing_is_l
 def test_a_run_moves_the_release_time_and_the_heads_disk_is_kept(rented, monkeypatch):
     cluster = rented(keep_data_disk="head")
     cluster.up(1, 1)
-    monkeypatch.setitem(opening.OPENED_BY, "aliyun", lambda settings, record: cluster.cloud)
+    monkeypatch.setitem(opening.OPENED_BY, "memory", lambda settings, record: cluster.cloud)
     told = []
     lease.cover(cluster.settings, 3 * 3600, cluster.said.append, told.append)
     (machine,) = cluster.cloud.instances()
     assert told == [machine.release_at] and machine.release_at - cluster.cloud.now() > timedelta(hours=3)
 
 
-def test_a_cluster_is_rebuilt_from_its_snapshot(rented):
+def test_a_cluster_is_rebuilt_from_its_snapshot(rented, monkeypatch):
     @contextmanager
-    def at_rest():
-        rest = Rest()
-        yield rest
-        rest.held = True
+    def frozen(head):
+        window = Window()
+        yield window
+        window.lasted = True
 
     cluster = rented()
     cluster.up(2)
-    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
+    monkeypatch.setattr(create, "frozen", frozen)
+    _, disk = head_disk(members.existing(cluster.cloud, cluster.settings))
     own = tags.of_cluster("demo")
     intents = Intents(cluster.places.intents)
-    snapshot_id, held = create.create(cluster.cloud, intents, disk, "one", tags=own, at_rest=at_rest)
+    snapshot_id, lasted = create.create(cluster.cloud, intents, disk, "one", tags=own, head=None)
     cluster.down(disks=True)
-    wanted = carry_out.desired(cluster.cloud, cluster.settings, "latest", 0, 0)
-    plan, offer = carry_out.planned(
-        cluster.cloud, cluster.settings, wanted, holdings.existing(cluster.cloud, cluster.settings)
-    )
-    assert held and [step.kind for step in plan.steps] == ["machines", "deploy", "warm", "doctor"]
-    up.carry_out(cluster.cloud, cluster.settings, offer, cluster.said.append, lambda nodes: None)
+    plan = planned(cluster.cloud, cluster.settings, "latest")
+    assert lasted and [step.kind for step in plan.steps] == ["machines", "deploy", "warm", "doctor"]
+    apply_plan(cluster.cloud, cluster.settings, plan.machines, cluster.said.append)
     assert [disk.source_snapshot_id for disk in cluster.data_disks] == [snapshot_id] * 4
 
 
@@ -166,11 +164,11 @@ def test_where_nothing_is_released_by_itself_that_is_said_and_no_budget_is_taken
     said = [str(each) for each in show.up_table(cluster.plan(2)).renderables]
     assert "the cloud does not release them by itself: they cost until fab down" in said
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=1), cluster.said.append) is None
-    with pytest.raises(RentError, match=r"aliyun\.budget: this cloud releases no machine by itself"):
+    with pytest.raises(RentError, match=r"memory\.budget: this cloud releases no machine by itself"):
         rented(MemoryCloud(without), budget=100).plan(1)
 
 
 def test_where_there_are_no_images_none_is_asked_for(rented, monkeypatch):
     cluster = rented(MemoryCloud(frozenset(Ability) - {Ability.IMAGES}))
     monkeypatch.delattr(MemoryCloud, "own_images")
-    assert holdings.all_images(cluster.cloud, cluster.settings) == ()
+    assert all_images(cluster.cloud, cluster.settings) == ()

@@ -113,16 +113,17 @@ HERE = ledger.Where()
 
 def looked(file, instances, now, here=HERE):
     """A look at the cloud is written down; what is gone by then."""
-    ledger.record(file, instances, now, here)
-    return ledger.past(file, now, here)
+    ledger.Ledger(file, here).record(instances, now)
+    return ledger.Ledger(file, here).past(now)
 
 
 def test_only_recording_writes(tmp_path):
     file = tmp_path / "ledger.jsonl"
-    ledger.record(file, [machine(release_at=NOON + HOUR)], NOON, ledger.Where("cn"))
+    here, elsewhere = (ledger.Ledger(file, ledger.Where(region)) for region in ("cn", "elsewhere"))
+    here.record([machine(release_at=NOON + HOUR)], NOON)
     before = file.read_bytes()
-    (gone,) = ledger.past(file, NOON + 9 * HOUR, ledger.Where("elsewhere"))
-    assert gone.ended == NOON + HOUR and ledger.past(file, NOON, ledger.Where("cn")) == ()
+    (gone,) = elsewhere.past(NOON + 9 * HOUR)
+    assert gone.ended == NOON + HOUR and here.past(NOON) == ()
     assert file.read_bytes() == before
 
 
@@ -149,7 +150,7 @@ def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     file = tmp_path / "ledger.jsonl"
     looked(file, [machine(instance_id="i-1")], NOON)
     file.write_text(file.read_text() + '{"instance_id": "i-2", "na')
-    assert set(ledger.read(file)) == {"i-1"}
+    assert set(ledger.Ledger(file, HERE).read()) == {"i-1"}
 
 
 def test_a_price_that_is_known_survives_a_look_without_its_tag(tmp_path):
@@ -168,4 +169,4 @@ def test_a_look_that_was_not_told_its_account_ends_and_takes_over_nothing_of_a_k
     looked(file, [machine()], NOON, nobody)
     other = ledger.Where("cn", "other")
     assert looked(file, [], NOON, other) == ()
-    assert [entry.account for entry in ledger.elsewhere(ledger.read(file), other, NOON)] == ["mine"]
+    assert [entry.account for entry in ledger.Ledger(file, other).elsewhere(NOON)] == ["mine"]

@@ -8,7 +8,7 @@ from inventory.aliyun_ecs.ecs import Ecs
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.values import CLUSTER_TAG, NewDisk
 from inventory.renting import down, show, tags
-from tests.paper_cluster import FAST, SMALL, PaperCluster
+from tests.support.paper_cluster import FAST, SMALL, PaperCluster
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def cluster(tmp_path, monkeypatch):
 
 def left(cluster):
     """What the cloud still bills: machines, disks of any kind."""
-    world = cluster.api.cloud.world
+    world = cluster.api.cloud.account
     return [*world.instances, *world.disks]
 
 
@@ -96,7 +96,7 @@ def test_what_bills_in_another_region_is_named_and_nothing_is_taken_for_gone(clu
 def test_another_account_of_the_same_region_is_another_place(cluster):
     cluster.up(1)
     cluster.down()
-    world = cluster.api.cloud.world
+    world = cluster.api.cloud.account
     world.account_id = "2000000000000002"
     disks, world.disks = world.disks, {}
     (left,) = cluster.down().elsewhere
@@ -188,7 +188,7 @@ def test_a_key_that_may_not_list_is_refused_instead_of_told_that_nothing_is_ther
 
 def test_machines_that_lost_their_tags_are_found_by_their_ids(cluster):
     cluster.up(2)
-    for each in cluster.api.cloud.world.instances.values():
+    for each in cluster.api.cloud.account.instances.values():
         each.tags = {}
     plan = cluster.down(disks=True)
     assert len(plan.machines) == 2 and any("have lost the tag" in note for note in plan.notes)
@@ -225,7 +225,7 @@ def test_a_disk_that_its_machine_lets_go_of_late_is_deleted_all_the_same(cluster
     original = Ecs.disks
 
     def disks(self, **asked):
-        if not cluster.api.cloud.world.instances and (late := next(shown, "")):
+        if not cluster.api.cloud.account.instances and (late := next(shown, "")):
             return tuple(dataclasses.replace(d, instance_id=late) for d in original(self, **asked))
         return original(self, **asked)
 
@@ -243,7 +243,7 @@ def test_what_is_left_of_a_down_with_disks_is_removed_by_the_command_that_is_nam
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ecs, "delete_disk", lambda self, disk_id: None)
         with pytest.raises(CloudError, match="again: fab down --disks"):
-            down.carry_out_down(quick, cluster.settings, plan, print)
+            down.apply_down(quick, cluster.settings, plan, print)
 
 
 def test_disks_that_came_together_are_named_after_their_machines(cluster):

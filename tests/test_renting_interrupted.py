@@ -13,9 +13,11 @@ import pytest
 
 from inventory.aliyun_ecs.ecs import Ecs
 from inventory.cloud.errors import CloudError, Kind
-from inventory.renting import making, members, up
+from inventory.renting import members, order
 from inventory.renting.intents import Intents
-from tests.paper_cluster import FAST, ROOT, SMALL, PaperCluster
+from inventory.renting.machines import apply_plan
+from inventory.renting.plan import Wish, plan_up
+from tests.support.paper_cluster import FAST, ROOT, SMALL, PaperCluster
 
 READS = ("Describe", "List")
 FIRST_TIME = ("CreateVpc", "CreateSecurityGroup", "AuthorizeSecurityGroup", "ImportKeyPair", "CreateVSwitch")
@@ -46,7 +48,7 @@ def is_whole(cluster, nodes):
 
 def nothing_left(cluster):
     cluster.down(disks=True)
-    world = cluster.api.cloud.world
+    world = cluster.api.cloud.account
     assert [*world.instances, *world.disks] == []
 
 
@@ -130,11 +132,11 @@ def test_machines_that_are_listed_late_are_not_bought_twice_by_the_next_call(clu
     with pytest.raises(CloudError, match="are in no list"):
         cluster.up(2)
     (intent,) = Intents(cluster.places.intents).pending().values()
-    assert set(intent.ids) == set(cluster.api.cloud.world.instances)
+    assert set(intent.ids) == set(cluster.api.cloud.account.instances)
     listed = threading.Timer(0.2, cluster.api.hurry, [61])
     listed.start()
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
-    plan = up.plan_up(patient, cluster.settings, up.Wish(2, 4))
+    plan = plan_up(patient, cluster.settings, Wish(2, 4))
     assert plan.numbers == (), "they are looked for first"
     listed.join()
     cluster.up(2)
@@ -156,10 +158,10 @@ def test_an_order_of_two_that_was_cut_off_is_waited_for_until_both_are_listed(cl
         patch.setattr(Ecs, "once", dies_at("RunInstances", "after"))
         with pytest.raises(Died):
             cluster.up(2)
-    world = cluster.api.cloud.world
+    world = cluster.api.cloud.account
     world.hidden[next(iter(world.instances))] = time.time() + 1
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
-    assert up.plan_up(patient, cluster.settings, up.Wish(2, 4)).numbers == ()
+    assert plan_up(patient, cluster.settings, Wish(2, 4)).numbers == ()
 
 
 def test_a_disk_that_is_listed_late_is_waited_for_and_made_once(cluster):
@@ -181,9 +183,9 @@ def test_an_order_may_be_heard_as_long_after_its_last_attempt_as_after_a_first_o
     slow = dataclasses.replace(FAST, first_s=0.4, longest_s=0.4, passing_attempts=3)
     plan = cluster.plan(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making.Maker, "undo", lambda self: None)
+        patch.setattr(order.Orders, "undo", lambda self: None)
         with pytest.raises(CloudError):
-            up.carry_out(Ecs.open(cluster.settings, pace=slow), cluster.settings, plan, print, lambda nodes: None)
+            apply_plan(Ecs.open(cluster.settings, pace=slow), cluster.settings, plan, print)
     (intent,) = intents.pending().values()
     assert time.time() - intent.at < 0.3, "of the last attempt, half a second after the first"
 
@@ -195,8 +197,8 @@ def test_an_order_whose_answers_are_all_lost_and_that_is_listed_late_is_undone(c
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ecs, "once", loses_the_answer_of("RunInstances"))
         with pytest.raises(CloudError):
-            up.carry_out(patient, cluster.settings, plan, cluster.said.append, lambda nodes: None)
-    assert cluster.api.cloud.world.instances == {}, "it was looked for until it was listed"
+            apply_plan(patient, cluster.settings, plan, cluster.said.append)
+    assert cluster.api.cloud.account.instances == {}, "it was looked for until it was listed"
     assert Intents(cluster.places.intents).pending() == {}
 
 
@@ -219,10 +221,12 @@ def test_ctrl_c_is_one_sentence_and_the_next_command_ends_right(cluster):
 def test_killed_at_any_moment_the_next_up_ends_right(cluster):
     code = (
         "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
-        "from inventory.aliyun_ecs.ecs import Ecs; from inventory.renting import up\n"
+        "from inventory.aliyun_ecs.ecs import Ecs; from inventory.renting import machines\n"
+        "from inventory.renting.plan import Wish, plan_up\n"
+        "machines.reached = lambda *_: None\n"
         "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"
-        "plan = up.plan_up(cloud, settings, up.Wish(2, 4))\n"
-        "up.carry_out(cloud, settings, plan, print, lambda nodes: None)\n"
+        "plan = plan_up(cloud, settings, Wish(2, 4))\n"
+        "machines.apply_plan(cloud, settings, plan, print)\n"
     )
     env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml), "PYTHONPATH": str(ROOT)}
     for tenths in (1, 2, 3, 4):

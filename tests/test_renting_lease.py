@@ -7,11 +7,11 @@ import pytest
 
 from inventory.aliyun_ecs.ecs import Ecs
 from inventory.cloud.errors import RentError
-from inventory.renting import making, members, tags
+from inventory.renting import down, lease, members, tags
 from inventory.renting.intents import Intents
 from inventory.renting.lease import EARLIEST, budget_end, cover, kept, next_release
 from inventory.settings import Settings
-from tests.paper_cluster import SMALL, PaperCluster
+from tests.support.paper_cluster import SMALL, PaperCluster
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -54,8 +54,9 @@ def test_a_release_time_an_order_is_given_is_far_enough_ahead_when_the_order_com
 
 def test_machines_that_are_not_rented_are_nobodys_lease():
     said = []
-    with kept(Settings(), said.append, said.append):
-        cover(Settings(), 1e6, said.append, said.append)
+    listed = Settings(provider="static")
+    with kept(listed, said.append, said.append):
+        cover(listed, 1e6, said.append, said.append)
     assert said == []
 
 
@@ -84,12 +85,12 @@ def test_a_run_that_needs_longer_is_covered(cluster):
 
 def test_the_disk_of_a_head_that_took_over_is_kept_before_a_run_writes_to_it(cluster):
     cluster.up(2, 1)
-    making.remove(cluster.cloud, [cluster.machines["demo-te1"].instance_id], Intents(cluster.places.intents))
+    down.remove(cluster.cloud, [cluster.machines["demo-te1"].instance_id], Intents(cluster.places.intents))
     disk = members.data_disk(cluster.machines["demo-te2"], cluster.data_disks)
     assert disk.delete_with_instance
     said = []
     cover(cluster.settings, 60, said.append, nobody)
-    making.remove(cluster.cloud, [disk.instance_id], Intents(cluster.places.intents))
+    down.remove(cluster.cloud, [disk.instance_id], Intents(cluster.places.intents))
     left = {members.disk_number(d): d.disk_id for d in cluster.data_disks}
     assert left[2] == disk.disk_id and set(left) == {1, 2}
     assert said[0] == f"te2's data disk {disk.disk_id} stays from here on, with the checkpoints, and goes on costing"
@@ -107,7 +108,7 @@ def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_al
 
 @pytest.mark.parametrize("ahead_s", [600, -600])
 def test_release_times_follow_the_clouds_clock_where_this_machines_is_wrong(cluster, ahead_s):
-    cluster.api.cloud.world.clock_offset_s = ahead_s
+    cluster.api.cloud.account.clock_offset_s = ahead_s
     (one,) = cluster.up(1, 0.5)
     by_cloud = datetime.fromtimestamp(cluster.api.cloud.now(), UTC)
     assert EARLIEST - 2 * MINUTE < one.release_at - by_cloud <= EARLIEST
@@ -134,7 +135,8 @@ def test_a_run_nobody_can_estimate_is_told_until_when_it_has_time(cluster):
     assert told == [release_of(cluster)]
 
 
-def test_a_head_that_cannot_be_told_is_said_once_and_told_again(cluster):
+def test_a_head_that_cannot_be_told_is_said_once_and_told_again(cluster, monkeypatch):
+    monkeypatch.setattr(lease, "EVERY_S", 0.02)
     cluster.up(1, 3)
     said, told = [], []
 
@@ -142,7 +144,7 @@ def test_a_head_that_cannot_be_told_is_said_once_and_told_again(cluster):
         told.append(at)
         raise OSError("cut")
 
-    with kept(cluster.settings, said.append, tell, every_s=0.02):
+    with kept(cluster.settings, said.append, tell):
         until = time.monotonic() + 10
         while len(told) < 2 and time.monotonic() < until:
             time.sleep(0.05)
@@ -161,10 +163,11 @@ def test_what_nobody_watches_is_planned_at_the_most_it_can_cost(cluster):
     assert alone - now < (watched - now) / 1.1
 
 
-def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster):
+def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster, monkeypatch):
+    monkeypatch.setattr(lease, "EVERY_S", 0.1)
     cluster.up(1, 0.6)
     before = release_of(cluster)
-    with kept(cluster.settings, lambda line: None, nobody, every_s=0.1):
+    with kept(cluster.settings, lambda line: None, nobody):
         until = time.monotonic() + 10
         while release_of(cluster) == before and time.monotonic() < until:
             time.sleep(0.1)
@@ -172,6 +175,7 @@ def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster):
 
 
 def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(cluster, monkeypatch):
+    monkeypatch.setattr(lease, "EVERY_S", 0.02)
     cluster.up(1)
     looks = []
 
@@ -181,24 +185,26 @@ def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(clu
 
     monkeypatch.setattr(Ecs, "open", strange)
     said = []
-    with kept(cluster.settings, said.append, nobody, every_s=0.02):
+    with kept(cluster.settings, said.append, nobody):
         time.sleep(0.3)
     assert len(looks) > 2 and len(said) == 1 and "look 1" in said[0]
 
 
-def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster):
+def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster, monkeypatch):
+    monkeypatch.setattr(lease, "EVERY_S", 0.02)
     cluster.up(1)
     cluster.api.fault("DescribeInstances", "error-500", times=0)
     said = []
-    with kept(cluster.settings, said.append, nobody, every_s=0.02):
+    with kept(cluster.settings, said.append, nobody):
         time.sleep(3)
     assert len(said) == 1 and "request" in said[0]
 
 
-def test_a_cloud_that_does_not_answer_is_said_once_and_ends_no_run(cluster):
+def test_a_cloud_that_does_not_answer_is_said_once_and_ends_no_run(cluster, monkeypatch):
+    monkeypatch.setattr(lease, "EVERY_S", 0.05)
     cluster.up(1)
     (cluster.folder / "state" / "spotune" / "localcloud" / "demo" / "api.json").unlink()
     said = []
-    with kept(cluster.settings, said.append, nobody, every_s=0.05):
+    with kept(cluster.settings, said.append, nobody):
         time.sleep(0.5)
     assert said == ["the machines' release time could not be moved: the local cloud does not run: fab local.serve"]

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
+from inventory.aliyun_settings import Aliyun
 from inventory.cloud.values import SpotAdvice, SpotPrice, Stock
-from inventory.renting.offers import Market, Preference, price_range, ranked, unknown_types
+from inventory.renting.offers import Market, price_range, ranked, unknown_types
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -12,8 +13,12 @@ def price(kind, zone, value, hours_ago=0):
     return SpotPrice(zone, kind, NOON - timedelta(hours=hours_ago), value)
 
 
-def tried(wanted, market):
-    return [(o.instance_type, o.zone_id) for o in ranked(wanted, market)]
+def wanted(types, zones=()):
+    return Aliyun(types=types, zones=zones)
+
+
+def tried(own, market, **more):
+    return [(o.instance_type, o.zone_id) for o in ranked(own, market, **more)]
 
 
 STOCK = tuple(Stock(zone, kind, True) for kind in ("a", "b") for zone in ("h", "i", "j"))
@@ -22,28 +27,28 @@ STOCK = tuple(Stock(zone, kind, True) for kind in ("a", "b") for zone in ("h", "
 def test_types_come_in_their_order_and_zones_by_price_then_by_risk():
     prices = (price("a", "h", 3), price("a", "i", 2), price("a", "j", 2), price("b", "h", 1))
     advice = (SpotAdvice("i", "a", 20, 15), SpotAdvice("j", "a", 20, 3))
-    order = tried(Preference(("a", "b")), Market(STOCK, prices, advice))
+    order = tried(wanted(("a", "b")), Market(STOCK, prices, advice))
     assert order[:4] == [("a", "j"), ("a", "i"), ("a", "h"), ("b", "h")]
 
 
 def test_configured_zones_are_taken_in_their_order_whatever_they_cost():
     prices = (price("a", "h", 1), price("a", "j", 9))
-    assert tried(Preference(("a",), ("j", "h")), Market(STOCK, prices)) == [("a", "j"), ("a", "h")]
+    assert tried(wanted(("a",), ("j", "h")), Market(STOCK, prices)) == [("a", "j"), ("a", "h")]
 
 
 def test_what_has_no_stock_comes_last_and_says_so():
     stock = (Stock("h", "a", False), Stock("i", "b", True))
-    offers = ranked(Preference(("a", "b")), Market(stock))
+    offers = ranked(wanted(("a", "b")), Market(stock))
     assert [(o.instance_type, o.reason) for o in offers] == [("b", ""), ("a", "no stock")]
 
 
 def test_the_zone_where_the_disks_are_goes_before_the_types_order():
     stock = (Stock("h", "a", True), Stock("i", "b", True))
-    assert tried(Preference(("a", "b"), home="i"), Market(stock)) == [("b", "i"), ("a", "h")]
+    assert tried(wanted(("a", "b")), Market(stock), home="i") == [("b", "i"), ("a", "h")]
 
 
 def test_more_machines_are_of_the_type_there_is():
-    assert tried(Preference(("a", "b"), home="h", same_type="b"), Market(STOCK))[0] == ("b", "h")
+    assert tried(wanted(("a", "b")), Market(STOCK), home="h", same_type="b")[0] == ("b", "h")
 
 
 def test_a_price_range_has_the_last_price_by_time_and_the_median():
@@ -53,5 +58,5 @@ def test_a_price_range_has_the_last_price_by_time_and_the_median():
 
 
 def test_types_nobody_sells_there_are_named():
-    assert unknown_types(Preference(("a", "x"), ("h",)), Market(STOCK)) == ("x",)
-    assert unknown_types(Preference(("a",), ("z",)), Market(STOCK)) == ("a",)
+    assert unknown_types(wanted(("a", "x"), ("h",)), Market(STOCK)) == ("x",)
+    assert unknown_types(wanted(("a",), ("z",)), Market(STOCK)) == ("a",)

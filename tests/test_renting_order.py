@@ -5,10 +5,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Price, Snapshot
-from inventory.renting import order
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Image, Price, Snapshot
+from inventory.renting import disks, order
+from inventory.renting.disks import waiting_for
+from inventory.renting.offers import one_machine
 from inventory.settings import Settings
 
+IMAGE = Image("img", 20)
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SNAPSHOT = Snapshot("s-1", "x", "d-1", "data", 40, "accomplished", 100, True, NOON)
 
@@ -19,8 +22,8 @@ def settings(**aliyun):
 
 def launch(own, numbers=(1, 2, 3), bare=(), **more):
     return [
-        order.launch(own, "h", "t", each, image_id="img", image_gib=20, release_at=NOON, **more)
-        for each in order.orders(numbers, bare)
+        order.launch(own, one_machine(own, "h", "t", IMAGE), each, release_at=NOON, **more)
+        for each in order.lots(numbers, bare)
     ]
 
 
@@ -50,18 +53,18 @@ def test_a_blank_disk_has_the_settings_size_and_goes_with_its_machine_until_that
 
 
 def test_a_disk_of_a_snapshot_says_no_size_with_its_machine_and_is_made_apart_where_it_is_larger():
-    assert order.is_apart(settings(data_disk_gib=120).aliyun, SNAPSHOT)
+    assert disks.is_apart(settings(data_disk_gib=120).aliyun, SNAPSHOT)
     same = settings(data_disk_gib=40)
-    assert not order.is_apart(same.aliyun, SNAPSHOT) and not order.is_apart(same.aliyun, None)
+    assert not disks.is_apart(same.aliyun, SNAPSHOT) and not disks.is_apart(same.aliyun, None)
     (only,) = launch(same, snapshot=SNAPSHOT)
     assert (only.data_disks[0].size_gib, only.data_disks[0].snapshot_id) == (0, "s-1")
-    assert order.new_disk(settings(data_disk_gib=120).aliyun, SNAPSHOT, "x", apart=True).size_gib == 120
-    assert order.new_disk(settings(data_disk_gib=20).aliyun, SNAPSHOT, "x", apart=True).size_gib == 40
+    assert disks.new_disk(settings(data_disk_gib=120).aliyun, SNAPSHOT, "x", apart=True).size_gib == 120
+    assert disks.new_disk(settings(data_disk_gib=20).aliyun, SNAPSHOT, "x", apart=True).size_gib == 40
 
 
 def test_the_system_disk_is_no_smaller_than_the_image():
     own = settings(system_disk_gib=30)
-    big = order.launch(own, "h", "t", order.Order(1, 1, True), image_id="img", image_gib=80)
+    big = one_machine(own, "h", "t", replace(IMAGE, size_gib=80))
     assert big.system_disk.size_gib == 80
 
 
@@ -123,7 +126,7 @@ def test_machines_by_the_hour_have_no_limit():
 
 @pytest.mark.parametrize(("keep", "kept"), [("head", [1]), ("all", [1, 2]), ("none", [])])
 def test_whose_disk_is_kept(keep, kept):
-    assert [k for k in (1, 2) if order.is_kept(settings(keep_data_disk=keep).aliyun, k, 1)] == kept
+    assert [k for k in (1, 2) if disks.is_kept(settings(keep_data_disk=keep).aliyun, k, 1)] == kept
 
 
 def test_the_newest_free_disk_of_a_node_waits_for_it():
@@ -132,7 +135,7 @@ def test_the_newest_free_disk_of_a_node_waits_for_it():
         return Disk(disk_id, disk_id, "data", 20, "cloud_essd", created=NOON.replace(hour=hour), tags={CLUSTER_TAG: "demo"}, **fields)  # fmt: skip  # noqa: E501
 
     disks = [disk("d-new", 5), disk("d-old", 1), disk("d-used", 9, instance_id="i-1", status="In_use")]
-    assert order.kept_for(disks, {1, 2}) == {1: disks[0]}
-    assert order.kept_for(disks, {2}) == {}
-    assert order.kept_for(disks, {1}, "i") == {}
-    assert order.kept_for([replace(disks[0], kind="system")], {1}) == {}
+    assert waiting_for(disks, {1, 2}) == {1: disks[0]}
+    assert waiting_for(disks, {2}) == {}
+    assert waiting_for(disks, {1}, "i") == {}
+    assert waiting_for([replace(disks[0], kind="system")], {1}) == {}

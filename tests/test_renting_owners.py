@@ -6,10 +6,11 @@ import pytest
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import Snapshot
-from inventory.renting import owners, tags, up
-from inventory.renting.places import ClusterPlaces
+from inventory.renting import owners, tags
+from inventory.renting.plan import Wish, plan_up
+from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings, load_settings
-from tests.paper_cluster import ROOT, PaperCluster
+from tests.support.paper_cluster import ROOT, PaperCluster
 
 OTHER = {tags.OWNER_TAG: "SHA256:an-other-key berta@office"}
 
@@ -37,7 +38,7 @@ def test_all_that_is_made_says_whose_it_is(cluster):
 def test_a_colleagues_cluster_of_the_same_name_is_neither_taken_nor_deleted(cluster):
     cluster.up(1)
     becomes_anothers(cluster)
-    before = set(cluster.api.cloud.world.disks)
+    before = set(cluster.api.cloud.account.disks)
     for argv in (("up", "--yes"), ("down", "--disks", "--yes")):
         ended = cluster.fab(*argv)
         assert ended.returncode == 2 and "Traceback" not in ended.stderr
@@ -45,7 +46,7 @@ def test_a_colleagues_cluster_of_the_same_name_is_neither_taken_nor_deleted(clus
             "the cluster 'demo' is not yours: " in ended.stderr and "berta@office SHA256:an-other-key" in ended.stderr
         )
         assert f"fab {argv[0]} --others" in ended.stderr
-    assert list(cluster.machines) == ["demo-te1"] and set(cluster.api.cloud.world.disks) == before
+    assert list(cluster.machines) == ["demo-te1"] and set(cluster.api.cloud.account.disks) == before
 
 
 def test_who_insists_removes_it(cluster):
@@ -78,7 +79,7 @@ def test_what_was_made_before_there_were_owners_and_with_either_of_our_keys_is_o
     one.tags.pop(tags.OWNER_TAG)
     assert not owners.is_foreign(cluster.settings, one)
     own = owners.own_tag(cluster.settings)
-    ClusterPlaces.of("demo").own_key.with_name("id_rsa.pub").unlink()
+    StateFiles.of("demo").own_key.with_name("id_rsa.pub").unlink()
     assert owners.is_foreign(cluster.settings, next(iter(cluster.machines.values()))) and own
 
 
@@ -86,7 +87,7 @@ def test_a_real_cloud_wants_a_name_and_the_shipped_file_has_none():
     assert "name" not in load_settings(ROOT / "cluster.toml").model_fields_set
     rented = Settings(provider="aliyun")
     with pytest.raises(RentError, match=r'^name: this cluster has none; write one .* name = "anna1"'):
-        up.plan_up(None, rented, up.Wish(1, 4))
+        plan_up(None, rented, Wish(1, 4))
     owners.refuse_nameless(Settings(provider="aliyun", name="anna1"))
     owners.refuse_nameless(Settings(provider="aliyun", aliyun={"endpoint": "local"}))
 
@@ -96,5 +97,5 @@ def test_a_rebuild_of_anothers_cluster_names_its_own_flag_and_takes_it_over_by_i
     becomes_anothers(cluster)
     snapshot = Snapshot("s-1", "kept", "d-1", "data", 20, "accomplished", 100, True, datetime.now(UTC))
     with pytest.raises(RentError, match="fab rebuild --others takes them for yours"):
-        up.plan_up(cluster.cloud, cluster.settings, up.Wish(2, 4, snapshot))
-    assert up.plan_up(cluster.cloud, cluster.settings, up.Wish(2, 4, snapshot, others=True)).numbers == (2,)
+        plan_up(cluster.cloud, cluster.settings, Wish(2, 4, snapshot))
+    assert plan_up(cluster.cloud, cluster.settings, Wish(2, 4, snapshot, others=True)).numbers == (2,)

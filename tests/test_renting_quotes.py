@@ -6,9 +6,9 @@ import pytest
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import DATA_DISK, MACHINE, Price
-from inventory.renting import lease, members, offers, show, tags
-from inventory.renting.offers import with_disks
-from tests.paper_cluster import SMALL, PaperCluster
+from inventory.renting import cost, lease, members, show, tags
+from inventory.renting.cost import with_disks
+from tests.support.paper_cluster import SMALL, PaperCluster
 
 LARGE = SMALL.replace("data_disk_gib = 20", "data_disk_gib = 400")
 
@@ -68,7 +68,7 @@ def test_a_machine_without_the_tag_of_its_price_is_priced_anew_and_bound_by_the_
     (machine,) = cluster.up(1)
     told = tags.price_h(machine.tags)
     for key in (tags.PRICE_TAG, tags.MOST_TAG):
-        cluster.api.cloud.world.instances[machine.instance_id].tags.pop(key, None)
+        cluster.api.cloud.account.instances[machine.instance_id].tags.pop(key, None)
     cluster.write(SMALL + "budget = 100")
     assert cluster.plan(1).money.planned == pytest.approx(told * 4, rel=0.05)
     assert f"{told:.2f}" in cluster.fab("cost").stdout
@@ -78,4 +78,4 @@ def test_a_machine_without_the_tag_of_its_price_is_priced_anew_and_bound_by_the_
     with pytest.raises(RentError, match=r"aliyun\.budget"):
         cluster.plan(2)
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=99), print) < now + timedelta(hours=5)
-    assert offers.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)
+    assert cost.with_price_tags(cluster.cloud, cluster.settings, [machine]) == (machine,)

@@ -4,34 +4,18 @@ import base64
 import subprocess
 import time
 
-import paramiko
 import pytest
 
 from inventory.cloud.errors import CloudError, Kind
-from inventory.nodes import Node
 from inventory.renting import keys, machines
 from inventory.ssh import SshError
-from tests.paper_cluster import PaperCluster
-from tests.ssh_server import SshServer
-
-
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", tmp_path / "id"], check=True)
-    server = SshServer((tmp_path / "id.pub").read_text().split()[1])
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def node(server, tmp_path):
-    return Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", server.port, tmp_path / "id", tmp_path / "known_hosts", 0)
+from tests.support.paper_cluster import PaperCluster
+from tests.support.ssh_server import SshServer
 
 
 def another(server):
-    key = paramiko.ECDSAKey.generate()
-    return f"[127.0.0.1]:{server.port} {key.get_name()} {key.get_base64()}\n"
+    with SshServer() as other:
+        return other.known_hosts_line.replace(str(other.port), str(server.port))
 
 
 def test_a_node_that_shows_another_key_than_is_pinned_is_asked_about_once_more(node, server):
@@ -42,9 +26,9 @@ def test_a_node_that_shows_another_key_than_is_pinned_is_asked_about_once_more(n
         pins.append(node.known_hosts.write_text(server.known_hosts_line))
 
     started = time.monotonic()
-    machines.with_new_keys(machines.by_ssh, pin_again)([node])
+    machines.reached([node], pin_again)
     assert len(pins) == 1 and time.monotonic() - started < 20
-    machines.with_new_keys(machines.by_ssh, pin_again)([node])
+    machines.reached([node], pin_again)
     assert len(pins) == 1, "nothing was wrong"
 
 
@@ -52,7 +36,7 @@ def test_a_node_that_still_shows_another_key_is_not_trusted(node, server):
     node.known_hosts.write_text(another(server))
     pins = []
     with pytest.raises(SshError, match="its host key is not the one"):
-        machines.with_new_keys(machines.by_ssh, lambda: pins.append(1))([node])
+        machines.reached([node], lambda: pins.append(1))
     assert pins == [1]
 
 

@@ -9,10 +9,10 @@ import pytest
 from inventory.aliyun_ecs.ecs import Ecs
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.values import DATA_DISK, NewDisk
-from inventory.renting import ledger, making, members, show, tags, up
+from inventory.renting import down, ledger, members, order, show, tags
 from inventory.renting.intents import Intents
-from inventory.renting.machines import running
-from tests.paper_cluster import SMALL, PaperCluster
+from inventory.renting.machines import apply_plan, running
+from tests.support.paper_cluster import SMALL, PaperCluster
 
 TWO_TYPES = 'types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.small"]\ndata_disk_gib = 20\n'
 
@@ -25,7 +25,7 @@ def cluster(tmp_path, monkeypatch):
 
 def remove(cluster, name):
     """Delete one machine as if its owner had, in the console."""
-    making.remove(cluster.cloud, [cluster.machines[name].instance_id], Intents(cluster.places.intents))
+    down.remove(cluster.cloud, [cluster.machines[name].instance_id], Intents(cluster.places.intents))
 
 
 def test_a_cluster_is_made_in_one_order_and_is_all_there(cluster):
@@ -243,8 +243,9 @@ def test_after_a_crash_the_next_call_goes_on_with_what_is_there(tmp_path, monkey
         def gone(*_):
             raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
-            cluster.up(2, reach=gone)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("inventory.renting.machines.reached", gone)
+            cluster.up(2)
         ids = {i.instance_id for i in cluster.machines.values()}
         assert {i.instance_id for i in cluster.up(2)} == ids
 
@@ -365,7 +366,7 @@ def test_unknown_types_are_named(cluster):
 
 
 def test_a_machine_being_reclaimed_is_replaced(cluster):
-    from inventory.localcloud.ecs.due import reclaim
+    from inventory.localcloud.ecs.clock import reclaim
 
     cluster.up(2)
     dying = cluster.machines["demo-te2"].instance_id
@@ -421,7 +422,7 @@ def test_a_network_that_is_there_is_looked_at_once(cluster):
 
 
 def test_a_head_that_is_being_taken_back_is_not_given_another_disk(cluster):
-    from inventory.localcloud.ecs.due import reclaim
+    from inventory.localcloud.ecs.clock import reclaim
 
     cluster.up(2)
     kept = members.data_disk(cluster.machines["demo-te1"], cluster.data_disks)
@@ -481,14 +482,14 @@ def moved(cluster, factor, nodes=2, hours=4):
 def test_an_offer_that_is_dearer_than_what_was_agreed_to_is_not_taken(cluster):
     plan = moved(cluster, 50)
     with pytest.raises(CloudError, match=r"an hour costs \S+ CNY now, no longer 0\.\d\d"):
-        up.carry_out(cluster.cloud, cluster.settings, plan, cluster.said.append, lambda nodes: None)
+        apply_plan(cluster.cloud, cluster.settings, plan, cluster.said.append)
     assert not cluster.calls("RunInstances") and not cluster.machines
 
 
 def test_the_next_type_is_taken_where_the_first_has_become_dearer(cluster):
     cluster.write('types = ["ecs.local.small", "ecs.local.medium"]\ndata_disk_gib = 20\n')
     plan = moved(cluster, 50)
-    up.carry_out(cluster.cloud, cluster.settings, plan, cluster.said.append, lambda nodes: None)
+    apply_plan(cluster.cloud, cluster.settings, plan, cluster.said.append)
     assert {i.instance_type for i in cluster.machines.values()} == {"ecs.local.medium"}
     assert any("no longer" in line for line in cluster.said)
 
@@ -497,7 +498,7 @@ def test_machines_are_tagged_with_the_price_of_the_moment_they_were_ordered_at(c
     plan = moved(cluster, 0.5)
     cheaper = cluster.plan(2).quotes[0].price.trade
     assert cheaper < plan.quotes[0].price.trade
-    machines = up.carry_out(cluster.cloud, cluster.settings, plan, cluster.said.append, lambda nodes: None)
+    machines = apply_plan(cluster.cloud, cluster.settings, plan, cluster.said.append)
     assert [tags.price_h(i.tags) for i in machines] == pytest.approx([cheaper] * 2, abs=1e-4)
 
 
@@ -520,19 +521,19 @@ def test_money_spent_since_the_plan_was_made_counts(cluster):
     cluster.places.make()
     cluster.places.ledger.write_text(ledger.line(ended))
     with pytest.raises(CloudError, match=r"aliyun\.budget"):
-        up.carry_out(cluster.cloud, cluster.settings, plan, cluster.said.append, lambda nodes: None)
+        apply_plan(cluster.cloud, cluster.settings, plan, cluster.said.append)
     assert not cluster.machines
 
 
 def test_the_release_time_is_reckoned_when_the_order_goes_out(cluster):
     late = dataclasses.replace(cluster.plan(1), release_at=datetime.now(UTC))
-    making.Maker(cluster.cloud, cluster.settings, late, Intents(cluster.places.intents), print).make([1])
+    order.Orders(cluster.cloud, cluster.settings, late, Intents(cluster.places.intents), print).place([1])
     assert cluster.machines["demo-te1"].release_at > datetime.now(UTC) + timedelta(minutes=29)
 
 
 def test_of_two_laptops_at_once_the_later_one_takes_its_machines_back(cluster):
     plan, first = cluster.plan(2), []
-    original = making.Maker.make
+    original = order.Orders.place
 
     def make(self, numbers):
         """As soon as this one has looked, another laptop is quicker."""
@@ -540,16 +541,16 @@ def test_of_two_laptops_at_once_the_later_one_takes_its_machines_back(cluster):
             first.append(True)
             elsewhere = dataclasses.replace(plan, numbers=(1, 2))
             other = Intents(cluster.folder / "another laptop" / "intents.json")
-            first.extend(making.Maker(cluster.cloud, cluster.settings, elsewhere, other, print).make([1, 2]) or ())
-            first.extend(sorted(cluster.api.cloud.world.instances))
-            for each in cluster.api.cloud.world.instances.values():
+            first.extend(order.Orders(cluster.cloud, cluster.settings, elsewhere, other, print).place([1, 2]) or ())
+            first.extend(sorted(cluster.api.cloud.account.instances))
+            for each in cluster.api.cloud.account.instances.values():
                 each.created -= 120
         original(self, numbers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making.Maker, "make", make)
-        machines = up.carry_out(cluster.cloud, cluster.settings, plan, cluster.said.append, lambda nodes: None)
-    assert sorted(i.instance_id for i in machines) == first[1:] and len(cluster.api.cloud.world.instances) == 2
+        patch.setattr(order.Orders, "place", make)
+        machines = apply_plan(cluster.cloud, cluster.settings, plan, cluster.said.append)
+    assert sorted(i.instance_id for i in machines) == first[1:] and len(cluster.api.cloud.account.instances) == 2
     assert any("another fab up" in line for line in cluster.said)
 
 

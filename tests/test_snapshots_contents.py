@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manifest
+from deploy.on_node import manifest
 from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting.tags import INTENT_TAG, OWNER_TAG
-from snapshots import contents, look
 from snapshots.contents import UNFROZEN_TAG, Contents, ModelInside, from_look, from_tags, in_words, to_tags
-from snapshots.show import WHERE_HEADER
+from snapshots.on_node import look
+from snapshots.show import WHERE_HEADER, WHERE_THINGS_LIVE
 
 ROOT = Path(__file__).parent.parent
 SHA = hashlib.sha256(b"a").hexdigest()
@@ -125,8 +125,7 @@ def test_a_look_at_an_empty_disk_says_so(tmp_path):
 
 
 def test_the_page_has_the_same_table_as_the_command():
-    rows = [(k.thing, k.where, "yes" if k.on_disk else "no", k.after_rebuild) for k in contents.WHERE_THINGS_LIVE]
-    lines = [WHERE_HEADER, ["---"] * 4, *rows]
+    lines = [WHERE_HEADER, ["---"] * 4, *WHERE_THINGS_LIVE]
     markdown = "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace(
         "| --- | --- | --- | --- |", "|---|---|---|---|"
     )
@@ -134,7 +133,9 @@ def test_the_page_has_the_same_table_as_the_command():
 
 
 def test_programs_for_nodes_need_nothing_but_the_standard_library():
-    for name in ("look", "check_disk", "read_ahead", "lay_aside"):
-        text = (ROOT / f"snapshots/{name}.py").read_text(encoding="utf-8")
-        roots = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
-        assert roots <= set(sys.stdlib_module_names), name
+    programs = sorted((ROOT / "snapshots/on_node").glob("*.py"))
+    assert len(programs) > 3
+    for program in programs:
+        lines = program.read_text(encoding="utf-8").splitlines()
+        roots = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import ", "from "))}
+        assert roots <= set(sys.stdlib_module_names), program.name

@@ -8,9 +8,13 @@ import pytest
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
+from inventory.renting.members import Existing
+from inventory.renting.offers import Offer, Quote
+from inventory.renting.plan import Wish, missing_machines
 from inventory.renting.tags import NODE_TAG
+from snapshots import steps
 from snapshots.contents import UNFROZEN_TAG, YES
-from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG, Desired, Existing, diff
+from snapshots.steps import DEPLOYED_TAG, WARMED_TAG, refuse_another
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TAGS = {CLUSTER_TAG: "demo"}
@@ -19,9 +23,16 @@ HOUR = Price(10.0, 12.0, "CNY")
 
 
 def desired(nodes=2, **more):
-    return Desired(
-        **{"cluster": "demo", "nodes": nodes, "hours": 4, "snapshot": SNAPSHOT, "named": False, "disk_gib": 120, **more}
-    )
+    return {"nodes": nodes, "snapshot": SNAPSHOT, "named": False, "disk_gib": 120, **more}
+
+
+def diff(wanted, there, price=None):
+    """The steps of a rebuild, as `planned` comes to them."""
+    machines = missing_machines(Wish(wanted["nodes"], 4, wanted["snapshot"]), there, NOW)
+    if wanted["named"]:
+        refuse_another("demo", machines)
+    quotes = (Quote(Offer("ecs.local.small", "z-h"), price, launch=None),) if price else ()
+    return steps.diff(replace(machines, quotes=quotes), wanted["disk_gib"])
 
 
 def machine(k, *, deployed=True, status="Running", locks=()):
@@ -167,7 +178,7 @@ def done(there, plan, wanted):
     instances, disks = {i.name: i for i in there.instances}, {d.name: d for d in there.disks}
     for step in plan.steps:
         if step.kind == "machines":
-            for k in range(1, wanted.nodes + 1):
+            for k in range(1, wanted["nodes"] + 1):
                 instances.setdefault(f"demo-te{k}", machine(k, deployed=False))
                 free = disks.get(f"demo-te{k}-data")
                 disks[f"demo-te{k}-data"] = replace(free or disk(k, warmed=False), instance_id=f"i-{k}")

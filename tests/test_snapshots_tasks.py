@@ -1,7 +1,6 @@
 """Snapshots against the local cloud's API with machines on paper, and the node's programs as nodes run them."""
 
 import contextlib
-import functools
 import getpass
 import hashlib
 import json
@@ -10,37 +9,41 @@ import shutil
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from deploy import manifest
+from deploy.on_node import manifest
+from inventory import node_program
 from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node
-from inventory.renting import making, members, tags, up
+from inventory.renting import down, members, tags
 from inventory.renting.intents import DISK, Intents
 from inventory.ssh import SshError
-from snapshots import carry_out, check_disk, holdings, on_node, verify
-from snapshots.carry_out import Work
+from snapshots import node_disks, verify
 from snapshots.contents import KEEP_TAG, SCRATCH_TAG, UNFROZEN_TAG, YES, Contents, ModelInside, from_tags, to_tags
 from snapshots.create import (
-    Rest,
+    Window,
     checked_name,
     create,
     cut_off,
     freeze_command,
+    head_disk,
     one_in_progress,
     tell_cut_off,
     thaw_command,
     version,
-    wait,
 )
-from snapshots.holdings import SnapshotError
-from snapshots.policy import usable, whole
-from snapshots.rebuild import DEPLOYED_TAG, WARMED_TAG
+from snapshots.listing import SnapshotError, chosen, usable, whole
+from snapshots.on_node import check_disk
+from snapshots.progress import wait
+from snapshots.rebuild import Rebuilding, planned
+from snapshots.steps import DEPLOYED_TAG, WARMED_TAG
 from snapshots.warm import ReadSoFar, begin, groups_for
-from tests.paper_cluster import SMALL, PaperCluster
-from tests.ssh_server import SshServer
+from tests.support.paper_cluster import SMALL, PaperCluster
+from tests.support.ssh_server import SshServer
 
 INSIDE = Contents("demo", environment="e" * 64, run="tiny-20261121-101500", step=8, written_gib=2.0, filesystem="ext4")
 
@@ -52,13 +55,13 @@ def cluster(tmp_path, monkeypatch):
 
 
 @contextlib.contextmanager
-def resting(held=True):
+def frozen(lasted=True):
     """In the place of ssh to a machine that is on paper."""
-    rest = Rest()
+    window = Window()
     try:
-        yield rest
+        yield window
     finally:
-        rest.held = held
+        window.lasted = lasted
 
 
 def silent(words, share):
@@ -69,9 +72,19 @@ def intents(cluster):
     return Intents(cluster.places.intents)
 
 
-def snapshot_of(cluster, contents=INSIDE, held=True, name="n1"):
-    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
-    return create(cluster.cloud, intents(cluster), disk, name, tags=to_tags(contents), at_rest=lambda: resting(held))[0]
+def head_of(cluster):
+    return head_disk(members.existing(cluster.cloud, cluster.settings))
+
+
+def create_with(frozen, cluster, name, contents=INSIDE):
+    """`create` with another freezing than over ssh."""
+    _, disk = head_of(cluster)
+    with patch("snapshots.create.frozen", lambda head: frozen()):
+        return create(cluster.cloud, intents(cluster), disk, name, tags=to_tags(contents), head=None)
+
+
+def snapshot_of(cluster, contents=INSIDE, lasted=True, name="n1"):
+    return create_with(lambda: frozen(lasted), cluster, name, contents)[0]
 
 
 def all_of(cluster):
@@ -79,7 +92,7 @@ def all_of(cluster):
 
 
 def hurry(cluster, seconds=3600):
-    cluster.api.cloud.world.clock_offset_s += seconds
+    cluster.api.cloud.account.clock_offset_s += seconds
 
 
 def test_a_snapshot_is_made_tagged_and_waited_for(cluster):
@@ -97,14 +110,14 @@ def test_a_snapshot_is_made_tagged_and_waited_for(cluster):
 def test_no_workers_disk_is_kept_in_place_of_a_head_that_is_gone(cluster):
     cluster.up(2)
     for name in ("demo-te1", "demo-te2"):
-        making.remove(cluster.cloud, [cluster.machines[name].instance_id], intents(cluster))
+        down.remove(cluster.cloud, [cluster.machines[name].instance_id], intents(cluster))
         with pytest.raises(SnapshotError, match="te1, the head, is missing: fab rebuild"):
-            holdings.head_disk(cluster.cloud, cluster.settings)
+            head_of(cluster)
 
 
 def test_a_disk_that_thawed_too_early_leaves_a_mark(cluster):
     cluster.up(1)
-    snapshot_id = snapshot_of(cluster, held=False)
+    snapshot_id = snapshot_of(cluster, lasted=False)
     assert all_of(cluster)[snapshot_id].tags[UNFROZEN_TAG] == YES
 
 
@@ -124,15 +137,14 @@ def test_a_later_command_takes_a_new_snapshot_and_names_the_one_nobody_heard_of(
 
     @contextlib.contextmanager
     def watched():
-        with resting() as rest:
+        with frozen() as rest:
             try:
                 yield rest
             finally:
                 thawed.append(True)
 
-    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
     with pytest.raises(CloudError):
-        create(cluster.cloud, intents(cluster), disk, "n1", tags=to_tags(INSIDE), at_rest=watched)
+        create_with(watched, cluster, "n1")
     assert thawed == [True] and list(intents(cluster).pending()) == ["snapshot"]
     cluster.api.faults.path.unlink()
     (unheard,) = all_of(cluster)
@@ -145,7 +157,7 @@ def test_a_later_command_takes_a_new_snapshot_and_names_the_one_nobody_heard_of(
 def test_a_token_that_was_left_behind_is_not_used_for_another_moment(cluster):
     cluster.up(1)
     first = snapshot_of(cluster)
-    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
+    _, disk = head_of(cluster)
     token = all_of(cluster)[first].tags[tags.INTENT_TAG]
     request = {"disk": disk.disk_id, "name": "n1", "tags": to_tags(INSIDE)}
     with contextlib.suppress(KeyboardInterrupt), intents(cluster).begun("snapshot", request):
@@ -169,18 +181,18 @@ def test_an_order_that_the_cloud_never_heard_is_not_waited_for_longer_than_it_ca
 def test_a_disk_is_not_frozen_while_the_cloud_is_not_ready(cluster):
     cluster.up(1)
     first, times = snapshot_of(cluster, name="n1"), []
-    _, disk = holdings.head_disk(cluster.cloud, cluster.settings)
+    _, disk = head_of(cluster)
     assert one_in_progress(cluster.cloud, disk).snapshot_id == first
 
     @contextlib.contextmanager
     def timed():
         began = time.monotonic()
-        with resting() as rest:
+        with frozen() as rest:
             yield rest
         times.append(time.monotonic() - began)
 
     threading.Timer(0.5, lambda: hurry(cluster)).start()
-    second, _ = create(cluster.cloud, intents(cluster), disk, "n2", tags=to_tags(INSIDE), at_rest=timed)
+    second, _ = create_with(timed, cluster, "n2")
     assert second != first and len(all_of(cluster)) == 2
     assert len(cluster.calls("CreateSnapshot")) > 2  # refused, thawed, asked again
 
@@ -188,7 +200,7 @@ def test_a_disk_is_not_frozen_while_the_cloud_is_not_ready(cluster):
 def test_a_failed_or_deleted_snapshot_ends_the_waiting(cluster):
     cluster.up(1)
     snapshot_id = snapshot_of(cluster)
-    cluster.api.cloud.world.snapshots[snapshot_id].failed = True
+    cluster.api.cloud.account.snapshots[snapshot_id].failed = True
     with pytest.raises(SnapshotError, match="failed; was its machine stopped meanwhile"):
         wait(cluster.cloud, snapshot_id, usable, silent)
     cluster.cloud.delete_snapshot(snapshot_id)
@@ -208,7 +220,7 @@ def scratch_disks(cluster):
 
 
 def scratch(cluster, snapshot_id):
-    head, _ = holdings.head_disk(cluster.cloud, cluster.settings)
+    head, _ = head_of(cluster)
     return verify.scratch_disk(
         cluster.cloud,
         intents(cluster),
@@ -290,7 +302,9 @@ def ended(done, code):
 @pytest.mark.parametrize("argv", [["snapshots.list"], ["snapshots.prune"], ["snapshots.verify"], ["rebuild"]])
 def test_only_rented_clusters_have_snapshots(tmp_path, monkeypatch, argv):
     cluster = PaperCluster(tmp_path, monkeypatch)
-    cluster.toml.write_text('provider = "local"\n')
+    cluster.toml.write_text(
+        f'provider = "static"\n[ssh]\nkey = "{__file__}"\n[[nodes]]\nname = "te1"\naddress = "192.0.2.1"\n'
+    )
     assert 'snapshots are of rented disks: provider = "aliyun"' in ended(cluster.fab(*argv), 2)
 
 
@@ -321,7 +335,7 @@ def test_prune_all_after_down_with_disks_leaves_nothing_that_is_billed(cluster):
     hurry(cluster)
     unfinished = snapshot_of(cluster, name="n2")
     cluster.down(disks=True, anyway=True)
-    cluster.up(1, snapshot=holdings.chosen(cluster.cloud, cluster.settings, kept))
+    cluster.up(1, snapshot=chosen(cluster.cloud, cluster.settings, kept))
     first = ended(cluster.fab("snapshots.prune", "--all", "--yes"), 0)
     assert f"{kept} cost on" in first and "fab down --disks" in first and list(all_of(cluster)) == [kept]
     assert f"deleted {unfinished}" in first
@@ -340,12 +354,11 @@ def test_a_kept_disk_that_could_not_be_had_is_said_at_the_end_of_a_rebuild(clust
     cluster.down()
     (kept,) = cluster.data_disks
     cluster.api.fault("RunInstances", "no-stock", zone=kept.zone_id, times=99)
-    monkeypatch.setattr("inventory.renting.up.carry_out", functools.partial(up.carry_out, reach=lambda nodes: None))
+    monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
     cloud, settings = cluster.cloud, cluster.settings
-    wanted = carry_out.desired(cloud, settings, "latest", 1, 0)
-    plan, offer = carry_out.planned(cloud, settings, wanted, holdings.existing(cloud, settings))
-    steps = [step for step in plan.steps if step.kind == "machines"]
-    Work(cloud, settings, wanted, offer, "", (), lambda: None, cluster.said.append).do_all(steps)
+    plan = planned(cloud, settings, "latest", 1)
+    plan = replace(plan, steps=tuple(step for step in plan.steps if step.kind == "machines"))
+    Rebuilding(cloud, settings, plan, "", (), lambda: None, cluster.said.append).do_all()
     (machine,) = cluster.machines.values()
     assert machine.zone_id != kept.zone_id
     assert f"te1 did not get its kept disk {kept.disk_id} back: that lies in {kept.zone_id}" in cluster.said[-1]
@@ -375,8 +388,8 @@ def test_a_rebuilt_clusters_disks_come_from_the_snapshot_and_then_there_is_nothi
     snapshot_id = snapshot_of(cluster)
     hurry(cluster)
     cluster.down(disks=True)
-    cluster.up(2, snapshot=holdings.chosen(cluster.cloud, cluster.settings, "latest"))
-    there = holdings.existing(cluster.cloud, cluster.settings)
+    cluster.up(2, snapshot=chosen(cluster.cloud, cluster.settings, "latest"))
+    there = members.existing(cluster.cloud, cluster.settings)
     found = [members.data_disk(i, there.disks) for i in there.instances]
     assert [d.source_snapshot_id for d in found] == [snapshot_id] * 2
     assert "read what training needs on te1, te2" in " ".join(ended(cluster.fab("rebuild", "--dry"), 0).split())
@@ -395,16 +408,18 @@ def test_the_version_is_the_projects():
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ssh")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
-    server = SshServer((folder / "key.pub").read_text().split()[1])
-    (folder / "known_hosts").write_text(server.known_hosts_line)
-    yield Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", server.port, folder / "key", folder / "known_hosts", 0, "1")
-    server.close()
+    with SshServer() as server:
+        yield server.node(tmp_path_factory.mktemp("ssh"))
 
 
-def read(node, groups, heard, stop=None):
-    on_node.follow(node, "read_ahead.py", {"groups": groups, "readers": 4}, heard, stop or threading.Event())
+def listen(node, program, question, heard, **more):
+    with node_program.started(node, program, question, **more) as running:
+        for message in running.messages():
+            heard(message)
+
+
+def read(node, groups, heard):
+    listen(node, node_disks.program("read_ahead.py"), {"groups": groups, "readers": 4}, heard)
 
 
 def test_reading_ahead_reads_every_byte_in_the_order_asked(node, tmp_path):
@@ -424,18 +439,15 @@ def test_reading_ahead_reads_every_byte_in_the_order_asked(node, tmp_path):
 def test_a_program_ends_when_whoever_asked_has_gone(node, tmp_path):
     fifo = tmp_path / "never"
     fifo.mkdir()
-    stop = threading.Event()
-    question = json.dumps({"serial": f"gone{os.getpid()}", "filesystem": "ext4", "manifest": "", "folders": []})
+    question = {"serial": f"gone{os.getpid()}", "filesystem": "ext4", "manifest": "", "folders": []}
 
     def running():
         told = subprocess.run(["pgrep", "-f", f"gone{os.getpid()}"], capture_output=True, text=True, check=False)
         return [pid for pid in told.stdout.split() if int(pid) != os.getpid()]
 
-    def heard(message):
+    with node_program.started(node, node_disks.program("check_disk.py"), question) as program:
+        next(program.messages())
         assert running()
-        stop.set()
-
-    on_node.follow(node, "check_disk.py", json.loads(question), heard, stop)
     end = time.monotonic() + 10
     while running() and time.monotonic() < end:
         time.sleep(0.1)
@@ -444,7 +456,7 @@ def test_a_program_ends_when_whoever_asked_has_gone(node, tmp_path):
 
 def test_a_program_that_fails_says_its_last_words(node):
     with pytest.raises(SshError, match=r"te1: .*KeyError"):
-        on_node.follow(node, "read_ahead.py", {}, print, threading.Event())
+        listen(node, node_disks.program("read_ahead.py"), {}, print)
 
 
 def sealed_disk(root):
@@ -472,7 +484,7 @@ def compared(node, root, inside):
         "manifest": Path(manifest.__file__).read_text(),
         "folders": verify.folders_of(inside),
     }
-    on_node.follow(node, "check_disk.py", question, heard.append, threading.Event())
+    listen(node, node_disks.program("check_disk.py"), question, heard.append)
     return {m["label"]: m["problems"] for m in heard if "label" in m}
 
 
@@ -497,7 +509,7 @@ def test_a_look_refuses_a_node_whose_disk_is_not_mounted(node):
     if os.path.ismount("/data"):
         pytest.skip("this machine has a /data")
     with pytest.raises(SshError, match="no disk is mounted at /data"):
-        on_node.look(node, "pyinfra")
+        node_disks.look(node, "pyinfra")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
@@ -523,7 +535,7 @@ def test_a_real_disk_is_mounted_where_nobody_else_sees_it(node, tmp_path):
         "folders": verify.folders_of(inside),
     }
     try:
-        on_node.follow(node, "check_disk.py", question, heard.append, threading.Event(), prefix=on_node.PRIVATE_MOUNTS)
+        listen(node, node_disks.program("check_disk.py"), question, heard.append, prefix=node_disks.PRIVATE_MOUNTS)
         assert device not in Path("/proc/self/mounts").read_text()
     finally:
         link.unlink()
@@ -590,9 +602,10 @@ def test_a_node_without_its_data_disk_is_not_frozen(node, tmp_path):
     assert done.returncode == 9 and "no disk is mounted" in done.stderr
 
 
-def test_the_checker_finds_devices_by_serial_only():
+def test_the_checker_finds_devices_by_serial_only(monkeypatch):
+    monkeypatch.setattr(check_disk, "APPEARS_S", 0.3)
     with pytest.raises(SystemExit, match="no disk with serial nothing-has-this"):
-        check_disk.device_of("nothing-has-this", within_s=0.3)
+        check_disk.device_of("nothing-has-this")
 
 
 def test_hashes_in_tags_are_prefixes(tmp_path):

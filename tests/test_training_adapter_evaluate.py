@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import tiny_adapter
-from training.adapter import AdapterError
-from training.adapter.scores import Words, score
+from tests.support import tiny_adapter
+from training.errors import AdapterError
+from training.node.adapter.scores import Words, score
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,10 +35,10 @@ def test_rouge_l_and_exact_match_mean_the_same_for_both_scripts():
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     pytest.importorskip("torch", reason="needs the [train] extra")
-    from training.adapter.decoding import Voice
-    from training.adapter.evaluate import Asked, evaluate
-    from training.adapter.held_out import samples_at
-    from training.adapter.questions import Sampling
+    from training.node.adapter.decoding import Voice
+    from training.node.adapter.evaluate import Asked, evaluate
+    from training.node.adapter.held_out import samples_at
+    from training.questions import Sampling
 
     folder = tmp_path_factory.mktemp("measured")
     base = tiny_adapter.write_variant(tiny_adapter.write_base(folder / "bf16"), folder / "base")
@@ -82,7 +82,7 @@ def test_the_losses_are_transformers_own_of_each_model_loaded_by_itself(measured
 
 @pytest.mark.torch
 def test_the_bases_numbers_are_the_same_after_the_tuned_one_was_measured(measured):
-    from training.adapter.evaluate import measure
+    from training.node.adapter.evaluate import measure
 
     measure(measured.base, measured.adapter, measured.asked)
     again = measure(measured.base, None, measured.asked)
@@ -91,7 +91,7 @@ def test_the_bases_numbers_are_the_same_after_the_tuned_one_was_measured(measure
 
 @pytest.mark.torch
 def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records_own(measured):
-    from training.adapter.held_out import exchange_of
+    from training.node.adapter.held_out import exchange_of
 
     exchange = exchange_of(measured.asked.samples[1])
     tokenizer = measured.asked.voice.tokenizer
@@ -102,7 +102,7 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
 
 @pytest.mark.torch
 def test_tasks_without_their_library_are_one_sentence_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
-    from training.adapter import evaluate
+    from training.node.adapter import evaluate
 
     monkeypatch.setattr(evaluate.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(AdapterError, match="hellaswag need lm-eval, which is not installed: pip install lm-eval"):
@@ -112,7 +112,15 @@ def test_tasks_without_their_library_are_one_sentence_before_anything_is_loaded(
 
 @pytest.mark.torch
 def test_the_command_writes_its_numbers_and_ends_a_mistake_with_code_2(measured, tmp_path: Path):
-    argv = [sys.executable, "-m", "training.adapter.evaluate", "--model", measured.base, "--adapter", measured.adapter]
+    argv = [
+        sys.executable,
+        "-m",
+        "training.node.adapter.evaluate",
+        "--model",
+        measured.base,
+        "--adapter",
+        measured.adapter,
+    ]
     argv += ["--data", measured.data, "--answers", "0", "--out", tmp_path / "evaluation.json"]
     done = subprocess.run([str(a) for a in argv], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import tiny_adapter
-from training.adapter import AdapterError
-from training.adapter.questions import Sampling, from_prompts, read_questions
+from tests.support import tiny_adapter
+from training.errors import AdapterError
+from training.questions import Sampling, from_prompts, read_questions
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = ["What does shutil.rmtree do?", "What does os.walk do?"]
@@ -48,7 +48,7 @@ def test_sampling_that_cannot_be_is_refused_with_its_value(values: dict):
 def asked(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A base, an adapter, and both behind one Pair."""
     pytest.importorskip("torch", reason="needs the [train] extra")
-    from training.adapter.generate import Pair
+    from training.node.adapter.generate import Pair
 
     folder = tmp_path_factory.mktemp("asked")
     base = tiny_adapter.write_base(folder / "base")
@@ -89,7 +89,7 @@ def test_a_seed_repeats_an_answer_and_another_one_changes_it(asked):
 
 @pytest.mark.torch
 def test_the_models_own_end_tokens_end_an_answer(asked):
-    from training.adapter.decoding import Voice
+    from training.node.adapter.decoding import Voice
 
     voice = Voice.of(asked.base)
     turn_end, end = (voice.tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
@@ -101,7 +101,7 @@ def test_the_models_own_end_tokens_end_an_answer(asked):
 
 @pytest.mark.torch
 def test_an_answer_ends_with_the_templates_end_of_turn_whatever_the_base_ends_with(asked, tmp_path: Path):
-    from training.adapter.decoding import Voice
+    from training.node.adapter.decoding import Voice
 
     base = tiny_adapter.write_base_like(asked.base, tmp_path / "base")
     voice = Voice.of(base)
@@ -121,7 +121,7 @@ def test_a_prompt_longer_than_the_model_holds_is_refused(asked):
 
 @pytest.mark.torch
 def test_an_adapter_of_another_base_is_refused(asked, tmp_path: Path):
-    from training.adapter.models import with_adapter
+    from training.node.adapter.models import with_adapter
 
     (tmp_path / "adapter").symlink_to(asked.adapter)
     copied = tmp_path / "step-1" / "adapter"
@@ -134,7 +134,7 @@ def test_an_adapter_of_another_base_is_refused(asked, tmp_path: Path):
 
 
 def command(asked, *words: str) -> list[str]:
-    argv = [sys.executable, "-m", "training.adapter.generate", "--model", str(asked.base)]
+    argv = [sys.executable, "-m", "training.node.adapter.generate", "--model", str(asked.base)]
     return [*argv, "--adapter", str(asked.adapter), "--max-new-tokens", "12", *words]
 
 
@@ -174,7 +174,7 @@ def test_an_adapter_with_values_that_are_not_finite_is_refused_by_name(asked: Si
 
     from safetensors.torch import load_file, save_file
 
-    from training.adapter.generate import Pair
+    from training.node.adapter.generate import Pair
 
     broken = Path(shutil.copytree(asked.adapter, tmp_path / "broken"))
     weights = load_file(broken / "adapter_model.safetensors")

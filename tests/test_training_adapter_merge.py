@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny_adapter
+from tests.support import tiny_adapter
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
-from training.adapter import AdapterError, merge  # noqa: E402
+from training.errors import AdapterError  # noqa: E402
+from training.node.adapter import merge  # noqa: E402
 from training.sums import SUMS, parse_sums, sha256_of  # noqa: E402
 
 
@@ -172,7 +173,7 @@ def test_an_adapter_for_another_architecture_is_refused_and_nothing_stays(models
 MEASURED = """
 import sys
 from pathlib import Path
-from training.adapter.merge import merge
+from training.node.adapter.merge import merge
 def peak():  # VmHWM, because ru_maxrss is inherited from whoever started this process
     text = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmHWM"))

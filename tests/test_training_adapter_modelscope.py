@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from training.adapter import AdapterError
-from training.adapter.publish import Parcel
+from training.errors import AdapterError
+from training.laptop.adapter.publish import Parcel
 
 TOKEN = "ms-0123456789"
 
@@ -33,7 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["modelscope.hub.api"].HubApi = HubApi  # type: ignore[attr-defined]
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", TOKEN)
-    from training.adapter.modelscope import ModelScope
+    from training.laptop.adapter.modelscope import ModelScope
 
     return ModelScope()
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiny_adapter
+from tests.support import tiny_adapter
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
-from training.adapter import AdapterError  # noqa: E402
-from training.adapter.generate import Pair, answers  # noqa: E402
-from training.adapter.model_files import weight_bytes  # noqa: E402
-from training.adapter.pipeline import shares  # noqa: E402
-from training.adapter.questions import Sampling, from_prompts  # noqa: E402
+from training.errors import AdapterError  # noqa: E402
+from training.node.adapter.generate import Pair, answers  # noqa: E402
+from training.node.adapter.model_files import weight_bytes  # noqa: E402
+from training.node.stages import shares  # noqa: E402
+from training.questions import Sampling, from_prompts  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = ["What does shutil.rmtree do?", "What does os.walk do? 你好"]
@@ -43,7 +43,7 @@ def over_ranks(world: int, run: Path, model: Path, adapter: Path | None, samplin
         port = probe.getsockname()[1]
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "training.adapter.pipeline", "--run", str(run)]
+    argv = [sys.executable, "-m", "training.node.adapter.pipeline", "--run", str(run)]
     ranks = [
         subprocess.Popen(
             argv,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub import Hub
-from training.adapter import AdapterError
-from training.adapter.model_card import Facts, card, losses
-from training.adapter.publish import local_run, parcel, read_facts
+from tests.support.hub import Hub
+from training.errors import AdapterError
+from training.laptop.adapter.model_card import CardFacts, card, losses
+from training.laptop.adapter.publish import local_run, parcel, read_facts
 from training.sums import sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     (run / "merged" / "model.safetensors").write_bytes(b"weights" * 1000)
     (run / "merged" / "config.json").write_text("{}")
     (run / "merged" / "SHA256SUMS").write_text(sums_text(sums_of(run / "merged")))
-    (tmp_path / "fabfile.py").write_text("from training.adapter.tasks import namespace\n")
+    (tmp_path / "fabfile.py").write_text("from training.laptop.adapter.tasks import namespace\n")
     return tmp_path
 
 
@@ -171,13 +171,12 @@ def test_the_newest_run_at_home_is_meant_without_an_id(folder: Path):
 def test_the_card_names_what_the_hub_can_find_and_shows_both_models_numbers():
     numbers = {"samples": 9, "loss": 2.0, "perplexity": 7.389, "exact_match": None, "rouge_l": 0.5}
     evaluation = {"base": numbers, "tuned": {**numbers, "loss": 1.0}}
-    text = card(REPO, Facts(RUN, 40, RECIPE, "b", "d", 1.25, None, evaluation, merged=False))
+    text = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, evaluation, merged=False))
     assert text.startswith("---\nbase_model: Qwen/Qwen2.5-7B-Instruct\nlibrary_name: peft\n")
     assert "| loss | 2.0000 | 1.0000 |" in text and "exact match" not in text and "validation" not in text
     tiny = RECIPE.replace("Qwen/Qwen2.5-7B-Instruct", "built-in:tiny")
-    assert (
-        "base_model:" not in card(REPO, Facts(RUN, 40, tiny, "b", "d", None, None, None, merged=True)).split("---")[1]
-    )
+    merged = card(REPO, CardFacts(RUN, 40, tiny, "b", "d", None, None, None, merged=True))
+    assert "base_model:" not in merged.split("---")[1]
     assert losses("") == (None, None)
 
 

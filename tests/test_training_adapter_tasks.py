@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import tiny_adapter
-from training.adapter import AdapterError
-from training.adapter.at_head import Room, chosen_step, parse_room
+from tests.support import tiny_adapter
+from training.errors import AdapterError
+from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room
 
 ROOT = Path(__file__).parent.parent
-FABFILE = "from training.adapter.tasks import namespace\n"
+FABFILE = "from training.laptop.adapter.tasks import namespace\n"
 RUN = "tiny-20260131-154500"
 QUESTION = "What does shutil.rmtree do?"
 
@@ -93,9 +93,9 @@ def test_what_cannot_be_asked_is_refused_before_any_place_is_looked_for(tmp_path
 def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A finished run of this machine with a checkpoint; its base model among the models."""
     pytest.importorskip("torch", reason="needs the [train] extra")
-    from training.checkpoint import base_model_hash
-    from training.control.place import here_target
+    from training.laptop.ranks_here import launch_here
     from training.launch import launch_text
+    from training.node.checkpoint import base_model_hash
 
     home = tmp_path_factory.mktemp("home")
     folder = home / "runs" / RUN
@@ -104,8 +104,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     state = {"base_model": base_model_hash(base), "step": 2}
     (folder / "checkpoints" / "step-2" / "trainer_state.json").write_text(json.dumps(state))
     (folder / "logs").mkdir()
-    target = here_target(folder, os.environ["PATH"], home)
-    launch = target.launch(folder, "training.finetune")
+    launch = launch_here(folder, "training.node.finetune", os.environ["PATH"], home)
     (folder / "launch.json").write_text(launch_text(launch))
     (folder / "plan.json").write_text(json.dumps({"model_dir": "base"}))
     (folder / "recipe.toml").write_text("max_length = 128\n")
@@ -197,7 +196,7 @@ def test_an_evaluation_is_a_table_and_stays_with_the_run(run):
 def test_nothing_is_asked_of_a_model_while_a_run_needs_the_machine(run):
     going_on = run.home / "runs" / "tiny-20260201-000000"
     going_on.mkdir()
-    name_of_a_supervisor = ["-m", "training.supervision.supervise", "--run", str(going_on)]
+    name_of_a_supervisor = ["-m", "training.node.supervision.supervise", "--run", str(going_on)]
     supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)", *name_of_a_supervisor])
     status = {"run_id": going_on.name, "state": "running", "supervisor_pid": supervisor.pid}
     (going_on / "status.json").write_text(json.dumps(status))

@@ -15,17 +15,17 @@ import torch.distributed as dist  # noqa: E402
 from deepspeed.runtime.fp16 import loss_scaler  # noqa: E402
 
 from training import tiny  # noqa: E402
-from training.checkpoint import TrainerState  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
-from training.diagnosis.hang import StallWatch  # noqa: E402
-from training.diagnosis.progress import STEP, ProgressFile, read_progress  # noqa: E402
+from training.node.checkpoint import TrainerState  # noqa: E402
+from training.node.diagnosis.hang import StallWatch  # noqa: E402
+from training.node.diagnosis.progress import STEP, ProgressFile, read_progress  # noqa: E402
+from training.node.resuming import optimizer_progress_of  # noqa: E402
+from training.node.strategies import OptimizerProgress, Sums, loss_scale  # noqa: E402
+from training.node.strategies.loss_scale import LossScale  # noqa: E402
+from training.node.strategies.replicated import Replicated  # noqa: E402
+from training.node.validation import evaluate  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
-from training.resuming import behind_of  # noqa: E402
-from training.strategies import Behind, Sums, loss_scale  # noqa: E402
-from training.strategies.loss_scale import LossScale  # noqa: E402
-from training.strategies.replicated import Replicated  # noqa: E402
-from training.validation import evaluate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_fp16s_loss_scale_halves_on_overflow_and_doubles_after_a_thousand_calm_steps():
+def test_fp16s_loss_scale_halves_on_overflow_and_doubles_after_a_thousand_good_steps():
     scale = LossScale(enabled=True)
     assert [scale.overflowed(norm) for norm in (1.0, OVERFLOW, float("nan"), 1.0)] == [False, True, True, False]
     assert scale.value == 2.0**14
@@ -55,8 +55,8 @@ def test_fp16s_loss_scale_halves_on_overflow_and_doubles_after_a_thousand_calm_s
         assert not scale.overflowed(1.0)
     assert scale.value == 2.0**14 and not scale.overflowed(1.0)
     assert scale.value == 2.0**15
-    calm = LossScale(enabled=False)
-    assert not calm.overflowed(OVERFLOW) and calm.value == 1.0
+    off = LossScale(enabled=False)
+    assert not off.overflowed(OVERFLOW) and off.value == 1.0
 
 
 def test_an_overflow_at_the_smallest_scale_is_not_skipped_for_ever():
@@ -82,13 +82,13 @@ def test_deepspeeds_loss_scale_and_ours_count_alike_and_go_on_from_each_other(mo
         norm = OVERFLOW if dice.random() < 0.0008 else 1.0
         ours.overflowed(norm)
         other.update_scale(norm == OVERFLOW)
-        behind = loss_scale.behind_of(other, step)
-        assert behind == ours.behind(step)
-        seen.add(behind.loss_scale)
+        progress = loss_scale.optimizer_progress_of(other, step)
+        assert progress == ours.optimizer_progress(step)
+        seen.add(progress.loss_scale)
         if step % 500 == 0:  # each goes on where the other left off
             ours, other = LossScale(enabled=True), theirs()
-            ours.restore(behind)
-            loss_scale.restore_into(other, behind)
+            ours.restore(progress)
+            loss_scale.restore_into(other, progress)
     assert len(seen) > 3
 
 
@@ -106,18 +106,18 @@ def _train(strategy, steps):
 def test_a_resumed_fp16_run_has_the_scale_and_the_count_of_the_one_that_was_not_stopped(folder):
     recipe = load_recipe("tiny", {"dtype": "float16", "strategy": "zero0", "lora.dropout": "0.0"})
     undisturbed = Replicated(recipe, folder, 1)
-    undisturbed.optimizer.scale.restore(Behind(0, 2.0**24, 0))  # far too large: the first steps are skipped
+    undisturbed.optimizer.scale.restore(OptimizerProgress(0, 2.0**24, 0))  # far too large: the first steps are skipped
     first = _train(undisturbed, range(12))
     skipped = [told[2] for told in first]
     assert skipped[0] and not skipped[-1]
-    state, behind = undisturbed.gather(), undisturbed.behind()
-    assert behind.updates == skipped.count(False) < 12 and behind.loss_scale < 2.0**24
+    state, progress = undisturbed.gather(), undisturbed.optimizer_progress()
+    assert progress.updates == skipped.count(False) < 12 and progress.loss_scale < 2.0**24
     resumed = Replicated(recipe, folder, 1)
-    resumed.restore(state, behind)
-    assert resumed.behind() == behind
+    resumed.restore(state, progress)
+    assert resumed.optimizer_progress() == progress
     assert _train(resumed, range(12, 18)) == _train(undisturbed, range(12, 18))
     counted_by_steps = Replicated(recipe, folder, 1)
-    counted_by_steps.restore(state, Behind(12))
+    counted_by_steps.restore(state, OptimizerProgress(12))
     assert _train(counted_by_steps, range(12, 18)) != _train(resumed, range(12, 18))
 
 
@@ -144,9 +144,9 @@ def test_onecycle_leaves_adams_momentum_alone_and_moves_once_an_optimizer_step(f
 
 def test_a_checkpoint_from_before_updates_were_counted_takes_the_steps_for_them():
     old = TrainerState(7, 7, 7, 1, {}, "r", "base", "data", [{}])
-    assert behind_of(old) == Behind(7)
+    assert optimizer_progress_of(old) == OptimizerProgress(7)
     new = TrainerState(7, 7, 7, 1, {}, "r", "base", "data", [{}], updates=5, loss_scale=64.0, calm=3)
-    assert behind_of(new) == Behind(5, 64.0, 3)
+    assert optimizer_progress_of(new) == OptimizerProgress(5, 64.0, 3)
 
 
 def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
@@ -160,6 +160,7 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
     class Slow:
         """Takes a thousand seconds a micro-batch."""
 
+        replica, replicas = 0, 1
         evaluated_together = 1
 
         def evaluate(self, batches):

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("transformers", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from training.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
 from training.isolation import ISOLATED, mixing, sliding_window, too_long  # noqa: E402
-from training.model import trainable  # noqa: E402
+from training.node.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
+from training.node.model import trainable  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -11,16 +11,16 @@ from typing import get_args
 
 import pytest
 
-from training import causes, events, foreign
+from training import causes, events, foreign, reclaim
 from training.causes import NONE, UNKNOWN, Cause, CauseKind, parse_cause
-from training.control import attend
-from training.control.follow import Look
 from training.events import Ended, Failed, Resumed, Told, line_of, parse_line, parse_rows, row_of, unmistakable
 from training.exit_codes import PEER_LOST, UNSAVED, UNUSABLE
+from training.laptop import attach
+from training.laptop.follow import Look
 from training.launch import Host, Launch, LaunchError
+from training.node.supervision import failure
+from training.reclaim import EVERYBODY, Notice
 from training.run_folder import Status, parse_status, status_text
-from training.supervision import failure, reclaim
-from training.supervision.reclaim import EVERYBODY, Notice
 
 RUN = "tiny-20260131-154500"
 LAUNCH = Launch(RUN, f"/data/runs/{RUN}", tuple(Host(f"te{n}", "", 1) for n in (1, 2, 3)), "m", (), "python", {})
@@ -109,10 +109,10 @@ def test_a_notice_has_the_same_cause_in_other_words(node: str, kind: str):
 
 def concluded(status: Status | None, monkeypatch, capsys) -> tuple[type[Exception] | None, list[str]]:
     """What a run's end makes the terminal do: the error, whose class has the exit code, and what is offered."""
-    monkeypatch.setattr(attend, "memory_ladder", lambda head, run_id: ["  --set micro_batch=1: 3.1 GiB less"])
+    monkeypatch.setattr(attach, "memory_ladder", lambda head, run_id: ["  --set micro_batch=1: 3.1 GiB less"])
     error = None
     try:
-        attend.conclude(HEAD, RUN, Look(status, alive=False, metrics=()))
+        attach.conclude(HEAD, RUN, Look(status, alive=False, metrics=()))
     except LaunchError as raised:
         error = type(raised)
     lines = capsys.readouterr().out.splitlines()
@@ -127,8 +127,8 @@ def test_what_is_done_after_an_end_does_not_depend_on_its_sentence(kind: CauseKi
     assert concluded(status.changed(reason=TEMPTING), monkeypatch, capsys) == expected
     assert concluded(parse_status(status_text(status.changed(reason=""))), monkeypatch, capsys) == expected
     mistake = kind in causes.MISTAKES
-    assert expected[0] == ((LaunchError if mistake else attend.RunFailed) if state == "failed" else None)
-    offered = {"failed": {"out_of_gpu_memory"}, "stopped": set(attend.NEXT_STEPS), "finished": set(attend.NEXT_STEPS)}
+    assert expected[0] == ((LaunchError if mistake else attach.RunFailed) if state == "failed" else None)
+    offered = {"failed": {"out_of_gpu_memory"}, "stopped": set(attach.NEXT_STEPS), "finished": set(attach.NEXT_STEPS)}
     assert bool(expected[1]) == (kind in offered[state])
 
 
@@ -136,7 +136,7 @@ def test_a_status_from_before_causes_is_read_and_its_cause_is_unknown(monkeypatc
     old = json.loads(status_text(Status(RUN, "failed", TEMPTING)))
     del old["cause"]
     assert parse_status(json.dumps({**old, "mistake": False})).cause == UNKNOWN
-    assert concluded(parse_status(json.dumps(old)), monkeypatch, capsys) == (attend.RunFailed, [])
+    assert concluded(parse_status(json.dumps(old)), monkeypatch, capsys) == (attach.RunFailed, [])
     mistaken = parse_status(json.dumps({**old, "mistake": True}))
     assert concluded(mistaken, monkeypatch, capsys) == (LaunchError, [])
 

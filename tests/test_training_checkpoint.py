@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from training import checkpoint  # noqa: E402
-from training.checkpoint import CheckpointError, SaveError, TrainerState  # noqa: E402
+from training.node import checkpoint  # noqa: E402
+from training.node.checkpoint import CheckpointError, SaveError, TrainerState  # noqa: E402
 from training.sums import sums_of, sums_text  # noqa: E402
 
 pytestmark = pytest.mark.torch

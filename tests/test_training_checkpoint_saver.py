@@ -23,11 +23,12 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from training import checkpoint  # noqa: E402
-from training.checkpoint import SaveError, TrainerState  # noqa: E402
 from training.cost.checkpoint import checkpoint_bytes  # noqa: E402
 from training.exit_codes import UNSAVED  # noqa: E402
-from training.saving import Saver  # noqa: E402
+from training.node import checkpoint  # noqa: E402
+from training.node.checkpoint import SaveError, TrainerState  # noqa: E402
+from training.node.saving import Saver  # noqa: E402
+from training.run_folder import newest_step  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -273,7 +274,7 @@ def test_full_fine_tuning_s_checkpoint_is_a_model_that_loads_by_its_index(tmp_pa
 
 def save_in_a_loop(folder: Path, first: int, said: int) -> None:
     """In a process that will be killed: save one step after the other, say each once it is announced as safe."""
-    saver = _saver(folder, on_saved=lambda path: os.write(said, f"{checkpoint.step_of(path)} ".encode()) and None)
+    saver = _saver(folder, on_saved=lambda path: os.write(said, f"{newest_step([path.name])} ".encode()) and None)
     tensors = _tensors({f"{LAYER}.lora_A.weight": (8, 64), f"{LAYER}.lora_B.weight": (64, 8)})
     for step in range(first, first + 1000):
         saver.save(tensors, _state(step, random.random()))  # a new best now and then
@@ -303,12 +304,12 @@ def kill_saves(folder: Path, seed: int, times: int) -> list[str]:
         last = int(announced.split()[-1]) if announced else newest
         path, damaged = checkpoint.newest_valid(folder)
         wrong += [f"{path.name} is half there" for path in checkpoint.steps(folder) if checkpoint.faults(path)]
-        if damaged or (path is None and last) or (path and checkpoint.step_of(path) < last):
+        if damaged or (path is None and last) or (path and newest_step([path.name]) < last):
             wrong.append(f"after step {last} was saved, {path} is the newest and {damaged} are damaged")
         best = folder / "best"
         if best.exists() and checkpoint.faults(folder / best.read_text().strip()):
             wrong.append(f"the best is {best.read_text().strip()}, which is not whole")
-        newest = checkpoint.step_of(path) if path else newest
+        newest = newest_step([path.name]) if path else newest
     return wrong
 
 
@@ -326,7 +327,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_and_loses_none_that_was_a
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and done.stdout == "", f"seed {seed}: {done.stdout}{done.stderr}"
-    assert checkpoint.step_of(checkpoint.steps(memory)[-1]) > 40
+    assert newest_step([checkpoint.steps(memory)[-1].name]) > 40
 
 
 if __name__ == "__main__":

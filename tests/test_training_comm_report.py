@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.control.comm_report import (
+from training.comm_report import (
     busbw_gbyte_s,
     comparison,
     pair_table,
@@ -17,8 +17,8 @@ from training.control.comm_report import (
     this_and_previous,
     wrong_results,
 )
-from training.control.runs import check_results
-from training.control.terminal import check_report
+from training.laptop.comm_check import fetched_results
+from training.laptop.terminal import check_report
 
 NAMES = ("te1", "te2", "te3")
 RESULT = {
@@ -117,7 +117,7 @@ def test_a_result_that_cannot_be_read_is_left_out_with_a_word(tmp_path: Path):
         folder = tmp_path / f"check-20260131-15450{time}"
         folder.mkdir()
         (folder / "result.json").write_text(text)
-    results, unreadable = check_results(tmp_path)
+    results, unreadable = fetched_results(tmp_path)
     assert results == [RESULT]
     assert [phrase.split()[0] for phrase in unreadable] == [
         str(tmp_path / f"check-20260131-15450{time}" / "result.json") for time in (2, 3, 4)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from training.control import comm_report
-from training.interfaces import parse_connections
+from training import comm_report
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,7 +49,7 @@ def result(tmp_path_factory: pytest.TempPathFactory):
     pytest.importorskip("torch", reason="needs the [train] extra")
     folder = tmp_path_factory.mktemp("check-20260101-000000")
     (folder / "plan.json").write_text('{"cluster": "mine"}')
-    for done in run_ranks(["-m", "training.commcheck"], folder):
+    for done in run_ranks(["-m", "training.node.commcheck"], folder):
         assert done.returncode == 0, done.stdout
     return json.loads((folder / "result.json").read_text())
 
@@ -82,7 +81,7 @@ def test_the_sweep_has_plausible_numbers(result):
 
 BROKEN_SUM = """
 import sys, torch.distributed as dist
-from training import commcheck
+from training.node import commcheck
 real = dist.all_reduce
 def broken(tensor, *args, **kwargs):
     if kwargs.get("op") is None:
@@ -114,14 +113,18 @@ def test_a_broken_sum_is_found(fault: str, tmp_path: Path):
     assert wrong == {"all-reduce"}
 
 
-def test_local_addresses_of_our_established_connections_are_read_from_the_kernels_table():
-    table = (
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1\n"
-        "   1: 0B00000A:D431 0C00000A:A2B1 01 00000000:00000000 00:00000000 00000000     0        0 222 1\n"
-        "   2: 0B00000A:D432 0C00000A:A2B1 01 00000000:00000000 00:00000000 00000000     0        0 333 1\n"
-    )
-    assert parse_connections(table, {"111", "222"}) == ["10.0.0.11"]
+def test_our_established_connections_count_and_neither_listeners_nor_those_of_others_do():
+    interfaces = pytest.importorskip("training.node.interfaces", reason="needs the [train] extra")
+    before = interfaces.interfaces_in_use().get("lo", 0)
+    stranger = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        port = listener.getsockname()[1]
+        assert interfaces.interfaces_in_use().get("lo", 0) == before
+        argv = [sys.executable, "-c", stranger, str(port)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE) as other, listener.accept()[0]:
+            with socket.create_connection(("127.0.0.1", port)), listener.accept()[0]:
+                assert interfaces.interfaces_in_use()["lo"] == before + 3  # both ends of ours, one of the other's
+            other.communicate()
 
 
 def test_joining_waits_longer_than_a_collective_does(monkeypatch: pytest.MonkeyPatch):
@@ -129,7 +132,7 @@ def test_joining_waits_longer_than_a_collective_does(monkeypatch: pytest.MonkeyP
     pytest.importorskip("torch", reason="needs the [train] extra")
     from datetime import timedelta
 
-    from training import commcheck
+    from training.node import commcheck
 
     assert commcheck.JOINING == timedelta(seconds=180) > commcheck.TIMEOUT
     with socket.socket() as listener:

@@ -1,7 +1,7 @@
 """What a run has cost, from the price of its machines and the times of its starts."""
 
-from training.control.follow import Look, describe
 from training.cost.money import cost, money
+from training.laptop.follow import Look, describe
 from training.run_folder import Status, parse_status, status_text
 
 RUNNING = Status("tiny-20260101-000000", "running", started=1000.0, updated=1900.0, price_h=4.0, currency="CNY")

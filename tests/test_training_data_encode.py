@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
-from tests.chat_templates import (
+from tests.support.chat_templates import (
     FORGETFUL,
     HEAD,
     MARKED,

@@ -17,16 +17,16 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 transformers = pytest.importorskip("transformers", reason="needs the [train] extra")
 
 
-from tests.hub import COMMIT, Hub  # noqa: E402
+from tests.support.hub import COMMIT, Hub  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data import IGNORED, DataError, Sample, build  # noqa: E402
 from training.data.build import Build, cached, content_hash, is_validation, link, pad_id  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder  # noqa: E402
-from training.data.prepared import Writer, open_prepared  # noqa: E402
+from training.data.prepared import Writer, attention_span, open_prepared  # noqa: E402
 from training.data.readers import Bad  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
-from training.prepare import prepare  # noqa: E402
+from training.node.prepare import prepare  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -102,7 +102,6 @@ def test_what_attention_spans_is_counted_over_all_samples_not_the_first_rows_whi
     house, tokenizer, tmp_path
 ):
     pytest.importorskip("deepspeed", reason="needs the [train] extra")
-    from training.measuring import attention_span
 
     source = _written(tmp_path / "train.jsonl", RECORDS)
     made = open_prepared(_made(tokenizer, source, tmp_path / "cache") / "train")
@@ -111,10 +110,13 @@ def test_what_attention_spans_is_counted_over_all_samples_not_the_first_rows_whi
     for length in lengths:
         writer.add(Sample([7] * length, [7] * length))
     computed = vars(writer).keys() | {"samples", "tokens", "learned_tokens", "rows", "efficiency", "longest"}
-    writer.finish({k: v for k, v in vars(made.report).items() if k not in computed | {"length_histogram"}})
+    writer.finish(
+        {k: v for k, v in vars(made.report).items() if k not in computed | {"length_histogram", "attention_span"}}
+    )
     prepared = open_prepared(tmp_path / "skewed")
     assert len(prepared.row(0)[0].ids) == 150, "best fit first"
-    assert attention_span(prepared) == pytest.approx(sum(n * n for n in lengths) / sum(lengths))
+    assert prepared.report.attention_span == pytest.approx(attention_span(prepared.lengths), abs=1e-3)
+    assert attention_span(prepared.lengths) == pytest.approx(sum(n * n for n in lengths) / sum(lengths))
 
 
 def test_the_same_data_are_prepared_once_and_what_differs_is_made_anew(house, tokenizer, tmp_path):
@@ -291,7 +293,7 @@ def _run_folder(house, name, recipe, *files):
 
 
 def _prepare(run):
-    argv = [sys.executable, "-m", "training.prepare", "--run", str(run)]
+    argv = [sys.executable, "-m", "training.node.prepare", "--run", str(run)]
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, timeout=120)
 
 
@@ -405,7 +407,7 @@ HUB = """
 import sys
 from pathlib import Path
 from training.data import DataError, check
-from training.prepare import raw_data
+from training.node.prepare import raw_data
 for run in sys.argv[2:]:
     try:
         print(check(raw_data(Path(run) / "data", Path(sys.argv[1]))).records)

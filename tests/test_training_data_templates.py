@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
-from tests.chat_templates import OWN
+from tests.support.chat_templates import OWN
 from training import tiny
 from training.data import IGNORED, DataError
 from training.data.encode import Encoder

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 
-from training.device import DeviceError, device  # noqa: E402
 from training.exit_codes import NO_DEVICE  # noqa: E402
+from training.node.device import DeviceError, device  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parent.parent
@@ -29,12 +29,14 @@ def test_a_launch_for_gpus_is_refused_where_none_can_be_used():
 
 
 @without_gpu
-@pytest.mark.parametrize("module", ["training.commcheck", "training.finetune"])
+@pytest.mark.parametrize("module", ["training.node.commcheck", "training.node.finetune"])
 def test_a_rank_whose_driver_is_broken_fails_at_once_in_one_sentence(tmp_path, module):
     """On the CPU it would go on, and answer in the name of a GPU."""
     given = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29788"}
-    if module == "training.finetune":
-        code = "import sys; from training import finetune as f; f.open_work = lambda _: f.init_process_group(0, 30); "
+    if module == "training.node.finetune":
+        code = (
+            "import sys; from training.node import finetune as f; f.open_work = lambda _: f.init_process_group(0, 30); "
+        )
         argv = [sys.executable, "-c", f"{code}sys.argv[1:] = ['--run', {str(tmp_path)!r}]; f.main()"]
     else:
         argv = [sys.executable, "-m", module, "--run", str(tmp_path)]

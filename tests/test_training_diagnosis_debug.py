@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.dap import Dap
+from tests.support.dap import Dap
 from training import tiny
-from training.control import debugger, runs
-from training.control.head_node import HereHead
-from training.control.place import Place
-from training.control.start_run import BUILT_IN, RECORD, TINY
-from training.diagnosis.debug import PATIENCE_S, collective_timeout_s, debugged
-from training.diagnosis.progress import read_progress
 from training.events import EVENTS, Ended, Started, Told, Waiting, row_of
-from training.heartbeat import late_ranks
+from training.laptop import debugger, runs
+from training.laptop.base_model import BUILT_IN, TINY
+from training.laptop.head_node import HereHead
+from training.laptop.open_cluster import OpenCluster
 from training.launch import LaunchError, debug_env
+from training.node.diagnosis.debug import PATIENCE_S, collective_timeout_s, debugged
+from training.node.diagnosis.progress import read_progress
+from training.node.heartbeat import late_ranks
 from training.run_folder import METRICS
-from training.sums import SUMS, sha256_of, sums_of, sums_text
+from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
 
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("debugpy", reason="needs the [train] extra")
@@ -56,9 +56,8 @@ def test_flags_that_cannot_be_are_refused_in_a_sentence(flags, words: str):
 
 def test_a_rank_that_there_is_not_cannot_be_debugged(tmp_path: Path):
     with pytest.raises(LaunchError, match="--debug-rank 2: there are ranks 0 to 1"):
-        Place(HereHead(tmp_path), debug_rank=2).target("tiny-20260101-000000")
-    target = Place(HereHead(tmp_path), debug_rank=1).target("tiny-20260101-000000")
-    launch = target.launch(tmp_path / "tiny-20260101-000000", "training.finetune")
+        OpenCluster(HereHead(tmp_path), debug_rank=2).launch("tiny-20260101-000000", "")
+    launch = OpenCluster(HereHead(tmp_path), debug_rank=1).launch("tiny-20260101-000000", "training.node.finetune")
     assert launch.debug_rank == 1 and launch.env["PYTHONBREAKPOINT"] == "debugpy.breakpoint"
 
 
@@ -79,7 +78,7 @@ def test_only_with_a_debugger_nothing_times_out_not_even_groups_made_later(
     dist = torch.distributed
     from torch.distributed import distributed_c10d
 
-    from training.rank import Rank
+    from training.node.rank import Rank
 
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         monkeypatch.setattr(distributed_c10d, name, timedelta(seconds=7))
@@ -117,7 +116,7 @@ LONE_RANK = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from training.diagnosis import debug
+from training.node.diagnosis import debug
 rank = SimpleNamespace(launch={"debug_rank": int(sys.argv[1])}, place=SimpleNamespace(rank=0, node="te1"))
 debug.wait(rank)
 answer = 41
@@ -159,13 +158,13 @@ def home(tmp_path: Path) -> Path:
     tiny.write_model(folder, steps=1)
     (folder / SUMS).write_text(sums_text(sums_of(folder)))
     record = {"repo": BUILT_IN, "revision": "main", "commit": sha256_of(TINY), "hash": sha256_of(folder / SUMS)}
-    (folder / RECORD).write_text(json.dumps(record))
+    (folder / ORIGIN).write_text(json.dumps(record))
     return tmp_path
 
 
 @pytest.mark.torch
 def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_finish(home: Path):
-    (home / "fabfile.py").write_text("from training.tasks import namespace\n")
+    (home / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PYTHONUNBUFFERED": "1"}
     argv = [sys.executable, "-m", "fabric", "train", "--model", "tiny", "--here", "--steps", "3", "--debug-rank", "1"]
     argv += ["--profile", "2-3", "--set", "optimizer.warmup_steps=1"]
@@ -181,7 +180,7 @@ def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_f
         mapping = configuration["pathMappings"][0]
         assert mapping["localRoot"] == str(ROOT / "training")
         run = Path(mapping["remoteRoot"]).parent
-        finetune = ROOT / "training" / "finetune.py"
+        finetune = ROOT / "training" / "node" / "finetune.py"
         line = line_of(finetune, "progress.step += 1")
 
         client = Dap(configuration["connect"]["port"])

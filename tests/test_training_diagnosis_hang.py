@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from training.control.ship import launch_files
-from training.diagnosis.hang import Frame, RankState, StallWatch, fell_behind, parse_state, state_text
-from training.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
-from training.diagnosis.stacks import parse_recorder, process_state, short_path
 from training.events import EVENTS, Started, parse_rows
+from training.laptop.ship import launch_files
 from training.launch import Host, Launch, here_env, rank_env
+from training.node.diagnosis.hang import Frame, RankState, StallWatch, parse_state, state_text, straggler
+from training.node.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
+from training.node.diagnosis.stacks import parse_recorder, process_state, short_path
+from training.node.supervision.end_processes import processes_of
 from training.run_folder import parse_status
-from training.supervision.end_processes import processes_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,9 +84,9 @@ def test_a_rank_overwrites_its_mark_and_a_note_costs_next_to_nothing(tmp_path: P
 WAITING = (
     Frame("wait", "python:threading.py", 320),
     Frame("all_reduce", "torch/distributed/distributed_c10d.py", 3252),
-    Frame("optimizer_step", "training/finetune.py", 157),
+    Frame("optimizer_step", "training/node/finetune.py", 157),
 )
-BUSY = (Frame("collate", "training/data.py", 88), Frame("optimizer_step", "training/finetune.py", 140))
+BUSY = (Frame("collate", "training/data.py", 88), Frame("optimizer_step", "training/node/finetune.py", 140))
 
 
 def state(rank: int, stack=WAITING, **more) -> RankState:
@@ -94,9 +94,9 @@ def state(rank: int, stack=WAITING, **more) -> RankState:
 
 
 def test_the_rank_outside_the_collective_is_named_with_its_place_in_the_code():
-    behind = fell_behind([state(0), state(1, BUSY), state(2)], 312)
-    assert (behind.rank, behind.node) == (1, "te2")
-    assert behind.sentence == (
+    late = straggler([state(0), state(1, BUSY), state(2)], 312)
+    assert (late.rank, late.node) == (1, "te2")
+    assert late.sentence == (
         "no step was finished for 312 s: rank 1 on te2 fell behind in step 41 at collate (training/data.py:88); "
         "the others wait in all_reduce"
     )
@@ -104,30 +104,30 @@ def test_the_rank_outside_the_collective_is_named_with_its_place_in_the_code():
 
 def test_a_collective_in_a_thread_of_the_backward_pass_counts_as_waiting():
     backward = (Frame("_engine_run_backward", "torch/autograd/graph.py", 5),)
-    behind = fell_behind([state(0, backward, others=(WAITING,)), state(1, BUSY)], 312)
-    assert behind.rank == 1
+    late = straggler([state(0, backward, others=(WAITING,)), state(1, BUSY)], 312)
+    assert late.rank == 1
 
 
 def test_where_collectives_run_behind_the_programs_back_the_flight_recorder_decides():
-    item = (Frame("optimizer_step", "training/finetune.py", 160),)
+    item = (Frame("optimizer_step", "training/node/finetune.py", 160),)
     dumps = [
         {"pg_status": {"0": {"last_enqueued_collective": n}, "1": {"last_enqueued_collective": -1}}} for n in (7, 9, 9)
     ]
     assert parse_recorder(dumps[0]) == {"0": 7}
     states = [state(rank, item, enqueued=parse_recorder(dump)) for rank, dump in enumerate(dumps)]
-    assert fell_behind(states, 312).rank == 0
+    assert straggler(states, 312).rank == 0
 
 
 def test_ranks_that_wait_for_different_things_are_told_apart():
     broadcast = (Frame("broadcast", "torch/distributed/distributed_c10d.py", 1), WAITING[-1])
-    assert fell_behind([state(0), state(1), state(2, broadcast)], 312).rank == 2
-    both = fell_behind([state(0), state(1)], 312)
+    assert straggler([state(0), state(1), state(2, broadcast)], 312).rank == 2
+    both = straggler([state(0), state(1)], 312)
     assert both.rank is None and both.sentence.endswith("every rank waits in all_reduce")
 
 
 def test_a_process_that_is_gone_and_a_lower_step_are_signs_too():
-    assert "rank 1 on te2 is gone" in fell_behind([state(0), replace(state(1), state="?")], 312).sentence
-    assert fell_behind([state(0), state(1, step=39)], 312).rank == 1
+    assert "rank 1 on te2 is gone" in straggler([state(0), replace(state(1), state="?")], 312).sentence
+    assert straggler([state(0), state(1, step=39)], 312).rank == 1
 
 
 def test_source_files_are_named_from_their_package_on():
@@ -149,7 +149,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from training.diagnosis.progress import STEP, ProgressFile
+from training.node.diagnosis.progress import STEP, ProgressFile
 
 def read_a_slow_disk():
     time.sleep(600)
@@ -183,7 +183,9 @@ def hung(tmp_path_factory):
     launch = Launch(run.name, str(run), hosts, "training.program", (), sys.executable, env, here=True, hang_s=5)
     for name, text in launch_files(launch).items():
         (run / name).write_text(text)
-    supervisor = subprocess.Popen([sys.executable, "-m", "training.supervision.supervise", "--run", str(run)], cwd=run)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run)], cwd=run
+    )
     try:
         deadline = time.monotonic() + 60
         while (read_progress(run, 1) or Mark(0, "", 0)).step < 6:
@@ -212,14 +214,14 @@ def test_ranks_of_a_run_that_hangs_are_asked_and_the_late_one_is_named(hung):
         while process_state(ranks[2]) != "T":
             time.sleep(0.05)
         words = ",".join(f"{rank}={pid}" for rank, pid in ranks.items())
-        argv = [sys.executable, "-m", "training.diagnosis.stacks", "--run", str(run), "--ranks", words]
+        argv = [sys.executable, "-m", "training.node.diagnosis.stacks", "--run", str(run), "--ranks", words]
         told = subprocess.run(argv, cwd=run, capture_output=True, text=True, check=True).stdout
     finally:
         os.kill(ranks[2], signal.SIGCONT)
     states = sorted((parse_state(content, "localhost") for content in json.loads(told)), key=lambda s: s.rank)
     assert [s.waits for s in states] == [True, False, True]
-    assert "rank 2 on localhost is stopped by a signal in step 7" in fell_behind(states, 5).sentence
-    awake = fell_behind([*states[:2], replace(states[2], state="S")], 5)
+    assert "rank 2 on localhost is stopped by a signal in step 7" in straggler(states, 5).sentence
+    awake = straggler([*states[:2], replace(states[2], state="S")], 5)
     assert awake.rank == 1 and "read_a_slow_disk (training/program.py:" in awake.sentence
     assert "all_reduce (torch/distributed/distributed_c10d.py:" in state_text(states[0])
 

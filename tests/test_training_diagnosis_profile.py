@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from training.diagnosis.operators import covered_us, summarise, summary_text
-from training.diagnosis.profiling import parse_steps
-from training.diagnosis.trace import Clock, clock_of, events_of, merge, read_trace, shift_us
-from training.launch import Host, Launch, LaunchError, launch_text
+from training.launch import Host, Launch, LaunchError, launch_text, parse_steps
+from training.node.diagnosis.operators import covered_us, summarise, summary_text
+from training.node.diagnosis.trace import Clock, clock_of, events_of, merge, read_trace, shift_us
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 import torch.distributed as dist
-from training.diagnosis.profiling import Profile
+from training.node.diagnosis.profiling import Profile
 
 number, port, run = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
@@ -76,7 +75,7 @@ def run(tmp_path_factory) -> Path:
     pytest.importorskip("torch", reason="needs the [train] extra")
     run = tmp_path_factory.mktemp("profile") / "run"
     assert "profiled steps 3 to 5" in profiled(run, "3")[0]
-    argv = [sys.executable, "-m", "training.diagnosis.trace", "--run", str(run)]
+    argv = [sys.executable, "-m", "training.node.diagnosis.trace", "--run", str(run)]
     subprocess.run(argv, cwd=ROOT, check=True)
     return run
 

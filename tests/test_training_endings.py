@@ -1,6 +1,6 @@
 """How runs end: diverged, stopped and gone on with, asked to stop by a signal; and what a save costs them.
 
-Whole runs of training.finetune, several in one group of gloo ranks (tests/finetune_probe.py).
+Whole runs of training.node.finetune, several in one group of gloo ranks (tests/support/finetune_probe.py).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
-from training.checkpoint import read_state, read_tensors, steps  # noqa: E402
 from training.exit_codes import FAILED, FINISHED, STOPPED  # noqa: E402
-from training.finetune import open_work  # noqa: E402
-from training.prepare import prepare  # noqa: E402
+from training.node.checkpoint import read_state, read_tensors, steps  # noqa: E402
+from training.node.finetune import open_work  # noqa: E402
+from training.node.prepare import prepare  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-PROBE = Path(__file__).with_name("finetune_probe.py")
+PROBE = Path(__file__).parent / "support" / "finetune_probe.py"
 STAGES = ("zero0", "zero1", "zero2", "zero3")
 BASE = {
     "steps": "4",
@@ -70,7 +70,7 @@ def _start(house, ranks, jobs):
     job.write_text(json.dumps(jobs))
     port = random.randrange(20000, 32000, 2)
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[1])} | place
+    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[2])} | place
     started = []
     for rank in range(ranks):
         with (house / f"on-{ranks}-{rank}.log").open("w") as log:

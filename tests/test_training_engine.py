@@ -1,4 +1,4 @@
-"""Real runs of training.finetune: DeepSpeed ZeRO-3 on gloo ranks of this machine, held against plain torch.
+"""Real runs of training.node.finetune: DeepSpeed ZeRO-3 on gloo ranks of this machine, held against plain torch.
 
 Each run is made once and looked at by several tests. Every rank is started by its own copy of DeepSpeed's
 launcher, as on machines of their own.
@@ -26,12 +26,13 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
-from training.checkpoint import read_state, read_tensors  # noqa: E402
 from training.data import Order  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.exit_codes import PEER_LOST, STOPPED, WRONG_CHECKPOINT  # noqa: E402
-from training.prepare import prepare  # noqa: E402
+from training.node.checkpoint import read_state, read_tensors  # noqa: E402
+from training.node.model import draw  # noqa: E402
+from training.node.prepare import prepare  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -96,7 +97,7 @@ def _start(run, ranks, *extra):
     for rank in range(ranks):
         command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={nodes}"]
         command += [f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}"]
-        command += ["--module", "--no_local_rank", "training.finetune", "--run", str(run), *extra]
+        command += ["--module", "--no_local_rank", "training.node.finetune", "--run", str(run), *extra]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, cwd=run, env=environment, start_new_session=True, **pipes))
     return started
@@ -150,9 +151,9 @@ def _plain_torch(run, model_dir):
     recipe = load_recipe("tiny", EXACT)
     data = open_prepared(run / "data" / "prepared" / "train")
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    torch.manual_seed(recipe.seed)
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, lora)
+    draw(model, recipe.seed)
     weights = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(weights.values(), weight_decay=0.0)
     order = Order(data.rows, recipe.seed, recipe.global_batch)
@@ -299,7 +300,9 @@ def test_a_killed_rank_ends_the_run_on_the_other_machine_within_seconds(house):
     until = time.monotonic() + 120
     while not (run / "metrics.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.5)
-    victim = int(subprocess.check_output(["pgrep", "-P", str(started[1].pid), "-f", "training.finetune"]).split()[0])
+    victim = int(
+        subprocess.check_output(["pgrep", "-P", str(started[1].pid), "-f", "training.node.finetune"]).split()[0]
+    )
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
     codes, outputs = _finish(started, timeout_s=60)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from training.causes import MISTAKES, Cause
-from training.diagnosis.xid import parse_xid, xid_lines
 from training.events import Ended, Event, Failed, Started, line_of
 from training.exit_codes import FAILED, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
 from training.launch import Host, Launch
-from training.supervision.failure import SECONDARY, Observation, rank_end, verdict
-from training.supervision.node_ssh import PING_TIMEOUT_S
-from training.supervision.supervise import PING_EVERY_S, PING_MISSES, SETTLE_SECONDARY_S
+from training.node.diagnosis.xid import parse_xid, xid_lines
+from training.node.supervision.failure import SECONDARY, Observation, rank_end, verdict
+from training.node.supervision.node_ssh import PING_TIMEOUT_S
+from training.node.supervision.supervise import PING_EVERY_S, PING_MISSES, SETTLE_SECONDARY_S
 
 LAUNCH = Launch(
     run_id="tiny-20260131-154500",
     run_dir="/data/runs/tiny-20260131-154500",
     hosts=tuple(Host(f"te{n}", f"10.0.0.{n}", 1) for n in range(1, 5)),
-    module="training.finetune",
+    module="training.node.finetune",
     arguments=(),
     python="python",
     env={},
@@ -199,7 +199,7 @@ ASSERT = [
 ]
 MEMORY = [
     "Traceback (most recent call last):",
-    '  File "/data/runs/x/training/loss.py", line 99, in forward',
+    '  File "/data/runs/x/training/node/loss.py", line 99, in forward',
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 21.98 GiB "
     "of which 822.44 MiB is free.",
     *FRAMES,

@@ -7,128 +7,34 @@ import json
 import math
 import os
 import shutil
-import socket
-import stat
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import ClassVar
 
-import paramiko
 import pytest
+from paramiko import SFTPClient, SSHException
 
-from training.control import attend, runs
-from training.control.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote, newest_step
-from training.control.head_node import HereHead, RemoteHead
-from training.control.verify import FetchError, verify_adapter
-from training.run_folder import Status, status_text, write_atomically
+from inventory import ssh
+from training.laptop import attach, checkpoints
+from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote
+from training.laptop.head_node import HereHead, RemoteHead
+from training.run_folder import Status, newest_step, status_text, write_atomically
 from training.sums import parse_sums, sums_of, sums_text
+from training.verify import FetchError, verify_adapter
 
 RUN = "tiny-20260131-154500"
 RANK = 4
 BASE = "b" * 64
 
 
-class Files(paramiko.SFTPServerInterface):
-    """What a login user other than root may read of this machine's files. After `cut_after` bytes the connection
-    is closed, after `silent_after` nothing is answered any more."""
-
-    served = 0
-    cut_after: int | None = None
-    silent_after: int | None = None
-    back = threading.Event()
-    transport: paramiko.Transport | None = None
-    listed: ClassVar[dict[str, str]] = {}
-    announced: ClassVar[dict[str, int]] = {}
-    """What a malicious head says: a name more in a folder, another size of a file, both by their last component."""
-
-    def list_folder(self, path):
-        if not Path(path).is_dir():
-            return paramiko.SFTP_NO_SUCH_FILE
-        entries = []
-        for entry in Path(path).iterdir():
-            attributes = paramiko.SFTPAttributes.from_stat(entry.stat())
-            attributes.filename = entry.name
-            entries.append(attributes)
-        if name := Files.listed.get(Path(path).name):
-            entries.append(paramiko.SFTPAttributes())
-            entries[-1].filename, entries[-1].st_mode = name, stat.S_IFREG | 0o644
-        return entries
-
-    def stat(self, path):
-        if not Path(path).exists():
-            return paramiko.SFTP_NO_SUCH_FILE
-        attributes = paramiko.SFTPAttributes.from_stat(Path(path).stat())
-        attributes.st_size = Files.announced.get(Path(path).name, attributes.st_size)
-        return attributes
-
-    lstat = stat
-
-    def open(self, path, flags, attr):
-        if not Path(path).is_file():
-            return paramiko.SFTP_NO_SUCH_FILE
-        if not Path(path).stat().st_mode & 0o004:
-            return paramiko.SFTP_PERMISSION_DENIED
-        handle = _Counted(flags)
-        handle.readfile = Path(path).open("rb")  # noqa: SIM115 - the handle closes it
-        return handle
-
-
-class _Counted(paramiko.SFTPHandle):
-    def stat(self):
-        return paramiko.SFTPAttributes.from_stat(os.fstat(self.readfile.fileno()))
-
-    def read(self, offset, length):
-        data = super().read(offset, length)
-        Files.served += len(data)
-        if Files.cut_after is not None and Files.served > Files.cut_after and Files.transport:
-            Files.transport.close()
-        if Files.silent_after is not None and Files.served > Files.silent_after:
-            Files.back.wait(30)
-        return data
-
-
-class _AllowAll(paramiko.ServerInterface):
-    def check_auth_none(self, username):
-        return paramiko.AUTH_SUCCESSFUL
-
-    def check_channel_request(self, kind, chanid):
-        return paramiko.OPEN_SUCCEEDED
-
-
 @pytest.fixture
-def connect() -> Iterator[Callable[[], Callable[[], paramiko.SFTPClient]]]:
-    """Connect to a fresh server; gives the function that opens a channel."""
-    key = paramiko.ECDSAKey.generate()
-    transports: list[paramiko.Transport] = []
-    Files.served, Files.cut_after, Files.silent_after = 0, None, None
-    Files.listed, Files.announced = {}, {}
-    Files.back.clear()
-
-    def _connect() -> Callable[[], paramiko.SFTPClient]:
-        listener = socket.create_server(("127.0.0.1", 0))
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            Files.transport = paramiko.Transport(connection)
-            Files.transport.add_server_key(key)
-            Files.transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
-            Files.transport.start_server(server=_AllowAll())
-
-        threading.Thread(target=serve, daemon=True).start()
-        client = paramiko.Transport(socket.create_connection(listener.getsockname()))
-        client.start_client(timeout=10)
-        client.auth_none("root")
-        transports.append(client)
-        listener.close()
-        return lambda: paramiko.SFTPClient.from_transport(client)
-
-    yield _connect
-    Files.back.set()
-    for transport in transports:
-        transport.close()
+def connect(node) -> Iterator[Callable[[], Callable[[], SFTPClient]]]:
+    """Connect to the server; gives the function that opens a channel."""
+    with ExitStack() as connections:
+        yield lambda: connections.enter_context(ssh.connect(node)).client.open_sftp
 
 
 def adapter_bytes(rank: int = RANK, b: bytes = b"\x01\x3f", width: int = 8, drop: str = "") -> bytes:
@@ -243,30 +149,30 @@ def test_fetching_again_moves_only_what_has_changed_since(connect, run: Path, tm
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # paramiko's own
-def test_a_cut_connection_is_gone_on_with_where_it_broke(connect, run: Path, tmp_path: Path):
+def test_a_cut_connection_is_gone_on_with_where_it_broke(connect, server, run: Path, tmp_path: Path):
     size = 24 << 20
     make_checkpoint(run, 10, big=size)
     home = tmp_path / "home"
-    Files.cut_after = 20 << 20
-    with pytest.raises((OSError, EOFError, paramiko.SSHException)):
+    server.files.cut_after = 20 << 20
+    with pytest.raises((OSError, EOFError, SSHException)):
         fetch_remote(connect(), str(run), home, full=True)
     part = home / "checkpoints" / ".step-10" / "optimizer.safetensors.part"
     kept = part.stat().st_size
     assert kept > 1 << 20
     assert not (home / "checkpoints" / "step-10").exists()
-    Files.cut_after = None
+    server.files.cut_after = None
     fetched = fetch_remote(connect(), str(run), home, full=True)
     assert fetched.step == 10
     assert fetched.bytes_moved < size - kept + 10_000
 
 
 def test_a_broken_connection_is_made_anew_by_itself(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.control.fetch.RETRY_AFTER_S", 0)
+    monkeypatch.setattr("training.laptop.fetch.RETRY_AFTER_S", 0)
     broken, whole = connect(), connect()
     broken().get_channel().get_transport().close()
     doors = [broken]
 
-    def open_sftp() -> paramiko.SFTPClient:
+    def open_sftp() -> SFTPClient:
         return doors[-1]()
 
     fetched = fetch_patiently(open_sftp, lambda: doors.append(whole), str(run), tmp_path / "home")
@@ -381,7 +287,7 @@ def test_a_file_the_login_user_may_not_read_is_named_and_no_broken_connection(co
 
 
 def test_a_file_that_is_gone_for_good_is_named(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.control.fetch.RETRY_AFTER_S", 0)
+    monkeypatch.setattr("training.laptop.fetch.RETRY_AFTER_S", 0)
     path = run / "checkpoints" / "step-2" / "adapter" / "adapter_model.safetensors"
     path.unlink()
     with pytest.raises(FetchError, match=r"step-2 is damaged: adapter/adapter_model.safetensors is missing"):
@@ -394,11 +300,11 @@ def test_a_folder_at_home_that_cannot_be_made_is_no_broken_connection(connect, r
         fetch_patiently(connect(), lambda: pytest.fail("nothing broke"), str(run), tmp_path / "home")
 
 
-def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("training.control.download.SILENCE_S", 0.5)
-    monkeypatch.setattr("training.control.fetch.TRIES", 1)
+def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, server, run: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("training.laptop.download.SILENCE_S", 0.5)
+    monkeypatch.setattr("training.laptop.fetch.TRIES", 1)
     make_checkpoint(run, 10, big=8 << 20)
-    Files.silent_after = 2 << 20
+    server.files.silent_after = 2 << 20
     began = time.monotonic()
     with pytest.raises(FetchInterrupted, match=r"the head went away .* fetch again to go on"):
         fetch_patiently(connect(), lambda: None, str(run), tmp_path / "home", full=True)
@@ -407,7 +313,7 @@ def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, run: Path, tm
 
 @pytest.mark.parametrize("folder", [RUN, "logs", "checkpoints"])
 def test_a_name_that_is_no_files_name_is_refused_and_nothing_is_written(
-    connect, run: Path, tmp_path: Path, folder: str
+    connect, server, run: Path, tmp_path: Path, folder: str
 ):
     (tmp_path / "home" / "logs").mkdir(parents=True)
     (run / "recipe.before-").mkdir()
@@ -415,7 +321,7 @@ def test_a_name_that_is_no_files_name_is_refused_and_nothing_is_written(
     (run.parent.parent / "planted").write_text("* * * * * root evil\n")
     before, open_sftp = {path for path in tmp_path.rglob("*") if "home" in path.parts}, connect()
     for name in ("../../planted", "recipe.before-/../../planted", "a/b", "x\x1b[2J", "a\\b"):
-        Files.listed = {folder: name}
+        server.files.listed = {folder: name}
         with pytest.raises(FetchError, match="which is no file's name"):
             fetch_remote(open_sftp, str(run), tmp_path / "home")
     written = {path for path in tmp_path.rglob("*") if path.name.startswith("planted")}
@@ -447,15 +353,15 @@ def test_a_link_at_home_is_not_written_through(connect, run: Path, tmp_path: Pat
     assert list(elsewhere.iterdir()) == []
 
 
-def test_no_more_comes_than_was_announced(connect, run: Path, tmp_path: Path):
+def test_no_more_comes_than_was_announced(connect, server, run: Path, tmp_path: Path):
     (run / "logs" / "rank-0.log").write_bytes(b"x" * 3_000_000)
-    Files.announced = {"rank-0.log": 70_000}
+    server.files.announced = {"rank-0.log": 70_000}
     fetch_remote(connect(), str(run), tmp_path / "home")
     assert (tmp_path / "home" / "logs" / "rank-0.log").stat().st_size == 70_000
 
 
-def test_a_file_larger_than_this_machines_disk_is_refused_before_it_comes(connect, run: Path, tmp_path: Path):
-    Files.announced = {"rank-0.log": 1 << 60}
+def test_a_file_larger_than_this_machines_disk_is_refused_before_it_comes(connect, server, run: Path, tmp_path: Path):
+    server.files.announced = {"rank-0.log": 1 << 60}
     with pytest.raises(FetchError, match=r"rank-0\.log is announced with 1073741824\.0 GiB.* left at"):
         fetch_remote(connect(), str(run), tmp_path / "home")
     assert not list(tmp_path.rglob("rank-0.log.part"))
@@ -473,29 +379,16 @@ def test_papers_that_are_none_are_a_sentence(connect, run: Path, tmp_path: Path,
         fetch_remote(connect(), str(run), tmp_path / "other")
 
 
-class Door:
-    """What a RemoteHead asks of a connection."""
-
-    def __init__(self, open_sftp: Callable[[], paramiko.SFTPClient]) -> None:
-        self.client = self
-        self.open_sftp = open_sftp
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_watching_brings_every_new_checkpoint_until_the_run_is_over(connect, run: Path, tmp_path: Path, monkeypatch):
+def test_watching_brings_every_new_checkpoint_until_the_run_is_over(node, run: Path, tmp_path: Path, monkeypatch):
     tools = tmp_path / "tools"
     tools.mkdir()
     over = tmp_path / "over"
     (tools / "systemctl").write_text(f"#!/bin/sh\ntest -e {over} || echo active\n")  # of the supervisor's unit
     (tools / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    monkeypatch.setattr("training.control.attend.WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr("training.laptop.attach.WATCH_EVERY_S", 0.05)
     monkeypatch.chdir(tmp_path)
-    door = Door(connect())
-    head = RemoteHead("te1", lambda: door, lambda _, command: sh(command))
+    head = RemoteHead(node)
     head.runs = run.parent
 
     def say(state: str) -> None:
@@ -513,19 +406,16 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(connect, run
         over.touch()
 
     say("running")
-    first = attend.bring_home(head, run.name)
     trainer = threading.Thread(target=train, daemon=True)
-    trainer.start()
-    attend.watch_home(head, run.name, first)
+    with closing(head):
+        first = attach.bring_home(head, run.name)
+        trainer.start()
+        attach.fetch_until_over(head, run.name, first)
     trainer.join(1)
     home = tmp_path / "runs" / run.name
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-2", "step-4", "step-6"]
     assert (home / "adapter").readlink() == Path("checkpoints/step-6/adapter")
     assert json.loads((home / "status.json").read_text())["state"] == "finished"
-
-
-def sh(command: str) -> str:
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
 
 
 def test_another_base_model_than_planned_is_refused(connect, run: Path, tmp_path: Path):
@@ -623,12 +513,12 @@ def test_the_best_checkpoint_comes_home_where_there_is_one(connect, run: Path, t
     fetched = fetch_remote(open_sftp, str(run), home)
     assert (fetched.step, fetched.newest) == (4, 6)
     assert (home / "adapter").readlink() == Path("checkpoints/step-4/adapter")
-    assert runs.checkpoint_step(HereHead(run.parent), run.name) == 4
-    assert attend.bring_home(HereHead(run.parent), run.name) == 4
+    assert checkpoints.checkpoint_step(HereHead(run.parent), run.name) == 4
+    assert attach.bring_home(HereHead(run.parent), run.name) == 4
     assert "adapter of step 4, the best by validation loss; the newest is step 6" in capsys.readouterr().out
     (run / "checkpoints" / "best").write_text("step-5\n")  # dropped by hand
     assert fetch_remote(open_sftp, str(run), home).step == fetch_here(run).step == 6
-    assert runs.checkpoint_step(HereHead(run.parent), run.name) == 6
+    assert checkpoints.checkpoint_step(HereHead(run.parent), run.name) == 6
 
 
 def _spoil_bit(path: Path) -> None:
@@ -663,7 +553,7 @@ def test_a_best_checkpoint_that_was_damaged_at_rest_is_named_and_the_newest_whol
         assert "step-4" in best and "damaged" in best
         assert "step-8/adapter/adapter_model.safetensors" in newest and "damaged" in newest
     assert (home / "adapter").readlink() == Path("checkpoints/step-6/adapter")
-    assert attend.bring_home(HereHead(run.parent), run.name) == 6
+    assert attach.bring_home(HereHead(run.parent), run.name) == 6
     said = capsys.readouterr().out
     assert said.count("passed over: ") == 2 and "adapter of step 6; it is in" in said
     for step in (2, 6):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from training.control.follow import Look, describe, eta_s, follow, list_command, look_command, parse_list, parse_look
+from training.laptop.follow import Look, describe, eta_s, follow, list_command, look_command, parse_list, parse_look
 from training.run_folder import Status, parse_metrics, parse_status, status_text, write_atomically
 
 RUN = "tiny-20260131-154500"
@@ -74,7 +74,7 @@ def test_a_run_without_a_supervisor_is_lost_and_not_running(tmp_path: Path):
 def test_a_supervisor_that_runs_is_seen_by_its_pid_and_command_line(tmp_path: Path):
     folder = make_run(tmp_path / "it's a (strange) name")
     waits = "import sys; sys.stdin.read()"
-    argv = [sys.executable, "-c", waits, "-m", "training.supervision.supervise", "--run", str(folder)]
+    argv = [sys.executable, "-c", waits, "-m", "training.node.supervision.supervise", "--run", str(folder)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
         assert supervisor.stdin is not None
         status = parse_status((folder / "status.json").read_text())

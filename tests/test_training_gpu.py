@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
-from training.attention import Segments, segment_attention  # noqa: E402
-from training.loss import linear_cross_entropy  # noqa: E402
+from training.node.attention import Segments, segment_attention  # noqa: E402
+from training.node.loss import linear_cross_entropy  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,9 +12,9 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from transformers import AutoConfig  # noqa: E402
 
 from training import isolation  # noqa: E402
-from training.head_check import LIMIT, difference, refuse_other_logits  # noqa: E402
+from training.node.head_check import LIMIT, difference, refuse_other_logits  # noqa: E402
+from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
-from training.strategies.zero3 import persistence_threshold  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

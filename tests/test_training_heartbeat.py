@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from training.exit_codes import PEER_LOST
-from training.heartbeat import LIMIT_S, START_S, Heartbeat, Place, late_ranks
+from training.node.heartbeat import LIMIT_S, START_S, Heartbeat, Place, late_ranks
 
 
 def test_a_rank_is_late_once_its_last_beat_is_older_than_the_limit():
@@ -37,7 +37,7 @@ def test_a_single_rank_opens_no_store():
 
 SCRIPT = """
 import sys, time, torch.distributed
-from training.heartbeat import Heartbeat, Place
+from training.node.heartbeat import Heartbeat, Place
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 say = lambda failed: print(failed.follows, failed.peer, failed.reason, flush=True)
 heartbeat = Heartbeat(Place(rank, 0, 2, f"te{rank + 1}", "127.0.0.1", port), say, limit_s=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.control import place
+from training.laptop import ranks_here
 from training.launch import (
     LONGEST_STOP_S,
     Host,
@@ -31,7 +31,7 @@ LAUNCH = Launch(
     run_id="tiny-20260131-154500",
     run_dir=RUN,
     hosts=HOSTS,
-    module="training.finetune",
+    module="training.node.finetune",
     arguments=(),
     python="/data/env/bin/python",
     env=rank_env(RUN, "cpu"),
@@ -84,9 +84,9 @@ def test_here_takes_the_gpus_that_this_python_can_use(tmp_path, monkeypatch, bui
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(cards))):
         (devices / name).touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(place, "here_gpus", partial(place.here_gpus, devices, torch))
-    target = place.here_target(Path(RUN), "/usr/bin", tmp_path)
-    assert (target.hosts[0].slots, target.env["DS_ACCELERATOR"]) == wanted
+    monkeypatch.setattr(ranks_here, "here_gpus", partial(ranks_here.here_gpus, devices, torch))
+    launch = ranks_here.launch_here(Path(RUN), "m", "/usr/bin", tmp_path)
+    assert (launch.hosts[0].slots, launch.env["DS_ACCELERATOR"]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_here_takes_no_gpu_that_cuda_visible_devices_hides(tmp_path, monkeypatch
     for number in range(4):
         (tmp_path / f"nvidia{number}").touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(place, "here_gpus", partial(place.here_gpus, tmp_path, tmp_path))
-    target = place.here_target(Path(RUN), "/usr/bin", tmp_path)
-    world = next(word for word in runner_argv(target.launch(Path(RUN), "m"), 1) if word.startswith("--world_info="))
+    monkeypatch.setattr(ranks_here, "here_gpus", partial(ranks_here.here_gpus, tmp_path, tmp_path))
+    launch = ranks_here.launch_here(Path(RUN), "m", "/usr/bin", tmp_path)
+    world = next(word for word in runner_argv(launch, 1) if word.startswith("--world_info="))
     slots = json.loads(base64.urlsafe_b64decode(world.partition("=")[2]))["localhost"]
-    assert (target.hosts[0].slots, target.env["DS_ACCELERATOR"], slots) == wanted
+    assert (launch.hosts[0].slots, launch.env["DS_ACCELERATOR"], slots) == wanted
 
 
 def test_memory_of_gpus_is_taken_in_segments_that_grow():
@@ -132,8 +132,8 @@ def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_addr
         "--master_port=29500",
         "--module",
         "--no_local_rank",
-        "training.supervision.rank_start",
-        "training.finetune",
+        "training.node.supervision.rank_start",
+        "training.node.finetune",
         "--run",
         RUN,
     ]
@@ -142,8 +142,8 @@ def test_several_nodes_are_started_over_the_hostfile_with_the_heads_private_addr
 def test_deepspeeds_own_parser_takes_the_command_line():
     runner = pytest.importorskip("deepspeed.launcher.runner", reason="needs the [train] extra")
     arguments = runner.parse_args(runner_argv(LAUNCH, 29500)[4:])
-    assert arguments.user_script == "training.supervision.rank_start"
-    assert arguments.user_args == ["training.finetune", "--run", RUN]
+    assert arguments.user_script == "training.node.supervision.rank_start"
+    assert arguments.user_args == ["training.node.finetune", "--run", RUN]
     assert (arguments.module, arguments.no_local_rank, arguments.master_port) == (True, True, 29500)
 
 
@@ -167,4 +167,4 @@ def test_a_stop_of_the_unit_reaches_only_the_supervisor_and_waits_for_the_grace(
     assert "--property=KillMode=mixed" in argv
     assert f"--property=TimeoutStopSec={LONGEST_STOP_S + 60}" in argv, "a grace measured while it runs is not cut short"
     assert "--property=TimeoutStopSec=5060" in unit_argv(replace(LAUNCH, stop_grace_s=5000))
-    assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.supervision.supervise", "--run", RUN]
+    assert argv[-6:] == ["/data/env/bin/python", "-u", "-m", "training.node.supervision.supervise", "--run", RUN]

@@ -15,13 +15,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from training import liger, loss  # noqa: E402
+from training.node import liger, loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WIDTH, VOCABULARY = 32, 300
 INTERPRETED = """
 import json, torch
-from training import liger, loss
+from training.node import liger, loss
 calls = []
 real = liger._loss()
 liger._loss = lambda: lambda *a, **k: calls.append(1) or real(*a, **k)
@@ -135,7 +135,7 @@ def test_kernels_are_left_where_the_head_they_are_tried_on_is_not_known(stood_in
     ids=["another name", "text beside images"],
 )
 def test_a_heads_shape_is_known_whatever_the_configuration_calls_it(tmp_path, config, shape):
-    from training.finetune import head_shape
+    from training.node.finetune import head_shape
 
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert head_shape(tmp_path) == shape
@@ -153,7 +153,7 @@ def test_a_heads_shape_is_known_whatever_the_configuration_calls_it(tmp_path, co
     ],
 )
 def test_a_run_takes_our_own_loss_where_its_plan_knows_it_as_the_faster(tmp_path, stood_in, monkeypatch, plan, ours):
-    from training import finetune
+    from training.node import finetune
 
     stood_in(_ours)
     monkeypatch.setattr(finetune, "head_shape", lambda _: (WIDTH, VOCABULARY))

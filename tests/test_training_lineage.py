@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_training_head_node import sh
-from training.control import runs
-from training.control.head_node import RemoteHead
-from training.control.place import Place
+from tests.support.heads import HeadOver, cluster_of, node
+from training.laptop import refusals
+from training.laptop.open_cluster import OpenCluster
 from training.launch import LaunchError
 from training.lineage import RECORD, DiskRecord, next_record, parse_record, record_text
 
@@ -36,26 +35,24 @@ def test_a_record_is_read_as_it_was_written():
     assert parse_record(record_text(record)) == record
 
 
-def place(tmp_path: Path, record: DiskRecord | None, **more: str) -> Place:
-    head = RemoteHead("te1", lambda: None, lambda _, command: sh(command))
-    head.runs = tmp_path / "runs"
+def cluster(tmp_path: Path, record: DiskRecord | None, disk: str) -> OpenCluster:
     if record:
         (tmp_path / RECORD).write_text(record_text(record))
-    return Place(head, cluster="demo", **more)
+    return cluster_of(HeadOver(runs=tmp_path / "runs"), [node(disk=disk)], name="demo")
 
 
 def test_runs_start_on_the_clusters_own_disk_and_on_one_of_an_earlier_version(tmp_path):
-    runs.refuse_other_disk(place(tmp_path, None, disk="b"))
-    mine = place(tmp_path, DiskRecord("demo", ("a", "b")), disk="b")
-    runs.refuse_other_disk(mine)
-    assert runs.disk_record(mine.head) == DiskRecord("demo", ("a", "b"))
+    refusals.refuse_other_disk(cluster(tmp_path, None, disk="b"))
+    mine = cluster(tmp_path, DiskRecord("demo", ("a", "b")), disk="b")
+    refusals.refuse_other_disk(mine)
+    assert refusals.disk_record(mine.head) == DiskRecord("demo", ("a", "b"))
 
 
 def test_no_run_starts_on_another_clusters_disk(tmp_path):
     with pytest.raises(LaunchError, match=r"/data on te1 is of the cluster 'other', not 'demo'; run the base deploy"):
-        runs.refuse_other_disk(place(tmp_path, DiskRecord("other", ("a",)), disk="a"))
+        refusals.refuse_other_disk(cluster(tmp_path, DiskRecord("other", ("a",)), disk="a"))
 
 
 def test_no_run_starts_on_a_disk_that_came_after_the_base_deploy(tmp_path):
     with pytest.raises(LaunchError, match="has the data disk b, but its /data is set up as a; run the base deploy"):
-        runs.refuse_other_disk(place(tmp_path, DiskRecord("demo", ("a",)), disk="b"))
+        refusals.refuse_other_disk(cluster(tmp_path, DiskRecord("demo", ("a",)), disk="b"))

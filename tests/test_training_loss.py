@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from training.data.sample import IGNORED, Sample  # noqa: E402
-from training.loss import fuse  # noqa: E402
+from training.node.loss import fuse  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.metrics.communication import CommunicationClock
-from training.metrics.devices import DeviceWatch, visible_name
+from training.node.metrics.communication import CommunicationClock
+from training.node.metrics.devices import DeviceWatch, visible_name
 
 ROOT = Path(__file__).parent.parent
 RANKS = """
 import json, sys, time, datetime, torch, torch.distributed as dist
-from training.metrics.communication import CommunicationClock
+from training.node.metrics.communication import CommunicationClock
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2,
                         timeout=datetime.timedelta(seconds=60))

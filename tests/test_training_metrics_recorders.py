@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from training.metrics import EvaluationMetrics, Recorder, StepMetrics
+from training.node.metrics.recorder import Recorder
+from training.node.metrics.steps import EvaluationMetrics, StepMetrics
 from training.recipe import load_recipe
 
 pytestmark = pytest.mark.torch
@@ -27,7 +28,8 @@ STEP = StepMetrics(
 RECORD = """
 import json, sys
 from pathlib import Path
-from training.metrics import EvaluationMetrics, Recorder, StepMetrics
+from training.node.metrics.recorder import Recorder
+from training.node.metrics.steps import EvaluationMetrics, StepMetrics
 from training.recipe import load_recipe
 run, how = Path(sys.argv[1]), sys.argv[2]
 recorder = Recorder(run, load_recipe("tiny", {"logging.tensorboard": "false", "logging.wandb": how}), None)

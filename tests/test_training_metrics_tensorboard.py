@@ -13,12 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from inventory import ssh
-from inventory.nodes import Node
-from tests.local_cluster import wait_for
-from tests.ssh_server import SshServer
-from training.control import tensorboard
-from training.control.head_node import HeadError, HereHead, RemoteHead
+from tests.support.local_cluster import wait_for
+from training.laptop import tensorboard
+from training.laptop.head_node import HeadError, HereHead, RemoteHead
 from training.launch import LaunchError
 
 pytest.importorskip("tensorboard")
@@ -44,25 +41,14 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path):
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "id"], check=True)
-    server = SshServer((tmp_path / "id.pub").read_text().split()[1])
-    (tmp_path / "known_hosts").write_text(server.known_hosts_line)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def head(server, runs, tmp_path, monkeypatch) -> RemoteHead:
+def head(node, runs, tmp_path, monkeypatch) -> RemoteHead:
     """A head whose environment is this Python, reached through the one ssh door."""
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(tensorboard, "ENV_FOLDER", str(tmp_path / "env"))
-    node = Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", server.port, tmp_path / "id", tmp_path / "known_hosts", 0)
-    head = RemoteHead("te1", lambda: ssh.connect(node), ssh.run)
+    head = RemoteHead(node)
     head.runs = runs
     return head
 
@@ -111,7 +97,7 @@ def test_all_runs_of_the_head_are_seen_through_the_tunnel_and_nothing_stays_behi
 
 
 def test_a_laptop_that_vanishes_takes_the_server_with_it(head, server, runs, capsys):
-    visitor = Visitor(capsys, then=lambda: [transport.close() for transport in server.transports])
+    visitor = Visitor(capsys, then=server.cut)
     with pytest.raises(HeadError, match="has ended, or the connection to it"):
         tensorboard.show(head, RUN, visitor)
     assert visitor.runs == ["tb"]
@@ -138,7 +124,7 @@ def test_a_run_that_wrote_nothing_is_said_before_anything_is_started(runs, tmp_p
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end):
-    (tmp_path / "fabfile.py").write_text("from training.tasks import namespace\n")
+    (tmp_path / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
     (tmp_path / "runs").symlink_to(runs)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     argv = [sys.executable, "-m", "fabric", "metrics", "--here", "--run", RUN]

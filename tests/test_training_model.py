@@ -14,18 +14,22 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from training import model, tiny  # noqa: E402
+from training import tiny  # noqa: E402
 from training.cost.flops import ModelFacts  # noqa: E402
 from training.cost.memory import DROPOUT, offloaded_bytes, saved_bytes  # noqa: E402
 from training.cost.shape import model_shape  # noqa: E402
-from training.cost.strategies import STRATEGIES, zero3  # noqa: E402
-from training.cost.wire import BUCKET  # noqa: E402
+from training.cost.strategies import (  # noqa: E402
+    BUCKET,
+    STRATEGIES,
+    ZERO3,
+)
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
+from training.node import model  # noqa: E402
+from training.node.strategies import engines, machine  # noqa: E402
+from training.node.strategies.zero import ds_config  # noqa: E402
+from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
 from training.recipe import Lora, Recipe, RecipeError, load_recipe, recipe_names  # noqa: E402
-from training.strategies import engines, machine  # noqa: E402
-from training.strategies.zero import ds_config  # noqa: E402
-from training.strategies.zero3 import persistence_threshold  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -79,6 +83,33 @@ def test_adapters_have_the_recipes_precision_and_the_same_first_values_whatever_
     assert not all(torch.equal(one[n], p) for n, p in model.trainable_parameters(_loaded(folder, seed="1")).items())
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"lora.dora": "true"}, {"lora.targets": '["q_proj", "embed_tokens"]'}],
+    ids=["lora", "dora", "an embedding's"],
+)
+def test_half_of_the_layers_alone_get_the_adapter_values_they_have_in_the_whole(folder, settings):
+    from transformers import AutoModelForCausalLM
+
+    recipe = load_recipe("tiny", settings)
+    whole = model.trainable_parameters(model.load(recipe, folder))
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    base.model.layers[0], base.model.layers[1] = torch.nn.Identity(), torch.nn.Identity()
+    half = model.trainable_parameters(model.trainable(base, recipe, folder))
+    missing = {name.split(".layers.")[1][0] for name in whole.keys() - half.keys()}
+    assert half.keys() < whole.keys() and missing == {"0", "1"}
+    assert model.outline(recipe, folder).shapes.keys() == whole.keys(), "whatever a rank holds"
+    assert all(torch.equal(half[name], whole[name]) for name in half)
+    drawn = [p for name, p in half.items() if "lora_A.weight" in name]
+    assert len({tuple(p.flatten()[:9].tolist()) for p in drawn}) == len(drawn), "each module has values of its own"
+
+
+def test_an_adapters_first_values_are_the_same_in_every_precision_but_for_rounding(folder):
+    exact = model.trainable_parameters(_loaded(folder, dtype="float32"))
+    rounded = model.trainable_parameters(_loaded(folder, dtype="bfloat16"))
+    assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
+
+
 def test_the_key_value_cache_is_off_in_training_and_on_in_what_is_saved(folder, tmp_path):
     loaded = _loaded(folder, tuning="full")
     assert loaded.config.use_cache is False
@@ -121,7 +152,7 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
     shape = AutoConfig.from_pretrained(folder)
     recipe = load_recipe("tiny", {"tuning": tuning})
     loaded = _loaded(folder, tuning=tuning)
-    facts = model.outline(recipe, folder)
+    facts = model.outline(recipe, folder).facts
     assert facts == model.facts(loaded)
     assert facts.trainable == sum(p.numel() for p in loaded.parameters() if p.requires_grad)
     layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 384
@@ -142,7 +173,11 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
 def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settings):
     recipe = load_recipe("tiny", settings)
     config = json.loads((folder / "config.json").read_text())
-    assert model_shape(config).facts(recipe) == model.outline(recipe, folder)
+    whole = model.outline(recipe, folder)
+    assert model_shape(config).facts(recipe) == whole.facts
+    trained = model.trainable_parameters(model.load(recipe, folder))
+    assert whole.shapes == {name: p.shape for name, p in trained.items()}
+    assert sum(shape.numel() for shape in whole.shapes.values()) == whole.facts.trainable
 
 
 def test_a_recipe_can_name_each_strategy_that_has_a_cost_and_an_engine():
@@ -150,7 +185,7 @@ def test_a_recipe_can_name_each_strategy_that_has_a_cost_and_an_engine():
     assert set(named) == STRATEGIES.keys() == engines().keys()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name.startswith("zero")])
 def test_deepspeed_is_told_what_the_plan_reckons_with(strategy):
     config = ds_config(load_recipe("tiny", {"strategy": strategy}), 2)
     zero = config["zero_optimization"]
@@ -217,7 +252,7 @@ import json, sys
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig
 from training.recipe import Recipe
-from training.strategies.zero import ds_config
+from training.node.strategies.zero import ds_config
 for line in sys.stdin:
     recipe = Recipe.model_validate_json(line)
     made = ds_config(recipe, 1)
@@ -285,7 +320,7 @@ def test_offloading_more_than_the_nodes_ram_is_refused_with_both_figures(folder,
     recipe = load_recipe("tiny", {"offload.optimizer": "true", "offload.parameters": "true"})
     machine.check_host_ram(recipe, folder, 2)
     facts = ModelFacts(parameters=14_000_000_000, trainable=100_000_000, matmul_parameters=13_000_000_000)
-    assert offloaded_bytes(facts, recipe, zero3.shares(4)) == (28_000_000_000 + 1_600_000_000) // 4
+    assert offloaded_bytes(facts, recipe, ZERO3.shares(4)) == (28_000_000_000 + 1_600_000_000) // 4
     monkeypatch.setattr(machine, "available_ram", lambda: 1_000_000)
     with pytest.raises(
         RecipeError, match=r"offload.optimizer and offload.parameters need .* GiB .*, 0\.0 GiB are available"

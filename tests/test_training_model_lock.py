@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import manifest
+from deploy.on_node import manifest
 from training import model_lock
-from training.control import runs, start_run
-from training.control.place import Target
-from training.launch import LaunchError
+from training.laptop import base_model
+from training.launch import Launch, LaunchError
 from training.model_lock import Pin, disagreement, pinned, read_pins, remember
 from training.recipe import RecipeError, load_recipe, recipe_names
 
@@ -87,13 +86,13 @@ def test_a_changed_model_is_said_before_anything_is_trained(
     record = {**RECORD, "repo": recipe.base_model}
     remember(record, recipe.base_model, "main", lock)
     monkeypatch.setattr(model_lock, "LOCK", lock)
-    there = runs.BaseModel({**record, "commit": OTHER}, "sums")
-    monkeypatch.setattr(runs, "base_model", lambda *_: there)
-    target = Target((), "python", {}, str(tmp_path))
+    there = base_model.BaseModel({**record, "commit": OTHER}, "sums")
+    monkeypatch.setattr(base_model, "base_model_on_head", lambda *_: there)
+    launch = Launch("", "", (), "", (), "python", {}, str(tmp_path))
     with pytest.raises(LaunchError, match=r"is commit dddddddddddd there .* nothing is started"):
-        start_run.base_model(_Head(), recipe, target)
+        base_model.find_base_model(_Head(), recipe, launch)
     there.record["commit"] = COMMIT
-    assert start_run.base_model(_Head(), recipe, target).files["base-model.SHA256SUMS"] == "sums"
+    assert base_model.find_base_model(_Head(), recipe, launch).files["base-model.SHA256SUMS"] == "sums"
 
 
 class _Shell:
@@ -108,16 +107,16 @@ class _Shell:
 def test_the_record_and_the_manifest_of_a_model_on_the_head_are_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "ENV_FOLDER", str(tmp_path / "env"))
+    monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path / "env"))
     with pytest.raises(LaunchError, match="te1 has no Python environment"):
-        runs.base_model(_Shell(), str(tmp_path), "m")
+        base_model.base_model_on_head(_Shell(), str(tmp_path), "m")
     (tmp_path / "env/bin").mkdir(parents=True)
     (tmp_path / "env/bin/python").symlink_to("/bin/sh")
     with pytest.raises(LaunchError, match="te1 has no model m at"):
-        runs.base_model(_Shell(), str(tmp_path), "m")
+        base_model.base_model_on_head(_Shell(), str(tmp_path), "m")
     (tmp_path / "m").mkdir()
     (tmp_path / "m/config.json").write_text("{}")
     manifest.seal(tmp_path / "m", "spotune-model.json", {"repo": REPO, "commit": COMMIT})
-    found = runs.base_model(_Shell(), str(tmp_path), "m")
+    found = base_model.base_model_on_head(_Shell(), str(tmp_path), "m")
     assert (found.record["commit"], found.sums) == (COMMIT, (tmp_path / "m/SHA256SUMS").read_text())
     assert set(found.files) == {"base-model.json", "base-model.SHA256SUMS"}

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests import test_training_plan_checks as plan_checks
-from training.control import preparing
-from training.control.head_node import HereHead
-from training.control.place import Place
+from tests.support.heads import cluster_of
+from training.laptop import preparing
+from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
 from training.plan import calibration
 from training.plan.calibration import Calibration
@@ -31,7 +31,7 @@ MADE = Calibration(
     link_bytes_per_s=1.5e9,
 )
 HOSTS = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
-TWO = Launch("tiny-20260101-000000", "/data/runs/x", HOSTS, "training.finetune", (), "python", {})
+TWO = Launch("tiny-20260101-000000", "/data/runs/x", HOSTS, "training.node.finetune", (), "python", {})
 
 
 @pytest.fixture
@@ -84,6 +84,29 @@ def test_a_measured_card_is_planned_with_its_measured_rate(facts: Facts):
     assert other == sustained(facts), "another card's rate says nothing of this one"
 
 
+def test_cpus_that_were_measured_give_seconds_whatever_the_number_type(facts: Facts):
+    on_cpus = replace(facts, card=None, calibration=replace(MADE, card=None, matmul_flops=2e11))
+    assert sustained(on_cpus) == (
+        pytest.approx(0.6 * 2e11),
+        "measured by prove-20260101-000000 (0.2 TFLOP/s in matmul)",
+    )
+    assert sustained(replace(facts, card=None)) == sustained(replace(facts, card=None, calibration=MADE)) == (None, "")
+    sixteen, thirty_two = (
+        make_plan(load_recipe("qwen2.5-14b", {"strategy": "zero2", "dtype": dtype}), on_cpus, anyway=True)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert sixteen.predicted["step_s"] == thirty_two.predicted["step_s"] > 100
+
+
+def test_attention_spans_what_the_samples_are_long_where_that_was_counted(facts: Facts):
+    recipe = load_recipe("qwen2.5-14b", {"strategy": "zero2"})
+    short, whole, unknown = (
+        make_plan(recipe, replace(facts, report={**facts.report, "attention_span": span}), anyway=True).predicted
+        for span in (500.0, recipe.max_length, 0.0)
+    )
+    assert unknown["step_s"] == whole["step_s"] > 1.02 * short["step_s"]
+
+
 def test_the_plans_table_says_whose_word_it_goes_by(facts: Facts):
     def row(facts: Facts) -> str:
         plan = make_plan(load_recipe("qwen2.5-14b"), facts)
@@ -104,7 +127,7 @@ def test_the_seconds_follow_the_measured_rate(facts: Facts):
 def test_the_newest_measurement_of_the_link_counts(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     head = HereHead(tmp_path / "runs")
-    place = Place(head, HOSTS, cluster="mine")
+    place = cluster_of(head)
     folder = head.runs / "check-20260101-000000"
     folder.mkdir(parents=True)
     check = {"run_id": folder.name, "time": 50.0, "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
@@ -128,7 +151,7 @@ def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     head = HereHead(tmp_path / "runs")
     alone = replace(TWO, hosts=(replace(TWO.hosts[0], slots=2),))
-    place = Place(head, alone.hosts, cluster="mine")
+    place = cluster_of(head)
     assert preparing.known_of(place, alone).link_from == "what PCIe 4 does"
     head.make_runs()
     Path(calibration.calibration_file(head.runs)).write_text(calibration.text(MADE))

@@ -11,7 +11,7 @@ import pytest
 from training.cost.memory import GIB
 from training.cost.shape import PlanError
 from training.plan.checks import CHECKS
-from training.plan.facts import Card, Facts, Known, Papers, read_facts, stop_tokens
+from training.plan.facts import Card, Facts, Known, ModelMetadata, read_facts, stop_tokens
 from training.plan.predict import Plan, make_plan
 from training.plan.situation import Check
 from training.recipe import load_recipe, with_changes
@@ -53,12 +53,16 @@ INSTRUCT = {"eos_token_id": [151645, 151643]}
 def facts(generation: dict[str, Any] | None = None, machine: dict[str, Any] | None = None, **report: Any) -> Facts:
     """Four single-A10 nodes, a thousand records, Qwen2.5-14B-Instruct, unless said otherwise."""
     prepared = {"report": {**REPORT, **report}, "machine": {**MACHINE, **(machine or {})}}
-    papers = Papers("Qwen/Qwen2.5-14B-Instruct", CONFIG, INSTRUCT if generation is None else generation)
+    papers = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", CONFIG, INSTRUCT if generation is None else generation)
     return read_facts(prepared, papers, (1, 1, 1, 1), Known(10e9, "check-1"))
 
 
+CAREFUL = {"strategy": "zero3", "micro_batch": 1, "gradient_checkpointing": True}
+"""What the recipe leaves to the plan, said."""
+
+
 def plan(known: Facts, anyway: bool = False, **changes: Any) -> Plan:
-    return make_plan(with_changes(load_recipe("qwen2.5-14b"), **changes), known, anyway)
+    return make_plan(with_changes(load_recipe("qwen2.5-14b"), **{**CAREFUL, **changes}), known, anyway)
 
 
 def found(made: Plan, name: str) -> Check:
@@ -138,10 +142,10 @@ def test_turns_without_a_chat_template_are_refused_and_pairs_are_not():
 
 
 def test_the_models_own_stops_come_from_generation_config_then_config_then_tokenizer():
-    assert stop_tokens(Papers("x", {"eos_token_id": 1}, {"eos_token_id": [2, 3]}), 4) == {2, 3}
-    assert stop_tokens(Papers("x", {"eos_token_id": 1}, {}), 4) == {1}
-    assert stop_tokens(Papers("x", {}, {"eos_token_id": None}), 4) == {4}
-    assert stop_tokens(Papers("x", {}, {}), None) == frozenset()
+    assert stop_tokens(ModelMetadata("x", {"eos_token_id": 1}, {"eos_token_id": [2, 3]}), 4) == {2, 3}
+    assert stop_tokens(ModelMetadata("x", {"eos_token_id": 1}, {}), 4) == {1}
+    assert stop_tokens(ModelMetadata("x", {}, {"eos_token_id": None}), 4) == {4}
+    assert stop_tokens(ModelMetadata("x", {}, {}), None) == frozenset()
 
 
 SAME = {"pad_id": 151645}

@@ -12,8 +12,7 @@ from training.cost.flops import flops_per_token
 from training.cost.memory import Memory
 from training.cost.pace import Rates, pace
 from training.cost.shape import ModelShape, PlanError, model_shape
-from training.cost.strategies import cost_of
-from training.cost.wire import BUCKET
+from training.cost.strategies import BUCKET, cost_of
 from training.data import micro_steps
 from training.recipe import Lora, Recipe, load_recipe, with_changes
 

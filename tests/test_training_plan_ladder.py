@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from training.cost.memory import GIB, RESERVED
-from training.cost.shape import model_shape
+from training.cost.memory import GIB, PROCESS, RESERVED
+from training.cost.shape import known_shape, model_shape
 from training.plan.ladder import ladder, ladder_lines, needed
 from training.recipe import Recipe, load_recipe, with_changes
 
@@ -49,12 +50,35 @@ def test_the_ladder_goes_from_the_cheapest_change_to_the_dearest():
     ]
 
 
-def test_each_rung_saves_what_the_estimate_of_the_changed_recipe_says():
+def test_of_a_pipeline_fewer_micro_batches_are_held_and_then_all_layers_computed_again():
+    table = {"stages": 4, "layers": (7, 7, 8, 6), "checkpointed": (1, 0, 0, 0), "held": (8, 6, 4, 2)}
+    asked = recipe(strategy="pipeline", micro_batch=1, gradient_checkpointing=1, pipeline=table)
+    first, second = ladder(asked, SHAPE, 4, 2048, cards=True)[:2]
+    assert (first.settings, second.settings) == (
+        ("pipeline.held=[4,3,2,1]",),
+        ("gradient_checkpointing=true", "pipeline.checkpointed=[]"),
+    )
+    settings = dict(setting.split("=") for rung in (first, second) for setting in rung.settings)
+    named = {"strategy": "pipeline", "micro_batch": "1", "pipeline.stages": "4", "pipeline.layers": "[7,7,8,6]"}
+    changed = load_recipe("qwen2.5-7b", named | settings)
+    assert (needed(changed, SHAPE, 4, 2048).held(gpu=True) + RESERVED) / GIB == pytest.approx(second.leaves_gib)
+    assert first.saves_gib > 1 and second.saves_gib > 1
+
+
+def test_stages_stay_stages_in_four_bits():
+    shape = known_shape("Qwen/Qwen2.5-32B-Instruct")
+    rungs = ladder(load_recipe("qwen2.5-32b", {"strategy": "pipeline"}), shape, 2, 2048, cards=True)
+    before, four = next(pair for pair in pairwise(rungs) if pair[1].settings == ("base_precision=nf4",))
+    assert four.leaves_gib < 22 < before.leaves_gib
+
+
+@pytest.mark.parametrize(("cards", "beside"), [(True, RESERVED), (False, PROCESS)])
+def test_each_rung_saves_what_the_estimate_of_the_changed_recipe_says(cards: bool, beside: float):
     """Every rung's own keys, set as `--set` would, lead to the recipe whose memory it promises."""
     asked = recipe(**GREEDY)
     before = needed(asked, SHAPE, 4, 2048).total / GIB
     settings: dict[str, str] = {}
-    for rung in ladder(asked, SHAPE, 4, 2048, cards=False):
+    for rung in ladder(asked, SHAPE, 4, 2048, cards):
         settings |= dict(setting.split("=") for setting in rung.settings)
         values = asked.model_dump()
         for key, text in settings.items():
@@ -66,7 +90,7 @@ def test_each_rung_saves_what_the_estimate_of_the_changed_recipe_says():
                 values[key] = value
         after = needed(Recipe.model_validate(values), SHAPE, 4, 2048).total / GIB
         assert rung.saves_gib == pytest.approx(before - after)
-        assert rung.leaves_gib == pytest.approx(after + RESERVED / GIB)
+        assert rung.leaves_gib == pytest.approx(after + beside / GIB)
         before = after
 
 
@@ -81,7 +105,7 @@ def test_nothing_is_offered_that_the_recipe_has_already_or_that_saves_nothing():
 def test_one_rank_is_not_offered_shards_but_offload_with_its_strategy():
     settings = [rung.settings for rung in ladder(recipe(strategy="zero0"), SHAPE, 1, 2048, cards=False)]
     assert ("strategy=zero3",) not in settings
-    assert ("strategy=zero3", "offload.parameters=true") in settings
+    assert ("strategy=zero3", "base_precision=dtype", "offload.parameters=true") in settings
 
 
 def test_full_fine_tuning_is_offered_lora_which_saves_most():

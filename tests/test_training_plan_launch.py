@@ -20,19 +20,19 @@ from typing import Any
 
 import pytest
 
-from tests.test_training_talk import Door, Sshd
-from training.control import attend, preparing, runs, start_run, starting
-from training.control.head_node import Head, HeadError, HereHead, RemoteHead
-from training.control.place import Place
-from training.control.preparing import Order
-from training.control.ship import pack
+from tests.support.heads import cluster_of
 from training.cost.shape import PlanError
 from training.data import DataError
 from training.events import Ended
+from training.laptop import attach, base_model, comm_check, preparing, refusals, runs, start_run, starting
+from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.preparing import DataRequest
+from training.laptop.ship import pack
 from training.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
+from training.node.supervision.failure import rank_end
 from training.recipe import load_recipe
 from training.run_folder import PREPARING, Status, begun, new_run_id, status_text
-from training.supervision.failure import rank_end
 
 ROOT = Path(__file__).parents[1]
 RUN = "tiny-20260131-154500"
@@ -73,11 +73,11 @@ PREPARED = {
 
 def launch(folder: Path, python: str = sys.executable, **env: str) -> Launch:
     here = (Host("localhost", "127.0.0.1", 2),)
-    return Launch(RUN, str(folder), here, "training.finetune", (), python, env, models=str(folder), here=True)
+    return Launch(RUN, str(folder), here, "training.node.finetune", (), python, env, models=str(folder), here=True)
 
 
 def python_that(folder: Path, does: str) -> str:
-    """A stand-in for the head's Python; it gets `-m training.prepare --run FOLDER ...`."""
+    """A stand-in for the head's Python; it gets `-m training.node.prepare --run FOLDER ...`."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{does}\n")
     path.chmod(0o755)
@@ -93,7 +93,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_report_is_the_last_line_whatever_was_said_before(run: Path, tmp_path: Path):
     python = python_that(tmp_path, "echo noise; echo trouble >&2; echo '{\"report\": 1}'")
-    assert preparing.prepare(HereHead(run.parent), launch(run, python), Order()) == {"report": 1}
+    assert preparing.prepare(HereHead(run.parent), launch(run, python), DataRequest()) == {"report": 1}
     assert (run / "logs" / "prepare.log").read_text() == "trouble\n"
 
 
@@ -101,14 +101,14 @@ def test_the_report_is_the_last_line_whatever_was_said_before(run: Path, tmp_pat
 def test_unusable_data_are_the_users_mistake_and_the_rest_is_not(run: Path, tmp_path: Path, code: int, error: Any):
     python = python_that(tmp_path, f"echo 'line 3: not JSON' >&2; exit {code}")
     with pytest.raises(error, match=r"line 3: not JSON$"):
-        preparing.prepare(HereHead(run.parent), launch(run, python), Order())
+        preparing.prepare(HereHead(run.parent), launch(run, python), DataRequest())
 
 
 def test_the_head_prepares_in_the_ranks_environment_without_the_runs_mark(run: Path, tmp_path: Path):
     python = python_that(tmp_path, 'printf \'["%s", "%s", "%s", "%s"]\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"')
     marked = launch(run, python, SPOTUNE_RUN=str(run), HF_HUB_OFFLINE="1", A="b c")
-    said = preparing.prepare(HereHead(run.parent), marked, Order(skip_bad=True))
-    assert said == ["", "1", "b c", f"-m training.prepare --run {run} --attached --skip-bad"]
+    said = preparing.prepare(HereHead(run.parent), marked, DataRequest(skip_bad=True))
+    assert said == ["", "1", "b c", f"-m training.node.prepare --run {run} --attached --skip-bad"]
 
 
 def test_data_of_the_hub_are_fetched_from_the_endpoint_that_is_set_here(run: Path, tmp_path: Path, monkeypatch):
@@ -116,7 +116,7 @@ def test_data_of_the_hub_are_fetched_from_the_endpoint_that_is_set_here(run: Pat
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     python = python_that(tmp_path, 'printf \'["%s", "%s"]\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
     offline = launch(run, python, HF_HUB_OFFLINE="1")
-    assert preparing.prepare(HereHead(run.parent), offline, Order(from_hub=True)) == ["", "http://mirror"]
+    assert preparing.prepare(HereHead(run.parent), offline, DataRequest(from_hub=True)) == ["", "http://mirror"]
 
 
 @pytest.fixture(params=["here", "over ssh"])
@@ -124,8 +124,7 @@ def head(request: pytest.FixtureRequest, run: Path) -> Iterator[Head]:
     if request.param == "here":
         yield HereHead(run.parent)
         return
-    sshd = Sshd()
-    with closing(RemoteHead("te1", lambda: Door(sshd), lambda *_: "")) as far:
+    with closing(RemoteHead(request.getfixturevalue("node"))) as far:
         yield far
 
 
@@ -140,7 +139,7 @@ def test_ctrl_c_while_the_data_are_prepared_ends_the_program_on_the_head(head: H
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        preparing.prepare(head, launch(run, PYTHONPATH=str(ROOT)), Order())
+        preparing.prepare(head, launch(run, PYTHONPATH=str(ROOT)), DataRequest())
     deadline = time.monotonic() + 5
     while preparing_now(run):
         assert time.monotonic() < deadline, "it goes on without anybody waiting for it"
@@ -149,7 +148,7 @@ def test_ctrl_c_while_the_data_are_prepared_ends_the_program_on_the_head(head: H
 
 def preparing_now(run: Path) -> list[str]:
     """Python processes that prepare this run."""
-    wanted = f"{sys.executable} -m training.prepare --run {run} "
+    wanted = f"{sys.executable} -m training.node.prepare --run {run} "
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -159,7 +158,7 @@ def preparing_now(run: Path) -> list[str]:
 
 
 def test_on_the_cpu_the_heads_cards_do_not_count(run: Path):
-    place = Place(HereHead(run.parent))
+    place = OpenCluster(HereHead(run.parent))
     recipe = load_recipe("tiny")
     on_cpu = preparing.find_facts(place, launch(run, DS_ACCELERATOR="cpu"), recipe, PREPARED)
     on_card = preparing.find_facts(place, launch(run), recipe, PREPARED)
@@ -169,24 +168,24 @@ def test_on_the_cpu_the_heads_cards_do_not_count(run: Path):
 def test_stops_are_read_from_the_models_folder(run: Path):
     (run / "tiny").mkdir()
     (run / "tiny" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    place = Place(HereHead(run.parent))
+    place = OpenCluster(HereHead(run.parent))
     assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED).stops == {7, 8}
 
 
 def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
-    two = Launch(RUN, "/data/runs/x", hosts, "training.finetune", (), "python", {})
+    two = Launch(RUN, "/data/runs/x", hosts, "training.node.finetune", (), "python", {})
     head = HereHead(tmp_path)
-    assert preparing.known_of(Place(head, cluster="mine"), two).bytes_per_s is None
-    assert preparing.known_of(Place(head, cluster="mine", line_rate_gbps=16), two).bytes_per_s == pytest.approx(1.7e9)
+    assert preparing.known_of(cluster_of(head), two).bytes_per_s is None
+    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two).bytes_per_s == pytest.approx(1.7e9)
     check = {"run_id": "check-1", "time": "1", "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
     check |= {"checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
     folder = tmp_path / "runs" / "check-20260101-000000"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(check))
-    assert preparing.known_of(Place(head, cluster="mine", line_rate_gbps=16), two).bytes_per_s == 1.25e9
-    assert preparing.known_of(Place(head, cluster="another"), two).bytes_per_s is None
+    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two).bytes_per_s == 1.25e9
+    assert preparing.known_of(cluster_of(head, name="another"), two).bytes_per_s is None
 
 
 class Recorded(HereHead):
@@ -213,9 +212,11 @@ def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **w
             raise answer
         return answer
 
-    monkeypatch.setattr(start_run, "here_base_model", lambda recipe, target: "0" * 64)
+    monkeypatch.setattr(base_model, "here_base_model", lambda recipe, target: "0" * 64)
     monkeypatch.setattr(preparing, "prepare", preparation or prepare)
-    return start_run.start(lambda: Place(head), load_recipe("tiny"), "", MOMENT, start_run.Wishes(**wishes))
+    recipe = load_recipe("tiny")
+    with start_run.checked_data(recipe, "") as given:
+        return start_run.start(OpenCluster(head), recipe, given, MOMENT, **wishes)
 
 
 def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path, monkeypatch, capsys):
@@ -282,11 +283,11 @@ def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path
     assert prepares.wait(30)
     for dry in (True, False):
         with pytest.raises(LaunchError, match=rf"^{RUN} is being started on this machine; wait for it"):
-            start_run.start(lambda: Place(head), load_recipe("tiny"), "", MOMENT, start_run.Wishes(dry=dry))
+            start(head, monkeypatch, PREPARED, prepare, dry=dry)
     with pytest.raises(LaunchError, match="is being started"):
-        runs.start_check(Place(head), MOMENT)
+        comm_check.start(OpenCluster(head), MOMENT)
     with pytest.raises(LaunchError, match="is being started"):
-        runs.refuse_second(head)
+        refusals.refuse_second(head)
     assert runs.going_on(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
     go_on.set()
     worker.join(30)
@@ -301,7 +302,7 @@ def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
 
     head = HereHead(tmp_path / "runs")
     te1 = SimpleNamespace(name="te1")
-    monkeypatch.setattr("training.control.head_node.RemoteHead", lambda *_: head)
+    monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda *_: head)
     monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
     assert renting._active_run() == ""
     snapshots._end_runs(None, te1, False)
@@ -328,8 +329,8 @@ def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only
 
 def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
     code = (
-        "import sys, time; from pathlib import Path; from training.control import starting\n"
-        "from training.control.head_node import HereHead\n"
+        "import sys, time; from pathlib import Path; from training.laptop import starting\n"
+        "from training.laptop.head_node import HereHead\n"
         "with starting.turn(HereHead(Path(sys.argv[1]))): print(1, flush=True); time.sleep(60)"
     )
     argv = [sys.executable, "-c", code, str(tmp_path)]
@@ -341,10 +342,9 @@ def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
         mine.confirm()
 
 
-def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, monkeypatch):
+def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, node, monkeypatch):
     def far() -> RemoteHead:
-        sshd = Sshd()
-        head = RemoteHead("te1", lambda: Door(sshd), lambda _, command: sh(command))
+        head = RemoteHead(node)
         head.runs = tmp_path
         monkeypatch.setattr(head, "make_runs", lambda: None)
         return head
@@ -411,8 +411,8 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
     _, cause, words = rank_end(Ended(1), None, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
     (head.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", f"rank 0 on te1 {words}", cause)))
     capsys.readouterr()
-    with pytest.raises(attend.RunFailed, match="ran out of GPU memory"):
-        attend.conclude(head, RUN, runs.look(head, RUN))
+    with pytest.raises(attach.RunFailed, match="ran out of GPU memory"):
+        attach.conclude(head, RUN, runs.look(head, RUN))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("planned: ")
     assert lines[1].startswith("  --set micro_batch=1: ") and "GiB less" in lines[1]
@@ -422,9 +422,9 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
 def test_without_its_papers_a_failed_run_has_no_ladder(tmp_path: Path, monkeypatch, broken: str):
     head = Recorded(tmp_path / "runs")
     start(head, monkeypatch, PREPARED)
-    assert attend.memory_ladder(head, RUN)
+    assert attach.memory_ladder(head, RUN)
     (head.runs / RUN / broken).write_text("{")
-    assert attend.memory_ladder(head, RUN) == []
+    assert attach.memory_ladder(head, RUN) == []
 
 
 def test_the_facts_of_a_runs_nccl_log(run: Path):
@@ -432,6 +432,6 @@ def test_the_facts_of_a_runs_nccl_log(run: Path):
         "[0] loss 2.4\n[0] NCCL version 2.30.7+cuda13.2\n"
         "[0] te1:1:2 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>\n"
     )
-    assert attend.nccl_lines(HereHead(run.parent), RUN) == ["NCCL 2.30.7", "meets over eth1"]
+    assert attach.nccl_lines(HereHead(run.parent), RUN) == ["NCCL 2.30.7", "meets over eth1"]
     (run / "logs" / "launcher.log").unlink()
-    assert "NCCL_DEBUG=INFO" in attend.nccl_lines(HereHead(run.parent), RUN)[0]
+    assert "NCCL_DEBUG=INFO" in attach.nccl_lines(HereHead(run.parent), RUN)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.diagnosis.nccl_log import fact_lines, read_log, transport_kind
+from training.laptop.nccl_log import fact_lines, read_log, transport_kind
 
 # Two nodes over plain TCP, as NCCL 2.19 writes it (NVIDIA/nccl #1267, #952), through DeepSpeed's launcher.
 TCP = """\

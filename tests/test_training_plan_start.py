@@ -46,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": end}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end, "bos_token_id": end}))
     (folder / "spotune-model.json").write_text(json.dumps({"hash": "0" * 64}))
-    (home / "fabfile.py").write_text("from training.tasks import namespace\n")
+    (home / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
     return home
 
 

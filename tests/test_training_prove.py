@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.heads import cluster_of
 from training.causes import Cause
-from training.control.follow import Look
-from training.control.head_node import HeadError, HereHead
-from training.control.place import Place
 from training.cost.cards import has_kernels
 from training.events import Ended, Started, Told
-from training.prove import conduct, drills
-from training.prove.outcome import Outcome, gathered, read
+from training.laptop.follow import Look
+from training.laptop.head_node import HeadError, HereHead
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.prove import conduct, drills
+from training.outcome import Outcome, gathered, passed, read
 from training.run_folder import Status
 
 ROOT = Path(__file__).parent.parent
@@ -30,18 +31,18 @@ needs_torch = pytest.mark.torch
 @pytest.fixture(scope="module")
 def kernels():
     pytest.importorskip("deepspeed", reason="needs the [train] extra")
-    from training.prove import kernels
+    from training.node.prove import kernels
 
     return kernels
 
 
 @needs_torch
 def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(kernels, tmp_path):
-    from training.prove import curve
+    from training.node.prove import curve
 
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29878"}
     subprocess.run(
-        [sys.executable, "-m", "training.prove.curve", "--write", str(tmp_path / "again.json")],
+        [sys.executable, "-m", "training.node.prove.curve", "--write", str(tmp_path / "again.json")],
         cwd=ROOT,
         env={**os.environ, **place, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -71,7 +72,7 @@ def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
 def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
     import torch
 
-    from training.prove import probes
+    from training.node.prove import probes
 
     used = []
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
@@ -82,7 +83,7 @@ def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
     operands = []
     monkeypatch.setattr(torch, "randn", lambda *_, dtype, **__: operands.append(dtype))
     monkeypatch.setattr(probes, "sustained", lambda *_: 1.0)
-    probes._matmul(torch.device("cuda"))
+    probes._matmul_rate(torch.device("cuda"), {})
     assert operands == [torch.float16] * 2
 
 
@@ -90,13 +91,14 @@ def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
 def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(kernels, monkeypatch):
     import torch
 
-    from training.prove import probes
+    from training.node.prove import probes
 
     spreads, product, began = [], torch.mm, time.perf_counter()
     monkeypatch.setattr(torch, "mm", lambda a, b: (spreads.append((a.std(), b.std())), product(a, b)))
     monkeypatch.setattr(probes, "SUSTAINED_S", {"cpu": (0.1, 0.2)}, raising=False)
     monkeypatch.setattr(probes, "SIDE", {"cpu": 64})
-    assert probes._matmul(torch.device("cpu")) > 0
+    rates = {}
+    assert probes._matmul_rate(torch.device("cpu"), rates).state == "pass" and rates["matmul_flops"] > 0
     assert time.perf_counter() - began >= 0.3
     assert min(min(each) for each in spreads) > 0.9
 
@@ -132,15 +134,16 @@ def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(kernels, monkeyp
 def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernels, monkeypatch):
     import torch
 
-    from training.prove import probes
+    from training.node.prove import probes
 
     old = {"get_device_name": "Tesla V100", "get_device_capability": (7, 0), "get_arch_list": ["sm_75", "sm_80"]}
     for name, said in old.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, said=said: said)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
-    for name in ("_allocate", "_matmul", "_to_device"):
+    for name in ("_allocation", "_matmul_rate", "_to_device_rate"):
         monkeypatch.setattr(probes, name, _breaks)
-    monkeypatch.setattr(probes, "_copy", lambda on: 4e11)
+    copied = passed(probes.COPY, "400 GB/s")
+    monkeypatch.setattr(probes, "_copy_rate", lambda on, rates: rates.update(memory_bytes_per_s=4e11) or copied)
     outcomes, rates = probes.measure(torch.device("cuda"))
     states = {outcome.name: outcome.state for outcome in outcomes}
     assert states["compute capability"] == states["matmul"] == "fail" and states["memory copy"] == "pass"
@@ -216,10 +219,10 @@ def test_ranks_without_rates_or_of_two_cards_calibrate_nothing(found):
 FOUND = {"rates": [rates(56e12), rates(51e12)], "comm": COMM}
 
 
-def proving(tmp_path, monkeypatch, drill) -> Place:
+def proving(tmp_path, monkeypatch, drill) -> OpenCluster:
     """A prove whose first start came to something, and whose next starts find the head gone."""
-    place = Place(HereHead(tmp_path / "runs"), cluster="mine")
-    launch = place.target(RUN).launch(place.head.runs / RUN, "training.prove.walk")
+    place = cluster_of(HereHead(tmp_path / "runs"))
+    launch = place.launch(RUN, "training.node.prove.walk")
     launch = replace(launch, env={**launch.env, "DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
     starts = iter([launch])
 
@@ -230,7 +233,7 @@ def proving(tmp_path, monkeypatch, drill) -> Place:
 
     Path(launch.run_dir).mkdir(parents=True)
     monkeypatch.setattr(conduct, "_start", start)
-    monkeypatch.setattr(conduct.start_run, "here_base_model", lambda *_: None)
+    monkeypatch.setattr(conduct, "here_base_model", lambda *_: None)
     monkeypatch.setattr(conduct, "_results_of", lambda *_: (FOUND, [Outcome("RAM", "pass", "9 GiB")]))
     monkeypatch.setattr(drills.Drill, "start", lambda self: setattr(self, "run_id", RUN))
     monkeypatch.setattr(drills.Drill, "killed", lambda self: Outcome("SIGKILL of a rank", "pass", ""))
@@ -240,7 +243,7 @@ def proving(tmp_path, monkeypatch, drill) -> Place:
     return place
 
 
-def kept(place: Place) -> list[tuple[str, str]]:
+def kept(place: OpenCluster) -> list[tuple[str, str]]:
     assert (place.head.runs / "calibration.json").is_file()
     rows = json.loads((place.head.runs / RUN / "prove.json").read_text())["outcomes"]
     return [(row["name"], row["state"]) for row in rows]
@@ -304,23 +307,23 @@ def test_what_ranks_say_in_the_same_words_is_one_row():
 
 def test_a_resume_is_judged_by_steps_of_its_own(monkeypatch):
     """Until the new ranks are there, metrics.jsonl is that of the start before: it agrees with itself."""
-    drill = drills.Drill(Place(HereHead(Path("runs"))), print, RUN, before={5: 1.0, 6: 1.1, 7: 1.2})
+    drill = drills.Drill(OpenCluster(HereHead(Path("runs"))), print, RUN, before={5: 1.0, 6: 1.1, 7: 1.2})
     waited: list[int] = []
-    monkeypatch.setattr(drills.runs, "whole_checkpoint", lambda *_: (5, []))
+    monkeypatch.setattr(drills.checkpoints, "whole_checkpoint", lambda *_: (5, []))
     monkeypatch.setattr(drills.resume_run, "resume", lambda *_, **__: RUN)
     monkeypatch.setattr(drill, "wait_for_step", waited.append)
     monkeypatch.setattr(drill, "losses", lambda: {5: 1.0, 6: 1.1, 7: 1.2, 8: 1.3})
-    assert drill.goes_on("resume", drill.place).state == "pass"
+    assert drill.goes_on("resume", drill.cluster).state == "pass"
     assert waited == [8]
     monkeypatch.setattr(drill, "losses", lambda: {5: 1.0, 6: 1.1, 7: 1.21, 8: 1.3})
-    assert drill.goes_on("resume", drill.place).state == "fail"
-    monkeypatch.setattr(drills.runs, "whole_checkpoint", lambda *_: (7, []))
-    outcome = drill.goes_on("resume", drill.place)
+    assert drill.goes_on("resume", drill.cluster).state == "fail"
+    monkeypatch.setattr(drills.checkpoints, "whole_checkpoint", lambda *_: (7, []))
+    outcome = drill.goes_on("resume", drill.cluster)
     assert outcome.state == "fail" and "0 steps done again" in outcome.found, "nothing was compared"
 
 
 def test_a_run_is_killed_where_it_has_steps_to_lose(monkeypatch):
-    drill = drills.Drill(Place(HereHead(Path("runs"))), print, RUN)
+    drill = drills.Drill(OpenCluster(HereHead(Path("runs"))), print, RUN)
     steps = iter([10, drill.every, 2 * drill.every - 1, 2 * drill.every, 2 * drill.every + 3, 0])
     monkeypatch.setattr(drills.runs, "look", lambda *_: Look(None, True, ({"step": next(steps)},)))
     monkeypatch.setattr(drills.time, "sleep", lambda _: None)

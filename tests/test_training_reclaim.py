@@ -13,15 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.supervised import status_of, supervisors, wait_for, wait_for_output
+from tests.support.heads import cluster_of, node
+from tests.support.supervised import status_of, supervisors, wait_for, wait_for_output
 from training.causes import Cause
-from training.control import attend, release, runs
-from training.control.follow import Look
-from training.control.terminal import _plain
-from training.launch import Host, LaunchError
+from training.laptop import attach, refusals
+from training.laptop.follow import Look
+from training.laptop.rental import tell_release
+from training.laptop.terminal import _plain
+from training.launch import LaunchError
+from training.node.supervision.end_processes import processes_of
+from training.reclaim import Notice, Reclaims, parse_notices, pending, read_release, release_text, words
 from training.run_folder import Status
-from training.supervision.end_processes import processes_of
-from training.supervision.reclaim import Notice, Reclaims, parse_notices, pending, read_release, release_text, words
 
 NOON = 1_769_860_980.0
 """2026-01-31 12:03 UTC"""
@@ -143,7 +145,7 @@ def test_a_release_is_heeded_as_early_as_the_ranks_need_and_never_after_it_has_p
 
 def test_what_is_told_to_the_head_is_what_its_supervisor_reads(tmp_path: Path):
     at = datetime(2026, 1, 31, 12, 3, tzinfo=UTC)
-    release.tell(Head(tmp_path / "notices"), at)
+    tell_release(Head(tmp_path / "notices"), at)
     assert read_release(tmp_path / "notices") == NOON == at.timestamp()
     assert [path.name for path in (tmp_path / "notices").iterdir()] == ["release"]
     assert parse_notices([(tmp_path / "notices" / "release").read_text()]) == []
@@ -211,22 +213,22 @@ class Head:
 
 
 def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path):
-    hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
     head = Head(tmp_path / "notices")
-    runs.refuse_reclaimed(head, hosts)
+    cluster = cluster_of(head, [node(0), node(1)])
+    refusals.refuse_reclaimed(cluster)
     notice(head.folder, "te9", in_s=200)
     notice(head.folder, "te2", in_s=-20, noticed_ago_s=320)
-    runs.refuse_reclaimed(head, hosts)
+    refusals.refuse_reclaimed(cluster)
     notice(head.folder, "te2", in_s=200)
     with pytest.raises(LaunchError, match=r"^te2 is being reclaimed at \d\d:\d\d UTC \(spot\): ") as refused:
-        runs.refuse_reclaimed(head, hosts)
+        refusals.refuse_reclaimed(cluster)
     way = "when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot, then the same again"
     assert str(refused.value).endswith(way)
 
 
 def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("reclaimed", saved=True, step=30))
-    attend.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    attach.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot; "
         "then fab train --resume tiny-20260131-154500"
@@ -235,7 +237,7 @@ def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snap
 
 def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("released", saved=True, step=30))
-    attend.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    attach.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on: fab up --hours N while they are there, else fab rebuild, or fab up and the base deploy where there is "
         "no snapshot; then fab train --resume tiny-20260131-154500"

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import absent
-from training.control.ship import code_files, plan_text
 from training.events import EVENTS, Resumed, Started, Told, row_of
+from training.laptop.ship import code_files, plan_text
 from training.launch import Host, Launch, launch_text
-from training.metrics import EvaluationMetrics, StepMetrics, append
-from training.metrics.plots import MOST_POINTS, Plot, draw, means, plots
-from training.metrics.report import content, make_report
+from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
+from training.node.metrics.report import content, make_report
+from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append
 from training.recipe import load_recipe
 from training.run_folder import Status, status_text
 
@@ -68,7 +68,7 @@ def make_run(run: Path, steps: int = STEPS) -> Path:
             append(run / "metrics.jsonl", evaluation)
     predicted = {"memory_gib": 5.0, "step_s": 1.0, "minutes": None, "tokens_per_step": 2000, "total_steps": steps}
     hosts = tuple(Host(f"te{n}", f"10.0.0.{n}", 1) for n in (1, 2))
-    launch = Launch(run.name, str(run), hosts, "training.finetune", (), "python", {})
+    launch = Launch(run.name, str(run), hosts, "training.node.finetune", (), "python", {})
     data = {"shape": "messages", "content_hash": "c" * 64}
     (run / "plan.json").write_text(plan_text(launch, "tiny", "b" * 64, data, predicted), encoding="utf-8")
     (run / "launch.json").write_text(launch_text(launch), encoding="utf-8")
@@ -232,7 +232,7 @@ def test_a_run_without_anything_still_gets_its_page(tmp_path):
     run.mkdir()
     (run / "plan.json").write_text('{"half": ')
     done = subprocess.run(
-        [sys.executable, "-m", "training.metrics.report", "--run", str(run)],
+        [sys.executable, "-m", "training.node.metrics.report", "--run", str(run)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == str(run / "report.html")
@@ -287,11 +287,11 @@ def test_a_run_that_goes_on_counts_its_time_until_now(tmp_path):
 def test_the_supervisor_may_say_the_end_before_it_is_written(tmp_path):
     run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
     end = json.dumps({"state": "finished", "reason": "", "started": 1000.0, "ended": 1060.0})
-    argv = [sys.executable, "-m", "training.metrics.report", "--run", str(run), "--status", "-"]
+    argv = [sys.executable, "-m", "training.node.metrics.report", "--run", str(run), "--status", "-"]
     subprocess.run(argv, cwd=ROOT, input=end, text=True, check=True, capture_output=True)
     texts = Page((run / "report.html").read_text(encoding="utf-8")).texts
     assert "finished" in texts and "failed" not in texts and "1 min 00 s" in texts
 
 
 def test_the_template_travels_with_the_code():
-    assert "training/metrics/report.html.jinja" in code_files()
+    assert "training/node/metrics/report.html.jinja" in code_files()

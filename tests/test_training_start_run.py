@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.control.start_run import chosen_recipe
+from training.laptop.start_run import chosen_recipe
 from training.plan.teaching import warmup
 from training.recipe import load_recipe, recipe_names
 
@@ -26,13 +26,13 @@ def test_fewer_steps_than_the_warm_up_shorten_it_to_a_tenth_of_them_and_it_is_sa
     recipe = chosen_recipe("tiny", ["optimizer.lr=1e-4", "optimizer.schedule=linear"], str(WARMUP - 1))
     assert recipe.optimizer.warmup_steps == (WARMUP - 1) // 10
     assert (recipe.steps, recipe.optimizer.lr, recipe.optimizer.schedule) == (WARMUP - 1, 1e-4, "linear")
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.startswith(f"warm-up: {(WARMUP - 1) // 10} of {WARMUP - 1} steps") and f"{WARMUP} would" in said
 
 
 def test_steps_by_set_are_steps_too(capsys):
     assert chosen_recipe("qwen2.5-7b", ["steps=10"], "").optimizer.warmup_steps == 1
-    assert capsys.readouterr().out.startswith("warm-up: 1 of 10 steps")
+    assert capsys.readouterr().err.startswith("warm-up: 1 of 10 steps")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
-from training import store  # noqa: E402
-from training.store import open_store  # noqa: E402
+from training.node import store  # noqa: E402
+from training.node.store import open_store  # noqa: E402
 
 LIMIT = timedelta(seconds=10)
 

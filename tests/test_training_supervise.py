@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervised import pid_of_rank, status_of, supervisors, wait_for_output
+from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for, wait_for_output
 from training.causes import Cause
-from training.diagnosis.xid import parse_xid
-from training.events import EVENTS, Ended, Failed, Started, parse_rows
+from training.events import EVENTS, Ended, Failed, OffPlan, Started, parse_rows
 from training.launch import MASTER_PORTS, Host, Launch, launch_text
-from training.supervision.afterwards import collect, evaluate
-from training.supervision.end_processes import processes_of
-from training.supervision.node_ssh import NodeError, master_port
-from training.supervision.supervise import Supervisor
+from training.node.diagnosis.xid import parse_xid
+from training.node.supervision.afterwards import collect, evaluate
+from training.node.supervision.end_processes import processes_of
+from training.node.supervision.node_ssh import NodeError, master_port
+from training.node.supervision.supervise import Supervisor
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("deepspeed", reason="needs the [train] extra: DeepSpeed's launcher starts the ranks")
@@ -67,6 +67,17 @@ def test_a_stop_lets_the_ranks_save_and_leave_at_their_own_pace(start):
     assert status_of(run_dir).state == "stopped"
     assert "after saving" in status_of(run_dir).reason
     assert (run_dir / "saved-0").exists() and (run_dir / "saved-1").exists()
+
+
+def test_a_run_far_from_its_plan_says_so_in_its_status_while_it_goes(start):
+    run_dir, supervisor = start("is_slower_than_planned")
+    wait_for_output(run_dir, 0, "slow 0")
+    wait_for(lambda: (run_dir / "status.json").exists() and status_of(run_dir).planned_step_s)
+    status = status_of(run_dir)
+    assert (status.state, status.planned_step_s, status.measured_step_s) == ("running", 10.0, 14.5)
+    assert [t.event for t in parse_rows((run_dir / EVENTS).read_text()) if isinstance(t.event, OffPlan)]
+    supervisor.terminate()
+    assert supervisor.wait(30) == 0
 
 
 def test_a_stop_waits_as_long_as_the_steps_so_far_ask_for_whatever_was_planned(start):
@@ -145,7 +156,7 @@ def test_no_free_pair_of_ports_is_said_with_the_range(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr("training.supervision.node_ssh.MASTER_PORTS", range(port, port + 2))
+        monkeypatch.setattr("training.node.supervision.node_ssh.MASTER_PORTS", range(port, port + 2))
         with pytest.raises(NodeError, match=f"free from {port} to {port + 1}"):
             master_port("te1")
 
@@ -223,7 +234,7 @@ def test_a_lost_ping_for_a_broken_ssh_configuration_counts_as_a_miss(tmp_path: P
     (tmp_path / "ssh").write_text("#!/bin/sh\nexit 255\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("training.supervision.supervise.PING_EVERY_S", 0.01)
+    monkeypatch.setattr("training.node.supervision.supervise.PING_EVERY_S", 0.01)
     supervisor = make_supervisor(tmp_path / "run")
     supervisor._ping(supervisor.launch.hosts[1])
     assert supervisor.events.get(timeout=1) == ("lost", "te2")
@@ -249,15 +260,15 @@ def test_every_nodes_logs_come_to_the_head_and_only_those_of_its_own_ranks(tmp_p
 def test_reports_are_made_of_what_there_is_and_their_failure_is_only_said(tmp_path: Path, capfd):
     run = tmp_path / "run"
     launch = make_supervisor(run).launch
-    (run / "training" / "metrics").mkdir(parents=True)
-    report = run / "training" / "metrics" / "report.py"
+    (run / "training" / "node" / "metrics").mkdir(parents=True)
+    report = run / "training" / "node" / "metrics" / "report.py"
     report.write_text("import sys\nopen(sys.argv[2] + '/report.html', 'w').close()\nsys.exit(3)\n")
     evaluate(launch)
     assert not (run / "report.html").exists()  # no step was made
     (run / "metrics.jsonl").write_text("{}\n")
     evaluate(launch)
     assert (run / "report.html").exists()
-    assert capfd.readouterr().err == "training.metrics.report: ended with code 3\n"
+    assert capfd.readouterr().err == "training.node.metrics.report: ended with code 3\n"
 
 
 def make_supervisor(run: Path) -> Supervisor:
@@ -327,7 +338,7 @@ def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(
     (tools / "dmesg").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     hosts = (Host("localhost", "127.0.0.1", 1),)
-    launch = Launch(run_dir.name, str(run_dir), hosts, "training.finetune", (), sys.executable, {}, here=True)
+    launch = Launch(run_dir.name, str(run_dir), hosts, "training.node.finetune", (), sys.executable, {}, here=True)
     (run_dir / "launch.json").write_text(launch_text(launch))
     supervisor = Supervisor(run_dir, tmp_path / "notices")
     supervisor._ask_drivers()

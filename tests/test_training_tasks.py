@@ -6,19 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from inventory.cluster import Cluster
 from inventory.nodes import Node
-from training import tasks
+from inventory.settings import Network, Settings
+from tests.support.local_cluster import wait_for
+from training.laptop import open_cluster
 from training.launch import Host, Launch, launch_text
 from training.recipe import load_recipe
 from training.sums import PARTS, sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent
-FABFILE = "from training.tasks import namespace\n"
+FABFILE = "from training.laptop.tasks import namespace\n"
 
 
 def fab(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -145,7 +148,7 @@ def test_nothing_of_a_fetched_run_is_executed_here(tmp_path: Path, words: tuple[
     program = run / "logs" / "program"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
     program.chmod(0o755)
-    launch = Launch(RUN, str(run if pretends else planted), (Host("localhost", "", 1),), "training.finetune", (),
+    launch = Launch(RUN, str(run if pretends else planted), (Host("localhost", "", 1),), "training.node.finetune", (),
                     str(program), {"PATH": str(run / "logs"), "LD_PRELOAD": str(program)}, here=True)  # fmt: skip
     (run / "launch.json").write_text(launch_text(launch))
     (run / "training").mkdir()  # a copy by hand brings the code too
@@ -199,7 +202,7 @@ def test_h_does_not_start_a_training(tmp_path: Path):
 
 def test_listing_the_tasks_imports_nothing_heavy(tmp_path: Path):
     code = (
-        "import sys; import training.tasks; "
+        "import sys; import training.laptop.tasks; "
         "heavy = {'torch', 'pyinfra', 'pydantic', 'rich', 'paramiko'} & set(sys.modules); "
         "sys.exit(', '.join(heavy) or 0)"
     )
@@ -208,66 +211,32 @@ def test_listing_the_tasks_imports_nothing_heavy(tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-class Door:
-    """A connection that remembers whether it was closed."""
-
-    def __init__(self, node: SimpleNamespace) -> None:
-        self.node, self.closed = node, False
-
-    def __enter__(self) -> Door:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.closed = True
+def cluster(monkeypatch, node: Node, line_rate_gbps: float = 0) -> None:
+    """Two nodes, both of them the one that a server plays."""
+    nodes = tuple(replace(node, rank=rank, name=f"te{rank + 1}", price_h=1.5, currency="CNY") for rank in range(2))
+    settings = Settings(name="mine", network=Network(line_rate_gbps=line_rate_gbps))
+    monkeypatch.setattr(open_cluster, "load_cluster", lambda: Cluster(settings, nodes))
 
 
-def node(rank: int, name: str) -> Node:
-    address, here = f"10.0.0.{rank + 1}", Path()
-    return Node(name, rank, address, address, "root", 22, here, here, gpus=0, price_h=1.5, currency="CNY")
-
-
-def cluster(monkeypatch, line_rate_gbps: float = 0) -> list[Door]:
-    """Two nodes whose connections are kept in the list given back; te2's commands fail."""
-    nodes = tuple(node(rank, name) for rank, name in enumerate(("te1", "te2")))
-    network = SimpleNamespace(line_rate_gbps=line_rate_gbps)
-    settings = SimpleNamespace(name="mine", torch_flavour="cpu", network=network)
-    found = SimpleNamespace(head=nodes[0], nodes=nodes, settings=settings)
-    doors: list[Door] = []
-
-    def connect(node: SimpleNamespace) -> Door:
-        doors.append(Door(node))
-        return doors[-1]
-
-    def run(connection: Door, command: str, **_: object) -> str:
-        if connection.node.name == "te2":
-            raise RuntimeError("te2 is out of order")
-        return f"{command} on {connection.node.name}"
-
-    monkeypatch.setattr("inventory.cluster.load_cluster", lambda: found)
-    monkeypatch.setattr("inventory.ssh.connect", connect)
-    monkeypatch.setattr("inventory.ssh.run", run)
-    return doors
-
-
-def test_every_connection_is_closed_in_the_end_also_after_a_failure(monkeypatch):
-    doors = cluster(monkeypatch)
-    with tasks._place(here=False) as (place, nodes):
-        answers = tasks._on_all(nodes, "uptime")
-        assert place.head.shell("date") == "date on te1"
-    assert answers["te1"] == "uptime on te1" and str(answers["te2"]) == "te2 is out of order"
-    assert [door.closed for door in doors] == [True] * 3
+def test_every_connection_is_closed_in_the_end_also_after_a_failure(node, server, tmp_path: Path, monkeypatch):
+    cluster(monkeypatch, node)
+    with open_cluster.opened(here=False) as opened:
+        answers = opened.ask_all(f"mkdir {tmp_path}/once && echo made")
+        assert opened.head.shell("echo from te1") == "from te1\n"
+        assert server.open_connections
+    failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
+    assert sorted(answers) == ["te1", "te2"] and "made" in answers.values()
+    assert ["File exists" in str(error) for error in failed] == [True]
+    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    assert len(server.transports) == 3
 
 
 @pytest.mark.parametrize(("said", "rate"), [(0.0, None), (25.0, 25.0)], ids=["unknown", "25 Gbit/s"])
-def test_the_line_rate_comes_from_the_settings_and_the_check_bears_the_clusters_name(monkeypatch, said, rate):
-    cluster(monkeypatch, said)
-    with tasks._place(here=False) as (place, _):
-        assert (place.line_rate_gbps, place.cluster) == (rate, "mine")
-        launch = place.target("tiny-20260101-000000").launch(
-            Path("/data/runs/tiny-20260101-000000"), "training.finetune"
-        )
+def test_the_line_rate_comes_from_the_settings_and_the_check_bears_the_clusters_name(node, monkeypatch, said, rate):
+    cluster(monkeypatch, node, said)
+    with open_cluster.opened(here=False) as opened:
+        assert (opened.line_rate_gbps, opened.name) == (rate, "mine")
+        launch = opened.launch("tiny-20260101-000000", "training.node.finetune")
         assert (launch.price_h, launch.currency) == (3.0, "CNY"), "of both machines together"
-        assert place.target("check-20260101-000000").data_disk == "/data"
+        assert launch.run_dir == "/data/runs/tiny-20260101-000000"
+        assert opened.launch("check-20260101-000000", "").data_disk == "/data"

@@ -1,8 +1,12 @@
-"""Fine-tuning: what runs on the nodes, and what starts and watches it. Imports none of the other folders.
+"""Fine-tuning, in two rooms and what both read.
 
-On every rank: `finetune`, which is the training itself and the place to begin reading, with the modules it
-imports: `data/` gives rows, `model`, `attention` and `loss` make one micro-batch's loss of them, `strategies/` spread
-that over the ranks; `commcheck` in its place for `fab check`. On the head and around the ranks, outliving every
-terminal: `supervision/`. On your machine: `tasks` and `control/`. All of them share `recipe`, `launch`, `run_folder`,
-`sums`, `exit_codes`, `causes` (why a run ended) and `events` (what ranks tell).
+`node/` is shipped into a run's folder and runs on the nodes. On every rank: `node.finetune`, which is the training and
+the place to begin reading, with the modules it imports: `model`, `attention` and `loss` make one micro-batch's loss of
+the rows of `data/`, `strategies/` spread that over the ranks; `node.commcheck` in its place for `fab check`. On the
+head and around the ranks, outliving every terminal: `node.supervision`.
+
+`laptop/` is on your machine: the tasks, and what makes, starts, follows and fetches runs. It alone knows inventory.
+
+Both read the rest, which is shipped too: `recipe`, `launch`, `run_folder`, `data/`, `cost/` (what a run needs), `plan/`
+(whether it will fit and teach), `sums`, `exit_codes`, `causes` (why a run ended), `events` (what ranks tell).
 """

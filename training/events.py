@@ -67,8 +67,21 @@ class Resumed:
     """That had saved it."""
 
 
-Event = Started | Ended | Failed | Waiting | Resumed
-KINDS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (Started, Ended, Failed, Waiting, Resumed)}
+@dataclass(frozen=True)
+class OffPlan:
+    """The run's steps take much longer, or much less, than its plan foresaw."""
+
+    step: int
+    planned_s: float
+    measured_s: float
+    """The median of the steps so far, the first ones left out."""
+
+
+Event = Started | Ended | Failed | Waiting | Resumed | OffPlan
+KINDS: dict[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Started, Ended, Failed, Waiting, Resumed, OffPlan)
+}
+NO_EVENT = (ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,10 @@ def line_of(event: Event) -> str:
 
 def parse_line(line: str) -> Event | None:
     """The event in a line that rank_start passed on; None where it is the rank's own output."""
-    return _parse(line.removeprefix(MARK)) if line.startswith(MARK) else None
+    if line.startswith(MARK):
+        with contextlib.suppress(*NO_EVENT):
+            return _event(json.loads(line.removeprefix(MARK)))
+    return None
 
 
 def unmistakable(line: bytes) -> bytes:
@@ -110,11 +126,11 @@ def parse_rows(text: str) -> list[Told]:
     """The events in the text of EVENTS; a line that a head cut when it lost its power is passed over."""
     found = []
     for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        with contextlib.suppress(*NO_EVENT):
             content = json.loads(line)
             content.pop("at")
             rank = int(content.pop("rank"))
-            found.append(Told(rank, KINDS[content.pop("event")](**content)))
+            found.append(Told(rank, _event(content)))
     return found
 
 
@@ -122,9 +138,5 @@ def _content(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__.lower(), **asdict(event)}
 
 
-def _parse(text: str) -> Event | None:
-    try:
-        content = json.loads(text)
-        return KINDS[content.pop("event")](**content)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+def _event(content: dict[str, Any]) -> Event:
+    return KINDS[content.pop("event")](**content)

@@ -115,8 +115,8 @@ def commit_id(text: object) -> str:
     return text
 
 
-def without_tokens(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment in which the hub's client finds no token."""
+def without_tokens() -> dict[str, str]:
+    """This process's environment without what gives the hub's client a token."""
     hidden = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_OIDC_RESOURCE"}
-    kept = {key: value for key, value in (environ or os.environ).items() if key not in hidden}
+    kept = {key: value for key, value in os.environ.items() if key not in hidden}
     return {**kept, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +36,9 @@ MASTER_PORTS = range(29500, 29600)
 odd one behind it for their heartbeat. Outside the range the system picks from for outgoing connections. What
 the ranks then send each other goes over ports of the system's choice: between the nodes none may be closed."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+WARM_UP = 2
+"""Steps before those that are profiled."""
+_STEPS = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)")
 
 
 class LaunchError(TrainingError, RuntimeError):
@@ -75,7 +79,7 @@ class Launch:
     debug_rank: int | None = None
     """The rank that waits for a debugger; the others then wait for it without a time-out."""
     profile: str = ""
-    """Steps to profile: see training/diagnosis/profiling.py."""
+    """Steps to profile: see training/node/diagnosis/profiling.py."""
     price_h: float | None = None
     """What an hour of all its machines costs together; None where nobody said."""
     currency: str = ""
@@ -94,6 +98,20 @@ class Launch:
                 return host
             rank -= host.slots
         raise IndexError(f"rank beyond the world size {self.world_size}")
+
+
+def parse_steps(text: str, done: int = 0) -> tuple[int, int]:
+    """The first and last step to profile, where `done` steps are done. Raises LaunchError."""
+    match = _STEPS.fullmatch(text.strip())
+    if match and match["count"]:
+        first, last = done + WARM_UP + 1, done + WARM_UP + int(match["count"])
+    elif match:
+        first, last = int(match["first"]), int(match["last"])
+    else:
+        first = last = 0
+    if not 1 <= first <= last:
+        raise LaunchError(f"--profile {text}: a number of steps, as 3, or the first and the last one, as 10-12")
+    return first, last
 
 
 def launch_text(launch: Launch) -> str:
@@ -119,15 +137,15 @@ def hostfile(hosts: Sequence[Host]) -> str:
     return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
 
 
-def rank_env(run_dir: str, torch: Literal["cpu", "cuda"], env_folder: str = ENV_FOLDER) -> dict[str, str]:
+def rank_env(run_dir: str, torch: Literal["cpu", "cuda"]) -> dict[str, str]:
     """The environment every rank gets, whatever its shell's start-up files say.
 
     NCCL reads /etc/nccl.conf by itself, and gloo's interface is set at rank start from the node's own
     /etc/spotune/node.json, because interfaces may be called differently on each node.
     """
     env = {
-        "PATH": f"{env_folder}/bin:{SYSTEM_PATH}",  # torch looks for ninja there
-        "TORCH_EXTENSIONS_DIR": f"{env_folder}/torch_extensions",
+        "PATH": f"{ENV_FOLDER}/bin:{SYSTEM_PATH}",  # torch looks for ninja there
+        "TORCH_EXTENSIONS_DIR": f"{ENV_FOLDER}/torch_extensions",
         "OMP_NUM_THREADS": "1" if torch == "cpu" else "4",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -189,9 +207,9 @@ def deepspeed_env(env: Mapping[str, str]) -> str:
 def runner_argv(launch: Launch, master_port: int) -> list[str]:
     """The launcher's command line; run it in the run folder, with `launch.env` in the environment.
 
-    Every rank is `python -m training.supervision.rank_start MODULE --run RUN_DIR ...`.
+    Every rank is `python -m training.node.supervision.rank_start MODULE --run RUN_DIR ...`.
     """
-    rank = ["training.supervision.rank_start", launch.module, "--run", launch.run_dir, *launch.arguments]
+    rank = ["training.node.supervision.rank_start", launch.module, "--run", launch.run_dir, *launch.arguments]
     common = [f"--master_port={master_port}", "--module", "--no_local_rank"]
     if launch.here or len(launch.hosts) == 1:
         # deepspeed's runner would take the same short cut, but then ignores .deepspeed_env
@@ -199,49 +217,29 @@ def runner_argv(launch: Launch, master_port: int) -> list[str]:
         named = launch.env.get(VISIBLE)
         slots = named.split(",") if named else list(range(launch.world_size))
         world = base64.urlsafe_b64encode(json.dumps({"localhost": slots}).encode()).decode()
-        address = "127.0.0.1" if launch.here else launch.hosts[0].private_address
-        return [
-            launch.python,
-            "-u",
-            "-m",
-            "deepspeed.launcher.launch",
-            f"--world_info={world}",
-            f"--master_addr={address}",
-            *common,
-            *rank,
-        ]
-    return [
-        launch.python,
-        "-u",
-        "-m",
-        "deepspeed.launcher.runner",
-        f"--hostfile={launch.run_dir}/hostfile",
-        f"--master_addr={launch.hosts[0].private_address}",
-        *common,
-        *rank,
-    ]
+        launcher = ["deepspeed.launcher.launch", f"--world_info={world}"]
+    else:
+        launcher = ["deepspeed.launcher.runner", f"--hostfile={launch.run_dir}/hostfile"]
+    address = "127.0.0.1" if launch.here else launch.hosts[0].private_address
+    return [launch.python, "-u", "-m", *launcher, f"--master_addr={address}", *common, *rank]
 
 
 def sweep_command(launch: Launch, only_list: bool = False, code: str = "") -> str:
     """A shell command that ends (or only lists) a run's processes on the node it is given to, with the run's own
     code or that in the folder `code`."""
-    argv = [
-        launch.python,
-        "-m",
-        "training.supervision.end_processes",
-        "--run",
-        launch.run_dir,
-        *(["--list"] if only_list else []),
-    ]
+    argv = ["--run", launch.run_dir, *(["--list"] if only_list else [])]
     folder = shlex.quote(code or launch.run_dir)
     # a node that never got the run's code has none of its processes either
     clean = shlex.quote('{"found": 0, "left": []}')
-    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {shlex.join(argv)}"
+    # runs begun before training/ had a folder for the nodes keep the code they began with
+    room = "test -d training/node && room=training.node || room=training"
+    program = f"{shlex.quote(launch.python)} -m $room.supervision.end_processes {shlex.join(argv)}"
+    return f"test -d {folder}/training || {{ echo {clean}; exit 0; }}; cd {folder} && {{ {room}; }} && {program}"
 
 
 def supervisor_argv(launch: Launch) -> list[str]:
     """The supervisor's command line; run it in the run folder, where the shipped `training` is."""
-    return [launch.python, "-u", "-m", "training.supervision.supervise", "--run", launch.run_dir]
+    return [launch.python, "-u", "-m", "training.node.supervision.supervise", "--run", launch.run_dir]
 
 
 def unit_argv(launch: Launch) -> list[str]:

@@ -11,23 +11,29 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from training.cost.strategies import cost_of
+from training.cost.memory import NF4
+from training.cost.strategies import LEANEST, LEANEST_WHOLE, STRATEGIES, cost_of
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 
 RECIPES = Path(__file__).parent / "recipes"
+
+LEFT_TO_THE_PLAN = ("strategy", "micro_batch", "gradient_checkpointing")
+"""Keys that may be "auto"."""
 
 ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
 
 NOT_PART_OF_THE_MATHS = frozenset(
     {
         "about",
+        "auto",
         "name",
         "model_dir",
         "save_every",
@@ -39,6 +45,8 @@ NOT_PART_OF_THE_MATHS = frozenset(
         "loss_chunk",
         "validation.every",
         *(f"offload.{key}" for key in ("optimizer", "parameters")),
+        *(f"pipeline.{key}" for key in ("stages", "layers", "checkpointed", "held")),
+        "stream.layers",
         *(f"logging.{key}" for key in ("tensorboard", "wandb", "wandb_project")),
     }
 )
@@ -88,6 +96,10 @@ class Optimizer(Table):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     grad_clip: Annotated[float, Field(ge=0)] = 1.0
     """Largest norm of the whole gradient; 0 leaves it unclipped."""
+    outer_lr: Annotated[float, Field(gt=0)] = 0.7
+    """Of the Nesterov step over what replicas that learn apart have moved; see `sync_every`."""
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """DiLoCo's own 0.9 makes steps of up to 7 times what the replicas moved: for hundreds of steps between meetings."""
 
     def lr_at(self, step: int, total_steps: int) -> float:
         """Learning rate of the optimizer step `step` (from 0): up to `lr`, then towards 0 at the end.
@@ -124,6 +136,27 @@ class Offload(Table):
     optimizer: bool = False
     parameters: bool = False
     """Only under zero3."""
+
+
+class Pipeline(Table):
+    """How the layers lie in the stages of strategy pipeline. What is left empty the plan decides."""
+
+    stages: Annotated[int, Field(ge=0)] = 0
+    """Ranks that make up one copy of the model; there are as many copies as the ranks allow. 0: all ranks are one."""
+    layers: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Of each stage, first to last; their sum is the model's. Empty: as even as they go."""
+    checkpointed: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Layers of each stage whose activations are computed again, its first ones. Empty: by gradient_checkpointing."""
+    held: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Micro-batches of which each stage keeps activations at most. Empty: stages - stage, which is 1F1B; more hide a
+    slow link."""
+
+
+class Stream(Table):
+    """What lies in the nodes' RAM under strategy stream."""
+
+    layers: Annotated[int, Field(ge=0)] = 0
+    """Decoder layers that do, spread over the model; 0: all."""
 
 
 class Validation(Table):
@@ -182,14 +215,38 @@ class Recipe(Table):
     """Layers whose activations are computed again: all of them, none, or the first so many."""
     loss_chunk: Annotated[int, Field(ge=16)] = 1024
     """Tokens whose logits exist at once, where the loss is computed; Liger's kernels, on GPUs, choose by themselves."""
-    strategy: Literal["zero0", "zero1", "zero2", "zero3"] = "zero3"
+    base_precision: Literal["dtype", "nf4"] = "dtype"
+    """What the frozen layers' matrices are kept in: `dtype`, or four bits each (NF4, arXiv 2305.14314), which rounds
+    them; computed with in `dtype` either way."""
+    strategy: Literal["zero0", "zero1", "zero2", "zero3", "pipeline", "stream"] = "zero3"
+    auto: tuple[Literal["strategy", "micro_batch", "gradient_checkpointing"], ...] = ()
+    """Which of these the plan decides before the launch: those that were given as "auto". Until then they have their
+    leanest values."""
+    gradient_sum: Literal["fp32", "bf16"] = "fp32"
+    """How gradients cross the network; they are added up in fp32 either way. bf16 is half the bytes."""
+    sync_every: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps that each replica takes by itself before all meet in one outer step (DiLoCo, arXiv 2311.08105); 1
+    sums the gradients of every step."""
     tuning: Literal["lora", "full"] = "lora"
     """full trains every weight: 18 bytes a parameter instead of 2."""
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     offload: Offload = Offload()
+    pipeline: Pipeline = Pipeline()
+    stream: Stream = Stream()
     validation: Validation = Validation()
     logging: Logging = Logging()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _left_to_the_plan(cls, values: Any) -> Any:
+        left = [key for key in LEFT_TO_THE_PLAN if isinstance(values, dict) and values.get(key) == "auto"]
+        if not left or not isinstance(values.get("auto", ()), list | tuple):
+            return values
+        given = {key: value for key, value in values.items() if key not in left}
+        if "strategy" in left and given.get("base_precision") == NF4:
+            given["strategy"] = LEANEST_WHOLE
+        return {**given, "auto": [*given.get("auto", ()), *left]}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -197,12 +254,32 @@ class Recipe(Table):
             raise ValueError("say either steps or epochs")
         if self.micro_batch > self.global_batch:
             raise ValueError(f"micro_batch {self.micro_batch} is larger than global_batch {self.global_batch}")
-        if reason := cost_of(self).needs(self, gpu=True):
+        if self.base_precision == NF4 and self.tuning == "full":
+            raise ValueError(
+                "base_precision nf4 with tuning full: weights of four bits cannot be trained; take tuning=lora, or "
+                "base_precision=dtype"
+            )
+        if "strategy" not in self.auto and (reason := cost_of(self).needs(self, gpu=True)):
             raise ValueError(reason)
         return self
 
+    @property
+    def staged(self) -> bool:
+        """Whether the model's layers lie in stages, as the table `pipeline` says."""
+        return self.strategy == "pipeline"
+
+    @property
+    def left_open(self) -> tuple[str, ...]:
+        """Keys that the plan decides before the launch: those left to it, and what the table of a pipeline, or of what
+        may become one, leaves empty."""
+        may_be_staged = "strategy" in self.auto or self.staged
+        empty = [f"pipeline.{key}" for key, value in self.pipeline if may_be_staged and not value]
+        return (*self.auto, *empty)
+
     def checkpointed(self, layers: int) -> int:
         """How many of a model's layers are."""
+        if self.strategy == "pipeline" and self.pipeline.checkpointed:
+            return min(sum(self.pipeline.checkpointed), layers)
         asked = self.gradient_checkpointing
         return layers * asked if isinstance(asked, bool) else min(asked, layers)
 
@@ -213,10 +290,20 @@ class Recipe(Table):
         assert self.epochs is not None
         return math.ceil(self.epochs * samples / self.global_batch)
 
+    def synchronizes(self, step: int, total_steps: int) -> bool:
+        """Whether the replicas meet after this step, so that all of them are the same model."""
+        return step % self.sync_every == 0 or step == total_steps
+
+    def falls_due(self, every: int, step: int) -> bool:
+        """Whether what is wanted every so many steps is to be done after this one, after which the replicas have met:
+        it waits for that."""
+        met_before = (step - 1) // self.sync_every * self.sync_every
+        return step // every > met_before // every
+
     def maths(self) -> dict[str, Any]:
         """The keys that decide what is computed, flat (`lora.rank`); a resumed run must agree on them."""
-        flat = _flatten(self.model_dump(mode="json"))
-        return {key: value for key, value in flat.items() if key not in NOT_PART_OF_THE_MATHS}
+        values = flat(self.model_dump(mode="json"))
+        return {key: v for key, v in values.items() if key not in NOT_PART_OF_THE_MATHS}
 
     def data_settings(self) -> dict[str, Any]:
         """The keys that decide what the prepared data are, beside the records themselves."""
@@ -231,10 +318,18 @@ class Recipe(Table):
         """The whole recipe, defaults written out; `read_recipe` reads it back to an equal one."""
         values = self.model_dump(mode="json", exclude_none=True)
         tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-        lines = [f"{key} = {_toml(value)}" for key, value in values.items() if key not in tables]
+        # for the types a recipe holds, JSON's spelling is TOML's too
+        toml = partial(json.dumps, ensure_ascii=False)
+        lines = [f"{key} = {toml(value)}" for key, value in values.items() if key not in tables]
         for name, table in tables.items():
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+            lines += ["", f"[{name}]", *(f"{key} = {toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
+
+
+def default_maths() -> dict[str, Any]:
+    """What `Recipe.maths` says where a recipe says nothing. A checkpoint from before a key was there is taken to have
+    its default: by default a new key does what was done without it."""
+    return flat(Recipe.model_construct().model_dump(mode="json", warnings=False))
 
 
 def recipe_names() -> list[str]:
@@ -255,8 +350,14 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
 
 
 def with_changes(recipe: Recipe, **changes: object) -> Recipe:
-    """The recipe with some keys changed, checked again."""
-    return Recipe.model_validate({**recipe.model_dump(), **changes})
+    """The recipe with some keys changed, of tables by their dotted names or as a whole, checked again; what was left to
+    the plan and is said now is so no more."""
+    values = recipe.model_dump()
+    values["auto"] = tuple(key for key in recipe.auto if key not in changes)
+    for dotted, value in changes.items():
+        name, _, key = dotted.partition(".")
+        values[name] = {**values[name], key: value} if key else value
+    return Recipe.model_validate(values)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -283,12 +384,8 @@ def _sentence(key: str, message: str) -> str:
 
 
 def _known_keys() -> list[str]:
-    tables: dict[str, type[Table]] = {
-        "lora": Lora,
-        "optimizer": Optimizer,
-        "offload": Offload,
-        "validation": Validation,
-        "logging": Logging,
+    tables = {
+        key: type(field.default) for key, field in Recipe.model_fields.items() if isinstance(field.default, Table)
     }
     inner = [f"{name}.{key}" for name, table in tables.items() for key in table.model_fields]
     return [*(key for key in Recipe.model_fields if key not in tables), *inner]
@@ -299,6 +396,12 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[st
     for asked, other in (("steps", "epochs"), ("epochs", "steps")):
         if asked in overrides and other not in overrides:
             values.pop(other, None)
+    # Four bits need whole weights on each rank: a strategy that divides them, and that nobody asks for here, gives way.
+    own = STRATEGIES.get(values.get("strategy", LEANEST))
+    if overrides.get("base_precision") == NF4 and "strategy" not in overrides and own and own.WEIGHTS_PARTITIONED:
+        values["strategy"] = "auto"
+    if "auto" in overrides:
+        raise RecipeError(f"auto: say which key the plan decides, as in {LEFT_TO_THE_PLAN[0]}=auto")
     for dotted, text in overrides.items():
         *tables, key = dotted.split(".")
         table = values
@@ -320,20 +423,12 @@ def _value(text: str) -> Any:
     return parsed["value"] if parsed.keys() == {"value"} else text
 
 
-def _toml(value: Any) -> str:
-    # For the types a recipe holds, JSON's spelling is TOML's too.
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    def walk() -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                yield from _flatten(value, f"{prefix}{key}.").items()
-            else:
-                yield prefix + key, value
-
-    return dict(walk())
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
 
 
 def _natural(name: str) -> list[tuple[float, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,8 @@ RESULT = "result.json"
 PROVE = "prove"
 """What the ids of runs begin with that `fab prove` makes."""
 REPORT = "report.html"
+MEASURED = "measured.json"
+"""What a run took against its plan (training/plan/measured.py)."""
 VERSIONS = "versions.json"
 MODEL_RECORD, MODEL_SUMS = "base-model.json", "base-model.SHA256SUMS"
 """Which base model a run began from: repository, revision, commit, and the sha256 of each of its files."""
@@ -41,6 +44,7 @@ PROFILE = "profile"
 TRACE, SUMMARY = MERGED = ("trace.json.gz", "summary.txt")
 """Made of all ranks' profiles, in the folder of that name."""
 HANG = "hang"
+CHECKPOINTS = "checkpoints"
 LAUNCHER_LOG = "logs/launcher.log"
 
 State = Literal["starting", "running", "finished", "failed", "stopped"]
@@ -48,11 +52,13 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("run_id", "state", "reason"), str),
     **dict.fromkeys(("started", "updated", "spent_before"), int | float),
     **dict.fromkeys(("ended", "price_h"), int | float | None),
+    **dict.fromkeys(("planned_step_s", "measured_step_s"), int | float | None),
     "currency": str,
     "last_lines": list,
     "supervisor_pid": int,
 }
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped"})
+_CHECKPOINT = re.compile(r"step-(\d+)")
 _RUN_ID = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>\d{8}-\d{6})$")
 
 
@@ -88,6 +94,26 @@ def unit_of(run_id: str) -> str:
     return f"spotune-{run_id}"
 
 
+def checkpoint_name(step: int) -> str:
+    """The folder of a whole checkpoint; one half written or set aside is called otherwise."""
+    return f"step-{step}"
+
+
+def checkpoint_folder(step: int) -> str:
+    """Its place in the run's folder."""
+    return f"{CHECKPOINTS}/{checkpoint_name(step)}"
+
+
+def checkpoint_steps(names: Iterable[str]) -> list[int]:
+    """The steps of the whole checkpoints among names of folders, ascending."""
+    return sorted(int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name)))
+
+
+def newest_step(names: Iterable[str]) -> int | None:
+    """The last of them."""
+    return max(checkpoint_steps(names), default=None)
+
+
 @dataclass(frozen=True)
 class Status:
     """What the supervisor last said about a run. Times are seconds since the epoch, on the head's clock."""
@@ -111,6 +137,9 @@ class Status:
     currency: str = ""
     spent_before: float = 0.0
     """What earlier starts of the run cost."""
+    planned_step_s: float | None = None
+    measured_step_s: float | None = None
+    """Both are told where a run is far from its plan."""
 
     @property
     def over(self) -> bool:

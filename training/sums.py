@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 SUMS = "SHA256SUMS"
-ADAPTER = ("adapter/adapter_model.safetensors", "adapter/adapter_config.json")
+ORIGIN = "spotune-model.json"
+"""Beside a model's files: where they came from, and the sha256 of their SHA256SUMS."""
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""As PEFT calls them."""
+ADAPTER = (f"adapter/{ADAPTER_WEIGHTS}", f"adapter/{ADAPTER_CONFIG}")
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
 PARTS = (*ADAPTER, OPTIMIZER, STATE)
@@ -41,6 +47,24 @@ def sums_of(folder: Path) -> dict[str, str]:
 def sums_text(sums: Mapping[str, str]) -> str:
     """The text of a SHA256SUMS."""
     return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+
+
+def seal(folder: Path) -> str:
+    """Write the SHA256SUMS of what a folder holds; gives its own sha256."""
+    (folder / SUMS).write_text(sums_text(sums_of(folder)), encoding="utf-8")
+    return sha256_of(folder / SUMS)
+
+
+def seal_model(folder: Path, **origin: str) -> None:
+    """Seal a model's folder, and write down where its files came from."""
+    (folder / ORIGIN).write_text(json.dumps({**origin, "hash": seal(folder)}) + "\n", encoding="utf-8")
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What is known of a model's folder; nothing of one without a record. ValueError for what is no record."""
+    path = folder / ORIGIN
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
 
 
 def parse_sums(text: str) -> dict[str, str]:

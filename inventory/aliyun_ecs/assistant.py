@@ -6,8 +6,8 @@ import base64
 import uuid
 from typing import Any
 
-from inventory.aliyun_ecs.answer_fields import flag, listed
 from inventory.aliyun_ecs.caller import Caller
+from inventory.aliyun_ecs.fields import flag, listed
 from inventory.cloud.errors import CloudError, Kind
 
 RUNNING = ("", "Pending", "Running", "Scheduled", "Stopping")

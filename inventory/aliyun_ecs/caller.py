@@ -5,16 +5,22 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from inventory.aliyun_ecs.errors import DRY_SUCCESS
+from inventory.aliyun_ecs.fields import filters, given
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.pace import Pace, repeated
+from inventory.cloud.pace import CallPace, repeated
+from inventory.cloud.values import Tags
+
+Thing = TypeVar("Thing")
+Read = Callable[[Mapping[str, Any]], Iterable[Thing]]
+"""What an answer tells of a list."""
 
 ECS, VPC, STS = "2014-05-26", "2016-04-28", "2015-04-01"
 """Versions of the products whose actions are called."""
@@ -24,6 +30,7 @@ ID = re.compile(r"(vpc|vsw|sg|i|d|s|m)-[a-z0-9]+")
 WHOLE_MINUTE = timedelta(minutes=1)
 """Some lists tell times without seconds."""
 SAME_TIME = timedelta(seconds=2)
+PAGE, NUMBERED_PAGE = 100, 50
 
 
 def ids_in(answer: Any) -> Iterator[str]:
@@ -44,7 +51,7 @@ class Caller:
     """What the calls of `inventory.aliyun_ecs.ecs.Ecs` are built on."""
 
     region_id: str
-    pace: Pace
+    pace: CallPace
     permitted: set[str]
     """Lists that this key may see, as far as that was asked."""
     made: dict[str, float]
@@ -127,27 +134,48 @@ class Caller:
         since, asked = time.monotonic() - self.pace.listed_s, str(dict(fields))
         return any(at >= since and each in asked for each, at in self.made.items())
 
-    def pages(self, action: str, fields: Mapping[str, Any], size: int = 100) -> Iterator[dict[str, Any]]:
-        """All answers of a list that is continued by NextToken."""
+    def pages(self, action: str, fields: Mapping[str, Any], read: Read[Thing]) -> Iterator[Thing]:
+        """All of a list that is continued by NextToken."""
         token: dict[str, Any] = {}
         while True:
-            answer = self.call(action, {**fields, "MaxResults": size, **token})
-            yield answer
+            answer = self.call(action, {**fields, "MaxResults": PAGE, **token})
+            yield from read(answer)
             if not answer.get("NextToken"):
                 return
             token = {"NextToken": answer["NextToken"]}
 
     def numbered_pages(
-        self, action: str, fields: Mapping[str, Any], version: str = ECS, size: int = 50
-    ) -> Iterator[dict[str, Any]]:
-        """All answers of a list that is continued by PageNumber and tells its TotalCount."""
-        page = 1
+        self, action: str, fields: Mapping[str, Any], read: Read[Thing], version: str = ECS
+    ) -> Iterator[Thing]:
+        """All of a region's list that is continued by PageNumber and tells its TotalCount."""
+        page = 0
         while True:
-            answer = self.call(action, {**fields, "PageSize": size, "PageNumber": page}, version)
-            yield answer
-            if page * size >= int(answer.get("TotalCount") or 0):
-                return
             page += 1
+            numbers = {"PageSize": NUMBERED_PAGE, "PageNumber": page}
+            answer = self.call(action, {"RegionId": self.region_id, **fields, **numbers}, version)
+            yield from read(answer)
+            if page * NUMBERED_PAGE >= int(answer.get("TotalCount") or 0):
+                return
+
+    def owned(
+        self,
+        action: str,
+        key: str,
+        ids: Sequence[str] | None,
+        tags: Tags | None,
+        read: Read[Thing],
+        **more: str,
+    ) -> tuple[Thing, ...]:
+        """A region's things with all these tags and one of these ids, for which the list has a filter called `key`;
+        `more` of the list's filters count where they are not empty.
+
+        Raises CloudError (AUTH) where there are none because this key may not see any.
+        """
+        asked = {"RegionId": self.region_id, **given(**more)}
+        found = tuple(each for some in filters(key, ids, tags) for each in self.pages(action, {**asked, **some}, read))
+        if not found and ids is None:
+            self.must_see(action)
+        return found
 
     def must_see(self, action: str) -> None:
         """Asked, once, where a list is empty: it also is for a key that may not see it, without any error.

@@ -1,32 +1,26 @@
-"""Disks: make, attach, keep, delete. One action of the API a method, beside what it sends and hears."""
+"""Disks, their snapshots, and images. One action of the API a method, beside what it sends and hears."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inventory.aliyun_ecs.answer_fields import Answer, flag, listed, moment, needed, tags, whole
 from inventory.aliyun_ecs.caller import Caller
-from inventory.aliyun_ecs.request_fields import Fields, filters, tag_list
+from inventory.aliyun_ecs.fields import Answer, Fields, flag, given, listed, moment, needed, tag_list, tags, whole
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import Disk, NewDisk, Tags
+from inventory.cloud.values import Disk, Image, NewDisk, OwnImage, Snapshot, Tags
+
+ANY_STATUS = "Creating,Waiting,Available,UnAvailable,CreateFailed"
+"""Without it the cloud lists those alone that can be used."""
 
 
 class Disks(Caller):
-    """Disks of one region."""
+    """Disks, snapshots and images of one region."""
 
     def disks(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, instance_id: str = ""
     ) -> tuple[Disk, ...]:
-        of_instance = {"InstanceId": instance_id} if instance_id else {}
-        found = tuple(
-            disk
-            for fields in filters("DiskIds", ids, tags)
-            for answer in self.pages("DescribeDisks", {"RegionId": self.region_id, **of_instance, **fields})
-            for disk in disks_in(answer)
-        )
+        found = self.owned("DescribeDisks", "DiskIds", ids, tags, disks_in, InstanceId=instance_id)
         self.note_new((disk.disk_id, disk.created) for disk in found)
-        if not found and ids is None:
-            self.must_see("DescribeDisks")
         return found
 
     def create_disk(
@@ -89,18 +83,52 @@ class Disks(Caller):
         fields = {"RegionId": self.region_id, "DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
         self.call("ModifyDiskAttribute", fields)
 
+    def snapshots(
+        self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, disk_id: str = ""
+    ) -> tuple[Snapshot, ...]:
+        return self.owned("DescribeSnapshots", "SnapshotIds", ids, tags, snapshots_in, DiskId=disk_id)
+
+    def create_snapshot(self, disk_id: str, name: str, tags: Tags | None, token: str, *, waits: bool = True) -> str:
+        fields = {"DiskId": disk_id, "SnapshotName": name, "Tag": tag_list(tags), "ClientToken": token}
+        return str(self.call("CreateSnapshot", fields, waits=waits)["SnapshotId"])
+
+    def delete_snapshot(self, snapshot_id: str, force: bool = True) -> None:
+        self.remove("DeleteSnapshot", {"SnapshotId": snapshot_id, "Force": force})
+
+    def image(self, name: str) -> Image:
+        for key in ("ImageFamily",) if ":" in name else ("ImageId", "ImageFamily"):
+            found = list(self.numbered_pages("DescribeImages", {key: name}, images_in))
+            if found:
+                return max(found, key=lambda each: each[0])[1]
+        raise CloudError(
+            f"there is no image {name!r} in {self.region_id}: name an id or a family, as acs:ubuntu_22_04_x64",
+            Kind.NOT_FOUND,
+        )
+
+    def own_images(self, *, tags: Tags | None = None, ids: Sequence[str] = ()) -> tuple[OwnImage, ...]:
+        own = {"ImageOwnerAlias": "self", "Status": ANY_STATUS}
+        fields = own | given(ImageId=",".join(ids), Tag=tag_list(tags))
+        return tuple(self.numbered_pages("DescribeImages", fields, own_images_in))
+
+    def create_image(self, snapshot_id: str, name: str, tags: Tags, token: str) -> str:
+        fields = {
+            "RegionId": self.region_id,
+            "SnapshotId": snapshot_id,
+            "ImageName": name,
+            "Tag": tag_list(tags),
+            "ClientToken": token,
+        }
+        return str(self.call("CreateImage", fields)["ImageId"])
+
+    def delete_image(self, image_id: str) -> None:
+        self.remove("DeleteImage", {"RegionId": self.region_id, "ImageId": image_id, "Force": True})
+
 
 def new_disk_fields(region_id: str, zone_id: str, disk: NewDisk, labels: Tags, token: str) -> Fields:
     """CreateDisk; with a snapshot and a larger size the disk grows, without a size it is as large as it was."""
     fields: Fields = {"RegionId": region_id, "ZoneId": zone_id, "ClientToken": token, "Tag": tag_list(labels)}
-    fields |= kind_fields(disk, "DiskCategory")
-    if disk.size_gib:
-        fields["Size"] = disk.size_gib
-    if disk.snapshot_id:
-        fields["SnapshotId"] = disk.snapshot_id
-    if disk.name:
-        fields["DiskName"] = disk.name
-    return fields
+    more = given(Size=disk.size_gib, SnapshotId=disk.snapshot_id, DiskName=disk.name)
+    return fields | kind_fields(disk, "DiskCategory") | more
 
 
 def kind_fields(disk: NewDisk, key: str) -> Fields:
@@ -134,3 +162,58 @@ def _disk(each: Answer) -> Disk:
         source_snapshot_id=each.get("SourceSnapshotId") or "",
         tags=tags(each),
     )
+
+
+def snapshots_in(answer: Answer) -> tuple[Snapshot, ...]:
+    """DescribeSnapshots"""
+    return tuple(_snapshot(each) for each in listed(answer, "Snapshots", "Snapshot"))
+
+
+def _snapshot(each: Answer) -> Snapshot:
+    size, remain = each.get("FullSnapshotSizeInBytes"), each.get("RemainTime")
+    available = each.get("Available")
+    return Snapshot(
+        snapshot_id=needed(each, "SnapshotId"),
+        name=each.get("SnapshotName", ""),
+        disk_id=each.get("SourceDiskId", ""),
+        disk_kind=each.get("SourceDiskType", "").lower(),
+        disk_gib=whole(each.get("SourceDiskSize")),
+        status=needed(each, "Status"),
+        progress_percent=whole(str(each.get("Progress") or "0").rstrip("%")),
+        # Answers of before 2023 do not have it: then only whole ones can be used.
+        is_available=needed(each, "Status") == "accomplished" if available in (None, "") else flag(available),
+        created=moment(needed(each, "CreationTime")),
+        size_bytes=None if size in (None, "") else whole(size),
+        remain_s=None if remain in (None, "") else whole(remain),
+        tags=tags(each),
+    )
+
+
+def images_in(answer: Answer) -> tuple[tuple[str, Image], ...]:
+    """DescribeImages: when each was made, and the image."""
+    return tuple(
+        (each.get("CreationTime", ""), Image(needed(each, "ImageId"), whole(each.get("Size"))))
+        for each in listed(answer, "Images", "Image")
+    )
+
+
+def own_images_in(answer: Answer) -> tuple[OwnImage, ...]:
+    """DescribeImages of images of one's own."""
+    return tuple(
+        OwnImage(
+            image_id=needed(each, "ImageId"),
+            name=each.get("ImageName", ""),
+            snapshot_id=_system_snapshot(each),
+            size_gib=whole(each.get("Size")),
+            status=each.get("Status", "Available"),
+            progress=each.get("Progress", ""),
+            created=moment(needed(each, "CreationTime")),
+            tags=tags(each),
+        )
+        for each in listed(answer, "Images", "Image")
+    )
+
+
+def _system_snapshot(image: Answer) -> str:
+    mappings = listed(image, "DiskDeviceMappings", "DiskDeviceMapping")
+    return next((each.get("SnapshotId", "") for each in mappings if each.get("Type", "system") == "system"), "")

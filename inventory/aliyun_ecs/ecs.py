@@ -21,20 +21,14 @@ from urllib.parse import urlsplit
 from inventory.aliyun_ecs.assistant import Assistant
 from inventory.aliyun_ecs.caller import ECS, STS, VPC
 from inventory.aliyun_ecs.disks import Disks
-from inventory.aliyun_ecs.errors import classify, sentence, setting_of
-from inventory.aliyun_ecs.images import Images
-from inventory.aliyun_ecs.key_pairs import KeyPairs
+from inventory.aliyun_ecs.errors import classify, no_answer, sentence, setting_of
+from inventory.aliyun_ecs.fields import lost
 from inventory.aliyun_ecs.machines import Machines
 from inventory.aliyun_ecs.networks import Networks
-from inventory.aliyun_ecs.no_answer import no_answer
 from inventory.aliyun_ecs.offers import Offers
-from inventory.aliyun_ecs.prices import Prices
 from inventory.aliyun_ecs.recording import VARIABLE, Recording
-from inventory.aliyun_ecs.request_fields import lost
-from inventory.aliyun_ecs.security_groups import SecurityGroups
-from inventory.aliyun_ecs.snapshots import Snapshots
 from inventory.cloud.errors import CloudError, Kind, RentError
-from inventory.cloud.pace import Pace
+from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
@@ -86,12 +80,12 @@ def endpoint(settings: Settings) -> Endpoint:
     return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
 
 
-class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPairs, SecurityGroups, Networks):
+class Ecs(Machines, Assistant, Disks, Offers, Networks):
     """One region of the cloud: what each method answers says the port (inventory/cloud/port.py)."""
 
     abilities = frozenset(Ability)
 
-    def __init__(self, region_id: str, where: Endpoint, pace: Pace, recording: Recording | None) -> None:
+    def __init__(self, region_id: str, where: Endpoint, pace: CallPace, recording: Recording | None) -> None:
         """`open` is the way in. Raises RentError: no SDK, no credentials."""
         self.region_id = region_id
         self.pace = pace
@@ -119,7 +113,7 @@ class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPair
         }
 
     @classmethod
-    def open(cls, settings: Settings, record: Path | None = None, pace: Pace | None = None) -> Ecs:
+    def open(cls, settings: Settings, record: Path | None = None, pace: CallPace | None = None) -> Ecs:
         """The cluster's region. Raises RentError with what is missing: SDK, credentials, the local cloud.
 
         `record`, or $SPOTUNE_ECS_RECORD: a folder for scrubbed answers.
@@ -128,7 +122,7 @@ class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPair
         state = Places.of(settings.name).folder.parent.parent
         recording = Recording(folder, state) if folder else None
         if pace is None:
-            pace = Pace.of_local_cloud(settings.local.wait_factor) if settings.aliyun.is_local else Pace()
+            pace = CallPace.of_local_cloud(settings.local.wait_factor) if settings.aliyun.is_local else CallPace()
         return cls(settings.aliyun.region, endpoint(settings), pace, recording)
 
     def once(self, action: str, fields: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -190,7 +184,7 @@ class Ecs(Machines, Assistant, Disks, Snapshots, Images, Offers, Prices, KeyPair
             self._recording.keep(action, answer)
 
 
-def _config(region_id: str, where: Endpoint, host: str, pace: Pace, credential: Any) -> Any:
+def _config(region_id: str, where: Endpoint, host: str, pace: CallPace, credential: Any) -> Any:
     from alibabacloud_tea_openapi.utils_models import Config
 
     return Config(

@@ -1,4 +1,5 @@
-"""The codes of the API's errors: of which class each is, and what a user is told about it. Pure."""
+"""The codes of the API's errors, and calls without an answer of it: of which class each is, and what a user is told
+about it, in our words: those of HTTP libraries quote URLs. Pure."""
 
 from __future__ import annotations
 
@@ -9,142 +10,74 @@ from inventory.cloud.errors import LATER, Kind
 DRY_SUCCESS = ("DryRunOperation", "DRYRUN.SUCCESS")
 """A dry run that would succeed is answered with one of these errors."""
 
-RULES: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    (Kind.THROTTLED, ("Throttling", "Rejected.Throttling", "FlowControl")),
+RULES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    (Kind.THROTTLED, re.compile(r"Throttling|Rejected\.Throttling|FlowControl")),
     # Conditions that never pass, before the classes whose names they begin with.
     (
         Kind.INPUT,
-        (
-            "IdempotentParameterMismatch",
-            "IncorrectDiskStatus.Never",
-            "IncorrectDiskStatus.Invalid",
-            "IncorrectDiskType",
-            "InvalidInstanceType.ElasticNetworkInterface",
-            "InvalidInstanceType.Missing",
+        re.compile(
+            r"IdempotentParameterMismatch|IncorrectDiskStatus\.(Never|Invalid)|IncorrectDiskType"
+            r"|InvalidInstanceType\.(ElasticNetworkInterface|Missing)"
         ),
     ),
     (
         Kind.PASSING,
-        (
-            "ServiceUnavailable",
-            "ServiceTimeout",
-            "InternalError",
-            "UnknownError",
-            "LastTokenProcessing",
-            "IdempotentProcessing",
-            "OperationConflict",
-            "Operation.Conflict",
-            "TaskConflict",
-            "InvalidOperation.Conflict",
-            "OperationDenied.CreatingConflict",
-            "NodeControllerUnavailable",
+        re.compile(
+            r"ServiceUnavailable|ServiceTimeout|InternalError|UnknownError|LastTokenProcessing|IdempotentProcessing"
+            r"|Operation\.?Conflict|TaskConflict|InvalidOperation\.Conflict|OperationDenied\.CreatingConflict"
+            r"|NodeControllerUnavailable"
         ),
     ),
     (
         Kind.DISK_KIND,
-        (
-            "InvalidInstanceType.NotSupportDiskCategory",
-            "InvalidSystemDiskCategory",
-            "InvalidDataDiskCategory",
-            "InvalidDiskCategory",
-            "InvalidDiskSizeOrCategory",
-            "InvalidPerformanceLevel",
-            "CategoryNotSupported",
-            "DiskCategory.",
-            "OperationDenied.PerformanceLevelNotMatch",
-            "OperationDenied.DiskTypeNotSupport",
-            "OperationDenied.ZoneSystemCategoryNotMatch",
+        re.compile(
+            r"InvalidInstanceType\.NotSupportDiskCategory|Invalid(System|Data)?DiskCategory|InvalidDiskSizeOrCategory"
+            r"|InvalidPerformanceLevel|CategoryNotSupported|DiskCategory\."
+            r"|OperationDenied\.(PerformanceLevelNotMatch|DiskTypeNotSupport|ZoneSystemCategoryNotMatch)"
         ),
     ),
     (
         Kind.NO_STOCK,
-        (
-            "OperationDenied.NoStock",
-            "OperationDenied.ResourceControl",
-            "OperationDenied.ZoneNotAllowed",
-            "Zone.NotO",  # NotOnSale, NotOpen
-            "ResourceNotAvailable",
-            "InvalidInstanceType.",
-            "InstanceType.Offline",
-            "QuotaExceeded.PrivateIpAddress",
-            "PriceNotFound",
+        re.compile(
+            r"OperationDenied\.(NoStock|ResourceControl|ZoneNotAllowed)|Zone\.NotO(nSale|pen)|ResourceNotAvailable"
+            r"|InvalidInstanceType\.|InstanceType\.Offline|QuotaExceeded\.PrivateIpAddress|PriceNotFound"
         ),
     ),
     (
         Kind.PRICE,
-        (
-            "InvalidSpotPriceLimit",
-            "InvalidSpotAliUid",
-            "InvalidSpotAuthorized",
-            "OperationDenied.SpotPrice",
-            "Abs.Abs.InvalidSpot",
-        ),
+        re.compile(r"InvalidSpot(PriceLimit|AliUid|Authorized)|OperationDenied\.SpotPrice|Abs\.Abs\.InvalidSpot"),
     ),
     (
         Kind.WAIT,
-        (
-            "IncorrectInstanceStatus",
-            "IncorrectDiskStatus",
-            "IncorrectVolumeStatus",
-            "IncorrectVpcStatus",
-            "IncorrectVSwitchStatus",
-            "IncorrectSnapshotStatus",
-            "InvalidSnapshotId.NotReady",
-            "InvalidSnapshot.NotReady",
-            "InvalidStatus.Upgrading",
-            "DiskCreatingSnapshot",
-            "DiskInCoolingPeriod",
-            "DiskError",
-            "InstanceNotReady",
-            "InvalidHpcClusterId.Creating",
+        re.compile(
+            r"Incorrect(Instance|Disk|Volume|Vpc|VSwitch|Snapshot)Status"
+            r"|InvalidSnapshot(Id)?\.NotReady|InvalidStatus\.Upgrading|DiskCreatingSnapshot|DiskInCoolingPeriod"
+            r"|DiskError|InstanceNotReady|InvalidHpcClusterId\.Creating"
         ),
     ),
     (
         Kind.MONEY,
-        (
-            "InvalidAccountStatus",
-            "InsufficientBalance",
-            "Account.Arrearage",
-            "QuotaExceed",
-            "OperationDenied.QuotaExceed",
-            "RealNameAuthenticationError",
-            "PaymentMethodNotFound",
-            "InvalidPayMethod",
-            "InvalidInstance.UnPaidOrder",
-            "InstanceExpired",
-            "DiskInArrears",
-            "SecurityRisk",
-            "Forbidden.RiskControl",
+        re.compile(
+            r"InvalidAccountStatus|InsufficientBalance|Account\.Arrearage|QuotaExceed|OperationDenied\.QuotaExceed"
+            r"|RealNameAuthenticationError|PaymentMethodNotFound|InvalidPayMethod|InvalidInstance\.UnPaidOrder"
+            r"|InstanceExpired|DiskInArrears|SecurityRisk|Forbidden\.RiskControl"
         ),
     ),
     (
         Kind.AUTH,
-        (
-            "InvalidAccessKeyId",
-            "InvalidSecurityToken",
-            "SignatureDoesNotMatch",
-            "IncompleteSignature",
-            "IllegalTimestamp",
-            "InvalidTimeStamp",
-            "SignatureNonceUsed",
-            "InvalidCredentials",
-            "Forbidden",
-            "Forbbiden",  # the API's own spellings
-            "Forbedden",
-            "NoPermission",
-            "UserNotInTheWhiteList",
-            "RegionUnauthorized",
-            "InvalidAction.Unauthorized",
-            "InvalidUser.PassRoleForbidden",
+        re.compile(
+            r"InvalidAccessKeyId|InvalidSecurityToken|SignatureDoesNotMatch|IncompleteSignature|IllegalTimestamp"
+            r"|InvalidTimeStamp|SignatureNonceUsed|InvalidCredentials|NoPermission|UserNotInTheWhiteList"
+            r"|Forbidden|Forbbiden|Forbedden"  # the last two are the API's own spellings
+            r"|RegionUnauthorized|InvalidAction\.Unauthorized|InvalidUser\.PassRoleForbidden"
         ),
     ),
+    # What passes by itself wherever in the code it is said: OperationFailed.Throttling, IncorrectStatus.Vpc.
+    (Kind.THROTTLED, re.compile(".*Throttling")),
+    (Kind.PASSING, re.compile(".*(LastTokenProcessing|SystemBusy)")),
+    (Kind.WAIT, re.compile(r"Incorrect\w*Status\b|.*ClientNotRunning")),
 )
-PASSES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (Kind.THROTTLED, re.compile("Throttling")),
-    (Kind.PASSING, re.compile("LastTokenProcessing|SystemBusy")),
-    (Kind.WAIT, re.compile(r"^Incorrect\w*Status\b|ClientNotRunning")),
-)
-"""What passes by itself wherever in the code it is said: OperationFailed.Throttling, IncorrectStatus.Vpc."""
+"""The classes by how a code begins; the first that fits counts."""
 NOT_FOUND_ENDINGS = (".NotFound", ".NotExist", "NotFound")
 
 
@@ -154,11 +87,8 @@ def classify(code: str | None, http_status: int | None, message: str = "") -> Ki
     """
     if not code or code == "None":
         return _by_status(http_status)
-    for kind, beginnings in RULES:
-        if code.startswith(beginnings):
-            return kind
-    for kind, pattern in PASSES:
-        if pattern.search(code):
+    for kind, beginning in RULES:
+        if beginning.match(code):
             return kind
     if http_status == 429:
         return Kind.THROTTLED
@@ -226,3 +156,37 @@ def sentence(action: str, code: str, message: str, kind: Kind, request_id: str =
     advice = next((text for begins, text in ADVICE_BY_CODE if code.startswith(begins)), ADVICE[kind])
     told = ": ".join(part for part in (action, code, said) if part)
     return f"{told}; {advice}" + (f" (request {request_id})" if request_id else "")
+
+
+REASONS: tuple[tuple[tuple[str, ...], Kind, str], ...] = (
+    (
+        ("certificate_verify_failed", "certificate verify failed"),
+        Kind.INPUT,
+        "the certificate of {host} is not trusted by this machine (a proxy in between, or an old CA bundle?)",
+    ),
+    (("proxy",), Kind.PASSING, "the proxy that HTTP_PROXY or HTTPS_PROXY names cannot be used"),
+    (
+        ("failed to resolve", "name or service not known", "getaddrinfo", "temporary failure in name resolution"),
+        Kind.PASSING,
+        "{host} cannot be found: is there a network, and is the region's name right?",
+    ),
+    (("timed out", "timeout"), Kind.PASSING, "no answer from {host} within {read_s:.0f} s"),
+    (("refused",), Kind.PASSING, "nothing answers at {host}"),
+    (("expecting value", "json", "has no attribute"), Kind.PASSING, "{host} gave an answer that is not the API's"),
+    (
+        ("credential", "unable to load"),
+        Kind.AUTH,
+        "the credentials cannot be read any more (expired, or their source is gone)",
+    ),
+)
+CUT = "the connection to {host} was cut before the answer came"
+
+
+def no_answer(action: str, said: str, host: str, read_s: float) -> tuple[Kind, str]:
+    """The class of a call without an answer, and the sentence about it; `said` is what the libraries said."""
+    low = said.lower()
+    known = (row for row in REASONS if any(word in low for word in row[0]))
+    _, kind, reason = next(known, ((), Kind.PASSING, CUT))
+    asks = reason.endswith("?")  # a name that cannot be found is looked at, not tried again
+    advice = "" if kind is Kind.INPUT or asks else f"; {ADVICE[kind]}"
+    return kind, f"{action}: {reason.format(host=host, read_s=read_s)}{advice}"

@@ -1,49 +1,48 @@
-"""Machines: order, look, start, release. One action of the API a method, beside what it sends and hears."""
+"""Machines and their ssh keys. One action of the API a method, beside what it sends and hears."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Literal
 
-from inventory.aliyun_ecs.answer_fields import (
+from inventory.aliyun_ecs.caller import Caller
+from inventory.aliyun_ecs.disks import kind_fields
+from inventory.aliyun_ecs.fields import (
     Answer,
+    Fields,
+    batches,
     first,
+    given,
     listed,
     moment,
     moment_or_none,
     needed,
     number,
+    stamp,
+    tag_list,
     tags,
     whole,
 )
-from inventory.aliyun_ecs.caller import Caller
-from inventory.aliyun_ecs.disks import kind_fields
-from inventory.aliyun_ecs.prices import WITH_LIMIT, spot_strategy
-from inventory.aliyun_ecs.request_fields import Fields, batches, filters, stamp, tag_list
+from inventory.aliyun_ecs.offers import WITH_LIMIT, priced_fields
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import Instance, Launch, NewDisk, Tags
+from inventory.cloud.values import Instance, KeyPair, MachineRequest, NewDisk, Tags
 
 TAGGED_AT_ONCE = 50
+TAKEN = ("KeyPair.AlreadyExist", "InvalidKeyPairName.Duplicate")
 
 
 class Machines(Caller):
-    """Instances of one region."""
+    """Instances and key pairs of one region."""
 
     def instances(self, *, tags: Tags | None = None, ids: Sequence[str] | None = None) -> tuple[Instance, ...]:
-        found = tuple(
-            instance
-            for fields in filters("InstanceIds", ids, tags)
-            for answer in self.pages("DescribeInstances", {"RegionId": self.region_id, **fields})
-            for instance in instances_in(answer)
-        )
+        found = self.owned("DescribeInstances", "InstanceIds", ids, tags, instances_in)
         self.note_new((instance.instance_id, instance.created) for instance in found)
-        if not found and ids is None:
-            self.must_see("DescribeInstances")
         return found
 
-    def run(self, launch: Launch, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
+    def run(self, launch: MachineRequest, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
         answer = self.call("RunInstances", launch_fields(self.region_id, launch, token), attempts=attempts)
         return listed(answer, "InstanceIdSets", "InstanceIdSet")
 
@@ -78,14 +77,30 @@ class Machines(Caller):
             fields = {"RegionId": self.region_id, "ResourceType": kind, "ResourceId": list(some)}
             self.call("TagResources", {**fields, "Tag": tag_list(tags)})
 
+    def key_pairs(self, name: str = "", *, tags: Tags | None = None) -> tuple[KeyPair, ...]:
+        fields = given(KeyPairName=name, Tag=tag_list(tags))
+        found = self.numbered_pages("DescribeKeyPairs", fields, key_pairs_in)
+        return tuple(each for each in found if name in ("", each.name))
 
-def launch_fields(region_id: str, order: Launch, token: str) -> Fields:
+    def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> KeyPair:
+        fields = {"RegionId": self.region_id, "KeyPairName": name, "PublicKeyBody": public_key}
+        try:
+            return key_pair_in(self.call("ImportKeyPair", {**fields, "Tag": tag_list(tags)}))
+        except CloudError as error:
+            # The action has no ClientToken: this is also what a repetition after a lost answer says.
+            known = self.key_pairs(name) if error.code.startswith(TAKEN) else ()
+            if not known:
+                raise
+            return known[0]
+
+    def delete_key_pair(self, name: str) -> None:
+        self.remove("DeleteKeyPairs", {"RegionId": self.region_id, "KeyPairNames": json.dumps([name])})
+
+
+def launch_fields(region_id: str, order: MachineRequest, token: str) -> Fields:
     """RunInstances"""
-    fields: Fields = {
-        "RegionId": region_id,
-        "ZoneId": order.zone_id,
-        "InstanceType": order.instance_type,
-        "ImageId": order.image_id,
+    system = order.system_disk
+    fields = priced_fields(region_id, order) | {
         "SecurityGroupId": order.security_group_id,
         "VSwitchId": order.subnet_id,
         "Amount": len(order.names),
@@ -93,24 +108,16 @@ def launch_fields(region_id: str, order: Launch, token: str) -> Fields:
         "InstanceName": ordered_name(order.names),
         "KeyPairName": order.key_pair,
         "InstanceChargeType": "PostPaid",
-        "SystemDisk": _system_disk(order.system_disk),
+        "SystemDisk": kind_fields(system, "Category") | given(Size=system.size_gib),
         "Tag": tag_list(order.tags),
         "ClientToken": token,
-        **_spot(order),
+        **given(
+            DataDisk=[_data_disk(disk) for disk in order.data_disks],
+            AutoReleaseTime=stamp(order.release_at) if order.release_at else "",
+        ),
     }
-    if order.data_disks:
-        fields["DataDisk"] = [_data_disk(disk) for disk in order.data_disks]
-    if order.release_at:
-        fields["AutoReleaseTime"] = stamp(order.release_at)
-    if order.public_mbps:
-        fields |= {"InternetMaxBandwidthOut": order.public_mbps, "InternetChargeType": "PayByTraffic"}
-    return fields
-
-
-def _spot(order: Launch) -> Fields:
-    fields: Fields = {"SpotStrategy": spot_strategy(order)}
     if order.is_spot:
-        fields |= {"SpotDuration": order.spot_duration_h, "SpotInterruptionBehavior": "Terminate"}
+        fields["SpotInterruptionBehavior"] = "Terminate"
     if order.is_spot and order.price_limit is not None:
         fields["SpotPriceLimit"] = round(order.price_limit, 3)
     return fields
@@ -127,23 +134,11 @@ def ordered_name(names: Sequence[str]) -> str:
     return f"{name}[{first},{len(str(int(first) + len(names) - 1))}]"
 
 
-def _system_disk(disk: NewDisk) -> Fields:
-    fields = kind_fields(disk, "Category")
-    if disk.size_gib:
-        fields["Size"] = disk.size_gib
-    return fields
-
-
 def _data_disk(disk: NewDisk) -> Fields:
-    fields = kind_fields(disk, "Category") | {"DeleteWithInstance": disk.delete_with_instance}
     # With a snapshot the documents contradict each other about Size: none is always right.
-    if disk.snapshot_id:
-        fields["SnapshotId"] = disk.snapshot_id
-    elif disk.size_gib:
-        fields["Size"] = disk.size_gib
-    if disk.name:
-        fields["DiskName"] = disk.name
-    return fields
+    size_gib = 0 if disk.snapshot_id else disk.size_gib
+    more = given(SnapshotId=disk.snapshot_id, Size=size_gib, DiskName=disk.name)
+    return kind_fields(disk, "Category") | {"DeleteWithInstance": disk.delete_with_instance} | more
 
 
 def instances_in(answer: Answer) -> tuple[Instance, ...]:
@@ -171,3 +166,13 @@ def _instance(each: Answer) -> Instance:
         key_pair=each.get("KeyPairName") or "",
         tags=tags(each),
     )
+
+
+def key_pairs_in(answer: Answer) -> tuple[KeyPair, ...]:
+    """DescribeKeyPairs"""
+    return tuple(key_pair_in(each) for each in listed(answer, "KeyPairs", "KeyPair"))
+
+
+def key_pair_in(each: Answer) -> KeyPair:
+    """ImportKeyPair"""
+    return KeyPair(needed(each, "KeyPairName"), each.get("KeyPairFingerPrint") or "")

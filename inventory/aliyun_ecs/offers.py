@@ -1,35 +1,55 @@
-"""What there is to be had. One action of the API a method, beside what it hears; all of them only read."""
+"""What there is to be had, and what it costs. One action of the API a method, beside what it sends and hears; all of
+them only read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from inventory.aliyun_ecs.answer_fields import Answer, listed, moment, needed, number, whole
 from inventory.aliyun_ecs.caller import Caller
-from inventory.aliyun_ecs.request_fields import batches, stamp
-from inventory.cloud.values import InstanceType, SpotAdvice, SpotPrice, Stock
+from inventory.aliyun_ecs.fields import Answer, Fields, batches, given, listed, moment, needed, number, stamp, whole
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import (
+    DATA_DISK,
+    HOURS_A_MONTH,
+    MACHINE,
+    SYSTEM_DISK,
+    TRAFFIC,
+    InstanceType,
+    MachineRequest,
+    NewDisk,
+    Price,
+    SpotAdvice,
+    SpotPrice,
+    Stock,
+)
 
 TYPES_AT_ONCE = 10
+WITH_LIMIT = "SpotWithPriceLimit"
 KBIT_PER_GBIT = 1_024_000
 """DescribeInstanceTypes counts in kbit/s with one step of 1024: 16384000 is 16 Gbit/s."""
+PARTS = {"instanceType": MACHINE, "systemDisk": SYSTEM_DISK, "dataDisk": DATA_DISK, "bandwidth": TRAFFIC}
 
 
 class Offers(Caller):
-    """Types, stock and spot prices of one region."""
+    """Types, stock and prices of one region."""
 
     def types(self, names: Sequence[str]) -> tuple[InstanceType, ...]:
         return tuple(
             each
             for some in batches(names, TYPES_AT_ONCE)
-            for answer in self.pages("DescribeInstanceTypes", {"InstanceTypes": list(some)})
-            for each in types_in(answer)
+            for each in self.pages("DescribeInstanceTypes", {"InstanceTypes": list(some)}, types_in)
             if each.name in some
+        )
+
+    def gpu_types(self) -> tuple[InstanceType, ...]:
+        return tuple(
+            each for each in self.pages("DescribeInstanceTypes", {"MinimumGPUAmount": 1}, types_in) if each.gpus
         )
 
     def stock(self, instance_type: str, spot: bool) -> tuple[Stock, ...]:
         answer = self._available("InstanceType", instance_type, {"SpotStrategy": "SpotAsPriceGo" if spot else "NoSpot"})
-        return tuple(each for each in stock_in(answer) if each.instance_type == instance_type)
+        return tuple(each for each in stock_in(answer) if instance_type in ("", each.instance_type))
 
     def disk_categories(self, zone_id: str, instance_type: str) -> tuple[str, ...]:
         return disk_categories_in(self._available("DataDisk", instance_type, {"ZoneId": zone_id}))
@@ -38,11 +58,10 @@ class Offers(Caller):
         fields = {
             "RegionId": self.region_id,
             "DestinationResource": what,
-            "InstanceType": instance_type,
             "InstanceChargeType": "PostPaid",
             "IoOptimized": "optimized",
         }
-        return self.call("DescribeAvailableResource", {**fields, **more})
+        return self.call("DescribeAvailableResource", {**fields, **given(InstanceType=instance_type), **more})
 
     def spot_prices(self, instance_type: str, hours: float = 72, duration_h: int = 1) -> tuple[SpotPrice, ...]:
         """The type's spot prices of the last hours (at most 30 days) in all zones, the oldest first."""
@@ -75,6 +94,62 @@ class Offers(Caller):
             )
         )
 
+    def price(self, launch: MachineRequest) -> Price:
+        return price_in(self.call("DescribePrice", price_fields(self.region_id, launch)))
+
+    def disk_price_month(self, category: str, size_gib: int, performance_level: str, zone_id: str) -> Price | None:
+        disk = NewDisk(category=category, size_gib=size_gib, performance_level=performance_level)
+        try:
+            hour = price_in(self.call("DescribePrice", disk_price_fields(self.region_id, zone_id, disk)))
+        except CloudError as error:
+            if error.kind in (Kind.INPUT, Kind.NO_STOCK, Kind.DISK_KIND, Kind.NOT_FOUND):
+                return None
+            raise
+        return Price(hour.trade * HOURS_A_MONTH, hour.list * HOURS_A_MONTH, hour.currency)
+
+
+def priced_fields(region_id: str, order: MachineRequest) -> Fields:
+    """What the order of machines and the question of their price say alike: what is bought, where, and how."""
+    limited = "SpotAsPriceGo" if order.price_limit is None else WITH_LIMIT
+    fields: Fields = {
+        "RegionId": region_id,
+        "ZoneId": order.zone_id,
+        "InstanceType": order.instance_type,
+        "ImageId": order.image_id,
+        "SpotStrategy": limited if order.is_spot else "NoSpot",
+    }
+    if order.is_spot:
+        fields["SpotDuration"] = order.spot_duration_h
+    if order.public_mbps:
+        fields |= {"InternetMaxBandwidthOut": order.public_mbps, "InternetChargeType": "PayByTraffic"}
+    return fields
+
+
+def price_fields(region_id: str, order: MachineRequest) -> Fields:
+    """DescribePrice of one machine an hour, its disks and bandwidth included. Disks without a size are left out."""
+    fields = priced_fields(region_id, order) | {
+        "ResourceType": "instance",
+        "InstanceNetworkType": "vpc",
+        "IoOptimized": "optimized",
+        "PriceUnit": "Hour",
+        "Amount": 1,
+        "SystemDisk": _priced(order.system_disk),
+    }
+    return fields | given(DataDisk=[_priced(disk) for disk in order.data_disks if disk.size_gib])
+
+
+def disk_price_fields(region_id: str, zone_id: str, disk: NewDisk) -> Fields:
+    """DescribePrice of a disk for an hour"""
+    fields: Fields = {"RegionId": region_id, "ResourceType": "disk", "PriceUnit": "Hour", "DataDisk": [_priced(disk)]}
+    return fields | given(ZoneId=zone_id)
+
+
+def _priced(disk: NewDisk) -> Fields:
+    fields: Fields = {"Category": disk.category, "Size": disk.size_gib}
+    if disk.performance_level and disk.category == "cloud_essd":
+        fields["PerformanceLevel"] = disk.performance_level
+    return fields
+
 
 def types_in(answer: Answer) -> tuple[InstanceType, ...]:
     """DescribeInstanceTypes"""
@@ -85,6 +160,7 @@ def types_in(answer: Answer) -> tuple[InstanceType, ...]:
             memory_gib=number(needed(each, "MemorySize")),
             gpus=whole(each.get("GPUAmount")),
             gpu_spec=each.get("GPUSpec") or "",
+            gpu_memory_gib=number(each.get("GPUMemorySize")),
             line_rate_gbps=number(each.get("InstanceBandwidthRx")) / KBIT_PER_GBIT,
         )
         for each in listed(answer, "InstanceTypes", "InstanceType")
@@ -144,4 +220,19 @@ def spot_advice_in(answer: Answer) -> tuple[SpotAdvice, ...]:
         )
         for zone in listed(answer, "AvailableSpotZones", "AvailableSpotZone")
         for each in listed(zone, "AvailableSpotResources", "AvailableSpotResource")
+    )
+
+
+def price_in(answer: Answer) -> Price:
+    """DescribePrice"""
+    told = needed(needed(answer, "PriceInfo"), "Price")
+    return Price(
+        trade=number(needed(told, "TradePrice")),
+        list=number(told.get("OriginalPrice", needed(told, "TradePrice"))),
+        currency=told.get("Currency") or "CNY",
+        parts={
+            PARTS.get(each["Resource"], each["Resource"]): number(each.get("TradePrice"))
+            for each in listed(told, "DetailInfos", "DetailInfo")
+            if each.get("Resource")
+        },
     )

@@ -17,7 +17,7 @@ SHORTEST_KNOWN_S = 0.2
 
 
 @dataclass(frozen=True)
-class Pace:
+class CallPace:
     """How patient to be. Limits of the API count per minute, so throttling is waited out for longer than that."""
 
     first_s: float = 0.5
@@ -56,7 +56,7 @@ class Pace:
             time.sleep(self.poll_s)
 
     @classmethod
-    def of_local_cloud(cls, wait_factor: float) -> Pace:
+    def of_local_cloud(cls, wait_factor: float) -> CallPace:
         """For the cloud on this machine, which lists a thing before it answers: only a call that is under way may
         still show up. All waits are shortened by the factor; how long an answer may take is not."""
         pace = cls(settle_s=5, patience=wait_factor)
@@ -66,7 +66,7 @@ class Pace:
         return replace(pace, wait_limit_s=pace.limit_s(pace.wait_limit_s), listed_s=known_s, **shorter)
 
 
-def goes_on(pace: Pace, kind: Kind, attempts: int, waited_s: float) -> bool:
+def goes_on(pace: CallPace, kind: Kind, attempts: int, waited_s: float) -> bool:
     """Whether a call that failed this often (at least once) and was waited for so long is made again."""
     if kind is Kind.PASSING:
         return attempts < pace.passing_attempts
@@ -75,7 +75,7 @@ def goes_on(pace: Pace, kind: Kind, attempts: int, waited_s: float) -> bool:
     return kind is Kind.WAIT and waited_s < pace.wait_limit_s
 
 
-def pause_s(pace: Pace, kind: Kind, attempts: int, retry_after_s: float, chance: float) -> float:
+def pause_s(pace: CallPace, kind: Kind, attempts: int, retry_after_s: float, chance: float) -> float:
     """Seconds until the next attempt. `chance` (0 to 1) spreads machines that were refused together."""
     if kind is Kind.WAIT:
         return pace.poll_s
@@ -85,7 +85,7 @@ def pause_s(pace: Pace, kind: Kind, attempts: int, retry_after_s: float, chance:
     return doubled * (0.5 + 0.5 * chance)
 
 
-def repeated(call: Callable[[], Result], pace: Pace, sleep: Callable[[float], None] = time.sleep) -> Result:
+def repeated(call: Callable[[], Result], pace: CallPace) -> Result:
     """The call's result, made again while its errors allow it. Raises the last CloudError."""
     attempts, began = 0, time.monotonic()
     while True:
@@ -96,4 +96,4 @@ def repeated(call: Callable[[], Result], pace: Pace, sleep: Callable[[float], No
             if not goes_on(pace, error.kind, attempts, time.monotonic() - began):
                 raise
             pause = pause_s(pace, error.kind, attempts, error.retry_after_s, random.random())
-        sleep(pause)
+        time.sleep(pause)

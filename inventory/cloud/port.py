@@ -12,14 +12,14 @@ from datetime import datetime
 from enum import Enum
 from typing import Literal, Protocol
 
-from inventory.cloud.pace import Pace
+from inventory.cloud.pace import CallPace
 from inventory.cloud.values import (
     Disk,
     Image,
     Instance,
     InstanceType,
     KeyPair,
-    Launch,
+    MachineRequest,
     NewDisk,
     OwnImage,
     Price,
@@ -41,7 +41,7 @@ class Ability(Enum):
     """What some clouds can and others cannot. Everything else on the port every adapter has to answer."""
 
     RELEASE_TIME = "machines are released at a time, whatever happens to this laptop"
-    """Without it: `Launch.release_at` is None, `set_release_time` is never called, and no budget is taken."""
+    """Without it: `MachineRequest.release_at` is None, `set_release_time` is never called, and no budget is taken."""
     ORDERED_NAMES = "one order makes several machines, each with its name"
     """Without it: each order is one machine."""
     IMAGES = "machines can be made from an image of one's own"
@@ -52,7 +52,7 @@ class Cloud(Protocol):
     """One region of one account."""
 
     region_id: str
-    pace: Pace
+    pace: CallPace
     """How patient to be with it."""
     abilities: frozenset[Ability]
 
@@ -74,7 +74,7 @@ class Cloud(Protocol):
         Raises CloudError (AUTH) where there are none because this key may not see any.
         """
 
-    def run(self, launch: Launch, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
+    def run(self, launch: MachineRequest, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
         """Order machines; their ids. Not running yet at first, and maybe not listed.
 
         `attempts` is called before each attempt: from then on the cloud may have heard it.
@@ -158,8 +158,11 @@ class Cloud(Protocol):
     def types(self, names: Sequence[str]) -> tuple[InstanceType, ...]:
         """What these types are; ones the region does not know are left out."""
 
+    def gpu_types(self) -> tuple[InstanceType, ...]:
+        """Every type of machine with GPUs that the region knows, whether or not it can be had."""
+
     def stock(self, instance_type: str, spot: bool) -> tuple[Stock, ...]:
-        """Zone by zone, whether the type can be had: a hint."""
+        """Zone by zone, whether the type can be had: a hint. An empty name: all types, in one call."""
 
     def disk_categories(self, zone_id: str, instance_type: str) -> tuple[str, ...]:
         """The kinds of data disk that are sold there for the type."""
@@ -170,7 +173,7 @@ class Cloud(Protocol):
     def spot_advice(self, instance_types: Sequence[str]) -> tuple[SpotAdvice, ...]:
         """How the types fared as spot machines lately, by zone; none where the cloud does not tell."""
 
-    def price(self, launch: Launch) -> Price:
+    def price(self, launch: MachineRequest) -> Price:
         """Of one machine of the order for an hour, its disks included where they have a size."""
 
     def disk_price_month(self, category: str, size_gib: int, performance_level: str, zone_id: str) -> Price | None:

@@ -98,7 +98,10 @@ class InstanceType:
     memory_gib: float
     gpus: int = 0
     gpu_spec: str = ""
+    gpu_memory_gib: float = 0
+    """Of each GPU: of a slice of one the slice's; 0 where the cloud does not say."""
     line_rate_gbps: float = 0
+    """What its network promises, each way; 0 where the cloud does not say."""
 
 
 @dataclass(frozen=True)
@@ -147,11 +150,7 @@ class Price:
 @dataclass(frozen=True)
 class Image:
     image_id: str
-    name: str
-    family: str
     size_gib: int
-    os_name: str = ""
-    status: str = "Available"
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,6 @@ class KeyPair:
 @dataclass(frozen=True)
 class SecurityGroup:
     security_group_id: str
-    name: str
     vpc_id: str
     tags: Tags = field(default_factory=dict)
 
@@ -214,7 +212,6 @@ class Subnet:
     cidr: str
     status: str
     free_addresses: int = 0
-    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,7 @@ class NewDisk:
 
 
 @dataclass(frozen=True)
-class Launch:
+class MachineRequest:
     """One order of machines. Every field goes into the request, so a repeated order must be equal to the first."""
 
     zone_id: str

@@ -1,4 +1,4 @@
-"""A control group of its own for every host: which processes are its, and ending exactly those.
+"""A control group of its own for every host: which processes are its, their end, their share of the cores.
 
 systemd-nspawn puts its payload into `<its own cgroup>/payload`. Hosts started from one shell would share that
 group and the systemd of each would meddle with the others' services, so every host starts in its own.
@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.mounts import MOUNTINFO
 
 KILL_TIMEOUT_S = 15
+PERIOD_US = 10_000
+"""Of a CPU quota: short, so that ranks that wait for each other stand still for milliseconds, not for the default tenth
+of a second."""
+NO_QUOTAS = "this machine's kernel keeps no CPU quotas (CFS bandwidth), so --cpu cannot be had; leave it out"
 
 
 def systemd_trees(mountinfo: str) -> tuple[Path, ...]:
@@ -28,27 +34,55 @@ def systemd_trees(mountinfo: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True)
+class CpuTree:
+    """Where the CPU's quotas are kept."""
+
+    root: Path
+    unified: bool
+    """cgroup2's, which systemd works in too; else a tree of the cpu controller alone, or with others of its age."""
+
+
+def cpu_tree(mountinfo: str) -> CpuTree | None:
+    """The tree that has the cpu controller: an older one of its own, else cgroup2's. Pure."""
+    unified = None
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        filesystem, _, options = after.split(" ", 2)
+        if filesystem == "cgroup" and "cpu" in options.split(","):
+            return CpuTree(Path(before.split()[4]), unified=False)
+        if filesystem == "cgroup2":
+            unified = CpuTree(Path(before.split()[4]), unified=True)
+    return unified
+
+
 def roots() -> tuple[Path, ...]:
-    """The trees of this machine; empty where there are none."""
+    """The trees of this machine that systemd works in; empty where there are none."""
     return systemd_trees(MOUNTINFO.read_text()) if MOUNTINFO.exists() else ()
 
 
 def folders(group: str) -> tuple[Path, ...]:
-    """A group's folder in each tree, there or not."""
+    """A group's folder in each of systemd's trees, there or not."""
     return tuple(root / group for root in roots())
+
+
+def _all_roots() -> tuple[Path, ...]:
+    """systemd's trees, and the one of CPU quotas where that is another."""
+    tree = cpu_tree(MOUNTINFO.read_text()) if MOUNTINFO.exists() else None
+    return (*roots(), *([tree.root] if tree and not tree.unified else []))
 
 
 def groups_named(prefix: str) -> tuple[str, ...]:
     """The groups at the top of the trees whose name starts so."""
-    return tuple(sorted({path.name for root in roots() for path in root.glob(f"{prefix}*")}))
+    return tuple(sorted({path.name for root in _all_roots() for path in root.glob(f"{prefix}*")}))
 
 
 def pids(group: str) -> set[int]:
     """The processes in a group and below."""
     return {
         int(line)
-        for folder in folders(group)
-        for file in folder.rglob("cgroup.procs")
+        for root in _all_roots()
+        for file in (root / group).rglob("cgroup.procs")
         for line in _read(file).split()
         if line != "0"  # a process of another pid namespace
     }
@@ -77,9 +111,68 @@ def kill(group: str) -> None:
 
 def remove(group: str) -> None:
     """Remove a group without processes, and those below it."""
-    for top in folders(group):
+    for top in (root / group for root in _all_roots()):
         for folder in sorted(top.rglob("*/"), reverse=True) if top.exists() else []:
             if folder.is_dir():
                 folder.rmdir()
         if top.exists():
             top.rmdir()
+
+
+def limit_cpu(group: str, cores: float | None) -> None:
+    """Let a running group's processes have so many cores together; None: all. Raises LocalCloudError."""
+    tree = cpu_tree(MOUNTINFO.read_text()) if MOUNTINFO.exists() else None
+    if cores is None and cpu_limit(group) is None:
+        return
+    if tree is None or not _has_quotas(tree):
+        raise LocalCloudError(NO_QUOTAS)
+    folder, quota = tree.root / group, round((cores or 0) * PERIOD_US)
+    if tree.unified:
+        (tree.root / "cgroup.subtree_control").write_text("+cpu\n")
+        (folder / "cpu.max").write_text(f"{quota or 'max'} {PERIOD_US}\n")
+    elif quota:
+        folder.mkdir(exist_ok=True)
+        (folder / "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
+        (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        _move(lambda: pids(group) - _in(folder), folder)
+    else:
+        _move(lambda: _in(folder), tree.root)
+        folder.rmdir()
+
+
+def _has_quotas(tree: CpuTree) -> bool:
+    if tree.unified:
+        return "cpu" in (tree.root / "cgroup.controllers").read_text().split()
+    return (tree.root / "cpu.cfs_quota_us").exists()
+
+
+def _in(folder: Path) -> set[int]:
+    return {int(line) for line in _read(folder / "cgroup.procs").split()}
+
+
+def _move(left: Callable[[], set[int]], folder: Path) -> None:
+    """Move processes between groups of a tree that systemd does not work in, and those that they start meanwhile. Only
+    a host with a quota has a group there: the others compete as any other program does."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while pids := left():
+        for pid in pids:
+            try:
+                (folder / "cgroup.procs").write_text(f"{pid}\n")
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                raise LocalCloudError(f"process {pid} does not go into {folder}: {error.strerror}") from None
+        if time.monotonic() > deadline:
+            raise LocalCloudError(f"these processes do not go into {folder}: {sorted(pids)}")
+
+
+def cpu_limit(group: str) -> float | None:
+    """The cores that a group may have; None where nothing limits it."""
+    tree = cpu_tree(MOUNTINFO.read_text()) if MOUNTINFO.exists() else None
+    if tree is None:
+        return None
+    if tree.unified:
+        quota, _, period = _read(tree.root / group / "cpu.max").partition(" ")
+    else:
+        quota, period = (_read(tree.root / group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.strip() not in ("", "max", "-1") else None

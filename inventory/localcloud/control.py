@@ -1,55 +1,36 @@
-"""Driving a served cloud: signed calls of the API's own and of those that only the emulator has."""
+"""Driving a served cloud from this machine: calls over the socket in its folder, which need no signature."""
 
 from __future__ import annotations
 
-import configparser
 import json
-import secrets
+import socket
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from typing import Any
 
-from inventory.localcloud import served
+from inventory.localcloud import host, served
 from inventory.localcloud.commands import LocalCloudError
-from inventory.localcloud.ecs.calls import ECS
-from inventory.localcloud.ecs.keys import CREDENTIALS
-from inventory.localcloud.ecs.signature import signed_headers
+from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.actions import CONTROL, ECS
+from inventory.localcloud.ecs.client_files import control_socket
 from inventory.localcloud.places import Places
 
 TIMEOUT_S = 60
-CONTROL = "local"
 
 
 def call(places: Places, action: str, version: str = CONTROL, **parameters: str) -> dict[str, Any]:
     """The answer to a call. Raises LocalCloudError with the API's own words."""
-    endpoint = served.endpoint(places)
-    if not endpoint:
-        raise LocalCloudError(f"the ECS API of the cloud {places.cloud!r} does not run; start it: fab local.serve")
-    ini = configparser.ConfigParser(interpolation=None)
-    ini.read(places.folder / CREDENTIALS, encoding="utf-8")
-    key = (ini["default"]["access_key_id"], ini["default"]["access_key_secret"])
-    headers = signed_headers(
-        host=endpoint,
-        action=action,
-        version=version,
-        query=parameters,
-        key=key,
-        now=time.time(),
-        nonce=secrets.token_hex(16),
-    )
-    url = f"http://{endpoint}/?{urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)}"
-    request = urllib.request.Request(url, method="POST", headers=headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    served.running(places)
     try:
-        with opener.open(request, timeout=TIMEOUT_S) as answer:
-            return dict(json.load(answer))
-    except urllib.error.HTTPError as error:
-        told = json.load(error)
-        raise LocalCloudError(f"{action}: {told['Code']}: {told['Message']}") from None
-    except OSError as error:
+        with control_socket(places.folder) as path, socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(path)
+            connection.sendall(f"{json.dumps([version, action, parameters])}\n".encode())
+            answer: dict[str, Any] = json.loads(connection.makefile().readline())
+    except (OSError, ValueError) as error:
         raise LocalCloudError(f"{action}: the ECS API does not answer: {error}") from None
+    if "Refusal" in answer:
+        raise LocalCloudError(f"{action}: {answer['Refusal']}")
+    return answer
 
 
 def hurry(places: Places, seconds: float) -> float:
@@ -58,26 +39,40 @@ def hurry(places: Places, seconds: float) -> float:
 
 
 def reclaim(places: Places, name: str, notice_s: float) -> None:
-    """Take a spot machine back after a notice."""
+    """Take a spot machine back after a notice; without one, returns when it is gone."""
     found = served.find(places, name)
     call(places, "Reclaim", InstanceId=found.instance_id, NoticeSeconds=str(notice_s))
+    if notice_s == 0:
+        _passed(places, found, "Running", "Stopping")
 
 
 def power_off(places: Places, name: str) -> None:
     """Stop a machine; returns when it is off."""
-    _change(places, name, "StopInstance", "Stopped")
+    _change(places, name, "StopInstances", "Stopped")
 
 
 def power_on(places: Places, name: str) -> None:
-    """Boot a machine that is off; returns when it runs."""
-    _change(places, name, "StartInstance", "Running")
+    """Boot a machine that is off; returns when it runs. Raises LocalCloudError with its last words."""
+    _change(places, name, "StartInstances", "Running")
 
 
 def _change(places: Places, name: str, action: str, until: str) -> None:
     found = served.find(places, name)
     call(places, action, ECS, InstanceId=found.instance_id)
+    status = _passed(places, found, "Starting", "Stopping")
+    if status != until:
+        raise LocalCloudError(f"{name} is {status or 'gone'}{host.last_words(places, found.machine)}")
+
+
+def _passed(places: Places, machine: Instance, *passing: str) -> str:
+    """The machine's status once it is none of those that pass; empty: it is gone."""
     deadline = time.monotonic() + 2 * TIMEOUT_S
-    while served.find(places, found.instance_id).status != until:
+    while (status := _status(places, machine.instance_id)) in passing:
         if time.monotonic() > deadline:
-            raise LocalCloudError(f"{found.name} is not {until} after {2 * TIMEOUT_S} s")
+            raise LocalCloudError(f"{machine.name} is still {status} after {2 * TIMEOUT_S} s")
         time.sleep(0.2)
+    return status
+
+
+def _status(places: Places, instance_id: str) -> str:
+    return next((each.status for each in served.machines(places) if each.instance_id == instance_id), "")

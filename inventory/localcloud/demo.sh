@@ -33,6 +33,6 @@ Done in $(( ($(date +%s) - started) / 60 )) min: four rented machines became a D
 cluster was given back and rebuilt from a snapshot in between. The adapter lies verified under runs/
 (load it with peft: PeftModel.from_pretrained(base, "runs/.../adapter")).
 
-On Alibaba Cloud: leave endpoint out of [aliyun] in cluster.toml, name GPU types, then:   fab up
+On Alibaba Cloud: delete the line with endpoint in cluster.toml, write a name, then:   fab up
 On machines of your own: list them (provider = "static"), then:   fab trust   pyinfra inventory/static.py deploy/base.py
 END

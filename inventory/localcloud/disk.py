@@ -37,9 +37,8 @@ def _attached_below(folder: Path) -> dict[Path, str]:
 
 def attach(image: Path) -> str:
     """The loop device of a disk ("loop3"), attached where it is not."""
-    attached = _attached_below(image.parent).get(image.resolve())
-    device = attached or run("losetup", "--find", "--show", "--partscan", image).strip()
-    return device.removeprefix("/dev/")
+    attached = device_of(image)
+    return attached or run("losetup", "--find", "--show", "--partscan", image).strip().removeprefix("/dev/")
 
 
 def device_of(image: Path) -> str | None:
@@ -78,14 +77,12 @@ def rows(text: str) -> list[tuple[str, str, str]]:
 
 
 def renewed_table(before: str, attached: Sequence[tuple[str, str]]) -> str:
-    """The table of a running host after disks came and went: those that stay keep their names. Pure."""
+    """The table `attach-disks` reads, after disks came and went: virtio disks after the system's vda. Pure.
+
+    `attached`: (loop device, serial). Those that stay keep their names.
+    """
     names = {serial: name for name, _, serial in rows(before)}
     kept = {names[serial] for _, serial in attached if serial in names}
     free = (f"vd{letter}" for letter in LETTERS if f"vd{letter}" not in kept)
     named = [(names.get(serial) or next(free), loop, serial) for loop, serial in attached]
     return "".join(f"{name} {loop} {serial}\n" for name, loop, serial in sorted(named))
-
-
-def table(attached: Sequence[tuple[str, str]]) -> str:
-    """The table `attach-disks` reads, from (loop device, serial): virtio disks after the system's vda. Pure."""
-    return "".join(f"vd{letter} {loop} {serial}\n" for letter, (loop, serial) in zip(LETTERS, attached, strict=False))

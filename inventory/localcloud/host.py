@@ -6,11 +6,12 @@ import shlex
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from inventory.localcloud import cgroups, disk, wheelhouse
+from inventory.localcloud import cgroups, disk, shape, wheelhouse
 from inventory.localcloud.commands import LocalCloudError, attempt, run
 from inventory.localcloud.image import TOOLS
 from inventory.localcloud.mounts import MOUNTINFO, mounts_below, remove_tree, unmount_below
@@ -26,14 +27,16 @@ WHEELHOUSES = Path("/opt/spotune/wheelhouses")
 
 # `reboot` in a host ends systemd-nspawn with code 133 when it keeps the caller's unit: start it again, as a
 # machine would. The network namespace of the last boot goes a moment after its processes; a cable of the same
-# name cannot be laid before. Arguments: link, cgroup folders, "--", the systemd-nspawn command.
+# name cannot be laid before, and a new cable is as fast as it goes. Arguments: link, a command beside every boot,
+# cgroup folders, "--", the systemd-nspawn command.
 KEEPER = """\
-link=$1; shift
+link=$1; beside=$2; shift 2
 groups=
 while [ "$1" != -- ]; do groups="$groups $1"; shift; done
 shift
 for group in $groups; do echo $$ >"$group/keeper/cgroup.procs" || exit; done
 while :; do
+    sh -c "$beside" &
     (for group in $groups; do sh -c 'echo $PPID' >"$group/cgroup.procs" || exit; done; exec "$@")
     [ $? = 133 ] || exit
     while ip link show "$link" >/dev/null 2>&1; do ip link delete "$link"; sleep 0.1; done
@@ -42,25 +45,18 @@ done
 
 
 @dataclass(frozen=True)
-class AttachedDisk:
-    """A disk of a host, in the order the host sees them: vdb, vdc, ..."""
-
-    image: Path
-    serial: str
-
-
-@dataclass(frozen=True)
-class Host:
-    """One machine to boot, whoever made it: what it is called here and there, its address, its disks."""
+class LocalHost:
+    """One machine to boot: what it is called here and there, its address, its data disks."""
 
     name: str
     hostname: str
     address: str
-    disks: tuple[AttachedDisk, ...] = ()
+    disks: Mapping[str, Path] = field(default_factory=dict)
+    """Serial -> image, in the order the host sees them: vdb, vdc, ..."""
     authorized_keys: str = ""
 
 
-def nspawn_command(places: Places, host: Host) -> list[str]:
+def nspawn_command(places: Places, host: LocalHost) -> list[str]:
     """The command that boots a host. Pure."""
     return [
         "systemd-nspawn",
@@ -83,7 +79,7 @@ def nspawn_command(places: Places, host: Host) -> list[str]:
     ]
 
 
-def network_file(host: Host, subnet: IPv4Network) -> str:
+def network_file(host: LocalHost, subnet: IPv4Network) -> str:
     """The host's static address, for systemd-networkd. Pure."""
     return (
         "[Match]\nName=host0\n\n"
@@ -92,42 +88,44 @@ def network_file(host: Host, subnet: IPv4Network) -> str:
     )
 
 
-def prepare(places: Places, host: Host, image: Path, subnet: IPv4Network, layers: Path | None = None) -> None:
+def prepare(places: Places, host: LocalHost, subnet: IPv4Network, layers: Path | None = None) -> None:
     """Everything a boot needs: root file system, identity, disks. Repeating it changes nothing.
 
     layers: what lies between the image and the host's own changes, where it boots from another host's (copy_root)
     """
-    folder = places.host(host.name)
-    folder.mkdir(parents=True, exist_ok=True)
     root = places.root(host.name)
     if not mounts_below(MOUNTINFO.read_text(), root.resolve()):
-        _mount_root(folder, image, layers)
+        _mount_root(places, host.name, layers)
     if not (root / TOOLS / "address").exists():
         _give_identity(places, host, root, subnet)
-    list_disks(places, host)
+    list_disks(places, host.name, host.disks)
     if places.wheels.exists():
         show_wheels(places, host.name)
 
 
-def list_disks(places: Places, host: Host) -> None:
-    """Name the host's disks in its table, for its next boot or the next `attach-disks` there."""
-    attached = [(disk.attach(each.image), each.serial) for each in host.disks]
-    (places.root(host.name) / TOOLS / "disks").write_text(disk.table(attached))
+def list_disks(places: Places, name: str, disks: Mapping[str, Path]) -> None:
+    """Name a host's disks (serial -> image) in its table, for its next boot or the next `attach-disks` there."""
+    attached = [(disk.attach(image), serial) for serial, image in disks.items()]
+    listed = disk.renewed_table(attached_disks(places, name), attached)
+    (places.root(name) / TOOLS / "disks").write_text(listed)
 
 
-def _mount_root(folder: Path, image: Path, layers: Path | None) -> None:
+def attached_disks(places: Places, name: str) -> str:
+    """A host's table of disks; empty where it has none yet."""
+    table = places.root(name) / TOOLS / "disks"
+    return table.read_text() if table.exists() else ""
+
+
+def _mount_root(places: Places, name: str, layers: Path | None) -> None:
+    folder, image = places.host(name), places.base_image
     for part in ("upper", "work", "root"):
-        (folder / part).mkdir(exist_ok=True)
-    # A host stays on the image it was made from, also when a newer spotune would make another one.
-    used = folder / "image"
-    if not used.is_symlink():
-        used.symlink_to(image)
-    if not used.exists():
-        raise LocalCloudError(f"its image {used.readlink()} is gone; `fab local.down`, then up")
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    if not image.exists():
+        raise LocalCloudError(f"its image {image.readlink()} is gone; `fab local.down`, then `fab local.serve`")
     own = folder / "layers"
     if layers and not own.exists():  # links, so that the host outlives what it was made from
         run("cp", "--archive", "--link", layers, own)
-    lower = ":".join(str(each) for each in [*_layers(own), used.resolve()])
+    lower = ":".join(str(each) for each in [*_layers(own), image.resolve()])
     options = f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"
     run("mount", "-t", "overlay", "overlay", "-o", options, folder / "root")
 
@@ -150,13 +148,12 @@ def copy_root(places: Places, name: str, target: Path) -> int:
     return int(run("du", "--summarize", "--block-size=1", target).split()[0])
 
 
-def _give_identity(places: Places, host: Host, root: Path, subnet: IPv4Network) -> None:
+def _give_identity(places: Places, host: LocalHost, root: Path, subnet: IPv4Network) -> None:
     (root / "etc/hostname").write_text(f"{host.hostname}\n")
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {host.hostname}\n::1 localhost\n")
     resolv_conf = Path("/etc/resolv.conf").read_text()
     (root / "etc/resolv.conf").write_text(nameservers_file(resolv_conf).read_text())
     (root / "etc/systemd/network/10-host0.network").write_text(network_file(host, subnet))
-    # Made here, so that known_hosts is filled from a source nobody on the network can forge.
     run("ssh-keygen", "-q", "-A", "-f", root)
     ssh = root / "root/.ssh"
     ssh.mkdir(mode=0o700, exist_ok=True)
@@ -171,13 +168,7 @@ def show_wheels(places: Places, name: str) -> None:
     (places.root(name) / TOOLS / "wheels").write_text(places.wheels.read_text())
 
 
-def public_keys(places: Places, name: str) -> str:
-    """The host's public keys, read from its file system."""
-    files = sorted((places.root(name) / "etc/ssh").glob("ssh_host_*_key.pub"))
-    return "".join(file.read_text() for file in files)
-
-
-def start(places: Places, host: Host) -> None:
+def start(places: Places, host: LocalHost) -> None:
     """Power on. Returns at once; the host outlives this process and its terminal."""
     folders = cgroups.folders(places.group(host.name))
     for folder in folders:
@@ -192,6 +183,7 @@ def start(places: Places, host: Host) -> None:
                 KEEPER,
                 "keeper",
                 places.link(host.name),
+                shape.at_boot(places, host.name),
                 *groups,
                 "--",
                 *nspawn_command(places, host),
@@ -224,26 +216,21 @@ def stop(places: Places, name: str) -> None:
         time.sleep(0.05)
 
 
-def discard(places: Places, name: str, keep_disk: bool) -> None:
-    """Remove a stopped host's root file system and, unless kept, its disk."""
+def discard(places: Places, name: str) -> None:
+    """Remove what a stopped host was made of; its data disks lie elsewhere."""
     unmount_below(places.root(name))
-    for part in ("root", "upper", "work", "layers"):
-        remove_tree(places.host(name) / part)
-    (places.host(name) / "image").unlink(missing_ok=True)
-    if not keep_disk:
-        disk.detach_below(places.host(name))
-        places.disk(name).unlink(missing_ok=True)
+    remove_tree(places.host(name))
 
 
-def wait_for_ssh(places: Places, host: Host, timeout_s: int = BOOT_TIMEOUT_S) -> None:
+def wait_for_ssh(places: Places, name: str, address: str, timeout_s: int = BOOT_TIMEOUT_S) -> None:
     """Return when sshd greets. Raises LocalCloudError with the console's last lines when it does not."""
     deadline = time.monotonic() + timeout_s
-    while not _greets(host.address):
-        if not is_running(places, host.name):
-            raise LocalCloudError(f"{host.name} stopped while booting{_last_words(places, host.name)}")
+    while not _greets(address):
+        if not is_running(places, name):
+            raise LocalCloudError(f"{name} stopped while booting{last_words(places, name)}")
         if time.monotonic() > deadline:
-            silent = f"{host.name} ({host.address}) does not answer ssh after {timeout_s} s"
-            raise LocalCloudError(f"{silent}{_last_words(places, host.name)}")
+            silent = f"{name} ({address}) does not answer ssh after {timeout_s} s"
+            raise LocalCloudError(f"{silent}{last_words(places, name)}")
         time.sleep(0.2)
 
 
@@ -255,7 +242,8 @@ def _greets(address: str) -> bool:
         return False
 
 
-def _last_words(places: Places, name: str) -> str:
+def last_words(places: Places, name: str) -> str:
+    """The end of what a host said on its console."""
     console = places.console(name)
     lines = console.read_text(errors="replace").splitlines()[-8:] if console.exists() else []
     return f"; the end of {shlex.quote(str(console))}:" + "".join(f"\n    {line}" for line in lines)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from inventory.localcloud.commands import Report, run
-from inventory.localcloud.mounts import remove_tree
+from inventory.localcloud.mounts import made_once
 from inventory.localcloud.places import cache_folder
 
 FILES = Path(__file__).parent / "image_files"
@@ -24,16 +20,16 @@ PYTHON_VERSION = "3.11"
 """Of Debian 12: what the hosts' wheels are for."""
 CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
-# What the vendors' cloud images have and the deploy may rely on: ssh, Python, systemd, what cloud-init stands on.
+# What the vendors' cloud images have and the deploy may rely on: ssh, Python, systemd.
 # Nothing else, so that a step that forgets to install what it needs fails here and not at the user's.
 PACKAGES = (
     "ca-certificates", "curl", "dbus", "iproute2", "iputils-ping", "kmod", "libpam-systemd",
-    "openssh-server", "procps", "python3", "python3-venv", "python3-yaml", "sudo", "systemd", "systemd-sysv", "udev",
+    "openssh-server", "procps", "python3", "python3-venv", "sudo", "systemd", "systemd-sysv", "udev",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ImageRecipe:
     """All that decides what an image holds."""
 
     suite: str = "bookworm"
@@ -51,14 +47,14 @@ class Recipe:
         return hashlib.sha256(content + files).hexdigest()[:16]
 
 
-def recipe_for(apt_mirror: str) -> Recipe:
+def recipe_for(apt_mirror: str) -> ImageRecipe:
     """The image for a mirror (as [mirrors] apt, empty for the usual one) and this machine's authorities."""
     own = sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
     certificates = tuple(pem for path in own for pem in CERTIFICATE.findall(path.read_text()))
-    return Recipe(mirror=f"{apt_mirror.rstrip('/')}/debian" if apt_mirror else "", certificates=certificates)
+    return ImageRecipe(mirror=f"{apt_mirror.rstrip('/')}/debian" if apt_mirror else "", certificates=certificates)
 
 
-def bootstrap_command(recipe: Recipe, target: Path) -> list[str]:
+def bootstrap_command(recipe: ImageRecipe, target: Path) -> list[str]:
     """The mmdebstrap command that fills `target`. Pure."""
     command = [
         "mmdebstrap",
@@ -77,40 +73,20 @@ def bootstrap_command(recipe: Recipe, target: Path) -> list[str]:
     return command
 
 
-def ensure_image(recipe: Recipe, report: Report) -> Path:
+def ensure_image(recipe: ImageRecipe, report: Report) -> Path:
     """The folder of the unpacked image, built where it is not cached. Raises LocalCloudError."""
+
+    def build(root: Path) -> None:
+        report("making the base image (once; about a minute)")
+        run(*bootstrap_command(recipe, root))
+        _make_bare(root, recipe)
+
     images = cache_folder() / "images"
     images.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ready = images / recipe.key()
-    if ready.is_dir():
-        return ready
-    with alone_in(images):
-        if ready.is_dir():  # another process was faster
-            return ready
-        for dead in images.glob(".building-*"):
-            remove_tree(dead)
-        report("making the base image (once; about a minute)")
-        building = Path(tempfile.mkdtemp(prefix=".building-", dir=images))
-        try:
-            building.chmod(0o755)
-            run(*bootstrap_command(recipe, building))
-            _make_bare(building, recipe)
-            building.rename(ready)
-        finally:
-            if building.exists():
-                remove_tree(building)
-    return ready
+    return made_once(images / recipe.key(), build)
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time fills a cache folder."""
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _make_bare(root: Path, recipe: Recipe) -> None:
+def _make_bare(root: Path, recipe: ImageRecipe) -> None:
     """Take out what every machine has of its own, put in what stands for the cloud's kernel and network."""
     for own in [*(root / "etc/ssh").glob("ssh_host_*"), root / "etc/hostname"]:
         own.unlink(missing_ok=True)
@@ -119,10 +95,8 @@ def _make_bare(root: Path, recipe: Recipe) -> None:
     tools.mkdir(parents=True)
     shutil.copy(FILES / "attach-disks", tools)
     shutil.copy(FILES / "attach-wheels", tools)
-    shutil.copy(FILES / "user_data.py", tools)
-    for service in ("localcloud.service", "user-data.service"):
-        shutil.copy(FILES / service, root / "etc/systemd/system")
-    run("chroot", root, "systemctl", "enable", "systemd-networkd", "localcloud", "user-data")
+    shutil.copy(FILES / "localcloud.service", root / "etc/systemd/system")
+    run("chroot", root, "systemctl", "enable", "systemd-networkd", "localcloud")
     # They would take the apt lock at a moment of their own choosing.
     run("chroot", root, "systemctl", "disable", "apt-daily.timer", "apt-daily-upgrade.timer")
     for number, pem in enumerate(recipe.certificates):

@@ -17,8 +17,19 @@ RUN_SCRIPT = 'f=$(mktemp) && cat >"$f" && { sh "$f" </dev/null 2>&1; code=$?; rm
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def runs(places: Places, name: str) -> bool:
+    """Whether the host has a first process."""
+    return _leader(places, name) is not None
+
+
 def leader(places: Places, name: str) -> int:
     """The host's first process, by its id here. Raises LocalCloudError where the host does not run."""
+    if (pid := _leader(places, name)) is None:
+        raise LocalCloudError(f"{name} does not run")
+    return pid
+
+
+def _leader(places: Places, name: str) -> int | None:
     for pid in cgroups.pids(places.group(name)):
         try:
             status = Path(f"/proc/{pid}/status").read_text()
@@ -26,7 +37,7 @@ def leader(places: Places, name: str) -> int:
             continue
         if re.search(r"^NSpid:\t\d+\t1$", status, re.MULTILINE):
             return pid
-    raise LocalCloudError(f"{name} does not run")
+    return None
 
 
 def call(places: Places, name: str, *argv: str, timeout_s: float) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection
+import tempfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from inventory.localcloud.commands import LocalCloudError, run
+from inventory.localcloud.places import alone
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
@@ -31,14 +33,37 @@ def _unescape(field: str) -> str:
 
 def unmount_below(folder: Path) -> None:
     """Unmount everything at or below a folder."""
-    for point in mounts_below(MOUNTINFO.read_text(), folder.resolve()):
+    for point in _mounts_below(folder):
         run("umount", point)
 
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder and what is in it; refuses while anything is mounted below it."""
-    mounted = mounts_below(MOUNTINFO.read_text(), folder.resolve())
-    if mounted:
+    if mounted := _mounts_below(folder):
         raise LocalCloudError(f"{folder} is not removed: {mounted[0]} is still mounted")
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def made_once(ready: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder of the cache, which `fill` fills where it is not there yet: complete or not at all."""
+    ready.parent.mkdir(parents=True, exist_ok=True)
+    if ready.is_dir():
+        return ready
+    with alone(ready.parent / ".lock"):
+        for dead in ready.parent.glob(".building-*"):
+            remove_tree(dead)
+        if not ready.is_dir():  # another process may have been faster
+            half = Path(tempfile.mkdtemp(prefix=".building-", dir=ready.parent))
+            try:
+                half.chmod(0o755)
+                fill(half)
+                half.rename(ready)
+            finally:
+                remove_tree(half)
+    return ready
+
+
+def _mounts_below(folder: Path) -> list[Path]:
+    """None on a machine without Linux, which has no hosts either."""
+    return mounts_below(MOUNTINFO.read_text(), folder.resolve()) if MOUNTINFO.exists() else []

@@ -7,15 +7,27 @@ from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import Any
 
-from inventory.localcloud.commands import LocalCloudError, attempt, run
+from inventory.localcloud.commands import LocalCloudError, run
 from inventory.localcloud.places import Places
 
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_BEFORE = Path("/run/spotune/ip_forward")
 """What forwarding was before the first cloud of ours; gone with a reboot, as the setting is."""
 INTERFACES = Path("/sys/class/net")
+INSIDE = "host0"
+"""The host's end of its cable, as systemd-nspawn names it."""
 IFF_UP = 1
 SMALLEST_PREFIX = 27
+BURST_S = 0.01
+"""A slowed link lets through at once what it carries in this time: where all cores are taken a queue is woken late by
+milliseconds, and what it could not send by then would be lost to the rate."""
+SMALLEST_BURST = 2 * 1514
+"""Bytes: two whole Ethernet frames, or nothing would ever pass."""
+QUEUE_S = 0.1
+"""How long a packet waits before it is dropped: room for several senders at once to one receiver, and no more, since
+what answers in the other direction waits in the same queue."""
+SMALLEST_QUEUE = 16 * 1024
+"""Bytes: TCP's first ten packets."""
 
 
 def gateway(subnet: IPv4Network) -> str:
@@ -26,6 +38,7 @@ def gateway(subnet: IPv4Network) -> str:
 def rules(table: str, bridge: str, subnet: IPv4Network) -> str:
     """Our nft table: hosts reach the world, and TCP fits through a narrower way out than the bridge. Pure."""
     return f"""\
+{no_rules(table)}
 table ip {table} {{
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
@@ -38,6 +51,11 @@ table ip {table} {{
   }}
 }}
 """
+
+
+def no_rules(table: str) -> str:
+    """Without our nft table, whether it was there or not. Pure."""
+    return f"table ip {table}\ndelete table ip {table}\n"
 
 
 def taken_by(routes: list[dict[str, Any]], subnet: IPv4Network, bridge: str) -> str | None:
@@ -72,7 +90,6 @@ def ensure_network(places: Places, subnet: IPv4Network) -> None:
     run("ip", "address", "replace", f"{gateway(subnet)}/{subnet.prefixlen}", "dev", places.bridge)
     run("ip", "link", "set", places.bridge, "up")
     _forward()
-    attempt("nft", "delete", "table", "ip", places.table)
     run("nft", "-f", "-", stdin=rules(places.table, places.bridge, subnet))
 
 
@@ -88,23 +105,46 @@ def remove_network(places: Places) -> None:
     """Remove our bridge and table; the last cloud puts forwarding back as the first found it."""
     if (INTERFACES / places.bridge).exists():
         run("ip", "link", "delete", places.bridge)
-    if has_table(places.table):
-        run("nft", "delete", "table", "ip", places.table)
+    run("nft", "-f", "-", stdin=no_rules(places.table))
     if FORWARDING_BEFORE.exists() and not any(INTERFACES.glob("spt-*")):
         FORWARDING.write_text(FORWARDING_BEFORE.read_text())
         FORWARDING_BEFORE.unlink()
 
 
-def has_table(table: str) -> bool:
-    """Whether the nft table is there."""
-    return attempt("nft", "list", "table", "ip", table).returncode == 0
-
-
 def set_link(link: str, state: str) -> None:
     """Take a host's cable "down" (cut) or "up" (healed)."""
     if not (INTERFACES / link).exists():
-        raise LocalCloudError(f"{link} does not exist: the host is not running; `fab local.up` boots it")
+        raise LocalCloudError(f"{link} does not exist: the host is not running")
     run("ip", "link", "set", link, state)
+
+
+def tbf(mbit: float) -> list[str]:
+    """The token bucket of a link with such a rate, for `tc qdisc`. Pure."""
+    bytes_per_s = mbit * 1e6 / 8
+    burst = max(SMALLEST_BURST, round(bytes_per_s * BURST_S))
+    limit = burst + max(SMALLEST_QUEUE, round(bytes_per_s * QUEUE_S))
+    return ["tbf", "rate", f"{mbit * 1e6:.0f}bit", "burst", str(burst), "limit", str(limit)]
+
+
+def slow(link: str, leader: int, mbit: float | None) -> None:
+    """Slow a host's cable both ways, or (None) not any more: the traffic to it where its cable leaves our bridge, that
+    from it where it enters the cable, in the network of the host's first process. Raises LocalCloudError."""
+    for device, where in ((link, []), (INSIDE, ["nsenter", f"--target={leader}", "--net"])):
+        if mbit:
+            run(*where, "tc", "qdisc", "replace", "dev", device, "root", *tbf(mbit))
+        elif _bucket(device, where):
+            run(*where, "tc", "qdisc", "delete", "dev", device, "root")
+
+
+def rate_mbit(link: str) -> float | None:
+    """What a cable is slowed to; None where it is not, or not there."""
+    bucket = _bucket(link, []) if (INTERFACES / link).exists() else None
+    return bucket["rate"] * 8 / 1e6 if bucket else None
+
+
+def _bucket(device: str, where: list[str]) -> dict[str, float] | None:
+    listed = json.loads(run(*where, "tc", "-json", "qdisc", "show", "dev", device))
+    return next((each["options"] for each in listed if each["kind"] == "tbf"), None)
 
 
 def is_cut(link: str) -> bool:

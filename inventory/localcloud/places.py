@@ -5,7 +5,10 @@ Every name derives from the cluster's, so that `down` finds what is ours without
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,15 @@ def cache_folder() -> Path:
     return _xdg("XDG_CACHE_HOME", ".cache")
 
 
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """One process at a time fills a cache folder, begins or ends a cloud."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _xdg(variable: str, default: str) -> Path:
     value = os.environ.get(variable)
     return (Path(value) if value else Path.home() / default) / "spotune"
@@ -22,7 +34,7 @@ def _xdg(variable: str, default: str) -> Path:
 
 @dataclass(frozen=True)
 class Places:
-    """Paths and names of one cloud. Hosts: te1, te2, ..."""
+    """Paths and names of one cloud. Hosts: m1, m2, ..."""
 
     cloud: str
     folder: Path
@@ -37,18 +49,6 @@ class Places:
         return self.folder.with_name(f"{self.cloud}.lock")
 
     @property
-    def record(self) -> Path:
-        return self.folder / "hosts.json"
-
-    @property
-    def operator_key(self) -> Path:
-        return self.folder / "operator_key"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.folder / "known_hosts"
-
-    @property
     def wheels(self) -> Path:
         """Names the wheelhouse this cloud's hosts are shown."""
         return self.folder / "wheels"
@@ -60,11 +60,8 @@ class Places:
         """A host's root file system, as mounted here."""
         return self.host(name) / "root"
 
-    def disk(self, name: str) -> Path:
-        return self.host(name) / "disk.img"
-
     def disk_image(self, disk_id: str) -> Path:
-        """Of a disk that is rented, whatever machine it is attached to."""
+        """Of a data disk, whatever machine it is attached to."""
         return self.folder / "disks" / f"{disk_id}.img"
 
     def snapshot_image(self, snapshot_id: str) -> Path:
@@ -81,7 +78,7 @@ class Places:
 
     @property
     def base_image(self) -> Path:
-        """Link to the image that rented machines boot from."""
+        """Link to the image that machines boot from, made before the first boot."""
         return self.folder / "image"
 
     def console(self, name: str) -> Path:
@@ -103,7 +100,7 @@ class Places:
         return self.group_prefix + name
 
     def machine(self, name: str) -> str:
-        # An interface name has 15 bytes: "vb-" + eight of the cloud + "te16" fills them.
+        # An interface name has 15 bytes: "vb-" + eight of the cloud + "m999" fills them.
         return self.cloud + name
 
     def link(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The local cloud's ECS API as a process of its own: starting and ending it, and who its machines are."""
+"""The cloud on this machine: its ECS API as a process of its own, who its machines are, and its end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from inventory.localcloud import host, network, prerequisites
+from inventory.localcloud import cgroups, disk, host, inside, network, prerequisites, shape
 from inventory.localcloud.commands import LocalCloudError, Report
-from inventory.localcloud.image import ensure_image, recipe_for
-from inventory.localcloud.places import Places
+from inventory.localcloud.ecs import account
+from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.client_files import CONTROL
+from inventory.localcloud.image import TOOLS, ensure_image, recipe_for
+from inventory.localcloud.mounts import remove_tree, unmount_below
+from inventory.localcloud.places import Places, alone
 from inventory.settings import Settings
 
 START_TIMEOUT_S = 30
@@ -24,35 +28,25 @@ NO_AIOHTTP = "serving the ECS API needs aiohttp, which is not installed: pip ins
 SERVER = "inventory.localcloud.ecs.server"
 
 
-@dataclass(frozen=True)
-class RentedHost:
-    """A machine of the API and its host here."""
-
-    name: str
-    """Within its cluster: te2."""
-    instance_id: str
-    machine: str
-    hostname: str
-    address: str
-    status: str
-    """As the API has it."""
-    is_cut: bool
-
-
 def serve(settings: Settings, report: Report) -> str:
     """Start the API where it does not run; its endpoint, as 127.0.0.1:8123. Raises LocalCloudError."""
     places = Places.of(settings.name)
-    if places.record.exists():
-        raise LocalCloudError(
-            f"the cloud {settings.name!r} has hosts of `fab local.up`; `fab local.down` first, or another name"
-        )
-    running = endpoint(places)
-    if running:
-        report("the ECS API is running already")
-        return running
+    if (places.folder / "hosts.json").exists():
+        raise LocalCloudError(f"{places.folder} has hosts that this version does not know; remove them: fab local.down")
+    if told := endpoint(places):
+        if (places.folder / CONTROL).exists():
+            report("the ECS API is running already")
+            return told
+        report("the ECS API that runs is of an older spotune: it is started anew; its hosts go on running")
+        end(places)
     prerequisites.require()
     if not find_spec("aiohttp"):
         raise LocalCloudError(NO_AIOHTTP)
+    with alone(places.lock):
+        return endpoint(places) or _started(settings, places, report)
+
+
+def _started(settings: Settings, places: Places, report: Report) -> str:
     image = ensure_image(recipe_for(settings.mirrors.resolved().apt), report)
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not places.base_image.is_symlink():
@@ -69,8 +63,7 @@ def serve(settings: Settings, report: Report) -> str:
 
 def _start(settings: Settings, places: Places) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", SERVER, f"--cloud={settings.name}", f"--subnet={settings.local.subnet}"]
-    command += [f"--region={settings.aliyun.region}", f"--folder={places.folder}"]
-    command += [f"--metadata={settings.local.metadata_address}"]
+    command += [f"--region={settings.aliyun.region}", f"--metadata={settings.local.metadata_address}"]
     checkout = Path(__file__).parents[2]
     with os.fdopen(os.open(_log(places), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
         return subprocess.Popen(
@@ -82,15 +75,17 @@ def _log(places: Places) -> Path:
     return places.folder / "api.log"
 
 
-def is_served(places: Places) -> bool:
-    """Whether this cloud's machines are rented through the API, running at the moment or not."""
-    return places.world.exists()
-
-
 def endpoint(places: Places) -> str:
     """Where the API listens; empty while it does not run."""
     told = _address(places)
     return str(told["endpoint"]) if told and _is_ours(places, int(str(told["pid"]))) else ""
+
+
+def running(places: Places) -> str:
+    """As `endpoint`. Raises LocalCloudError where the API does not run."""
+    if not (told := endpoint(places)):
+        raise LocalCloudError(f"the ECS API of the cloud {places.cloud!r} does not run; start it: fab local.serve")
+    return told
 
 
 def _address(places: Places) -> dict[str, object] | None:
@@ -126,33 +121,39 @@ def end(places: Places) -> None:
         time.sleep(0.05)
 
 
-def machines(places: Places) -> tuple[RentedHost, ...]:
-    """The machines there are, by name."""
-    from inventory.localcloud.ecs import world
+def down(places: Places) -> None:
+    """End the API and remove everything of this cloud.
 
-    prefix = f"{places.cloud}-"
-    found = [
-        RentedHost(
-            name=each.name.removeprefix(prefix),
-            instance_id=each.instance_id,
-            machine=each.machine,
-            hostname=each.hostname,
-            address=each.address,
-            status=each.status,
-            is_cut=network.is_cut(places.link(each.machine)),
-        )
-        for each in world.load(places.world).instances.values()
-    ]
+    It is found by name and by folder, so that a crash half-way or a damaged record is no obstacle.
+    """
+    with alone(places.lock):
+        end(places)
+        for group in cgroups.groups_named(places.group_prefix):
+            host.stop(places, group.removeprefix(places.group_prefix))
+        unmount_below(places.folder)
+        disk.detach_below(places.folder)
+        network.remove_network(places)
+        remove_tree(places.folder)
+
+
+def machines(places: Places) -> tuple[Instance, ...]:
+    """The machines there are, te2 before te10. Raises LocalCloudError."""
+    found = account.load(places.world).instances.values()
     return tuple(sorted(found, key=lambda each: (len(each.name), each.name)))
 
 
-def find(places: Places, name: str) -> RentedHost:
+def short_name(places: Places, instance: Instance) -> str:
+    """Within its cluster: te2."""
+    return instance.name.removeprefix(f"{places.cloud}-")
+
+
+def find(places: Places, name: str) -> Instance:
     """By te2, by the whole name or by id. Raises LocalCloudError naming those there are."""
     found = machines(places)
     for each in found:
-        if name in (each.name, f"{places.cloud}-{each.name}", each.instance_id):
+        if name in (short_name(places, each), each.name, each.instance_id):
             return each
-    known = ", ".join(each.name for each in found) or "none"
+    known = ", ".join(short_name(places, each) for each in found) or "none"
     raise LocalCloudError(f"there is no machine {name!r}; there is: {known}")
 
 
@@ -165,12 +166,31 @@ def heal(places: Places, name: str) -> None:
     """Plug the cable in again; returns when the machine answers."""
     found = find(places, name)
     network.set_link(places.link(found.machine), "up")
-    host.wait_for_ssh(places, host.Host(found.machine, found.hostname, found.address))
+    host.wait_for_ssh(places, found.machine, found.address)
+
+
+def reshape(places: Places, names: Sequence[str], wanted: shape.Shape) -> tuple[Instance, ...]:
+    """Ask a shape of machines, without names of all and of those to come, and put it into force on those that run;
+    the machines it was asked of. Raises LocalCloudError before anything changes where one is unknown."""
+    if not places.folder.exists():
+        raise LocalCloudError(f"there is no cloud {places.cloud!r} on this machine; start it: fab local.serve")
+    found = tuple(find(places, name) for name in names) if names else machines(places)
+    if names:
+        for each in found:
+            shape.ask_one(places, each.machine, wanted)
+    else:
+        shape.ask_all(places, wanted)
+    for each in found:
+        if inside.runs(places, each.machine):
+            shape.apply(places, each.machine)
+    return found
 
 
 def show_wheels(places: Places, wheels: Path) -> None:
-    """Name a wheelhouse for the next boot of every machine."""
+    """Show a wheelhouse (see `ensure_wheelhouse`) to every machine, at /opt/spotune/wheelhouse."""
     places.wheels.write_text(f"{wheels.name}\n")
     for each in machines(places):
         if places.root(each.machine).exists():
             host.show_wheels(places, each.machine)
+        if host.is_running(places, each.machine):
+            inside.call(places, each.machine, f"/{TOOLS}/attach-wheels", timeout_s=30)

@@ -1,81 +1,33 @@
-"""fab local.*: hosts on this machine, booted by hand or rented through the local cloud's ECS API."""
+"""fab local.*: the cloud on this machine, and what can happen to the machines rented from it."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from invoke import Collection, task
 
 from inventory.command_line import say, sentences
 
-TO_RENT = """\
-in cluster.toml:
 
-  provider = "aliyun"
-  [aliyun]
-  endpoint = "local"
-  region = "{region}"
-  types = ["ecs.local.small"]       # 1 vCPU, 2 GiB; or ecs.local.medium
-  image = "acs:debian_12_x64"
-  data_disk_gib = 20                # sparse: takes what is written
-
-next: fab up"""
-
-
-def _settings(provider: str = "") -> Any:
-    """The settings, where they are for hosts on this machine. Raises SettingsError."""
+def _settings() -> Any:
+    """The settings, where they are for the cloud on this machine. Raises SettingsError."""
     from inventory.settings import SettingsError, load_settings
 
     settings = load_settings()
-    if provider and settings.provider != provider:
-        raise SettingsError(f'cluster.toml says provider = "{settings.provider}"; this needs "{provider}"')
     if not settings.on_this_machine:
         raise SettingsError(
-            f'cluster.toml says provider = "{settings.provider}"; fab local.* needs "local", '
-            'or "aliyun" with endpoint = "local"'
+            "fab local.* are for the cloud on this machine, and cluster.toml names another: "
+            'provider = "aliyun", and under [aliyun] endpoint = "local"'
         )
     return settings
 
 
-def _rented() -> Any:
-    """(settings, places) where this cloud's machines are rented ones; (settings, None) where they are not."""
+def _places() -> Any:
+    """The places of the cloud on this machine. Raises SettingsError."""
     from inventory.localcloud.places import Places
-    from inventory.localcloud.served import is_served
 
-    settings = _settings()
-    places = Places.of(settings.name)
-    return settings, places if is_served(places) else None
-
-
-def _served() -> Any:
-    """The places of a cloud that is served. Raises SettingsError."""
-    from inventory.settings import SettingsError
-
-    settings, places = _rented()
-    if places is None:
-        raise SettingsError(f"the cloud {settings.name!r} has no ECS API; start it: fab local.serve")
-    return places
-
-
-@task(
-    help={
-        "nodes": "how many hosts; 0 means local.nodes in cluster.toml",
-        "wheels": "download the Python packages for the hosts too (once)",
-    }
-)
-def up(c: Any, nodes: int = 0, wheels: bool = True) -> None:
-    """Boot hosts on this machine that look like freshly rented ones."""
-    with sentences():
-        from inventory.localcloud import cloud
-        from inventory.settings import SettingsError
-
-        settings = _settings("local")
-        if nodes < 0:
-            raise SettingsError(f"--nodes {nodes}: a cluster has at least one host")
-        cloud.up(settings, nodes or settings.local.nodes, say)
-        if wheels and settings.torch_flavour == "cpu":
-            cloud.offer_wheels(settings, _wheelhouse())
-    say("next: pyinfra -y inventory/local.py deploy/base.py")
+    return Places.of(_settings().name)
 
 
 def _wheelhouse() -> Any:
@@ -92,7 +44,7 @@ def _wheelhouse() -> Any:
 
 @task(help={"wheels": "download the Python packages for the hosts too (once)"})
 def serve(c: Any, wheels: bool = True) -> None:
-    """Serve an ECS API on this machine, over hosts of its own."""
+    """Start the cloud on this machine: an ECS API that rents out real hosts."""
     with sentences():
         from inventory.localcloud import served
         from inventory.localcloud.places import Places
@@ -101,58 +53,44 @@ def serve(c: Any, wheels: bool = True) -> None:
         endpoint = served.serve(settings, say)
         if wheels and settings.torch_flavour == "cpu":
             served.show_wheels(Places.of(settings.name), _wheelhouse())
-    say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; {TO_RENT.format(region=settings.aliyun.region)}")
+    say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; next: fab up")
 
 
 @task
 def down(c: Any) -> None:
     """Remove the hosts, their disks, their network, snapshots and the ECS API."""
     with sentences():
-        from inventory.localcloud import cloud
+        from inventory.localcloud import served
 
-        cloud.down(_settings())
+        served.down(_places())
     say("nothing is left")
 
 
 @task
 def status(c: Any) -> None:
-    """Which hosts there are and whether they run."""
+    """Whether the cloud on this machine runs, and its machines."""
     with sentences():
-        settings, places = _rented()
-        lines = _status_of_rented(places) if places else _status_of_hosts(settings)
-    for line in lines:
-        say(line)
+        from inventory.localcloud import network, served, shape
 
-
-def _status_of_hosts(settings: Any) -> list[str]:
-    from inventory.localcloud import cloud
-
-    return [
-        f"{row.host.name}  {row.state:8}  {row.host.address:15}  {row.host.hostname}  "
-        f"disk {row.host.disk_serial} ({row.disk_used_gib:.1f} GiB used)"
-        for row in cloud.status(settings)
-    ] or [f"no hosts; boot them: {'fab local.serve, then fab up' if settings.is_rented else 'fab local.up'}"]
-
-
-def _status_of_rented(places: Any) -> list[str]:
-    from inventory.localcloud import served
-
-    endpoint = served.endpoint(places)
-    lines = [f"the ECS API answers at {endpoint}" if endpoint else "the ECS API does not run: fab local.serve"]
-    for row in served.machines(places):
-        cut = "  cut off" if row.is_cut else ""
-        lines.append(f"{row.name}  {row.status:8}  {row.address:15}  {row.instance_id}  host {row.machine}{cut}")
-    return lines
+        places = _places()
+        endpoint = served.endpoint(places)
+        say(f"the ECS API answers at {endpoint}" if endpoint else "the ECS API does not run: fab local.serve")
+        for each in served.machines(places):
+            name = served.short_name(places, each)
+            cut = "  cut off" if network.is_cut(places.link(each.machine)) else ""
+            limits = f"  {told}" if (told := str(shape.in_force(places, each.machine))) else ""
+            say(f"{name}  {each.status:8}  {each.address:15}  {each.instance_id}  host {each.machine}{cut}{limits}")
+        if told := str(shape.for_later(places)):
+            say(f"hosts that boot later: {told}")
 
 
 @task(help={"name": "host, for example te2"})
 def cut(c: Any, name: str) -> None:
     """Pull a host's network cable; it goes on running."""
     with sentences():
-        from inventory.localcloud import cloud, served
+        from inventory.localcloud import served
 
-        settings, places = _rented()
-        served.cut(places, name) if places else cloud.cut(settings, name)
+        served.cut(_places(), name)
     say(f"{name} is cut off; plug it in again: fab local.heal {name}")
 
 
@@ -160,21 +98,47 @@ def cut(c: Any, name: str) -> None:
 def heal(c: Any, name: str) -> None:
     """Plug a host's network cable in again."""
     with sentences():
-        from inventory.localcloud import cloud, served
+        from inventory.localcloud import served
 
-        settings, places = _rented()
-        served.heal(places, name) if places else cloud.heal(settings, name)
+        served.heal(_places(), name)
     say(f"{name} is on the network again")
+
+
+@task(
+    name="shape",
+    help={
+        "mbit": "Mbit/s of the cable, each way",
+        "cpu": "cores of this machine, for example 0.5; the hosts' together should not be more than it has",
+        "hosts": "for example te1,te2; without: all, and those that boot later",
+        "off": "no limits any more",
+    },
+)
+def reshape(c: Any, mbit: str = "", cpu: str = "", hosts: str = "", off: bool = False) -> None:
+    """Slow hosts' network links and CPUs; what is not named is as fast as it goes."""
+    with sentences():
+        from inventory.localcloud import served, shape
+
+        cores = os.cpu_count() or 1
+        wanted = shape.asked(mbit, cpu, off, cores)
+        names = [name for each in hosts.split(",") if (name := each.strip())]
+        if hosts and not names:
+            raise shape.LocalCloudError(f"--hosts {hosts!r} names none; write them as te1,te2")
+        places = _places()
+        found = served.reshape(places, names, wanted)
+        together = sum(shape.in_force(places, each.machine).cpu or 0 for each in served.machines(places))
+    whose = ", ".join(served.short_name(places, each) for each in found) or "no host yet"
+    say(f"{whose}{'' if names else ' and those that boot later'}: {str(wanted) or 'no limits'}")
+    if together > cores:
+        say(f"their quotas are {together:g} cores together and this machine has {cores}: they slow each other down")
 
 
 @task(help={"name": "host, for example te2"})
 def off(c: Any, name: str) -> None:
     """Take a host's power away."""
     with sentences():
-        from inventory.localcloud import cloud, control
+        from inventory.localcloud import control
 
-        settings, places = _rented()
-        control.power_off(places, name) if places else cloud.power_off(settings, name)
+        control.power_off(_places(), name)
     say(f"{name} is off; boot it again: fab local.on {name}")
 
 
@@ -182,20 +146,19 @@ def off(c: Any, name: str) -> None:
 def on(c: Any, name: str) -> None:
     """Boot a host that is off."""
     with sentences():
-        from inventory.localcloud import cloud, control
+        from inventory.localcloud import control
 
-        settings, places = _rented()
-        control.power_on(places, name) if places else cloud.power_on(settings, name, say)
+        control.power_on(_places(), name)
     say(f"{name} runs")
 
 
-@task(help={"name": "rented machine, for example te2", "notice": "seconds between the notice and the end; 0: none"})
+@task(help={"name": "host, for example te2", "notice": "seconds between the notice and the end; 0: none"})
 def reclaim(c: Any, name: str, notice: float = 300.0) -> None:
     """Take a rented spot machine back, as the market does."""
     with sentences():
         from inventory.localcloud import control
 
-        control.reclaim(_served(), name, notice)
+        control.reclaim(_places(), name, notice)
     say(f"{name} goes in {notice:g} s of the cloud's clock; sooner: fab local.hurry {notice:g}" if notice else "gone")
 
 
@@ -208,7 +171,7 @@ def hurry(c: Any, seconds: str) -> None:
 
         if not seconds.isdecimal():
             raise SettingsError(f"SECONDS needs a whole number, not {seconds!r}")
-        ahead = control.hurry(_served(), float(seconds))
+        ahead = control.hurry(_places(), float(seconds))
     say(f"the cloud's clock is {ahead:g} s ahead")
 
 
@@ -227,9 +190,12 @@ def fault(
 ) -> None:
     """Let calls of the served cloud go wrong."""
     with sentences():
+        from inventory.localcloud import served
         from inventory.localcloud.ecs.faults import Fault, FaultFile
 
-        plan = FaultFile(_served().folder / "faults.json")
+        places = _places()
+        served.running(places)
+        plan = FaultFile(places.folder / "faults.json")
         if kind == "none":
             plan.clear()
         else:
@@ -237,4 +203,4 @@ def fault(
     say("no call goes wrong any more" if kind == "none" else f"{action}: {kind}")
 
 
-local = Collection("local", up, serve, down, status, cut, heal, off, on, reclaim, hurry, fault)
+local = Collection("local", serve, down, status, cut, heal, reshape, off, on, reclaim, hurry, fault)

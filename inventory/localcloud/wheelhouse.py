@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from inventory.localcloud.commands import LocalCloudError, Report, attempt, run
-from inventory.localcloud.image import alone_in
-from inventory.localcloud.mounts import remove_tree
+from inventory.localcloud.mounts import made_once
 from inventory.localcloud.places import cache_folder
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -59,28 +57,15 @@ def ensure_wheelhouse(requirements: str, python_version: str, report: Report) ->
     `requirements`: pinned lines without hashes. torch is taken as its CPU wheel. pip's own configuration
     (index, find-links, certificates) is the caller's.
     """
-    folder().mkdir(parents=True, exist_ok=True)
-    ready = folder() / key(requirements, python_version)
-    if ready.is_dir():
-        return ready
-    with alone_in(folder()):
-        for dead in folder().glob(".filling-*"):
-            remove_tree(dead)
-        if not ready.is_dir():
-            report("downloading the Python packages (once; about 300 MB)")
-            filling = Path(tempfile.mkdtemp(prefix=".filling-", dir=folder()))
-            try:
-                filling.chmod(0o755)
-                _fill(filling, wanted(requirements, python_version), python_version)
-                filling.rename(ready)
-            finally:
-                if filling.exists():
-                    remove_tree(filling)
-    return ready
+
+    def fill(target: Path) -> None:
+        report("downloading the Python packages (once; about 300 MB)")
+        _fill(target, wanted(requirements, python_version), python_version)
+
+    return made_once(folder() / key(requirements, python_version), fill)
 
 
-def _fill(target: Path, lines: Iterable[str], python_version: str) -> None:
-    lines = list(lines)
+def _fill(target: Path, lines: Sequence[str], python_version: str) -> None:
     torch = [line for line in lines if line.startswith("torch==")]
     run(*download_command(target, python_version, *(line for line in lines if line not in torch)))
     for pin in torch:

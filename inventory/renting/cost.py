@@ -1,15 +1,18 @@
-"""What machines, disks and snapshots have cost and will cost. Pure: hours, months and money."""
+"""What machines, disks and snapshots have cost and will cost: hours, months, money. Only the last functions ask."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from inventory.cloud.values import MACHINE, Disk, Instance, Price, Snapshot
-from inventory.renting import tags
+from inventory.cloud.errors import RentError
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, MACHINE, Disk, Image, Instance, Price, Snapshot
+from inventory.renting import disks, offers, tags
 from inventory.renting.ledger import Entry
+from inventory.settings import Settings
 
 GIB = 2**30
 
@@ -18,7 +21,6 @@ GIB = 2**30
 class MachineCost:
     """A machine's hours and money. None where no tag says what an hour costs."""
 
-    instance: Instance
     hours: float
     """Since it was made."""
     price_h: float | None
@@ -70,9 +72,9 @@ def machine_cost(instance: Instance, now: datetime) -> MachineCost:
     """What a machine has cost until now by the price it was ordered at, and will until it is released."""
     hours, price = hours_between(instance.created, now), tags.price_h(instance.tags)
     if price is None:
-        return MachineCost(instance, hours, None, None, None)
+        return MachineCost(hours, None, None, None)
     ahead = None if instance.release_at is None else hours_between(now, instance.release_at) * price
-    return MachineCost(instance, hours, price, hours * price, ahead)
+    return MachineCost(hours, price, hours * price, ahead)
 
 
 def later_costs(instances: Sequence[Instance], release_at: datetime) -> float:
@@ -89,11 +91,7 @@ def spent(
 ) -> Spent:
     """This calendar month's money; `disk_shares`: what each disk that is attached to none costs in it."""
     start = month_start(now)
-    running = sum(
-        hours_between(max(start, i.created), now) * price
-        for i in instances
-        if (price := tags.price_h(i.tags)) is not None
-    )
+    running = sum(hours_between(max(start, i.created), now) * (tags.price_h(i.tags) or 0) for i in instances)
     planned = sum(machine_cost(i, now).until_release or 0 for i in instances)
     gone = sum(hours_between(max(start, e.created), e.ended) * e.price_h for e in past if e.ended and e.ended > start)
     most = sum(hours_between(now, i.release_at) * (tags.most_h(i.tags) or 0) for i in instances if i.release_at)
@@ -174,10 +172,7 @@ def snapshot_gib(snapshot: Snapshot) -> float | None:
     """Written blocks: as the API tells, else as the file system said when it was made; None where neither does."""
     if snapshot.size_bytes:  # 0 while it is being made
         return snapshot.size_bytes / GIB
-    try:
-        return float(snapshot.tags[tags.WRITTEN_TAG])
-    except (KeyError, ValueError):
-        return None
+    return tags.number(snapshot.tags, tags.WRITTEN_TAG)
 
 
 def snapshot_month(snapshot: Snapshot, price_gib_month: float) -> float:
@@ -189,3 +184,59 @@ def snapshot_month(snapshot: Snapshot, price_gib_month: float) -> float:
 def loose(disks: Sequence[Disk]) -> tuple[Disk, ...]:
     """Disks that no machine has: they go on costing by themselves."""
     return tuple(d for d in disks if not d.instance_id)
+
+
+def disk_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
+    """The price a month of each disk, by its id; without those the cloud has no price for."""
+    asked = ((d.disk_id, cloud.disk_price_month(d.category, d.size_gib, d.performance_level, d.zone_id)) for d in owned)
+    return {disk_id: price.trade for disk_id, price in asked if price is not None}
+
+
+def with_disks(price: Price, more_h: Sequence[float]) -> Price:
+    """The price of each of some machines, whose own disks cost so much more an hour, on average. Pure."""
+    mean = sum(more_h) / len(more_h) if more_h else 0.0
+    parts = {**price.parts, DATA_DISK: price.parts.get(DATA_DISK, 0.0) + mean}
+    return replace(price, trade=price.trade + mean, list=price.list + mean, parts=parts) if mean else price
+
+
+def kept_more_h(
+    cloud: Cloud, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
+) -> dict[int, float]:
+    """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
+    differ. Raises RentError where there is a budget and the cloud does not tell.
+    """
+    own = settings.rental
+    usual = (own.disk_category, disks.data_gib(own, snapshot), own.data_level)
+    found = {}
+    for k, disk in kept.items():
+        its = (disk.category, disk.size_gib, disk.performance_level)
+        if its == usual:
+            continue
+        prices = [cloud.disk_price_month(*kind, disk.zone_id) for kind in (its, usual)]
+        if None in prices and own.budget:
+            raise RentError(
+                f"{own.key('budget')}: the cloud tells no price of te{k}'s kept disk {disk.disk_id} "
+                f"({disk.size_gib} GiB): nobody knows whether it is enough; budget = 0 goes on without one"
+            )
+        its_month, usual_month = (price.trade if price else 0.0 for price in prices)
+        found[k] = (its_month - usual_month) / HOURS_A_MONTH
+    return found
+
+
+def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Machines that lost the tag of their price, or never had one, with what the cloud asks for such a one today: a
+    machine without a price is not one without a cost. Raises CloudError where the cloud does not tell.
+    """
+    asked: dict[tuple[str, str, bool], Price] = {}
+
+    def told(each: Instance) -> Instance:
+        if tags.price_h(each.tags) is not None:
+            return each
+        key = (each.instance_type, each.zone_id, each.is_spot)
+        if key not in asked:
+            one = offers.one_machine(settings, each.zone_id, each.instance_type, Image("", 0))
+            asked[key] = cloud.price(replace(one, is_spot=each.is_spot, price_limit=each.price_limit))
+        most_h = asked[key].list if each.is_spot else 0
+        return replace(each, tags={**tags.of_machines(settings.name, asked[key], most_h), **each.tags})
+
+    return tuple(told(each) for each in instances)

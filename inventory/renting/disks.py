@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind, RentError
-from inventory.cloud.values import Disk, Instance, Snapshot
-from inventory.renting import members, order, owners, tags
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Disk, Instance, NewDisk, Snapshot
+from inventory.rental_settings import Rental
+from inventory.renting import members, owners, tags
 from inventory.renting.intents import DISK, Intents
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
-
+from inventory.settings import Settings
 
 Report = Callable[[str], None]
 LISTED_S = 60.0
 """How long a disk that was ordered with its machine may stay out of the lists."""
 NEW = timedelta(minutes=10)
+
+
+def is_apart(settings: Rental, snapshot: Snapshot | None) -> bool:
+    """Whether data disks must be made by themselves: with a machine they get exactly the snapshot's size."""
+    return snapshot is not None and settings.data_disk_gib > snapshot.disk_gib
+
+
+def data_gib(settings: Rental, snapshot: Snapshot | None) -> int:
+    """How large a node's data disk becomes: as configured, and never smaller than the snapshot it is made from."""
+    return max(settings.data_disk_gib, snapshot.disk_gib if snapshot else 0)
+
+
+def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
+    """A node's data disk: blank, or the snapshot's content. `apart`: made by itself, so of any size."""
+    size = settings.data_disk_gib
+    if snapshot is not None:
+        size = data_gib(settings, snapshot) if apart else 0
+    source = snapshot.snapshot_id if snapshot else ""
+    return NewDisk(settings.disk_category, size, settings.data_level, source, not apart, name)
+
+
+def is_kept(settings: Rental, number: int, head: int) -> bool:
+    """Whether a node's data disk is to outlive its machine."""
+    return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == head)
+
+
+def staying(
+    settings: Rental, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
+) -> tuple[int, ...]:
+    """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
+    priced = (settings.disk_category, data_gib(settings, snapshot))
+    other = {k for k, disk in kept.items() if (disk.category, disk.size_gib) != priced}
+    return tuple(k for k in numbers if (k in kept or is_kept(settings, k, head)) and k not in other)
+
+
+def waiting_for(disks: Sequence[Disk], numbers: Collection[int], zone_id: str = "") -> dict[int, Disk]:
+    """The disk that waits for each of the nodes: of that node, attached to none; of several the newest."""
+    found: dict[int, Disk] = {}
+    for disk in sorted(disks, key=lambda d: (d.created, d.disk_id)):
+        k = members.disk_number(disk)
+        waits = disk.kind == "data" and not disk.instance_id and disk.status == "Available"
+        if k is not None and k in numbers and waits and zone_id in ("", disk.zone_id):
+            found[k] = disk
+    return found
 
 
 def keep_disk(cloud: Cloud, k: int, disk: Disk) -> bool:
@@ -66,7 +107,7 @@ class DiskKeeper:
         disks = self._listed([each for _, each in numbered])
         head = min((k for k, _ in numbered), default=0)
         for k, each in numbered:
-            keep = order.is_kept(self.settings.rental, k, head)
+            keep = is_kept(self.settings.rental, k, head)
             disk = members.data_disk(each, disks)
             if disk is None:
                 self._give(k, each, disks, keep)
@@ -75,7 +116,7 @@ class DiskKeeper:
 
     def _give(self, k: int, each: Instance, disks: Sequence[Disk], keep: bool) -> None:
         """Attach the disk that waits for a machine, else a new one; what was kept once stays so."""
-        waiting = order.kept_for(disks, {k}, each.zone_id).get(k)
+        waiting = waiting_for(disks, {k}, each.zone_id).get(k)
         if waiting:
             self.report(f"te{k} gets its disk {waiting.disk_id} ({waiting.size_gib} GiB)")
         disk_id = waiting.disk_id if waiting else self._made(k, each)
@@ -110,7 +151,7 @@ class DiskKeeper:
 
     def _made(self, k: int, each: Instance) -> str:
         name = members.disk_name(self.settings.name, k)
-        wanted = order.new_disk(self.settings.rental, self.snapshot, name, apart=True)
+        wanted = new_disk(self.settings.rental, self.snapshot, name, apart=True)
         own = tags.of_cluster(self.settings.name) | owners.own_tag(self.settings)
         own |= {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
         key = f"{DISK} te{k}"
@@ -134,7 +175,7 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
     for k in sorted(numbers):
         own = [d for d in disks if d.kind == "data" and _number(d, there) == k]
         for disk in own:
-            if _is_held(disk):
+            if _is_still_attached(disk):
                 raise RentError(
                     f"te{k} is being taken back, and its disk {disk.disk_id} ({disk.size_gib} GiB) is free when it is "
                     "gone: run the same command again in 5 minutes. A new machine now would get another disk"
@@ -152,7 +193,7 @@ def _number(disk: Disk, there: dict[str, Instance]) -> int | None:
     return members.disk_number(disk) or (members.number(owner) if owner else None)
 
 
-def _is_held(disk: Disk) -> bool:
+def _is_still_attached(disk: Disk) -> bool:
     """Whether a disk outlives the machine that has it, and is not free yet. Asked of disks of missing machines."""
     return disk.status == "Detaching" or bool(disk.instance_id and not disk.delete_with_instance)
 

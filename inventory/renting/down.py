@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import keys, ledger, making, members, owners, tags
-from inventory.renting.intents import Intents, settle
-from inventory.renting.places import ClusterPlaces
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
+from inventory.renting import cost, keys, members, owners, tags
+from inventory.renting.intents import DELETION, Intents, settle
+from inventory.renting.ledger import Entry, Ledger
+from inventory.settings import Settings
 
 Report = Callable[[str], None]
 GONE_S = 120.0
@@ -35,7 +32,7 @@ class DownPlan:
     disk_months: Mapping[str, float] = field(default_factory=dict)
     """What a kept disk costs a month, by its id, where the cloud tells."""
     notes: tuple[str, ...] = ()
-    elsewhere: tuple[ledger.Entry, ...] = ()
+    elsewhere: tuple[Entry, ...] = ()
     """What was left in other regions or accounts, which this look does not reach."""
 
     @property
@@ -66,7 +63,7 @@ def plan_down(cloud: Cloud, settings: Settings, disks: bool, anyway: bool = Fals
     but for `others`.
     """
     own = tags.of_cluster(settings.name)
-    notes = settle(cloud, Intents(ClusterPlaces.of(settings.name).intents))
+    notes = settle(cloud, Intents.of(settings))
     machines = members.members(_there(cloud, settings))
     owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
@@ -76,14 +73,10 @@ def plan_down(cloud: Cloud, settings: Settings, disks: bool, anyway: bool = Fals
     lost = [i.instance_id for i in machines if not own.items() <= i.tags.items()]
     if lost:
         notes += (f"{', '.join(lost)} have lost the tag {CLUSTER_TAG}; they were of this cluster",)
-    months = {}
-    for disk in kept:
-        price = cloud.disk_price_month(disk.category, disk.size_gib, disk.performance_level, disk.zone_id)
-        if price is not None:
-            months[disk.disk_id] = price.trade
+    months = cost.disk_months(cloud, kept)
     ours = owners.own_pairs(settings)
     pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
-    left = ledger.elsewhere(ledger.read(ClusterPlaces.of(settings.name).ledger), ledger.here(cloud), cloud.now())
+    left = Ledger.of(cloud, settings).elsewhere(cloud.now())
     return DownPlan(machines, going, pairs, kept, snapshots, months, notes, left)
 
 
@@ -105,31 +98,42 @@ def _there(cloud: Cloud, settings: Settings) -> tuple[Instance, ...]:
     another cluster's tag: it was given to that one."""
     if found := cloud.instances(tags=tags.of_cluster(settings.name)):
         return found
-    known, here = ledger.read(ClusterPlaces.of(settings.name).ledger).values(), ledger.here(cloud)
-    open_here = [e for e in known if e.ended is None and e.kind == ledger.MACHINE and here.has(e)]
-    seen = cloud.instances(ids=[entry.instance_id for entry in open_here])
+    seen = cloud.instances(ids=Ledger.of(cloud, settings).left_here())
     return tuple(each for each in seen if each.tags.get(CLUSTER_TAG, settings.name) == settings.name)
 
 
-def carry_out_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
+def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
     """Delete what the plan names and see that nothing else is left. Raises RentError where another command is at
     work, CloudError naming what is left. May be called again after any interruption.
     """
-    places = ClusterPlaces.of(settings.name)
-    intents = Intents(places.intents)
+    intents = Intents.of(settings)
     with intents.alone():
         there = _there(cloud, settings)
-        here = ledger.here(cloud)
-        ledger.record(places.ledger, there, cloud.now(), here)
+        ledger = Ledger.of(cloud, settings)
+        ledger.record(there, cloud.now())
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there if i.instance_id in named]
         if going:
             report(f"deleting {len(going)} machines")
-            making.remove(cloud, going, intents)
-        ledger.record(places.ledger, [i for i in there if i.instance_id not in named], cloud.now(), here)
+            remove(cloud, going, intents)
+        ledger.record([i for i in there if i.instance_id not in named], cloud.now())
         _delete_disks(cloud, settings, plan, report)
-        ledger.record_kept(places.ledger, plan.kept, plan.snapshots, cloud.now(), here)
-        _forget_access(cloud, places, plan.key_pairs)
+        ledger.record_kept(plan.kept, plan.snapshots, cloud.now())
+        _forget_access(cloud, settings, plan.key_pairs)
+
+
+def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
+    """Delete machines and wait until the cloud does not list them any more. Raises CloudError."""
+    for start in range(0, len(instance_ids), 100):
+        some = list(instance_ids[start : start + 100])
+        with intents.begun(f"{DELETION} {some[0]} x {len(some)}", some) as token:
+            cloud.delete(some, token)
+        intents.seen(some)
+    until = time.monotonic() + cloud.pace.limit_s(GONE_S)
+    while left := [i.instance_id for i in cloud.instances(ids=list(instance_ids))]:
+        if time.monotonic() > until:
+            raise CloudError(f"{', '.join(left)} are still there {GONE_S:g} s after they were deleted", Kind.WAIT)
+        time.sleep(cloud.pace.poll_s)
 
 
 def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
@@ -153,8 +157,8 @@ def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Repo
         time.sleep(cloud.pace.poll_s)
 
 
-def _forget_access(cloud: Cloud, places: ClusterPlaces, key_pairs: Sequence[str]) -> None:
+def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str]) -> None:
     """All host keys and key pairs: those too of machines that went by themselves."""
-    keys.forget(places, [line.split()[0] for line in keys.known(places).splitlines() if line.split()])
+    keys.forget(settings, [line.split()[0] for line in keys.known(settings).splitlines() if line.split()])
     for name in key_pairs:
         cloud.delete_key_pair(name)

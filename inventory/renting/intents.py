@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Cloud
 from inventory.renting import tags
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-
+from inventory.renting.state_files import StateFiles
+from inventory.settings import Settings
 
 REMEMBERED_S = 30 * 60
 """An intent older than this is not repeated: by then the cloud's own lists show what came of it, and how long it
@@ -64,11 +63,16 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+@dataclass(frozen=True)
 class Intents:
     """The pending intents of one cluster, in one file that only its owner can read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
+
+    @classmethod
+    def of(cls, settings: Settings) -> Intents:
+        """Those of the cluster of these settings."""
+        return cls(StateFiles.of(settings.name).intents)
 
     @contextmanager
     def begun(self, key: str, request: Any, count: int = 1) -> Iterator[str]:
@@ -103,68 +107,65 @@ class Intents:
             elif left != intent.ids:
                 self.answered(key, left)
 
-    def _change(self, key: str, change: Callable[[Intent], Intent]) -> None:
-        with self._edited():
-            pending = self._read()
-            if key in pending:
-                pending[key] = change(pending[key])
-                self._write(pending)
-
     def pending(self) -> dict[str, Intent]:
         """By key, what was begun and not ended."""
-        with self._edited(self.path.parent.is_dir()):
-            return self._read()
+        with self._edited() as pending:
+            return pending
 
     def forget(self, key: str) -> None:
         """Remove an intent, if it is there."""
-        with self._edited(self.path.parent.is_dir()):
-            pending = self._read()
-            if pending.pop(key, None):
-                self._write(pending)
+        self._change(key, lambda _: None)
+
+    def _change(self, key: str, change: Callable[[Intent], Intent | None]) -> None:
+        with self._edited() as pending:
+            if key not in pending:
+                return
+            if changed := change(pending[key]):
+                pending[key] = changed
+            else:
+                del pending[key]
+            self._write(pending)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the cluster for this process. Raises RentError at once where another one does."""
-        self._make_folder()
-        with _opened(self.path.with_suffix(".busy")) as descriptor:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self.path.with_suffix(".busy"), "a+b", opener=_private) as holder:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+                pid = os.pread(holder.fileno(), 32, 0).decode(errors="replace").strip() or "unknown"
                 raise RentError(
                     f"another fab is making or removing machines of this cluster (process {pid}); wait until it ends"
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            holder.truncate(0)
+            holder.write(f"{os.getpid()}\n".encode())
+            holder.flush()
             yield
 
     def _begin(self, key: str, wanted: str, count: int) -> str:
-        self._make_folder()
-        with self._edited():
-            pending = self._read()
-            known = pending.get(key)
-            if known and known.digest == wanted and 0 <= time.time() - known.at < REMEMBERED_S:
-                return known.token
-            pending[key] = Intent(key, uuid.uuid4().hex, wanted, time.time(), count)
-            self._write(pending)
-            return pending[key].token
-
-    def _make_folder(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._edited() as pending:
+            known = pending.get(key)
+            if not (known and known.digest == wanted and 0 <= time.time() - known.at < REMEMBERED_S):
+                known = pending[key] = Intent(key, uuid.uuid4().hex, wanted, time.time(), count)
+                self._write(pending)
+            return known.token
 
     @contextmanager
-    def _edited(self, exists: bool = True) -> Iterator[None]:
-        if not exists:
-            yield
+    def _edited(self) -> Iterator[dict[str, Intent]]:
+        """What is pending, which nobody else writes meanwhile."""
+        if not self.path.parent.is_dir():
+            yield {}
             return
-        with _opened(self.path.with_suffix(".lock")) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+        with open(self.path.with_suffix(".lock"), "a", opener=_private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self._read()
 
     def _read(self) -> dict[str, Intent]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            return {key: _intent(key, fields) for key, fields in content.items()}
+            return {k: Intent(k, **{**fields, "ids": tuple(fields.get("ids", ()))}) for k, fields in content.items()}
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError):
@@ -176,10 +177,10 @@ class Intents:
         content = {key: {k: v for k, v in vars(i).items() if k != "key"} for key, i in pending.items()}
         half = self.path.with_suffix(".half")
         try:
-            with _opened(half, os.O_TRUNC) as descriptor, open(descriptor, "wb", closefd=False) as file:
-                file.write(json.dumps(content, indent=1).encode())  # all of it: one os.write may be cut short
+            with open(half, "wb", opener=_private) as file:
+                file.write(json.dumps(content, indent=1).encode())
                 file.flush()
-                os.fsync(descriptor)
+                os.fsync(file.fileno())
         except OSError as error:
             half.unlink(missing_ok=True)
             raise RentError(
@@ -194,17 +195,8 @@ class Intents:
             os.close(folder)
 
 
-def _intent(key: str, fields: dict[str, Any]) -> Intent:
-    return Intent(key=key, **{**fields, "ids": tuple(fields.get("ids", ()))})
-
-
-@contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 MACHINES, DISK, DELETION = "machines", "disk", "deletion"

@@ -8,16 +8,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from inventory import hostkeys
 from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Cloud
 from inventory.renting import tags
-from inventory.renting.places import ClusterPlaces
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
+from inventory.renting.state_files import StateFiles
+from inventory.settings import Settings
 
 KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
@@ -31,13 +28,14 @@ def pair_name(cluster: str, public_key: str) -> str:
     return f"spotune-{cluster}-{digest[:12]}"
 
 
-def private_key(settings: Settings, places: ClusterPlaces, pair: str = "") -> Path:
+def private_key(settings: Settings, pair: str = "") -> Path:
     """The private key of a machine: the one its pair was made of, else the settings' own where the cloud
     takes it, else the cluster's."""
-    for key in (settings.ssh.key, places.own_key):
+    own_key = StateFiles.of(settings.name).own_key
+    for key in (settings.ssh.key, own_key):
         if pair and (told := public(key)) and pair_name(settings.name, told) == pair:
             return key
-    return settings.ssh.key if settings.ssh.key.is_file() and not _refused_kind(settings) else places.own_key
+    return settings.ssh.key if settings.ssh.key.is_file() and not _refused_kind(settings) else own_key
 
 
 def public(key: Path) -> str:
@@ -54,23 +52,23 @@ def _refused_kind(settings: Settings) -> str:
     return "" if kind in IMPORTED else kind
 
 
-def note(settings: Settings, places: ClusterPlaces) -> str:
+def note(settings: Settings) -> str:
     """A sentence where new machines are not reached with the settings' key; empty where they are."""
-    kind = _refused_kind(settings) if settings.ssh.key.is_file() else ""
+    kind, own_key = _refused_kind(settings) if settings.ssh.key.is_file() else "", StateFiles.of(settings.name).own_key
     if not kind:
         return ""
-    return f"the cloud takes no {kind} key, as {settings.ssh.key} is: new machines get the cluster's, {places.own_key}"
+    return f"the cloud takes no {kind} key, as {settings.ssh.key} is: new machines get the cluster's, {own_key}"
 
 
-def ensure_key(settings: Settings, places: ClusterPlaces) -> str:
+def ensure_key(settings: Settings) -> str:
     """The public key for new machines; where ssh.key does not exist or is of a kind the cloud does not
     take, one of the cluster's own is made, once.
 
     Raises RentError where the settings' key has no public half that can be read.
     """
-    key = private_key(settings, places)
+    key = private_key(settings)
     if not key.exists():
-        places.make()
+        StateFiles.of(settings.name).make()
         _make_key(key, f"spotune-{settings.name}")
     if told := public(key):
         return told
@@ -83,27 +81,23 @@ def _make_key(key: Path, comment: str) -> None:
     fresh = key.with_name(f".{key.name}.{secrets.token_hex(4)}")
     halves = (fresh.with_name(f"{fresh.name}.pub"), key.with_name(f"{key.name}.pub")), (fresh, key)
     try:
-        _ssh_keygen("-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(fresh))
+        argv = ["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(fresh)]
+        subprocess.run(argv, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if not key.exists():  # another command may have been faster
             for made, place in halves:
                 made.replace(place)
+    except FileNotFoundError:
+        raise RentError("there is no ssh-keygen here; it comes with the OpenSSH client") from None
+    except subprocess.CalledProcessError as error:
+        raise RentError(f"ssh-keygen made no key: {error.stderr.strip() or error.stdout.strip()}") from None
     finally:
         for made, _ in halves:
             made.unlink(missing_ok=True)
 
 
-def _ssh_keygen(*argv: str) -> None:
-    try:
-        subprocess.run(["ssh-keygen", *argv], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise RentError("there is no ssh-keygen here; it comes with the OpenSSH client") from None
-    except subprocess.CalledProcessError as error:
-        raise RentError(f"ssh-keygen made no key: {error.stderr.strip() or error.stdout.strip()}") from None
-
-
-def ensure_pair(cloud: Cloud, settings: Settings, places: ClusterPlaces) -> str:
+def ensure_pair(cloud: Cloud, settings: Settings) -> str:
     """The name of the key pair new machines are given; imported where the cloud does not have it."""
-    public_key = ensure_key(settings, places)
+    public_key = ensure_key(settings)
     name = pair_name(settings.name, public_key)
     if not cloud.key_pairs(name):
         cloud.import_key_pair(name, public_key, tags.of_cluster(settings.name))
@@ -136,32 +130,33 @@ def asked(cloud: Cloud, instance_id: str) -> tuple[hostkeys.HostKey, ...]:
     return found
 
 
-def pin_all(cloud: Cloud, places: ClusterPlaces, addresses: Mapping[str, str], *, again: bool = False) -> None:
+def pin_all(cloud: Cloud, settings: Settings, addresses: Mapping[str, str], *, again: bool = False) -> None:
     """Pin the host keys of machines (their addresses by id) whose address was another's, or none's, until now;
     `again`: of all. Raises CloudError.
     """
-    before = known(places)
+    before = known(settings)
     new = [each for each, address in addresses.items() if again or not is_pinned(before, address, each)]
     with ThreadPoolExecutor(max_workers=max(1, min(16, len(new)))) as pool:
         for each, found in zip(new, pool.map(lambda i: asked(cloud, i), new), strict=True):
-            pin(places, each, addresses[each], found)
+            pin(settings, each, addresses[each], found)
 
 
-def known(places: ClusterPlaces) -> str:
+def known(settings: Settings) -> str:
     """What the cluster's known_hosts says."""
-    return hostkeys.read(places.known_hosts)
+    return hostkeys.read(StateFiles.of(settings.name).known_hosts)
 
 
-def pin(places: ClusterPlaces, instance_id: str, address: str, found: Sequence[hostkeys.HostKey]) -> None:
+def pin(settings: Settings, instance_id: str, address: str, found: Sequence[hostkeys.HostKey]) -> None:
     """Write a machine's host keys down, before anything connects to it."""
-    places.make()
-    hostkeys.write(places.known_hosts, pinned(known(places), address, instance_id, found))
+    files = StateFiles.of(settings.name)
+    files.make()
+    hostkeys.write(files.known_hosts, pinned(known(settings), address, instance_id, found))
 
 
-def forget(places: ClusterPlaces, addresses: Sequence[str]) -> None:
+def forget(settings: Settings, addresses: Sequence[str]) -> None:
     """Drop the host keys at addresses whose machines are gone: they will be somebody else's."""
-    text = before = known(places)
+    text = before = known(settings)
     for address in filter(None, addresses):
         text = hostkeys.without_host(text, address)
     if text != before:
-        hostkeys.write(places.known_hosts, text)
+        hostkeys.write(StateFiles.of(settings.name).known_hosts, text)

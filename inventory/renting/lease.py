@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
-from inventory.cloud.port import Ability
-from inventory.renting import cost, disks, ledger, members, offers, tags
-from inventory.renting.places import ClusterPlaces
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.cloud.values import Disk, Instance
-    from inventory.settings import Settings
+from inventory.cloud.port import Ability, Cloud
+from inventory.cloud.values import Instance
+from inventory.renting import cost, disks, members, tags
+from inventory.renting.ledger import Ledger
+from inventory.settings import Settings
+from inventory.shown import clock
 
 Report = Callable[[str], None]
 Tell = Callable[[datetime], None]
@@ -60,12 +57,10 @@ def budget_end(
     budget = settings.rental.budget
     if not budget:
         return None
-    machines = offers.with_price_tags(cloud, settings, machines)
-    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
-    ledger.record(file, machines, now, here)
-    past = ledger.past(file, now, here)
+    machines = cost.with_price_tags(cloud, settings, machines)
+    past = Ledger.of(cloud, settings).record(machines, now)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
-    shares = cost.month_shares(own, loose_months(cloud, own), now)
+    shares = cost.month_shares(own, cost.disk_months(cloud, cost.loose(own)), now)
     told = tags.price_h if watched else tags.most_h
     price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
     return cost.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
@@ -78,16 +73,6 @@ def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Inst
     for each in machines:
         own = [p for p in by_type.get(each.instance_type, ()) if p.zone_id == each.zone_id]
         yield each, max(own, key=lambda p: p.at).price if own else 0.0
-
-
-def loose_months(cloud: Cloud, owned: Sequence[Disk]) -> dict[str, float]:
-    """The price a month of each disk that is attached to none, by its id; without those the cloud has no price for."""
-    found = {}
-    for disk in cost.loose(owned):
-        price = cloud.disk_price_month(disk.category, disk.size_gib, disk.performance_level, disk.zone_id)
-        if price is not None:
-            found[disk.disk_id] = price.trade
-    return found
 
 
 def extend(
@@ -111,22 +96,18 @@ def extend(
             cloud.set_release_time(each.instance_id, target)
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
-        report(f"the budget of {settings.rental.budget:g} a month ends at {_clock(latest)}: the machines go then")
+        report(f"the budget of {settings.rental.budget:g} a month ends at {clock(latest)}: the machines go then")
     return min(ends)
 
 
-def _clock(at: datetime) -> str:
-    return f"{at.astimezone():%Y-%m-%d %H:%M}"
-
-
 @contextmanager
-def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_S) -> Iterator[None]:
+def kept(settings: Settings, report: Report, tell: Tell) -> Iterator[None]:
     """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
     if not settings.is_rented:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_keep, args=(settings, report, tell, every_s, over), daemon=True)
+    thread = threading.Thread(target=_keep, args=(settings, report, tell, over), daemon=True)
     thread.start()
     try:
         yield
@@ -134,7 +115,7 @@ def kept(settings: Settings, report: Report, tell: Tell, every_s: float = EVERY_
         over.set()
 
 
-def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: threading.Event) -> None:
+def _keep(settings: Settings, report: Report, tell: Tell, over: threading.Event) -> None:
     said: set[str] = set()
 
     def once(what: str, line: str) -> None:
@@ -152,17 +133,11 @@ def _keep(settings: Settings, report: Report, tell: Tell, every_s: float, over: 
             if end is not None:
                 tell(end)
         except Exception as error:  # whatever it is: the next look may go well, and nobody else moves the time
-            once(_class_of(error), f"the machines' release time could not be {doing}: {_words(error)}")
-        if over.wait(every_s):
+            name = type(error).__name__
+            kind = f"{error.kind} {error.code}" if isinstance(error, CloudError) else name
+            once(kind, f"the machines' release time could not be {doing}: {str(error) or name}")
+        if over.wait(EVERY_S):
             return
-
-
-def _class_of(error: Exception) -> str:
-    return f"{error.kind} {error.code}" if isinstance(error, CloudError) else type(error).__name__
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell) -> None:
@@ -185,9 +160,9 @@ def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell)
 def _time_left(needed: timedelta, end: datetime, now: datetime) -> str:
     """What a run that is about to start is told about its time."""
     if needed and end - now > needed:
-        return f"the cloud releases the machines at {_clock(end)}"
+        return f"the cloud releases the machines at {clock(end)}"
     known = "this run is expected to take longer" if needed else "how long this run takes is not known"
     return (
-        f"{known}: it has until {_clock(end)}, when the cloud releases the machines, and saves and leaves some minutes "
+        f"{known}: it has until {clock(end)}, when the cloud releases the machines, and saves and leaves some minutes "
         "before; `fab up --hours N` gives it more"
     )

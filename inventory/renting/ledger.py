@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import tags
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
+from inventory.renting.state_files import StateFiles
+from inventory.settings import Settings
 
 MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
 
@@ -103,17 +103,6 @@ def changes(known: Mapping[str, Entry], seen: Iterable[Entry], now: datetime) ->
             yield replace(entry, ended=min(now, entry.release_at or now))
 
 
-def here(cloud: Cloud) -> Where:
-    """The place a cloud was opened for."""
-    return Where(cloud.region_id, cloud.account)
-
-
-def elsewhere(known: Mapping[str, Entry], here: Where, now: datetime) -> tuple[Entry, ...]:
-    """What was left where this look does not reach, and may be billed: all but machines whose time is over. Pure."""
-    left = [entry for entry in known.values() if entry.ended is None and not here.has(entry)]
-    return tuple(entry for entry in left if entry.release_at is None or entry.release_at > now)
-
-
 def _seen(instance: Instance, here: Where) -> Entry:
     return Entry(
         instance.instance_id,
@@ -141,35 +130,72 @@ def stays(disks: Sequence[Disk]) -> tuple[Disk, ...]:
     return tuple(d for d in disks if d.kind == "data" and not (d.instance_id and d.delete_with_instance))
 
 
-def read(file: Path) -> dict[str, Entry]:
-    """The entries of a file; none where there is no file."""
-    try:
-        return parsed(file.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        return {}
+@dataclass(frozen=True)
+class Ledger:
+    """A cluster's file, as it is read and written by who looks at the cloud from one place."""
+
+    file: Path
+    here: Where
+
+    @classmethod
+    def of(cls, cloud: Cloud, settings: Settings) -> Ledger:
+        """The ledger of a cluster; the cloud is asked once whose account it is."""
+        return cls(StateFiles.of(settings.name).ledger, Where(cloud.region_id, cloud.account))
+
+    def read(self) -> dict[str, Entry]:
+        """The entries by id; none where there is no file."""
+        try:
+            return parsed(self.file.read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return {}
+
+    def past(self, now: datetime) -> tuple[Entry, ...]:
+        """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
+        return tuple(each for e in self.read().values() if (each := self._over(e, now)).ended and each.kind == MACHINE)
+
+    def _over(self, entry: Entry, now: datetime) -> Entry:
+        elsewhere = not (entry.ended or self.here.has(entry))
+        return replace(entry, ended=entry.release_at) if elsewhere and _is_over(entry, now) else entry
+
+    def left_here(self) -> tuple[str, ...]:
+        """The ids of machines that were last seen here."""
+        open_here = (e for e in self.read().values() if e.ended is None and self.here.has(e))
+        return tuple(entry.instance_id for entry in open_here if entry.kind == MACHINE)
+
+    def elsewhere(self, now: datetime) -> tuple[Entry, ...]:
+        """What was left where this look does not reach, and may be billed: all but machines whose time is over."""
+        left = [e for e in self.read().values() if e.ended is None and not self.here.has(e)]
+        return tuple(entry for entry in left if not _is_over(entry, now))
+
+    def record(self, instances: Sequence[Instance], now: datetime) -> tuple[Entry, ...]:
+        """Write down which machines there are here; those that are gone by now, as `past`."""
+        self._write([_seen(each, self.here) for each in instances], (MACHINE,), now)
+        return self.past(now)
+
+    def record_kept(self, disks: Sequence[Disk], snapshots: Sequence[Snapshot] | None, now: datetime) -> None:
+        """Write down what goes on costing here when the machines are gone; None: not looked at."""
+        things: list[Disk | Snapshot] = [*stays(disks), *(snapshots or ())]
+        seen = [_kept(each, self.here) for each in things]
+        self._write(seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now)
+
+    def _write(self, seen: Sequence[Entry], kinds: Sequence[str], now: datetime) -> None:
+        known = self.read()
+        seen = [_completed(entry, known.get(entry.instance_id)) for entry in seen]
+        there = {entry.instance_id for entry in seen}
+        of_here = {
+            key: entry
+            for key, entry in known.items()
+            if entry.kind in kinds and self.here.has(entry) and (self.here.account or not entry.account or key in there)
+        }  # a look that does not know its account says nothing of what another account has
+        if new := tuple(changes(of_here, seen, now)):
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as out:
+                out.write("".join(line(entry) for entry in new))
 
 
-def past(file: Path, now: datetime, here: Where) -> tuple[Entry, ...]:
-    """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
-    over = [
-        replace(e, ended=e.release_at) if not (e.ended or here.has(e)) and e.release_at and e.release_at <= now else e
-        for e in read(file).values()
-    ]
-    return tuple(entry for entry in over if entry.ended and entry.kind == MACHINE)
-
-
-def record(file: Path, instances: Sequence[Instance], now: datetime, here: Where) -> None:
-    """Write into a ledger which machines there are here."""
-    _write(file, [_seen(each, here) for each in instances], (MACHINE,), now, here)
-
-
-def record_kept(
-    file: Path, disks: Sequence[Disk], snapshots: Sequence[Snapshot] | None, now: datetime, here: Where
-) -> None:
-    """Write into a ledger what goes on costing here when the machines are gone; None: not looked at."""
-    things: list[Disk | Snapshot] = [*stays(disks), *(snapshots or ())]
-    seen = [_kept(each, here) for each in things]
-    _write(file, seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now, here)
+def _is_over(entry: Entry, now: datetime) -> bool:
+    return entry.release_at is not None and entry.release_at <= now
 
 
 def _completed(entry: Entry, was: Entry | None) -> Entry:
@@ -178,19 +204,3 @@ def _completed(entry: Entry, was: Entry | None) -> Entry:
         return entry
     price = entry if entry.price_h else was
     return replace(entry, price_h=price.price_h, currency=price.currency, account=entry.account or was.account)
-
-
-def _write(file: Path, seen: Sequence[Entry], kinds: Sequence[str], now: datetime, here: Where) -> None:
-    known = read(file)
-    seen = [_completed(entry, known.get(entry.instance_id)) for entry in seen]
-    there = {entry.instance_id for entry in seen}
-    of_here = {
-        key: entry
-        for key, entry in known.items()
-        if entry.kind in kinds and here.has(entry) and (here.account or not entry.account or key in there)
-    }  # a look that does not know its account says nothing of what another account has
-    new = tuple(changes(of_here, seen, now))
-    if new:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as out:
-            out.write("".join(line(entry) for entry in new))

@@ -1,29 +1,97 @@
-"""Machines on their way: listed, running, with an address, answering ssh; or gone meanwhile."""
+"""Machines made as planned: ordered, running, with an address and their disks, answering ssh; or gone meanwhile."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance
 from inventory.nodes import Node
-from inventory.renting import members, tags
-from inventory.renting.intents import Intents
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
-
+from inventory.phases import Phases
+from inventory.renting import disks, down, keys, lease, members, network, owners, tags
+from inventory.renting.intents import Intents, settle_alone
+from inventory.renting.ledger import Ledger
+from inventory.renting.order import Orders
+from inventory.renting.plan import UpPlan, with_money
+from inventory.settings import Settings
 
 Report = Callable[[str], None]
 START_S = 600.0
 """How long machines may take until they run."""
-Reach = Callable[[Sequence[Node]], None]
 ANSWER_S = 180.0
 ASK_EVERY_S = 3.0
+
+
+def apply_plan(
+    cloud: Cloud, settings: Settings, plan: UpPlan, report: Report, phases: Phases | None = None
+) -> tuple[Instance, ...]:
+    """Make the plan so; the machines in rank order, all running, reachable, their host keys pinned.
+
+    May be called again after any interruption: what is there is asked of the cloud again. Raises RentError where
+    another command is at work, CloudError, SshError.
+    """
+    intents = Intents.of(settings)
+    phases, own = phases or Phases(), tags.of_cluster(settings.name)
+    with intents.alone():
+        for line in settle_alone(cloud, intents):
+            report(line)
+        orders, instances = Orders(cloud, settings, plan, intents, report), cloud.instances(tags=own)
+        if numbers := [k for k in members.missing(instances, plan.wish.nodes) if k in plan.numbers]:
+            # another command may have spent money since the plan was made
+            orders.plan = with_money(cloud, settings, plan, members.Existing(instances, cloud.disks(tags=own)))
+            with phases.phase("order"):
+                orders.place(numbers)
+        else:
+            _open_door(cloud, settings, report)
+        with phases.phase("boot"):
+            machines = running(cloud, settings, intents, report, orders.made)
+        if twice := members.made_twice(machines, orders.made):
+            report(f"another fab up made the same machines elsewhere: removing {', '.join(twice)} of this one again")
+            down.remove(cloud, twice, intents)
+            machines = running(cloud, settings, intents, report)
+        if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
+            names = ", ".join(f"te{k}" for k in wanting)
+            raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
+        ledger = Ledger.of(cloud, settings)
+        ledger.record(machines, cloud.now())
+        with naming_gone(cloud, machines):
+            _release_later(cloud, machines, plan)
+            with phases.phase("disks"):
+                disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
+            addresses = {i.instance_id: members.address(settings, i) for i in machines}
+            with phases.phase("host keys"):
+                keys.pin_all(cloud, settings, addresses)
+            owned = cloud.disks(tags=own)
+            if plan.wish.others:
+                owners.take_over(cloud, settings, machines, owned)
+            ledger.record_kept(owned, None, cloud.now())
+            nodes = members.as_nodes(settings, machines, owned)
+            with phases.phase("ssh answers"):
+                reached(nodes, lambda: keys.pin_all(cloud, settings, addresses, again=True))
+        there = cloud.instances(ids=[i.instance_id for i in machines])
+        refuse_gone(machines, there)
+        return members.members(there)
+
+
+def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:
+    """ssh from where this machine is now: machines that stand were opened to where it was when they were made."""
+    sources = network.ssh_sources(settings)
+    for group in cloud.security_groups(tags=tags.of_cluster(settings.name)):
+        for line in network.ensure_rules(cloud, group.security_group_id, sources):
+            report(line)
+
+
+def _release_later(cloud: Cloud, machines: Sequence[Instance], plan: UpPlan) -> None:
+    """A look moves nothing; but no machine is left that the cloud would never release."""
+    for each in machines if plan.releases else ():
+        if each.release_at and not (plan.numbers or plan.wish.extend):
+            continue
+        target = lease.next_release(cloud.now(), each.release_at, plan.release_at, None)
+        if target is not None:
+            cloud.set_release_time(each.instance_id, target)
 
 
 def running(
@@ -46,10 +114,15 @@ def running(
         if machines and not waiting and not unseen:
             return machines
         if unseen and time.monotonic() > listed_until and not cloud.instances(ids=sorted(unseen)):
-            raise CloudError(_unlisted(unseen), Kind.PASSING)
+            raise CloudError(
+                f"{', '.join(sorted(unseen))} were ordered and are in no list: they were taken back, or the cloud "
+                "lists them late; run the same command again, it looks for them first",
+                Kind.PASSING,
+            )
         if time.monotonic() > until:
             names = [f"{i.name} is {i.status}" for i in waiting] or [*sorted(unseen), "no machine is listed"][:1]
-            raise CloudError(_late(names), Kind.WAIT)
+            late = f"not ready after {START_S:g} s: {', '.join(names)}; `fab up` goes on, `fab down` removes"
+            raise CloudError(late, Kind.WAIT)
         time.sleep(cloud.pace.poll_s)
 
 
@@ -68,31 +141,35 @@ def _start(cloud: Cloud, machines: Sequence[Instance], started: set[str], report
         report(f"starting {each.name}")
 
 
-def _unlisted(ids: Collection[str]) -> str:
-    return (
-        f"{', '.join(sorted(ids))} were ordered and are in no list: they were taken back, or the cloud lists them "
-        "late; run the same command again, it looks for them first"
-    )
+def reached(nodes: Sequence[Node], pin_again: Callable[[], None]) -> None:
+    """Return when every node answers ssh with the host key that is pinned; where one shows another, the cloud is asked
+    once more which it has (`pin_again`). Raises the SshError of one that does not answer."""
+    from inventory import ssh
+
+    try:
+        _answering(nodes)
+    except ssh.SshError as error:
+        if not _is_other_key(error):
+            raise
+        pin_again()
+        _answering(nodes)
 
 
-def _late(names: Sequence[str]) -> str:
-    return f"not ready after {START_S:g} s: {', '.join(names)}; `fab up` goes on, `fab down` removes"
+def _answering(nodes: Sequence[Node]) -> None:
+    from inventory import ssh
 
-
-def with_new_keys(reach: Reach, pin_again: Callable[[], None]) -> Reach:
-    """`reach`; where a node shows another host key than is pinned, the cloud is asked once more which it has."""
-    from inventory.ssh import SshError
-
-    def reached(nodes: Sequence[Node]) -> None:
-        try:
-            reach(nodes)
-        except SshError as error:
-            if not _is_other_key(error):
-                raise
-            pin_again()
-            reach(nodes)
-
-    return reached
+    until = time.monotonic() + ANSWER_S
+    while True:
+        answers = ssh.on_all(nodes, lambda node: ssh.ask(node, "true"))
+        failed = {node: error for node in nodes if isinstance(error := answers[node.name], Exception)}
+        if not failed:
+            return
+        if other := [error for error in failed.values() if _is_other_key(error)]:
+            raise other[0]  # waiting does not mend it
+        nodes = tuple(failed)
+        if time.monotonic() > until:
+            raise failed[nodes[0]]
+        time.sleep(ASK_EVERY_S)
 
 
 def _is_other_key(error: BaseException) -> bool:
@@ -100,24 +177,6 @@ def _is_other_key(error: BaseException) -> bool:
     import paramiko
 
     return isinstance(error.__cause__, paramiko.BadHostKeyException)
-
-
-def by_ssh(nodes: Sequence[Node]) -> None:
-    """Return when every node answers ssh with the host key that is pinned. Raises the SshError of one that does not."""
-    from inventory import ssh
-
-    until = time.monotonic() + ANSWER_S
-    while True:
-        answers = ssh.on_all(nodes, lambda node: ssh.ask(node, "true"))
-        failed = [error for node in nodes if isinstance(error := answers[node.name], Exception)]
-        nodes = [node for node in nodes if isinstance(answers[node.name], Exception)]
-        if not nodes:
-            return
-        if other := [error for error in failed if _is_other_key(error)]:
-            raise other[0]  # waiting does not mend it
-        if time.monotonic() > until:
-            raise failed[0]
-        time.sleep(ASK_EVERY_S)
 
 
 @contextmanager

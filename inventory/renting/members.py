@@ -1,27 +1,40 @@
-"""The machines of a cluster: their numbers, names and ranks. Pure but for `rented_nodes`, which asks the cloud."""
+"""The machines of a cluster: their numbers, names and ranks. Pure but for `existing` and
+`rented_nodes`, which ask the cloud."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance
 from inventory.nodes import Node
 from inventory.renting import keys, tags
-from inventory.renting.places import ClusterPlaces
+from inventory.renting.state_files import StateFiles
 from inventory.setting_types import SettingsError
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
+from inventory.settings import Settings
 
 NAMELESS = 10**6
 """Comes after every number."""
 SSH_PORT = 22
 USER = "root"
+
+
+@dataclass(frozen=True)
+class Existing:
+    """What the cloud has of a cluster."""
+
+    instances: tuple[Instance, ...]
+    """In the order of their ranks."""
+    disks: tuple[Disk, ...]
+
+
+def existing(cloud: Cloud, settings: Settings) -> Existing:
+    """The cluster's machines and disks, as the cloud's tags say. Raises CloudError."""
+    own = tags.of_cluster(settings.name)
+    return Existing(members(cloud.instances(tags=own)), cloud.disks(tags=own))
 
 
 def so_many(count: int) -> str:
@@ -133,7 +146,7 @@ def data_disk(instance: Instance, disks: Sequence[Disk]) -> Disk | None:
 
 def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> tuple[Node, ...]:
     """Machines as the rest of spotune sees them, in rank order."""
-    places = ClusterPlaces.of(settings.name)
+    known_hosts = StateFiles.of(settings.name).known_hosts
     ordered = members(instances)
     return tuple(
         Node(
@@ -143,8 +156,8 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
             private_address=each.private_address,
             user=USER,
             port=SSH_PORT,
-            key=keys.private_key(settings, places, each.key_pair),
-            known_hosts=places.known_hosts,
+            key=keys.private_key(settings, each.key_pair),
+            known_hosts=known_hosts,
             gpus=each.gpus,
             disk_serial=disk.serial if (disk := data_disk(each, disks)) else None,
             price_h=tags.price_h(each.tags),

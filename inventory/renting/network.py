@@ -1,19 +1,26 @@
-"""The network machines are put into: one VPC, and a switch in each zone where there are machines. Free of charge."""
+"""The network machines are put into, and who reaches them: one VPC, a switch in each zone where there are machines,
+and a security group that lets in ssh from here, and the machines among themselves. All of it is free of charge."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+import re
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from inventory.cloud.errors import RentError
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Rule, Subnet, Vpc
+from inventory.renting import tags
 from inventory.renting.intents import Intents
+from inventory.settings import Settings
 
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.cloud.values import Subnet, Vpc
-    from inventory.settings import Settings
-
+Network = TypeVar("Network", Vpc, Subnet)
 NAME = "spotune"
 CIDR = "172.16.0.0/12"
 SWITCH_PREFIX = 20
@@ -45,23 +52,24 @@ def chosen(vpcs: Sequence[Vpc], wanted: str, key: str) -> Vpc | None:
 def ensure_vpc(cloud: Cloud, settings: Settings, intents: Intents) -> Vpc:
     """The VPC, made where it is spotune's own and not there yet."""
     vpc = chosen(cloud.vpcs(), settings.rental.vpc, settings.rental.key("vpc"))
-    if vpc is not None:
-        intents.forget("vpc")  # of a call that was cut off
-    if vpc is not None and vpc.status == "Available":
-        return vpc
     if vpc is None:
         with intents.begun("vpc", [cloud.region_id, NAME, CIDR]) as token:
             vpc_id = cloud.create_vpc(NAME, CIDR, token)
     else:
+        intents.forget("vpc")  # of a call that was cut off
         vpc_id = vpc.vpc_id
-    return _ready(cloud, vpc_id)
+        if vpc.status == "Available":
+            return vpc
+    return _available(cloud, cloud.vpcs, lambda vpc: vpc.vpc_id == vpc_id, f"the VPC {vpc_id}")
 
 
-def _ready(cloud: Cloud, vpc_id: str) -> Vpc:
-    def look() -> Vpc | None:
-        return next((v for v in cloud.vpcs() if v.vpc_id == vpc_id and v.status == "Available"), None)
+def _available(
+    cloud: Cloud, look: Callable[[], Sequence[Network]], is_it: Callable[[Network], bool], what: str
+) -> Network:
+    def ready() -> Network | None:
+        return next((each for each in look() if is_it(each) and each.status == "Available"), None)
 
-    return cloud.pace.until(look, f"the VPC {vpc_id} is not Available", cloud.pace.limit_s(READY_S))
+    return cloud.pace.until(ready, f"{what} is not Available", cloud.pace.limit_s(READY_S))
 
 
 def ensure_subnet(cloud: Cloud, settings: Settings, vpc: Vpc, zone_id: str, intents: Intents) -> str:
@@ -79,12 +87,143 @@ def ensure_subnet(cloud: Cloud, settings: Settings, vpc: Vpc, zone_id: str, inte
         cidr = free_network(vpc.cidr, [s.cidr for s in switches], settings.rental.key("vpc"))
         with intents.begun(key, [vpc.vpc_id, zone_id, cidr]) as token:
             switch_id = cloud.create_subnet(vpc.vpc_id, zone_id, cidr, f"{NAME}-{zone_id}", token)
-    return _switch_ready(cloud, vpc.vpc_id, switch_id).subnet_id
+    made = _available(
+        cloud, lambda: cloud.subnets(vpc.vpc_id), lambda s: s.subnet_id == switch_id, f"the vSwitch {switch_id}"
+    )
+    return made.subnet_id
 
 
-def _switch_ready(cloud: Cloud, vpc_id: str, switch_id: str) -> Subnet:
-    def look() -> Subnet | None:
-        there = cloud.subnets(vpc_id)
-        return next((s for s in there if s.subnet_id == switch_id and s.status == "Available"), None)
+SSH = "22/22"
+DESCRIPTION = "spotune ssh"
+"""Marks the rules that are ours to take back."""
 
-    return cloud.pace.until(look, f"the vSwitch {switch_id} is not Available", cloud.pace.limit_s(READY_S))
+
+@dataclass(frozen=True)
+class RuleChanges:
+    """How a group's rules differ from what they should be."""
+
+    add: tuple[Rule, ...]
+    revoke: tuple[Rule, ...]
+    foreign: tuple[Rule, ...]
+    """Made by somebody else: they stay, and are said."""
+
+
+def networks(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Addresses and networks in CIDR notation. Pure."""
+    return tuple(sorted({str(IPv4Network(each, strict=False)) for each in addresses}))
+
+
+def rule_changes(rules: Sequence[Rule], ssh_from: Sequence[str]) -> RuleChanges:
+    """ssh from exactly these networks; addresses that are no longer ours are taken back. Pure.
+
+    Nothing is said of the group's own machines: those of a normal group reach each other by default.
+    """
+    wanted = networks(ssh_from)
+    there = {_cidr(r.source) for r in rules if _is_ssh(r)}
+    ours = [r for r in rules if r.description == DESCRIPTION]
+    return RuleChanges(
+        add=tuple(Rule("tcp", SSH, cidr, description=DESCRIPTION) for cidr in wanted if cidr not in there),
+        revoke=tuple(r for r in ours if not (_is_ssh(r) and _cidr(r.source) in wanted)),
+        foreign=tuple(r for r in rules if r not in ours and not (_is_ssh(r) and _cidr(r.source) in wanted)),
+    )
+
+
+def _is_ssh(rule: Rule) -> bool:
+    return rule.protocol.lower() == "tcp" and rule.ports == SSH
+
+
+def _cidr(source: str) -> str:
+    try:
+        return str(IPv4Network(source, strict=False))
+    except ValueError:
+        return source
+
+
+def ssh_sources(settings: Settings) -> tuple[str, ...]:
+    """Where ssh may come from, in CIDR notation. Raises RentError where it cannot be found out."""
+    own = settings.rental
+    if own.ssh_from:
+        return networks(own.ssh_from)
+    if settings.on_this_machine:  # the hosts see us as their gateway
+        return networks([str(IPv4Network(settings.local.subnet)[1])])
+    return networks([public_address(own.key("ssh_from"))])
+
+
+def ensure_group(cloud: Cloud, settings: Settings, vpc_id: str, intents: Intents) -> str:
+    """The cluster's security group in a VPC; made where there is none."""
+    own = tags.of_cluster(settings.name)
+    groups = cloud.security_groups(tags=own, vpc_id=vpc_id)
+    key = f"security group {vpc_id}"
+    if groups:
+        intents.forget(key)  # of a call that was cut off
+        return min(group.security_group_id for group in groups)
+    name = f"{NAME}-{settings.name}"
+    with intents.begun(key, [vpc_id, name]) as token:
+        return cloud.create_security_group(vpc_id, name, own, token)
+
+
+def ensure_rules(cloud: Cloud, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
+    """Bring a group's rules to what they should be; what was done and found, a sentence each."""
+    changes = rule_changes(cloud.rules(group_id), ssh_from)
+    said = []
+    for rule in changes.add:
+        cloud.allow(group_id, rule)
+        said.append(f"ssh is open to {rule.source}")
+    for rule in changes.revoke:
+        cloud.revoke(group_id, rule)
+        said.append(f"ssh is no longer open to {rule.source}")
+    for rule in changes.foreign:
+        said.append(f"{group_id} also lets in {rule.protocol} {rule.ports} from {rule.source}; that rule is not ours")
+    return tuple(said)
+
+
+SERVICES = (
+    "https://checkip.amazonaws.com",
+    "https://api.ipify.org",
+    "https://4.ipw.cn",
+    "https://myip.ipip.net",
+)
+"""The last two answer from within China. Two of all must agree: a single one could open the door to itself."""
+TIMEOUT_S = 5
+LONGEST = 1000
+
+
+def agreed(answers: Sequence[str], key: str) -> str:
+    """The public IPv4 address most answers name, two at least. Pure. `key`: the setting that spares the question.
+
+    Raises RentError: none answered, or they saw different ones (a VPN for some of the ways out).
+    """
+    seen = Counter(address for answer in answers if (address := _address(answer)))
+    best = seen.most_common(2)
+    if best and best[0][1] >= 2 and (len(best) == 1 or best[0][1] > best[1][1]):
+        return best[0][0]
+    saw = f"they saw {', '.join(sorted(seen))}" if seen else "no service told it"
+    raise RentError(f'which address this machine is seen from is not clear ({saw}); set {key} = ["ADDRESS"]')
+
+
+def _address(answer: str) -> str | None:
+    for text in re.findall(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", answer):
+        try:
+            address = ipaddress.IPv4Address(text)
+        except ValueError:
+            continue
+        if address.is_global:
+            return str(address)
+    return None
+
+
+def public_address(key: str) -> str:
+    """This machine's public IPv4 address. Raises RentError where two services do not agree on one."""
+    with ThreadPoolExecutor(max_workers=len(SERVICES)) as pool:
+        return agreed(tuple(pool.map(_ask, SERVICES)), key)
+
+
+def _ask(url: str) -> str:
+    # Not through a proxy: ssh does not go through it either, so its address would be the wrong one.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers={"User-Agent": "curl/8"})  # others get a page of HTML
+    try:
+        with direct.open(request, timeout=TIMEOUT_S) as answer:
+            return str(answer.read(LONGEST).decode("utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return ""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from inventory.cloud.errors import CloudError, Kind, RentError
-from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, InstanceType, Price, SpotAdvice, SpotPrice, Stock
-from inventory.renting import order, tags
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.cloud.values import Disk, Image, Instance, Snapshot
-    from inventory.settings import Settings
-
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import (
+    Image,
+    InstanceType,
+    MachineRequest,
+    NewDisk,
+    Price,
+    Snapshot,
+    SpotAdvice,
+    SpotPrice,
+    Stock,
+)
+from inventory.rental_settings import Rental
+from inventory.renting import disks, members, tags
+from inventory.settings import Settings
 
 NO_STOCK = "no stock"
 
@@ -42,6 +49,10 @@ class Offer:
     reason: str = ""
     """Why it comes last."""
 
+    @property
+    def words(self) -> str:
+        return f"{self.instance_type} in {self.zone_id}"
+
 
 @dataclass(frozen=True)
 class Market:
@@ -50,19 +61,6 @@ class Market:
     stock: tuple[Stock, ...]
     prices: tuple[SpotPrice, ...] = ()
     advice: tuple[SpotAdvice, ...] = ()
-
-
-@dataclass(frozen=True)
-class Preference:
-    """What the user wants and what is there already."""
-
-    types: tuple[str, ...]
-    zones: tuple[str, ...] = ()
-    """Configured ones, in order; empty: all there are."""
-    home: str = ""
-    """The zone of kept disks or of the machines there are."""
-    same_type: str = ""
-    """The type of the machines there are."""
 
 
 def price_range(prices: Sequence[SpotPrice], instance_type: str, zone_id: str) -> Range | None:
@@ -74,16 +72,30 @@ def price_range(prices: Sequence[SpotPrice], instance_type: str, zone_id: str) -
     return Range(min(values), statistics.median(values), max(values), values[-1])
 
 
-def ranked(wanted: Preference, market: Market) -> tuple[Offer, ...]:
-    """All offers, best first: those in stock; where the disks are; the types in their order; then zones.
+def ranked(own: Rental, market: Market, home: str = "", same_type: str = "") -> tuple[Offer, ...]:
+    """All offers, best first: those in stock; in the zone of the disks or machines there are (`home`); of those
+    machines' type; the types in their order; then zones.
 
     Zones come in their configured order, else cheapest first and of equally cheap ones the least reclaimed.
     """
     known = {(s.instance_type, s.zone_id): s.in_stock for s in market.stock}
-    zones = wanted.zones or tuple(sorted({s.zone_id for s in market.stock}))
-    pairs = [(kind, zone) for kind in wanted.types for zone in zones if (kind, zone) in known]
+    zones = own.zones or tuple(sorted({s.zone_id for s in market.stock}))
+    pairs = [(kind, zone) for kind in own.types for zone in zones if (kind, zone) in known]
     offers = [_offer(kind, zone, known[kind, zone], market) for kind, zone in pairs]
-    return tuple(sorted(offers, key=lambda offer: _order(offer, wanted)))
+
+    def order(offer: Offer) -> tuple[float | str | bool, ...]:
+        return (
+            not offer.in_stock,
+            offer.zone_id != home,
+            offer.instance_type != same_type,
+            own.types.index(offer.instance_type),
+            own.zones.index(offer.zone_id) if own.zones else 0,
+            offer.spot.last if offer.spot else float("inf"),
+            offer.advice.interruption_rate_percent if offer.advice else 100.0,
+            offer.zone_id,
+        )
+
+    return tuple(sorted(offers, key=order))
 
 
 def _offer(kind: str, zone: str, in_stock: bool, market: Market) -> Offer:
@@ -92,27 +104,11 @@ def _offer(kind: str, zone: str, in_stock: bool, market: Market) -> Offer:
     return Offer(kind, zone, in_stock, spot, advice, "" if in_stock else NO_STOCK)
 
 
-def _order(offer: Offer, wanted: Preference) -> tuple[float | str | bool, ...]:
-    zone = wanted.zones.index(offer.zone_id) if wanted.zones else 0
-    price = offer.spot.last if offer.spot else float("inf")
-    risk = offer.advice.interruption_rate_percent if offer.advice else 100.0
-    return (
-        not offer.in_stock,
-        offer.zone_id != wanted.home,
-        offer.instance_type != wanted.same_type,
-        wanted.types.index(offer.instance_type),
-        zone,
-        price,
-        risk,
-        offer.zone_id,
-    )
-
-
-def unknown_types(wanted: Preference, market: Market) -> tuple[str, ...]:
+def unknown_types(own: Rental, market: Market) -> tuple[str, ...]:
     """Configured types the region does not sell in any of the zones, with or without stock."""
-    zones = set(wanted.zones) or {s.zone_id for s in market.stock}
+    zones = set(own.zones) or {s.zone_id for s in market.stock}
     sold = {s.instance_type for s in market.stock if s.zone_id in zones}
-    return tuple(kind for kind in wanted.types if kind not in sold)
+    return tuple(kind for kind in own.types if kind not in sold)
 
 
 HISTORY_H = 72
@@ -126,6 +122,8 @@ class Quote:
 
     offer: Offer
     price: Price
+    launch: MachineRequest
+    """One such machine, as its price was asked."""
     machine: InstanceType | None = None
 
 
@@ -172,22 +170,21 @@ def quotes(
     """
     own = settings.rental
     seen = market(cloud, settings)
-    wanted = Preference(own.types, own.zones, home, same_type)
-    said = [f"{name} is not sold in {_where(settings)}" for name in unknown_types(wanted, seen)]
+    said = [f"{name} is not sold in {_where(settings)}" for name in unknown_types(own, seen)]
     sold = _sold(own.types, seen.stock)
     machines = {each.name: each for each in (cloud.types(sold) if sold else ())}
     found: list[Quote] = []
     refused: dict[str, tuple[list[str], CloudError]] = {}
-    for offer in ranked(wanted, seen):
+    for offer in ranked(own, seen, home, same_type):
         if only_home and offer.zone_id != home:
             continue
         try:
-            price = cloud.price(priced(settings, offer, image, snapshot))
-            found.append(Quote(offer, price, machines.get(offer.instance_type)))
+            launch = one_machine(settings, offer.zone_id, offer.instance_type, image, snapshot)
+            found.append(Quote(offer, cloud.price(launch), launch, machines.get(offer.instance_type)))
         except CloudError as error:
             if error.kind not in NOT_THERE:
                 raise
-            refused.setdefault(error.code, ([], error))[0].append(f"{offer.instance_type} in {offer.zone_id}")
+            refused.setdefault(error.code, ([], error))[0].append(offer.words)
     said += [f"no price for {', '.join(which)}: {error}" for which, error in refused.values()]
     if not found and len(refused) == 1 and (wrong := _wrong(settings, *(error for _, error in refused.values()))):
         raise RentError(wrong)
@@ -196,66 +193,30 @@ def quotes(
     return tuple(found), tuple(said)
 
 
-def priced(settings: Settings, offer: Offer, image: Image, snapshot: Snapshot | None = None) -> order.Launch:
-    """The launch whose price is asked: one machine with a data disk, wherever that will come from, of the size it will
-    have.
-    """
-    one = order.Order(1, 1, True)
-    launch = order.launch(
-        settings, offer.zone_id, offer.instance_type, one, image_id=image.image_id, image_gib=image.size_gib
-    )
-    size_gib = order.data_gib(settings.rental, snapshot)
-    return replace(launch, data_disks=tuple(replace(disk, size_gib=size_gib) for disk in launch.data_disks))
-
-
-def with_disks(price: Price, more_h: Sequence[float]) -> Price:
-    """The price of each of some machines, whose own disks cost so much more an hour, on average. Pure."""
-    mean = sum(more_h) / len(more_h) if more_h else 0.0
-    parts = {**price.parts, DATA_DISK: price.parts.get(DATA_DISK, 0.0) + mean}
-    return replace(price, trade=price.trade + mean, list=price.list + mean, parts=parts) if mean else price
-
-
-def kept_more_h(
-    cloud: Cloud, settings: Settings, kept: Mapping[int, Disk], snapshot: Snapshot | None
-) -> dict[int, float]:
-    """What an hour of a kept disk costs more than that of the disk in an offer's price, by its number; only where they
-    differ. Raises RentError where there is a budget and the cloud does not tell.
-    """
+def one_machine(
+    settings: Settings, zone_id: str, instance_type: str, image: Image, snapshot: Snapshot | None = None
+) -> MachineRequest:
+    """The order whose price is asked: one machine with a data disk, wherever that will come from, of the size it will
+    have. Pure."""
     own = settings.rental
-    usual = (own.disk_category, order.data_gib(own, snapshot), own.data_level)
-    found = {}
-    for k, disk in kept.items():
-        its = (disk.category, disk.size_gib, disk.performance_level)
-        if its == usual:
-            continue
-        prices = [cloud.disk_price_month(*kind, disk.zone_id) for kind in (its, usual)]
-        if None in prices and own.budget:
-            raise RentError(
-                f"{own.key('budget')}: the cloud tells no price of te{k}'s kept disk {disk.disk_id} "
-                f"({disk.size_gib} GiB): nobody knows whether it is enough; budget = 0 goes on without one"
-            )
-        its_month, usual_month = (price.trade if price else 0.0 for price in prices)
-        found[k] = (its_month - usual_month) / HOURS_A_MONTH
-    return found
-
-
-def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> tuple[Instance, ...]:
-    """Machines that lost the tag of their price, or never had one, with what the cloud asks for such a one today: a
-    machine without a price is not one without a cost. Raises CloudError where the cloud does not tell.
-    """
-    asked: dict[tuple[str, str, bool], Price] = {}
-
-    def told(each: Instance) -> Instance:
-        if tags.price_h(each.tags) is not None:
-            return each
-        key = (each.instance_type, each.zone_id, each.is_spot)
-        if key not in asked:
-            one = order.launch(settings, each.zone_id, each.instance_type, order.Order(1, 1, True), image_id="")
-            asked[key] = cloud.price(replace(one, is_spot=each.is_spot, price_limit=each.price_limit))
-        most_h = asked[key].list if each.is_spot else 0
-        return replace(each, tags={**tags.of_machines(settings.name, asked[key], most_h), **each.tags})
-
-    return tuple(told(each) for each in instances)
+    size_gib = disks.data_gib(own, snapshot)
+    return MachineRequest(
+        zone_id=zone_id,
+        instance_type=instance_type,
+        image_id=image.image_id,
+        security_group_id="",
+        subnet_id="",
+        names=(members.machine_name(settings.name, 1),),
+        min_amount=1,
+        key_pair="",
+        system_disk=NewDisk(own.disk_category, max(own.system_disk_gib, image.size_gib), own.system_level),
+        data_disks=(NewDisk(own.disk_category, size_gib, own.data_level, name=members.disk_name(settings.name, 1)),),
+        is_spot=own.spot != "off",
+        price_limit=(own.price_limit or None) if own.spot != "off" else None,
+        spot_duration_h=own.spot_duration_h,
+        public_mbps=own.public_mbps,
+        tags=tags.of_cluster(settings.name),
+    )
 
 
 def _wrong(settings: Settings, error: CloudError) -> str:
@@ -277,3 +238,17 @@ def _nothing(settings: Settings, said: Sequence[str], home: str) -> str:
     where, types = home or _where(settings), settings.rental.key("types")
     reasons = "; ".join(said) or f"none of {types} is sold in {where}"
     return f"{types}: nothing can be had in {where}: {reasons}"
+
+
+def reason(error: CloudError) -> str:
+    """Why an offer was refused."""
+    return NO_STOCK if error.kind is Kind.NO_STOCK else str(error)
+
+
+def disk_kinds(cloud: Cloud, settings: Settings, offer: Offer, error: CloudError) -> str:
+    """What is said where an offer takes none of the disks that are wanted."""
+    own, there = settings.rental, tuple[str, ...]()
+    with suppress(CloudError):
+        there = cloud.disk_categories(offer.zone_id, offer.instance_type)
+    kinds = f"it takes {', '.join(there)}" if there else "what it takes the cloud does not tell"
+    return f"{own.key('disk_category')}: {offer.words} does not take {own.disk_category} ({error.code}); {kinds}"

@@ -1,23 +1,32 @@
-"""What is ordered: settings, an offer and the numbers that are missing, as launches. Pure."""
+"""Machines ordered: what is asked of the cloud, type after type, zone after zone, for all of them or none."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
-from inventory.cloud.values import Disk, Launch, NewDisk, Price, Snapshot
-from inventory.renting import cost, members, tags
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Ability, Cloud
+from inventory.cloud.values import MachineRequest, Price, Snapshot
+from inventory.renting import cost, disks, down, keys, lease, members, network, offers, owners, tags
+from inventory.renting.intents import MACHINES, Intents, is_heard
+from inventory.renting.offers import Offer, Quote
+from inventory.renting.plan import UpPlan
+from inventory.settings import Settings
 
-if TYPE_CHECKING:
-    from inventory.rental_settings import Rental
-    from inventory.settings import Settings
+NAMED_OFFERS = 2
+NAMED_REASONS = 2
+NAMED_ZONES = 3
+ROUNDING = 0.005
+"""Of the prices that were shown and agreed to."""
+NEXT_OFFER = (Kind.NO_STOCK, Kind.PRICE)
+"""Refusals that are about this type in this zone, now."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """Machines with consecutive numbers; `with_disk`: they come with their data disks."""
+class Lot:
+    """Machines with consecutive numbers, ordered in one call; `with_disk`: they come with their data disks."""
 
     first: int
     count: int
@@ -28,118 +37,202 @@ class Order:
         return range(self.first, self.first + self.count)
 
 
-@dataclass(frozen=True)
-class Access:
-    """What machines need to be reached: all of it costs nothing."""
-
-    security_group_id: str = ""
-    subnet_id: str = ""
-    key_pair: str = ""
-
-
-def orders(numbers: Sequence[int], without_disk: Collection[int], together: bool = True) -> tuple[Order, ...]:
-    """One order a run of consecutive numbers, or a machine where they cannot be ordered `together`; those whose disk
+def lots(numbers: Sequence[int], without_disk: Collection[int], together: bool = True) -> tuple[Lot, ...]:
+    """One lot a run of consecutive numbers, or a machine where they cannot be ordered `together`; those whose disk
     is there, or is made apart, come without one."""
     bare = set(without_disk)
-    both = [(bare & set(numbers), False), (set(numbers) - bare, True)]
-    found = [Order(first, count, with_disk) for some, with_disk in both for first, count in _runs(some, together)]
-    return tuple(sorted(found, key=lambda order: order.first))
-
-
-def _runs(numbers: Collection[int], together: bool) -> Sequence[tuple[int, int]]:
-    return members.runs(sorted(numbers)) if together else [(k, 1) for k in sorted(numbers)]
-
-
-def is_apart(settings: Rental, snapshot: Snapshot | None) -> bool:
-    """Whether data disks must be made by themselves: with a machine they get exactly the snapshot's size."""
-    return snapshot is not None and settings.data_disk_gib > snapshot.disk_gib
-
-
-def data_gib(settings: Rental, snapshot: Snapshot | None) -> int:
-    """How large a node's data disk becomes: as configured, and never smaller than the snapshot it is made from."""
-    return max(settings.data_disk_gib, snapshot.disk_gib if snapshot else 0)
-
-
-def new_disk(settings: Rental, snapshot: Snapshot | None, name: str, *, apart: bool = False) -> NewDisk:
-    """A node's data disk: blank, or the snapshot's content. `apart`: made by itself, so of any size."""
-    size = settings.data_disk_gib
-    if snapshot is not None:
-        size = data_gib(settings, snapshot) if apart else 0
-    source = snapshot.snapshot_id if snapshot else ""
-    return NewDisk(settings.disk_category, size, settings.data_level, source, not apart, name)
-
-
-def _limit(settings: Rental, borne: float | None) -> float | None:
-    """Up to which price spot machines are bought, which is never above what the budget bears; None: the market's."""
-    limits = [each for each in (borne, settings.price_limit or None) if each is not None]
-    return min(limits) if limits and settings.spot != "off" else None
+    found = [
+        Lot(first, count, with_disk)
+        for some, with_disk in ((bare & set(numbers), False), (set(numbers) - bare, True))
+        for first, count in (members.runs(sorted(some)) if together else [(k, 1) for k in sorted(some)])
+    ]
+    return tuple(sorted(found, key=lambda lot: lot.first))
 
 
 def launch(
     settings: Settings,
-    zone_id: str,
-    instance_type: str,
-    order: Order,
+    priced: MachineRequest,
+    lot: Lot,
     *,
-    image_id: str,
-    image_gib: int = 0,
-    access: Access | None = None,
     snapshot: Snapshot | None = None,
     release_at: datetime | None = None,
     price: Price | None = None,
     limit: float | None = None,
     partial: bool = False,
-) -> Launch:
-    """The order as the cloud takes it. Whether a disk outlives its machine is set once the machine is there:
-    until then nothing is on it, and an order that is undone must leave nothing.
+) -> MachineRequest:
+    """The request for a lot of the machine that was `priced`. Whether a disk outlives its machine is set once the
+    machine is there: until then nothing is on it, and an order that is undone must leave nothing.
 
     `limit`: the most a spot machine may cost an hour, without its disks, as the budget bears it.
     """
-    own, access = settings.rental, access or Access()
-    limit, is_spot = _limit(own, limit), own.spot != "off"
-    most_h = cost.most_h(price, limit) if price and is_spot else 0
-    system = NewDisk(own.disk_category, max(own.system_disk_gib, image_gib), own.system_level)
-    disk = members.disk_name(settings.name, order.first) if order.count == 1 else f"{settings.name}-data"
-    return Launch(
-        zone_id=zone_id,
-        instance_type=instance_type,
-        image_id=image_id,
-        security_group_id=access.security_group_id,
-        subnet_id=access.subnet_id,
-        names=tuple(members.machine_name(settings.name, k) for k in order.numbers),
-        min_amount=1 if partial else order.count,
-        key_pair=access.key_pair,
-        system_disk=system,
-        data_disks=(new_disk(own, snapshot, disk),) if order.with_disk else (),
-        is_spot=is_spot,
+    own = settings.rental
+    limits = [each for each in (limit, priced.price_limit) if each is not None]
+    limit = min(limits) if limits and priced.is_spot else None
+    most_h = cost.most_h(price, limit) if price and priced.is_spot else 0
+    disk = members.disk_name(settings.name, lot.first) if lot.count == 1 else f"{settings.name}-data"
+    apart = {} if lot.with_disk else {tags.DISK_TAG: tags.APART}
+    return replace(
+        priced,
+        names=tuple(members.machine_name(settings.name, k) for k in lot.numbers),
+        min_amount=1 if partial else lot.count,
+        data_disks=(disks.new_disk(own, snapshot, disk),) if lot.with_disk else (),
         price_limit=limit,
-        spot_duration_h=own.spot_duration_h,
         release_at=release_at,
-        public_mbps=own.public_mbps,
-        tags=tags.of_machines(settings.name, price, most_h) | ({} if order.with_disk else {tags.DISK_TAG: tags.APART}),
+        tags=tags.of_machines(settings.name, price, most_h) | apart,
     )
 
 
-def is_kept(settings: Rental, number: int, head: int) -> bool:
-    """Whether a node's data disk is to outlive its machine."""
-    return settings.keep_data_disk == "all" or (settings.keep_data_disk == "head" and number == head)
+@dataclass
+class Orders:
+    """The orders of one command, so that it can take them back."""
+
+    cloud: Cloud
+    settings: Settings
+    plan: UpPlan
+    intents: Intents
+    report: Callable[[str], None]
+    made: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    bought: float = 0
+    """What the machines of this call cost until they are released."""
+
+    def place(self, numbers: Sequence[int]) -> None:
+        """Order machines for these numbers from the first offer that has them all; with `partial` from several.
+
+        Raises CloudError (NO_STOCK where no offer has them) or RentError; unless `partial`, whatever this call made
+        is removed first.
+        """
+        vpc = network.ensure_vpc(self.cloud, self.settings, self.intents)
+        group = network.ensure_group(self.cloud, self.settings, vpc.vpc_id, self.intents)
+        for line in network.ensure_rules(self.cloud, group, self.plan.ssh_from):
+            self.report(line)
+        pair = keys.ensure_pair(self.cloud, self.settings)
+        left = tuple(numbers)
+        refused: dict[Offer, str] = {}
+        for quote in self.plan.quotes:
+            try:
+                switch = network.ensure_subnet(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
+                reached = replace(quote.launch, security_group_id=group, subnet_id=switch, key_pair=pair)
+                left = self._from_offer(replace(quote, launch=reached), left)
+            except CloudError as error:
+                if not self.plan.wish.partial:
+                    self.undo()
+                if error.kind is Kind.DISK_KIND:
+                    raise RentError(offers.disk_kinds(self.cloud, self.settings, quote.offer, error)) from error
+                if error.kind not in NEXT_OFFER:
+                    raise
+                refused[quote.offer] = offers.reason(error)
+                self.report(f"{quote.offer.words}: {refused[quote.offer]}")
+            if not left:
+                return
+        if not (self.plan.wish.partial and self.made):
+            raise CloudError(_nothing_left(self.settings, refused, self.plan.pinned), Kind.NO_STOCK)
+        self.report(f"{len(left)} of {len(numbers)} machines could not be had; `fab up` tries again")
+
+    def _from_offer(self, quote: Quote, numbers: Sequence[int]) -> tuple[int, ...]:
+        """Order from one offer; the numbers that are still missing, none unless `partial`."""
+        apart = disks.is_apart(self.settings.rental, self.plan.wish.snapshot)
+        kept = disks.waiting_for(tuple(self.plan.kept.values()), set(numbers), quote.offer.zone_id)
+        left = set(numbers)
+        together = Ability.ORDERED_NAMES in self.cloud.abilities
+        for each in lots(numbers, numbers if apart else kept, together):
+            try:
+                left -= set(each.numbers[: len(self._order(self._now(quote, left), each, left))])
+            except CloudError as error:
+                if not (self.plan.wish.partial and error.kind in NEXT_OFFER):
+                    raise
+                self.report(f"{quote.offer.words}: {offers.reason(error)} for te{each.first}")
+        for k in sorted(set(numbers) - left - set(kept)):
+            if disk := self.plan.kept.get(k):
+                self.report(
+                    f"te{k} gets another disk: {disk.disk_id} stays in {disk.zone_id} and goes on costing, as a disk "
+                    "cannot leave its zone (fab down --disks)"
+                )
+        return tuple(sorted(left))
+
+    def _now(self, quote: Quote, left: Collection[int]) -> Quote:
+        """The offer at its price of this moment. Raises CloudError where that is more than was agreed to, or than the
+        budget bears for so many machines.
+        """
+        now = replace(quote, price=self.cloud.price(quote.launch))
+        if now.price.trade > quote.price.trade + ROUNDING:
+            raise CloudError(
+                f"an hour costs {now.price.trade:.2f} {now.price.currency} now, no longer {quote.price.trade:.2f}",
+                Kind.PRICE,
+            )
+        wanted = self.plan.purchase(now, left)
+        own = self.settings.rental
+        if reason := cost.over_budget(own.key("budget"), own.budget, self._money(), wanted):
+            raise CloudError(reason, Kind.PRICE)
+        return now
+
+    def _money(self) -> cost.Spent:
+        return replace(self.plan.money, planned=self.plan.money.planned + self.bought)
+
+    def _order(self, quote: Quote, each: Lot, left: Collection[int]) -> tuple[str, ...]:
+        """One order, of those machines that are still to be had for what is left of the budget."""
+        offer, plan = quote.offer, self.plan
+        wanted, each_price = plan.purchase(quote, left), plan.price(quote, left)
+        limit = cost.price_limit(self.settings.rental.budget, self._money(), wanted, each_price)
+        self.report(f"ordering {each.count} x {offer.words}")
+        request = launch(
+            self.settings,
+            quote.launch,
+            each,
+            snapshot=plan.wish.snapshot,
+            # The order may be long after the plan: other types tried, a question answered late.
+            release_at=max(plan.release_at, self.cloud.now() + lease.EARLIEST) if plan.releases else None,
+            price=plan.price(quote, each.numbers),
+            limit=limit,
+            partial=plan.wish.partial,
+        )
+        key = f"{MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
+        with self.intents.begun(key, request, each.count) as token:
+            self.tokens.append(token)
+            own = owners.own_tag(self.settings)
+            tagged = replace(request, tags={**request.tags, **own, tags.INTENT_TAG: token})
+            ids = self.cloud.run(tagged, token, attempts=self.intents.attempts(key))
+            self.intents.answered(key, ids)
+        self.made.extend(ids)
+        self.bought += len(ids) * (tags.most_h(request.tags) or 0) * plan.wish.hours
+        return ids
+
+    def undo(self) -> None:
+        """Remove what this call made, heard or not; where the cloud does not answer, that is said."""
+        try:
+            unanswered = [i for i in self.intents.pending().values() if i.token in self.tokens and not i.ids]
+            if unanswered:
+                self.report("looking whether the cloud heard what it did not answer")
+            for intent in unanswered:
+                is_heard(self.cloud, intent)
+            there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
+            going = sorted(there | set(self.made))
+            if going:
+                self.report(f"removing {len(going)} machines again: a cluster is made whole or not at all")
+                down.remove(self.cloud, going, self.intents)
+            for intent in unanswered:
+                self.intents.forget(intent.key)
+        except CloudError as error:
+            self.report(f"what was made could not be removed ({error}); `fab down` removes it")
+            return
+        self.made.clear()
+        self.tokens.clear()
+        self.bought = 0
 
 
-def staying(
-    settings: Rental, numbers: Sequence[int], head: int, kept: Mapping[int, Disk], snapshot: Snapshot | None
-) -> tuple[int, ...]:
-    """Of which new machines the data disk stays when they go, of those disks that are as an offer's price has them."""
-    priced = (settings.disk_category, data_gib(settings, snapshot))
-    other = {k for k, disk in kept.items() if (disk.category, disk.size_gib) != priced}
-    return tuple(k for k in numbers if (k in kept or is_kept(settings, k, head)) and k not in other)
-
-
-def kept_for(disks: Sequence[Disk], numbers: Collection[int], zone_id: str = "") -> dict[int, Disk]:
-    """The disk that waits for each of the nodes: of that node, attached to none; of several the newest."""
-    found: dict[int, Disk] = {}
-    for disk in sorted(disks, key=lambda d: (d.created, d.disk_id)):
-        k = members.disk_number(disk)
-        waits = disk.kind == "data" and not disk.instance_id and disk.status == "Available"
-        if k is not None and k in numbers and waits and zone_id in ("", disk.zone_id):
-            found[k] = disk
-    return found
+def _nothing_left(settings: Settings, refused: Mapping[Offer, str], pinned: str) -> str:
+    """What is said where every offer was refused; `pinned`: why they could be of one zone only. Pure."""
+    tried = "; ".join(f"{offer.words}: {why}" for offer, why in refused.items()) or "nothing"
+    if len(refused) > NAMED_OFFERS:  # each was said as it was refused
+        zones = sorted({offer.zone_id for offer in refused})
+        where = ", ".join(zones) if len(zones) <= NAMED_ZONES else f"{len(zones)} zones"
+        reasons = list(dict.fromkeys(refused.values()))
+        more = ", and others above" if len(reasons) > NAMED_REASONS else ""
+        tried = f"{len(refused)} offers in {where}: {'; '.join(reasons[:NAMED_REASONS])}{more}"
+    if pinned:
+        return f"{pinned} Tried: {tried}"
+    own = settings.rental
+    return (
+        f"no machines were to be had ({tried}): the same command again shows what there is now and its price; "
+        f'or add {own.key("types")} and zones, or take {own.key("spot")} = "off"; nothing was kept'
+    )

@@ -7,17 +7,14 @@ import getpass
 import re
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import RentError
+from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, OwnImage, Snapshot
 from inventory.hostkeys import HostKey
 from inventory.renting import keys, tags
-from inventory.renting.places import ClusterPlaces
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
+from inventory.renting.state_files import StateFiles
+from inventory.settings import Settings
 
 Owned = Instance | Disk | Snapshot | OwnImage
 LONGEST_NAME = 60
@@ -25,8 +22,7 @@ LONGEST_NAME = 60
 
 def own_tag(settings: Settings) -> dict[str, str]:
     """What is written on what is made from here: the fingerprint of the machines' ssh key, and who that is."""
-    places = ClusterPlaces.of(settings.name)
-    fingerprint = _fingerprint(keys.public(keys.private_key(settings, places)))
+    fingerprint = _fingerprint(keys.public(keys.private_key(settings)))
     return {tags.OWNER_TAG: f"{fingerprint} {_who()}"} if fingerprint else {}
 
 
@@ -48,18 +44,17 @@ def refuse_foreign(settings: Settings, things: Sequence[Owned], others: bool, wa
 def is_foreign(settings: Settings, thing: Owned) -> bool:
     """Whether something was made with an ssh key that is not here."""
     tag = thing.tags.get(tags.OWNER_TAG, "")
-    return bool(tag) and tag.split(" ", 1)[0] not in _fingerprints(settings)
+    ours = {_fingerprint(public) for public in _publics(settings)} - {""}
+    return bool(tag) and tag.split(" ", 1)[0] not in ours
 
 
 def take_over(cloud: Cloud, settings: Settings, instances: Sequence[Instance], disks: Sequence[Disk]) -> None:
     """Write on another owner's machines and disks that they are ours. Raises CloudError."""
     own = own_tag(settings)
-    for each in instances:
-        if is_foreign(settings, each):
-            cloud.tag("instance", [each.instance_id], own)
-    for disk in disks:
-        if is_foreign(settings, disk):
-            cloud.tag("disk", [disk.disk_id], own)
+    for instance in (each for each in instances if is_foreign(settings, each)):
+        cloud.tag("instance", [instance.instance_id], own)
+    for disk in (each for each in disks if is_foreign(settings, each)):
+        cloud.tag("disk", [disk.disk_id], own)
 
 
 def own_pairs(settings: Settings) -> tuple[str, ...]:
@@ -79,12 +74,8 @@ def refuse_nameless(settings: Settings) -> None:
 
 
 def _publics(settings: Settings) -> tuple[str, ...]:
-    found = (keys.public(key) for key in (settings.ssh.key, ClusterPlaces.of(settings.name).own_key))
+    found = (keys.public(key) for key in (settings.ssh.key, StateFiles.of(settings.name).own_key))
     return tuple(filter(None, found))
-
-
-def _fingerprints(settings: Settings) -> frozenset[str]:
-    return frozenset(_fingerprint(public) for public in _publics(settings)) - {""}
 
 
 def _fingerprint(public: str) -> str:

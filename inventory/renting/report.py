@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
-from inventory.renting import cost, lease, ledger, offers, show, tags
-from inventory.renting.places import ClusterPlaces
-
-if TYPE_CHECKING:
-    from inventory.cloud.port import Cloud
-    from inventory.settings import Settings
+from inventory.cloud.port import Cloud
+from inventory.renting import cost, show, tags
+from inventory.renting.ledger import Ledger
+from inventory.settings import Settings
 
 
-def show_cost(cloud: Cloud, settings: Settings) -> None:
-    """Machines so far and until they are released, disks and snapshots a month, past machines, the budget."""
+def report_cost(cloud: Cloud, settings: Settings) -> None:
+    """Machines so far and until they are released, disks and snapshots a month, past machines, the budget; what is
+    there is written into the ledger."""
     own = tags.of_cluster(settings.name)
     instances, disks, snapshots = cloud.instances(tags=own), cloud.disks(tags=own), cloud.snapshots(tags=own)
     with suppress(CloudError):  # then there is no price to show
-        instances = offers.with_price_tags(cloud, settings, instances)
+        instances = cost.with_price_tags(cloud, settings, instances)
     now = cloud.now()
-    file, here = ClusterPlaces.of(settings.name).ledger, ledger.here(cloud)
-    ledger.record(file, instances, now, here)
-    past = ledger.past(file, now, here)
-    ledger.record_kept(file, disks, snapshots, now, here)
-    months = lease.loose_months(cloud, disks)
+    ledger = Ledger.of(cloud, settings)
+    past = ledger.record(instances, now)
+    ledger.record_kept(disks, snapshots, now)
+    months = cost.disk_months(cloud, cost.loose(disks))
     money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
     if instances:
         show.show(show.cost_table(instances, now))
     else:
         show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}")
     show.show(*show.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings))
-    show.show(*show.elsewhere_lines(ledger.elsewhere(ledger.read(file), here, now)))
+    show.show(*show.elsewhere_lines(ledger.elsewhere(now)))
     if table := show.past_table(past, now):
         show.show(table)
     show.show(

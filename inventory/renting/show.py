@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Disk, Instance, Price, Snapshot
 from inventory.renting import cost, members
-from inventory.shown import console, table
-
-if TYPE_CHECKING:
-    from inventory.renting.down import DownPlan
-    from inventory.renting.ledger import Entry
-    from inventory.renting.offers import Quote
-    from inventory.renting.up import UpPlan
-    from inventory.settings import Settings
+from inventory.renting.down import DownPlan
+from inventory.renting.ledger import Entry
+from inventory.renting.offers import Quote
+from inventory.renting.plan import UpPlan
+from inventory.settings import Settings
+from inventory.shown import clock, console, table
 
 FREE = "free: VPC, vSwitch, security group, key pair, traffic between the machines and into them"
 BILLED = (
@@ -47,7 +45,7 @@ def _up(plan: UpPlan) -> list[Any]:
         return [*plan.notes, f"{_there(plan)}; none is missing", *_later_lines(plan)]
     spot_price = "spot price 3 days (low/median/high)"
     offers = table(
-        ["try", "type", "zone", "what", spot_price, "30 days: reclaimed", f"{_unit(plan)}/h", "note"],
+        ["try", "type", "zone", "what", spot_price, "30 days: reclaimed", f"{plan.quotes[0].price.currency}/h", "note"],
         [_offer_row(n, quote) for n, quote in enumerate(plan.quotes[:SHOWN_OFFERS], start=1)],
     )
     best = plan.quotes[0].price
@@ -94,19 +92,14 @@ def _hour(plan: UpPlan) -> tuple[float, str]:
 
 
 def _limit_line(plan: UpPlan, best: Price) -> str:
-    each = plan.first_price or best
-    wanted = cost.Purchase(len(plan.numbers), each.trade, plan.wish.hours, each.currency)
-    limit = cost.price_limit(plan.budget, plan.money, wanted, each)
+    wanted = plan.purchase(plan.quotes[0], plan.numbers)
+    limit = cost.price_limit(plan.budget, plan.money, wanted, plan.first_price or best)
     if limit is None:
         return "spot prices cannot break it until the release: it bears even the list price"
     return (
         f"spot prices cannot break it until the release: a machine, its disks apart, is ordered at up to {limit:.3f} "
         f"{best.currency} an hour, and above that the cloud takes it back"
     )
-
-
-def _unit(plan: UpPlan) -> str:
-    return plan.quotes[0].price.currency
 
 
 def _offer_row(n: int, quote: Quote) -> list[str]:
@@ -150,11 +143,6 @@ def _later_lines(plan: UpPlan) -> list[str]:
 def _longer_line(plan: UpPlan) -> str:
     names = ", ".join(i.name for i in plan.longer)
     return f"keeping {names} until then costs {cost.later_costs(plan.longer, plan.release_at):.2f} more"
-
-
-def clock(at: datetime | None) -> str:
-    """A moment in local time."""
-    return f"{at.astimezone():%Y-%m-%d %H:%M}" if at else "never"
 
 
 def left(at: datetime | None, now: datetime) -> str:
@@ -230,23 +218,9 @@ def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
     rows = []
     for each in members.members(instances):
         paid = cost.machine_cost(each, now)
-        rows.append(
-            [
-                each.name,
-                each.instance_type,
-                f"{paid.hours:.1f}",
-                *(
-                    "-" if value is None else f"{value:.2f}"
-                    for value in (paid.price_h, paid.so_far, paid.until_release)
-                ),
-                clock(each.release_at),
-            ]
-        )
+        money = ("-" if m is None else f"{m:.2f}" for m in (paid.price_h, paid.so_far, paid.until_release))
+        rows.append([each.name, each.instance_type, f"{paid.hours:.1f}", *money, clock(each.release_at)])
     return table(["machine", "type", "hours", "price/h", "so far", "until release", "released at"], rows)
-
-
-def _money(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def past_table(past: Sequence[Entry], now: datetime) -> Any:

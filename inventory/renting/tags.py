@@ -43,15 +43,16 @@ def of_machines(name: str, price: Price | None, most_h: float = 0) -> dict[str, 
 
 def price_h(tags: Mapping[str, str]) -> float | None:
     """What an hour of a machine cost when it was ordered; None where no tag says so."""
-    return _number(tags, PRICE_TAG)
+    return number(tags, PRICE_TAG)
 
 
 def most_h(tags: Mapping[str, str]) -> float | None:
     """What an hour of a machine can cost at most, wherever spot prices go; None where no tag says so."""
-    return _number(tags, MOST_TAG) or price_h(tags)
+    return number(tags, MOST_TAG) or price_h(tags)
 
 
-def _number(tags: Mapping[str, str], key: str) -> float | None:
+def number(tags: Mapping[str, str], key: str) -> float | None:
+    """What a tag says; None where there is none, or it is no number."""
     try:
         return float(tags[key])
     except (KeyError, ValueError):

@@ -12,11 +12,8 @@ from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
     from inventory.cloud.values import Instance
-    from inventory.nodes import Node
     from inventory.settings import Settings
-    from training.control.head_node import RemoteHead
 
-HEAD_ANSWER_S = 10
 RECORD = "folder for the cloud's answers, without what they tell about you"
 
 
@@ -61,8 +58,8 @@ def up(
     """Rent what is missing of the cluster, after showing what it costs."""
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         from inventory.renting import keys, members, show
-        from inventory.renting.places import ClusterPlaces
-        from inventory.renting.up import Wish, carry_out, plan_up
+        from inventory.renting.machines import apply_plan
+        from inventory.renting.plan import Wish, plan_up
         from inventory.settings import load_settings
 
         settings = load_settings()
@@ -71,7 +68,9 @@ def up(
         cloud = _cloud(settings, record)
         plan = plan_up(cloud, settings, wish)
         show.show(show.up_table(plan))
-        if plan.numbers and (said := keys.note(settings, ClusterPlaces.of(settings.name))):
+        if settings.on_this_machine:
+            show.show("this machine's own cloud takes no money: prices are made up, and nothing is billed")
+        if plan.numbers and (said := keys.note(settings)):
             show.show(said)
         if dry:
             return
@@ -80,7 +79,7 @@ def up(
             ask(yes, f"rent {members.so_many(len(plan.numbers))}?", again)
         elif plan.longer:
             ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
-        machines = carry_out(cloud, settings, plan, say)
+        machines = apply_plan(cloud, settings, plan, say)
         _tell_head(settings, machines)
         show.show(show.machines_table(machines, settings, cloud.now()))
     say(f"next: {settings.deploy_command}")
@@ -102,7 +101,7 @@ def down(
     """Delete the rented machines; says what stays and what that costs."""
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
         from inventory.renting import show
-        from inventory.renting.down import carry_out_down, plan_down
+        from inventory.renting.down import apply_down, plan_down
         from inventory.settings import load_settings
 
         settings = load_settings()
@@ -114,21 +113,9 @@ def down(
         if not plan.is_empty:
             again = yes_command("down", down, disks=disks, anyway=anyway, others=others, record=record)
             ask(yes, "delete them?", again)
-            carry_out_down(cloud, settings, plan, say)
+            apply_down(cloud, settings, plan, say)
     left = "nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left"
     say(f"{left} in {cloud.region_id}; elsewhere there is what is named above" if plan.elsewhere else left)
-
-
-def _remote(head: Node) -> RemoteHead:
-    """The head, asked for some seconds only."""
-    from functools import partial
-
-    from inventory import ssh
-    from training.control.head_node import RemoteHead
-
-    return RemoteHead(
-        head.name, lambda: ssh.connect(head, timeout_s=HEAD_ANSWER_S), partial(ssh.run, timeout_s=HEAD_ANSWER_S)
-    )
 
 
 def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
@@ -136,32 +123,31 @@ def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
     from contextlib import closing
 
     from inventory.renting import members
-    from training.control import release
-    from training.control.head_node import HeadError
+    from training.laptop.head_node import HeadError, RemoteHead
+    from training.laptop.rental import tell_release
 
     ends = [each.release_at for each in machines if each.release_at]
     if not ends:
         return
     try:
-        with closing(_remote(members.as_nodes(settings, machines, ())[0])) as head:
-            release.tell(head, min(ends))
+        with closing(RemoteHead(members.as_nodes(settings, machines, ())[0])) as head:
+            tell_release(head, min(ends))
     except HeadError as error:
         say(f"the head could not be told until when it has time ({error}): the next start of a run does, or fab up")
 
 
 def _active_run() -> str:
     """The run that is going on, as far as the head tells within seconds."""
+    from contextlib import closing
+
     from inventory import ssh
     from inventory.cluster import load_cluster
-    from training.control import runs
-    from training.control.head_node import HeadError
+    from training.laptop import runs
+    from training.laptop.head_node import HeadError, RemoteHead
 
     try:
-        remote = _remote(load_cluster().head)
-        try:
-            return runs.going_on(remote)
-        finally:
-            remote.close()
+        with closing(RemoteHead(load_cluster().head)) as head:
+            return runs.going_on(head)
     except (ssh.SshError, HeadError, ValueError, RuntimeError, OSError):
         return ""
 
@@ -174,7 +160,7 @@ def cost(c: Any, record: str = "") -> None:
         from inventory.settings import load_settings
 
         settings = load_settings()
-        report.show_cost(_cloud(settings, record), settings)
+        report.report_cost(_cloud(settings, record), settings)
 
 
 namespace = Collection(up, down, cost)

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import testinfra
 
+from inventory.cloud.errors import RentError
 from inventory.cluster import load_cluster
 from inventory.settings import SettingsError
-from inventory.ssh import ssh_config
+from tests.support.ssh_program import ssh_config
 
 try:
     CLUSTER, REASON = load_cluster(), ""
-except SettingsError as error:
+except (SettingsError, RentError) as error:
     CLUSTER, REASON = None, str(error)
 
 

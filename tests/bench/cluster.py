@@ -1,12 +1,11 @@
-"""Rows on a cluster of four of this machine: the map of tasks, base deploys that change nothing, the first step."""
+"""Rows on a cluster of four of this machine: the map of tasks, base deploys that change nothing, the first step; and
+those of slow_links.py."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +14,9 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from tests.bench import slow_links
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared, paired
-from tests.local_cluster import LocalCluster, run_id_in, wait_for
+from tests.support.local_cluster import LocalCluster, run_id_in, wait_for
 
 RUNS = 3
 STARTS = 3
@@ -26,11 +26,12 @@ BENCH = Path(__file__).parent
 @contextmanager
 def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
     """Four hosts, set up."""
-    local = LocalCluster(folder, name="bench", subnet="10.213.81.0/24")
-    local.env |= {"ANSIBLE_LOCALHOST_WARNING": "0", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    checked(local.fab("local.down"))
+    local = LocalCluster(folder, name="bench", nodes=4, subnet="10.213.81.0/24")
+    local.env |= {"ANSIBLE_LOCALHOST_WARNING": "0"}
+    local.leave()
     try:
-        checked(local.fab("local.up"))
+        local.serve()
+        local.up()
         code, _, log = local.deploy()
         if code:
             raise CommandFailed(f"the base deploy ended with {code}:\n{log[-3000:]}")
@@ -39,12 +40,13 @@ def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
             "base_rerun_vs_ansible": partial(base_rerun, local, folder, mitogen=False),
             "base_rerun_vs_mitogen": partial(base_rerun, local, folder, mitogen=True),
             "first_step": partial(first_step, local),
+            **slow_links.rows(local, folder),
         }
     finally:
-        checked(local.fab("local.down"))
+        local.leave()
 
 
-GROUP = Group(("fab_list", "base_rerun_vs_ansible", "base_rerun_vs_mitogen", "first_step"), ready)
+GROUP = Group(("fab_list", "base_rerun_vs_ansible", "base_rerun_vs_mitogen", "first_step", *slow_links.NAMES), ready)
 
 
 def timed(local: LocalCluster, argv: list[str], env: dict[str, str], check: Callable[[str], None]) -> float:
@@ -140,7 +142,7 @@ def base_rerun(local: LocalCluster, folder: Path, mitogen: bool) -> Row:
     where.mkdir()
     Ansible(local, where, mitogen=False)(says_anything)  # its apt module brings python3-apt along; mitogen's does not
     peer = Ansible(local, where, mitogen)
-    pyinfra = ["pyinfra", "-y", "inventory/local.py", "deploy/base.py"]
+    pyinfra = ["pyinfra", "-y", local.inventory, "deploy/base.py"]
     return paired(lambda: timed(local, pyinfra, {}, pyinfra_changes_nothing), peer, RUNS)
 
 
@@ -197,7 +199,7 @@ def _by_hand(local: LocalCluster, folder: str) -> float:
     command = (
         f"cd {copy} && set -a && . ./.deepspeed_env && set +a && /data/env/bin/python -m deepspeed.launcher.runner "
         f"--hostfile={copy}/hostfile --master_addr={head} --module --no_local_rank "
-        f"training.supervision.rank_start training.finetune --run {copy} >/dev/null 2>&1"
+        f"training.node.supervision.rank_start training.node.finetune --run {copy} >/dev/null 2>&1"
     )
     began = time.time()
     local.on("te1", command, timeout=240)

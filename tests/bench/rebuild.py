@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared
-from tests.rented_cluster import RentedCluster
+from tests.support.local_cluster import LocalCluster
 
 PAIRS = int(os.environ.get("BENCH_PAIRS", "2"))
 """A pair takes minutes; what is published is measured with five: BENCH_PAIRS=5."""
@@ -27,7 +27,7 @@ PAIRS = int(os.environ.get("BENCH_PAIRS", "2"))
 @contextmanager
 def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
     """A cloud to rent from."""
-    cluster = RentedCluster(folder, name="benchr", nodes=2, subnet="10.213.84.0/24", keep_data_disk="none")
+    cluster = LocalCluster(folder, name="benchr", nodes=2, subnet="10.213.84.0/24", keep_data_disk="none")
     cluster.leave()
     try:
         cluster.serve()
@@ -39,7 +39,7 @@ def ready(folder: Path) -> Iterator[Mapping[str, Measure]]:
 GROUP = Group(("rebuild_vs_fresh",), ready)
 
 
-def rebuild_vs_fresh(cluster: RentedCluster) -> Row:
+def rebuild_vs_fresh(cluster: LocalCluster) -> Row:
     """In pairs; each begins with no machine and no disk."""
     phases: list[dict[str, float]] = []
     pairs = [_pair(cluster, phases, first=number == 0) for number in range(PAIRS)]
@@ -55,7 +55,7 @@ def middle(phases: Sequence[dict[str, float]]) -> dict[str, str]:
     return {name: f"{statistics.median(one.get(name, 0.0) for one in phases):.1f} s" for name in names}
 
 
-def _pair(cluster: RentedCluster, phases: list[dict[str, float]], first: bool) -> tuple[float, float]:
+def _pair(cluster: LocalCluster, phases: list[dict[str, float]], first: bool) -> tuple[float, float]:
     """Seconds to a rebuilt cluster, and to a fresh one; the first fresh one's disk is what is rebuilt."""
     fresh = _timed(lambda: _from_nothing(cluster))
     if first:
@@ -69,14 +69,14 @@ def _pair(cluster: RentedCluster, phases: list[dict[str, float]], first: bool) -
     return rebuilt, fresh
 
 
-def _from_image(cluster: RentedCluster) -> float:
+def _from_image(cluster: LocalCluster) -> float:
     took = _timed(cluster.rebuild)
     checked(cluster.fab("doctor", timeout=1500))
     cluster.down()
     return took
 
 
-def _from_nothing(cluster: RentedCluster) -> None:
+def _from_nothing(cluster: LocalCluster) -> None:
     cluster.up()
     code, _, log = cluster.deploy()
     if code:

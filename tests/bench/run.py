@@ -15,7 +15,7 @@ import subprocess
 
 from tests.bench import cluster, rebuild, training
 from tests.bench.rows import measure, show
-from tests.local_cluster import ROOT
+from tests.support.local_cluster import ROOT
 
 GROUPS = (cluster.GROUP, rebuild.GROUP, training.GROUP)
 NAMES = [name for group in GROUPS for name in group.names]

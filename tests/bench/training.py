@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.bench import training_setup
 from tests.bench.rows import Group, Measure, Row, checked
-from tests.local_cluster import ROOT
+from tests.support.local_cluster import ROOT
 from training.recipe import load_recipe
 
 STEPS = 6
@@ -78,7 +78,7 @@ def run_folder(bench: Path, setup: dict[str, Any]) -> Path:
     recipe = load_recipe("tiny", {key: str(value) for key, value in settings.items()})
     (run / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
     (run / "data" / "train.jsonl").symlink_to(bench / "train.jsonl")
-    call(["training.prepare", "--run", str(run)], setup)
+    call(["training.node.prepare", "--run", str(run)], setup)
     return run
 
 
@@ -98,7 +98,7 @@ def ours(run: Path, setup: dict[str, Any]) -> Measured:
         subprocess.run(["rm", "-rf", str(run / name)], check=True)
     port = str(random.randrange(20000, 32000, 2))
     call(
-        ["training.finetune", "--run", str(run)],
+        ["training.node.finetune", "--run", str(run)],
         setup,
         RANK="0",
         LOCAL_RANK="0",

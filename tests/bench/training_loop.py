@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from training import finetune, model, strategies
 from training.data.collate import collate
 from training.data.order import micro_batches
-from training.diagnosis.profiling import Profile
-from training.diagnosis.progress import STEP
-from training.rank import Rank
-from training.strategies.zero import init_process_group
+from training.node import finetune, model, strategies
+from training.node.diagnosis.profiling import Profile
+from training.node.diagnosis.progress import STEP
+from training.node.rank import Rank
+from training.node.strategies.zero import init_process_group
 
 PAIRS = 10
 

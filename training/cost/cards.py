@@ -13,30 +13,34 @@ class CardRates:
 
     peak: float
     """TFLOP/s, dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets."""
-    sustained: float | None = None
+    sustained: float | None
     """TFLOP/s that LoRA training keeps up in 16 bits: published runs where there are (A100 143 to 170, 4090 102,
     3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's; None where nobody knows."""
+    memory_mib: int
+    """As nvidia-smi counts it; of cards sold with more than one size the larger."""
+    memory_gb_per_s: int
+    """What reads and writes of it go by, of the data sheet; of more than one kind the larger."""
 
 
 CARDS = {
-    "H200": CardRates(989.0, 430.0),
-    "H100 PCIe": CardRates(756.0, 430.0),
-    "H100": CardRates(989.0, 430.0),
-    "H20": CardRates(148.0, 80.0),
-    "A100": CardRates(312.0, 150.0),
-    "A800": CardRates(312.0),
-    "A10G": CardRates(70.0, 42.0),
-    "A10": CardRates(125.0, 40.0),  # the peak is at a boost clock that its 150 W never hold: 56 has been measured
-    "A30": CardRates(165.0),
-    "A40": CardRates(149.7),
-    "A6000": CardRates(154.8, 74.0),
-    "L40S": CardRates(362.0, 110.0),
-    "L40": CardRates(181.0),
-    "L20": CardRates(119.5, 65.0),
-    "L4": CardRates(121.0),
-    "RTX 4090": CardRates(165.2, 102.0),
-    "RTX 3090": CardRates(71.0, 50.0),
-    "T4": CardRates(65.0, 20.0),
+    "H200": CardRates(989.0, 430.0, 143771, 4800),
+    "H100 PCIe": CardRates(756.0, 430.0, 81559, 2000),
+    "H100": CardRates(989.0, 430.0, 81559, 3350),
+    "H20": CardRates(148.0, 80.0, 97871, 4000),
+    "A100": CardRates(312.0, 150.0, 81920, 2039),
+    "A800": CardRates(312.0, None, 81920, 2039),
+    "A10G": CardRates(70.0, 42.0, 23028, 600),
+    "A10": CardRates(125.0, 40.0, 23028, 600),  # the peak's boost clock is more than 150 W hold: 56 has been measured
+    "A30": CardRates(165.0, None, 24576, 933),
+    "A40": CardRates(149.7, None, 46068, 696),
+    "A6000": CardRates(154.8, 74.0, 49140, 768),
+    "L40S": CardRates(362.0, 110.0, 46068, 864),
+    "L40": CardRates(181.0, None, 46068, 864),
+    "L20": CardRates(119.5, 65.0, 46068, 864),
+    "L4": CardRates(121.0, None, 23034, 300),
+    "RTX 4090": CardRates(165.2, 102.0, 24564, 1008),
+    "RTX 3090": CardRates(71.0, 50.0, 24576, 936),
+    "T4": CardRates(65.0, 20.0, 15360, 320),
 }
 """By words of the name; the first that fits counts."""
 _WITHOUT_KERNELS = re.compile(r"\b(V100S?|P100|P40|P4|M60|M40|K80|GTX (9|10)\d\d|TITAN (V|X|Xp))\b", re.IGNORECASE)
@@ -61,6 +65,27 @@ def sustained_flops(card: str) -> float | None:
     """FLOP/s that LoRA training keeps up; None where nobody knows."""
     rates = rates_of(card)
     return rates.sustained * 1e12 if rates and rates.sustained else None
+
+
+def card_bytes(card: str) -> float | None:
+    """What a card has: as its own name says, such as `NVIDIA A100-SXM4-40GB`, else by its kind; None for an unknown
+    one."""
+    if match := re.search(r"\b(\d+) ?GB\b", card):
+        return int(match[1]) * 2**30
+    rates = rates_of(card)
+    return rates.memory_mib * 2**20 if rates else None
+
+
+def memory_rate(card: str) -> float | None:
+    """Bytes/s of a card's memory; None for an unknown one."""
+    rates = rates_of(card)
+    return rates.memory_gb_per_s * 1e9 if rates else None
+
+
+def at_precision(flops: float, dtype: str, gpu: bool = True) -> float:
+    """A rate in 16 bits as it is in `dtype`: fp32 has a data-centre card's eighth, without tensor cores; a CPU has none
+    to lose."""
+    return flops / 8 if gpu and dtype == "float32" else flops
 
 
 def too_old(card: str) -> bool:

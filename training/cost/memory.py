@@ -6,10 +6,10 @@ published for their fine-tuning (7B to 72B) within 1 to 2.4 GB; a test holds the
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.cost.checkpoint import ADAM, MASTER, state_bytes
+from training.cost.checkpoint import ADAM, MASTER, OUTER, state_bytes
 
 if TYPE_CHECKING:
     from training.cost.flops import ModelFacts
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 GIB = 2**30
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a parameter or an activation."""
+NF4 = "nf4"
+"""A recipe's base_precision that keeps the layers' matrices in four bits each."""
+NF4_WIDTH = 0.516
+"""Bytes of such a weight: half a byte, a byte of scale for 64 weights, and 4 bytes for 256 of those (arXiv 2305.14314,
+double quantisation)."""
 GRADIENT = 4
 """Bytes of a parameter's gradient: it is summed in fp32."""
 DROPOUT = 1.6
@@ -38,7 +43,7 @@ class Memory:
 
     weights: float
     gathered: float
-    """Layers that ZeRO-3 has together for a moment."""
+    """Layers that lie whole for a moment: those that ZeRO-3 has together, the one that four bits are unpacked for."""
     trainable: float
     """Gradients, fp32 master copies and Adam's moments, and the adapter itself."""
     activations: float
@@ -49,12 +54,21 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, float]:
-        return {name: size for name, size in asdict(self).items() if name not in {"host", "saved"}}
+        return {name: size for name, size in vars(self).items() if name not in {"host", "saved"}}
 
     @property
     def total(self) -> float:
-        """What RESERVED on a GPU, PROCESS without one, comes on top of."""
+        """Torch's own."""
         return sum(self.parts.values())
+
+    def held(self, gpu: bool) -> float:
+        """What the run's own `memory_gib` will be: torch's on a GPU, the whole process's without one."""
+        return self.total if gpu else self.total + PROCESS
+
+
+def with_reserve(held: float, gpu: bool) -> float:
+    """What a machine must have for a rank that holds so much of it: RAM was counted whole, a card's was not."""
+    return held + RESERVED if gpu else held
 
 
 @dataclass(frozen=True)
@@ -79,34 +93,71 @@ def rank_memory(
     """Memory of one rank where a micro-batch has `tokens` tokens. `bucket`: elements of a gradient bucket, `gathered`:
     parameters that lie together for a moment, `in_place`: the weights are updated without a copy in fp32."""
     width, facts = WIDTH[recipe.dtype], shape.facts(recipe)
-    adapter = width * facts.trainable if recipe.tuning == "lora" else 0  # resident on every rank
-    states = 0.0 if recipe.offload.optimizer else _states(facts.trainable, shares, in_place)
     return Memory(
-        weights=0 if recipe.offload.parameters else width * shape.parameters / shares.weights,
-        gathered=width * gathered,
-        trainable=adapter + 2.0 * GRADIENT * min(bucket, facts.trainable) + states,
+        weights=0 if recipe.offload.parameters else weight_bytes(shape, recipe) / shares.weights,
+        gathered=width * gathered + unpacked_bytes(shape, recipe),
+        trainable=trained_bytes(facts.trainable, recipe, shares, in_place)
+        + 2.0 * GRADIENT * min(bucket, facts.trainable),
         activations=_activations(shape, recipe, tokens),
-        loss=_loss(shape, recipe, tokens),
+        loss=loss_bytes(shape, recipe, tokens),
         host=offloaded_bytes(facts, recipe, shares),
         saved=saved_bytes(facts, recipe),
     )
 
 
+def packed_weights(shape: ModelShape, recipe: Recipe) -> int:
+    """Weights that are kept in four bits."""
+    return shape.layers * shape.layer_matrices if recipe.base_precision == NF4 else 0
+
+
+def weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """The base model as a rank keeps it, undivided."""
+    around = shape.parameters - shape.layers * shape.layer_parameters
+    return shape.layers * layer_bytes(shape, recipe) + WIDTH[recipe.dtype] * around
+
+
+def layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """One layer of it."""
+    packed = shape.layer_matrices if recipe.base_precision == NF4 else 0
+    return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.layer_parameters - packed)
+
+
+def unpacked_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Of a layer whose matrices are kept in four bits, while it is computed with; bitsandbytes unpacks one matrix after
+    another, and its backward once more."""
+    return WIDTH[recipe.dtype] * shape.layer_matrices if recipe.base_precision == NF4 else 0.0
+
+
+def trained_bytes(trained: int, recipe: Recipe, shares: Shares, in_place: bool = False) -> float:
+    """What so many trained parameters fill on the card: an adapter, resident on every rank, and their states."""
+    adapter = WIDTH[recipe.dtype] * trained if recipe.tuning == "lora" else 0
+    return adapter + (0.0 if recipe.offload.optimizer else _states(trained, shares, in_place) + _outer(trained, recipe))
+
+
 def offloaded_bytes(facts: ModelFacts, recipe: Recipe, shares: Shares) -> float:
     """RAM that one rank fills with what is kept off its GPU."""
-    states = _states(facts.trainable, shares) if recipe.offload.optimizer else 0.0
     weights = WIDTH[recipe.dtype] * facts.parameters / shares.weights if recipe.offload.parameters else 0.0
-    return states + weights
+    return offloaded_states(facts.trainable, recipe, shares) + weights
+
+
+def offloaded_states(trained: int, recipe: Recipe, shares: Shares) -> float:
+    """Of that the states of so many trained parameters."""
+    return _states(trained, shares) + _outer(trained, recipe) if recipe.offload.optimizer else 0.0
 
 
 def saved_bytes(facts: ModelFacts, recipe: Recipe) -> int:
     """RAM that rank 0 fills with a checkpoint of a model trained whole; an adapter's does not count."""
-    return state_bytes(facts.trainable) if recipe.tuning == "full" else 0
+    return state_bytes(facts.trainable, recipe.sync_every > 1) if recipe.tuning == "full" else 0
 
 
 def _states(trained: int, shares: Shares, in_place: bool = False) -> float:
     """What the trained parameters bring along on one rank: gradients, weights in fp32 and moments."""
     return GRADIENT * trained / shares.gradients + (ADAM + (0 if in_place else MASTER)) * trained / shares.optimizer
+
+
+def _outer(trained: int, recipe: Recipe) -> int:
+    """Of replicas that learn apart: where they last met, and the momentum of the steps from there."""
+    return (MASTER + OUTER) * trained if recipe.sync_every > 1 else 0
 
 
 def micro_batch_tokens(recipe: Recipe, longest: int) -> int:
@@ -115,7 +166,7 @@ def micro_batch_tokens(recipe: Recipe, longest: int) -> int:
     return recipe.micro_batch * row
 
 
-def _loss(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
+def loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     """A chunk of logits; where the head itself learns, its gradient in fp32 and a chunk's part of it too."""
     head = recipe.tuning == "full" or "lm_head" in recipe.lora.modules_to_save
     gradient = (4 + WIDTH[recipe.dtype]) * shape.embedding_parameters if head else 0
@@ -123,9 +174,27 @@ def _loss(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
 
 
 def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
-    """What the forward keeps for the backward: 17h + 8i bytes a token and layer in 16 bits; of a checkpointed layer its
-    input alone, and the working set of the one that is computed again. The first layers are the checkpointed ones: when
-    their turn comes, what the others kept is gone."""
+    """What the forward keeps for the backward; of a checkpointed layer its input alone, and the working set of the one
+    that is computed again. The first layers are the checkpointed ones: when their turn comes, what the others kept is
+    gone."""
+    of, again = layer_activations(shape, recipe), recipe.checkpointed(shape.layers)
+    return tokens * (of.input * again + max(of.kept * (shape.layers - again), of.working if again else 0.0))
+
+
+@dataclass(frozen=True)
+class LayerActivations:
+    """Bytes a token."""
+
+    input: float
+    """What a checkpointed layer keeps."""
+    kept: float
+    """What another one keeps."""
+    working: float
+    """What a layer holds while it is computed again, and its backward with it."""
+
+
+def layer_activations(shape: ModelShape, recipe: Recipe) -> LayerActivations:
+    """Of one layer: 17h + 8i kept in 16 bits."""
     hidden, intermediate = shape.hidden, shape.intermediate
     kept, working = 17.0 * hidden + 8 * intermediate, 25.0 * hidden + 14 * intermediate
     if recipe.tuning == "lora":
@@ -133,6 +202,5 @@ def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
         # DoRA keeps what the base and what the adapter gave, at every target
         outputs = sum(outputs for _, outputs in shape.linears.values()) if recipe.lora.dora else 0
         kept, working = kept * extra + 4 * outputs, working * extra + 4 * outputs
-    again = recipe.checkpointed(shape.layers)
-    each = 2 * hidden * again + max(kept * (shape.layers - again), working if again else 0.0)
-    return each * tokens * WIDTH[recipe.dtype] / 2
+    wide = WIDTH[recipe.dtype] / 2
+    return LayerActivations(2 * hidden * wide, kept * wide, working * wide)

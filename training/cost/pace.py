@@ -6,14 +6,14 @@ Computed, not measured: within a quarter for a run that computes, within two fif
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from training.cost.cards import at_precision
 from training.cost.checkpoint import checkpoint_bytes
-from training.cost.flops import flops_per_token
 from training.cost.memory import WIDTH
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
-from training.data.order import micro_steps
+from training.cost.strategies.zero0 import MicroBatch
 from training.launch import STOP_GRACE_S
 from training.recipe import Recipe
 
@@ -32,7 +32,26 @@ class Rates:
     """What one card sustains and what one link carries; None where nobody knows."""
 
     flops: float | None
+    """Of the slowest card."""
     bytes_per_s: float | None
+    memory_bytes_per_s: float | None = None
+    """Of the card's memory; asked for only where weights of four bits are unpacked."""
+    to_device_bytes_per_s: float | None = None
+    """From a node's RAM to a card."""
+    each: tuple[float, ...] = ()
+    """FLOP/s of each rank's card, in rank order, where they differ."""
+
+    def at_precision(self, dtype: str, gpu: bool) -> Rates:
+        """Of cards whose rates in 16 bits these are."""
+        flops = None if self.flops is None else at_precision(self.flops, dtype, gpu)
+        return replace(self, flops=flops, each=tuple(at_precision(each, dtype, gpu) for each in self.each))
+
+    def by_stage(self, stages: int) -> tuple[float, ...] | None:
+        """FLOP/s of each stage, of the slowest among the copies of the model; None where nobody knows. A copy's stages
+        are ranks one after another."""
+        if self.flops is None:
+            return None
+        return tuple(min(self.each[stage::stages], default=self.flops) for stage in range(stages))
 
 
 @dataclass(frozen=True)
@@ -40,24 +59,27 @@ class Pace:
     """Seconds of an optimizer step, None where the card or the network is unknown, and what a checkpoint weighs."""
 
     compute_s: float | None
+    """With what comes from RAM meanwhile."""
     wire_s: float | None
     wire_gb: float
     """Received by each GPU in an optimizer step."""
-    unhidden: float
-    """Of the shorter of the two, what the longer one does not hide."""
+    step_s: float | None
     checkpoint_bytes: int
-
-    @property
-    def step_s(self) -> float | None:
-        """Computing and gathering overlap, but never wholly."""
-        if self.compute_s is None or self.wire_s is None:
-            return None
-        return max(self.compute_s, self.wire_s) + self.unhidden * min(self.compute_s, self.wire_s)
+    meeting_s: float = 0.0
+    """Of replicas that learn apart, when they meet: `wire_s` is a step's share of it. 0 where nobody knows."""
 
     @property
     def stop_grace_s(self) -> int:
-        """How long a stop waits for the step that is going on, with room for a wrong estimate, and for the save."""
-        return max(STOP_GRACE_S, math.ceil(3 * (self.step_s or 0) + self.checkpoint_bytes / DISK_BYTES_PER_S))
+        """How long a stop waits for the step that is going on and a meeting, with room for a wrong estimate of them,
+        and for the save."""
+        going_on = 3 * ((self.step_s or 0) + self.meeting_s)
+        return max(STOP_GRACE_S, math.ceil(going_on + self.checkpoint_bytes / DISK_BYTES_PER_S))
+
+    def scaled(self, factor: float) -> Pace:
+        """As it is where everything takes so many times as long."""
+        now = (self.compute_s, self.wire_s, self.step_s)
+        compute_s, wire_s, step_s = (None if each is None else factor * each for each in now)
+        return replace(self, compute_s=compute_s, wire_s=wire_s, step_s=step_s)
 
     def minutes(self, steps: float) -> float | None:
         return None if self.step_s is None else (START_S + steps * self.step_s) / 60
@@ -70,16 +92,19 @@ def validation_steps(recipe: Recipe, total: int, rows: int) -> float:
     return FORWARD * looks * rows * fraction / (1 - fraction) / recipe.global_batch
 
 
-def pace(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rates) -> Pace:
-    """Of an optimizer step whose micro-batches have `tokens` tokens each."""
-    count, facts = micro_steps(recipe.global_batch, ranks, recipe.micro_batch), shape.facts(recipe)
-    wire = cost_of(recipe).step(shape, recipe, ranks, count)
-    _, executed = flops_per_token(facts, recipe.max_length, recipe.checkpointed(shape.layers) / shape.layers)
-    received = wire.received_bytes
+def pace(
+    shape: ModelShape, recipe: Recipe, ranks: int, tokens: int, rates: Rates, *, span: float | None = None
+) -> Pace:
+    """Of an optimizer step whose micro-batches have `tokens` tokens each. `span`: how many of them attention spans, as
+    in `flops_per_token`; None where no data are known, whose rows then count as one sample each."""
+    micro = MicroBatch(tokens, recipe.max_length if span is None else span)
+    timing = cost_of(recipe).timing(shape, recipe, ranks, micro, rates)
+    apart = recipe.sync_every > 1
     return Pace(
-        compute_s=None if rates.flops is None else executed * tokens * count / rates.flops,
-        wire_s=0.0 if not received else (None if rates.bytes_per_s is None else received / rates.bytes_per_s),
-        wire_gb=received / 1e9,
-        unhidden=wire.unhidden,
-        checkpoint_bytes=checkpoint_bytes(facts.trainable, WIDTH[recipe.dtype]),
+        compute_s=timing.compute_s,
+        wire_s=timing.wire_s,
+        wire_gb=timing.received_bytes / 1e9,
+        step_s=timing.step_s,
+        checkpoint_bytes=checkpoint_bytes(shape.facts(recipe).trainable, WIDTH[recipe.dtype], apart),
+        meeting_s=recipe.sync_every * (timing.wire_s or 0.0) if apart else 0.0,
     )

@@ -1,9 +1,13 @@
-"""A model's shape, from its config.json: how many parameters it has, multiplies with, and gets from LoRA. Pure."""
+"""A model's shape, from its config.json: how many parameters it has, multiplies with, and gets from LoRA. Pure, but
+for `known_shape`, which reads shapes.toml."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.cost.flops import ModelFacts
@@ -13,8 +17,11 @@ from training.exit_codes import UNUSABLE
 if TYPE_CHECKING:
     from training.recipe import Lora, Recipe
 
+SHIPPED = Path(__file__).parent / "shapes.toml"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
+"""The modules before the first layer and after the last one."""
 BIASED = {"qwen2"}
 """Model types whose query, key and value projections have a bias although config.json does not say so."""
 NORMED = {"qwen3"}
@@ -42,6 +49,8 @@ class ModelShape:
     """Whether the head uses the embedding's own weights."""
     biased: bool = False
     normed: bool = False
+    kind: str = ""
+    """Its model_type; empty in what was kept before this was."""
 
     @property
     def query(self) -> int:
@@ -53,7 +62,7 @@ class ModelShape:
         """Width of all keys, and of all values."""
         return self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def linears(self) -> dict[str, tuple[int, int]]:
         """The matrices of one layer by the name of their module: (inputs, outputs)."""
         return {
@@ -70,7 +79,7 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def layer_matrices(self) -> int:
         """Weights of one layer that are multiplied with."""
         return sum(inputs * outputs for inputs, outputs in self.linears.values())
@@ -103,23 +112,25 @@ class ModelShape:
 
     def trainable_parameters(self, lora: Lora) -> int:
         """Parameters that `lora` adds or opens: the pairs of thin matrices, DoRA's lengths, whole modules, rows."""
+        tokens = len(lora.trainable_tokens) * self.hidden
+        return self.layers * self.layer_trainable(lora) + sum(self.end_trainable(lora, end) for end in ENDS) + tokens
+
+    def layer_trainable(self, lora: Lora) -> int:
+        """Of them in one layer."""
         targets = self.linears
         if lora.targets != "all-linear":
             targets = {name: sides for name, sides in targets.items() if name in lora.targets}
         thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
         lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
-        ends = sum((name in lora.targets) for name in ("lm_head", "embed_tokens"))
-        outer = ends * (self.hidden + self.vocab) * lora.rank
-        if lora.dora:  # of each row of the head, of each column of the embedding
-            outer += self.vocab * ("lm_head" in lora.targets) + self.hidden * ("embed_tokens" in lora.targets)
-        whole = sum(self._module(name) for name in lora.modules_to_save)
-        return self.layers * (thin + lengths) + outer + whole + len(lora.trainable_tokens) * self.hidden
+        whole = [self.linears[name] for name in lora.modules_to_save if name in self.linears]
+        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole)
 
-    def _module(self, name: str) -> int:
-        if name in {"lm_head", "embed_tokens"}:
-            return self.embedding_parameters
-        inputs, outputs = self.linears.get(name, (0, 0))
-        return self.layers * inputs * outputs
+    def end_trainable(self, lora: Lora, end: str) -> int:
+        """Of them in `embed_tokens` or in `lm_head`, rows of tokens aside."""
+        thin = (self.hidden + self.vocab) * lora.rank if end in lora.targets else 0
+        # DoRA has a length of each row of the head, of each column of the embedding
+        lengths = (self.vocab if end == HEAD else self.hidden) if lora.dora and end in lora.targets else 0
+        return thin + lengths + self.embedding_parameters * lora.modules_to_save.count(end)
 
 
 def model_shape(config: Mapping[str, Any], name: str = "the base model") -> ModelShape:
@@ -144,4 +155,11 @@ def model_shape(config: Mapping[str, Any], name: str = "the base model") -> Mode
         tied=bool(config.get("tie_word_embeddings", False)),
         biased=bool(config.get("attention_bias", kind in BIASED)),
         normed=kind in NORMED,
+        kind=kind,
     )
+
+
+def known_shape(base_model: str) -> ModelShape | None:
+    """The shape of a base model that a shipped recipe names, before any of it is downloaded; None for another one."""
+    config = tomllib.loads(SHIPPED.read_text(encoding="utf-8")).get(base_model)
+    return None if config is None else model_shape(config, base_model)

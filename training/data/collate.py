@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from training.data.sample import IGNORED, Sample
 
@@ -46,13 +47,7 @@ def _joined(samples: Sequence[Sample]) -> Batch:
 def _padded(samples: Sequence[Sample], pad_id: int) -> Batch:
     """One sample a row. Padding is masked by length, never by its id: a pad token that is also the end of turn
     would otherwise never be learned."""
-    longest = max(len(sample.ids) for sample in samples)
-    ids = torch.full((len(samples), longest), pad_id, dtype=torch.long)
-    targets = torch.full((len(samples), longest), IGNORED, dtype=torch.long)
-    mask = torch.zeros((len(samples), longest), dtype=torch.long)
-    for row, sample in enumerate(samples):
-        length = len(sample.ids)
-        ids[row, :length] = torch.as_tensor(sample.ids, dtype=torch.long)
-        targets[row, :length] = _targets(sample)
-        mask[row, :length] = 1
-    return Batch(ids, torch.arange(longest).expand(len(samples), -1).contiguous(), targets, mask)
+    ids = pad_sequence([torch.as_tensor(sample.ids, dtype=torch.long) for sample in samples], True, pad_id)
+    targets = pad_sequence([_targets(sample) for sample in samples], True, IGNORED)
+    mask = pad_sequence([torch.ones(len(sample.ids), dtype=torch.long) for sample in samples], True)
+    return Batch(ids, torch.arange(ids.shape[1]).expand(len(samples), -1).contiguous(), targets, mask)

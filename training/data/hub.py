@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from training.data.readers import JSON_LINES, PARQUET
+from training.data.readers import JSON_LINES, PARQUET, SUFFIXES
 from training.data.sample import DataError
 from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
 
@@ -22,8 +22,7 @@ _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "sta
 
 def is_dataset_name(text: str) -> bool:
     """Whether `text` is OWNER/NAME or OWNER/NAME@REVISION rather than a file that is there."""
-    suffix = PurePosixPath(text).suffix.lower()
-    known = suffix in JSON_LINES | {PARQUET, ".json"}
+    known = PurePosixPath(text).suffix.lower() in SUFFIXES
     return _NAME.fullmatch(text) is not None and not known and not Path(text).exists()
 
 

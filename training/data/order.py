@@ -1,4 +1,4 @@
-"""Which rows each optimizer step consumes, and which rank takes which: pure functions of numbers."""
+"""Which rows each optimizer step consumes, and which replica of the model takes which: pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 class Order:
     """Which rows each step consumes: a pure function of (seed, epoch, global row index).
 
-    It knows neither ranks nor micro-batches, so a run resumed on fewer machines goes on where it stopped.
+    It knows neither replicas nor micro-batches, so a run resumed on fewer machines goes on where it stopped.
     """
 
     def __init__(self, rows: int, seed: int, global_batch: int) -> None:
@@ -31,15 +31,15 @@ class Order:
         return self._permutation[place]
 
 
-def micro_steps(global_batch: int, world_size: int, micro_batch: int) -> int:
-    """Micro-batches every rank runs in one optimizer step, empty ones included."""
-    most = -(-global_batch // world_size)
+def micro_steps(global_batch: int, replicas: int, micro_batch: int) -> int:
+    """Micro-batches every replica runs in one optimizer step, empty ones included."""
+    most = -(-global_batch // replicas)
     return -(-most // micro_batch)
 
 
-def micro_batches(batch: Sequence[int], rank: int, world_size: int, micro_batch: int) -> list[list[int]]:
-    """This rank's part of a step's rows: as many micro-batches as on every other, so that each collective
-    meets its partners; a rank with fewer rows has empty ones at the end."""
-    mine = batch[rank::world_size]
-    count = micro_steps(len(batch), world_size, micro_batch)
+def micro_batches(batch: Sequence[int], replica: int, replicas: int, micro_batch: int) -> list[list[int]]:
+    """This replica's part of a step's rows: as many micro-batches as on every other, so that each collective
+    meets its partners; a replica with fewer rows has empty ones at the end."""
+    mine = batch[replica::replicas]
+    count = micro_steps(len(batch), replicas, micro_batch)
     return [list(mine[i * micro_batch : (i + 1) * micro_batch]) for i in range(count)]

@@ -19,7 +19,7 @@ import numpy as np
 
 from training.data.packing import pack
 from training.data.sample import IGNORED, DataError, Sample
-from training.sums import SUMS, parse_sums, sums_of, sums_text
+from training.sums import SUMS, parse_sums, seal, sums_of
 
 REPORT = "report.json"
 IDS, LEARNED = "ids.i32", "learned.u8"
@@ -62,6 +62,8 @@ class DataReport:
     eos_id: int | None
     settings: dict[str, Any]
     """The recipe's keys that they were made with."""
+    attention_span: float = 0.0
+    """0 of data prepared before it was counted."""
 
 
 class Prepared:
@@ -167,14 +169,20 @@ class Writer:
             efficiency=round(int(lengths.sum()) / max(1, len(rows) * self.max_length), 4),
             longest=int(lengths.max(initial=0)),
             length_histogram=_histogram(lengths),
+            attention_span=round(attention_span(lengths), 3) if len(lengths) else 0.0,
             **facts,
         )
         (self.folder / REPORT).write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1) + "\n", "utf-8")
-        (self.folder / SUMS).write_text(sums_text(sums_of(self.folder)), encoding="utf-8")
+        seal(self.folder)
         return report
 
     def _save(self, name: str, values: Any) -> None:
         np.save(self.folder / f"{name}.npy", np.asarray(values, dtype=np.int64))
+
+
+def attention_span(lengths: Any) -> float:
+    """How many tokens attention spans, seen from a token: sum(n * n) / sum(n) over all samples, of n tokens each."""
+    return float((lengths**2).sum() / lengths.sum())
 
 
 def _histogram(lengths: Sequence[int] | Any) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import Record, Shape, recognised
+from training.data.shapes import Record, Shape, recognised, refuse_constant
 from training.sums import sha256_of
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
@@ -173,7 +173,7 @@ def _json_array(file: Path) -> Iterator[Raw]:
 def _parsed(content: bytes) -> Any:
     """The value of a JSON text, or the BadRecord that says why it has none."""
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return json.loads(content.decode("utf-8"), parse_constant=refuse_constant, object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         return BadRecord(f"not UTF-8 at byte {error.start + 1}")
     except json.JSONDecodeError as error:
@@ -182,10 +182,6 @@ def _parsed(content: bytes) -> Any:
         return BadRecord("nested too deeply")
     except ValueError as error:  # a number of more digits than Python turns into one, and our own
         return BadRecord(f"not JSON: {error}")
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from training.data.sample import BadRecord
@@ -174,14 +174,14 @@ def _alpaca(record: Mapping[str, Any]) -> Record:
     output = _worded(record["output"], "output")
     turns += _exchange(_worded(question, "instruction"), output)
     found = _checked("alpaca", turns, record)
-    return _with_words(found, f"{question}\n", output) if plain else found
+    return replace(found, prompt=f"{question}\n", completion=output) if plain else found
 
 
 def _prompt_completion(record: Mapping[str, Any]) -> Record:
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         turns = _exchange(_worded(prompt, "prompt"), _worded(completion, "completion"))
-        return _with_words(_checked("prompt/completion", turns, record), prompt, completion)
+        return replace(_checked("prompt/completion", turns, record), prompt=prompt, completion=completion)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise BadRecord(
             f"prompt and completion must both be text or both be lists of turns, found {_kind(prompt)} and "
@@ -195,10 +195,6 @@ def _prompt_completion(record: Mapping[str, Any]) -> Record:
 
 def _exchange(question: str, answer: str) -> list[Turn]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def _with_words(record: Record, prompt: str, completion: str) -> Record:
-    return Record(record.shape, record.turns, record.tools, record.not_learned, prompt, completion)
 
 
 def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> Record:
@@ -244,14 +240,15 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
 
 def _parsed(text: str, what: str) -> Any:
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadRecord(f"{what}: not JSON: {error}") from error
     _refuse_unsound_text(value, what)
     return value
 
 
-def _refuse_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
+    """For `json.loads`, which would take NaN and Infinity."""
     raise ValueError(f"{name} is no JSON value")
 
 

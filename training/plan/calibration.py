@@ -38,9 +38,14 @@ class Calibration:
     liger_loss_s: float | None = None
     """Of Liger's on the same chunk; None where it was not there, or not our loss."""
 
-    def sustained(self, card: str) -> float | None:
-        """FLOP/s that training sustains on such a card; None for another kind."""
+    def sustained(self, card: str | None) -> float | None:
+        """FLOP/s that training sustains on such a card, or where ranks compute on the CPU (None); None for another
+        kind."""
         return OF_MATMUL * self.matmul_flops if card == self.card else None
+
+    def to_device(self, card: str) -> float | None:
+        """Bytes a second from RAM to such a card; None for another kind."""
+        return self.to_device_bytes_per_s if card == self.card else None
 
     def prefers_own_loss(self, card: str) -> bool:
         """Whether our own loss was faster than Liger's on such a card."""

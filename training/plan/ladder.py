@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.cost.memory import GIB, RESERVED, Memory, micro_batch_tokens
+from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
-from training.cost.strategies import LEANEST, cost_of
+from training.cost.strategies import LEANEST, LEANEST_WHOLE, SIMPLEST, STRATEGIES, cost_of
+from training.cost.strategies.pipeline import stages_of
 from training.recipe import Recipe, with_changes
 
 SHORTEST = 512
@@ -36,13 +37,11 @@ class Rung:
         return " ".join(f"--set {setting}" for setting in self.settings)
 
 
-Change = tuple[tuple[str, ...], dict[str, Any], str]
-
-
 def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: bool) -> list[Rung]:
     """Changes worth trying, each on top of the ones before; none that saves nothing. `cards`: the ranks compute on
     GPUs, where Liger's kernels choose the loss's chunks themselves."""
     rungs: list[Rung] = []
+    told: dict[str, str] = {"strategy": recipe.strategy, "base_precision": recipe.base_precision}
     now = needed(recipe, shape, ranks, longest)
     for settings, changes, costs in _changes(recipe, ranks):
         if cards and "loss_chunk" in changes:
@@ -52,8 +51,10 @@ def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: b
         saves = (now.total - then.total) / GIB
         if saves < LEAST_GIB:
             continue
-        asked = tuple(setting for setting in settings if all(setting not in rung.settings for rung in rungs))
-        rungs.append(Rung(asked, saves, (then.total + RESERVED) / GIB, costs))
+        values = dict(setting.split("=") for setting in settings)
+        asked = tuple(f"{key}={value}" for key, value in values.items() if told.get(key) != value)
+        told |= values
+        rungs.append(Rung(asked, saves, with_reserve(then.held(cards), cards) / GIB, costs))
         recipe, now = changed, then
     return rungs
 
@@ -69,39 +70,73 @@ def _merged(recipe: Recipe, changes: dict[str, Any]) -> dict[str, Any]:
     return {k: {**values[k], **v} if isinstance(v, dict) else v for k, v in changes.items()}
 
 
-def _changes(recipe: Recipe, ranks: int) -> Iterator[Change]:
+def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str]]:
+    """As `--set` takes it, as the recipe's values, and what it costs."""
     if recipe.micro_batch > 1:
         yield ("micro_batch=1",), {"micro_batch": 1}, "the same result in more micro-batches"
-    if recipe.gradient_checkpointing is not True:
+    yield from _staged_changes(recipe, ranks)
+    if recipe.gradient_checkpointing is not True and not (recipe.staged and recipe.pipeline.checkpointed):
         yield ("gradient_checkpointing=true",), {"gradient_checkpointing": True}, "the same result, a third slower"
     if recipe.loss_chunk > 256:
         yield ("loss_chunk=256",), {"loss_chunk": 256}, "the same result"
     if recipe.tuning == "lora" and recipe.lora.dropout:
         yield ("lora.dropout=0",), {"lora": {"dropout": 0.0}}, "no dropout"
     divided = cost_of(recipe).WEIGHTS_PARTITIONED
-    if not divided and ranks > 1:
+    may_divide = not STRATEGIES[LEANEST].refused_sums(recipe)
+    if not divided and ranks > 1 and may_divide and recipe.base_precision != NF4:
         words = "the same result; the weights cross the network in every micro-batch"
         yield (f"strategy={LEANEST}",), {"strategy": LEANEST}, words
     if recipe.tuning == "full":
         yield ("tuning=lora",), {"tuning": "lora"}, "an adapter instead of every weight"
     if not recipe.offload.optimizer:
         yield ("offload.optimizer=true",), {"offload": {"optimizer": True}}, "slower steps, RAM of the nodes"
+    if recipe.tuning == "lora" and recipe.base_precision != NF4 and not recipe.offload.parameters:
+        own = LEANEST_WHOLE if divided or (ranks > 1 and not recipe.staged) else recipe.strategy
+        words = "the frozen layers rounded to four bits each, and unpacked in every micro-batch"
+        for whole in (each for each in (own, SIMPLEST) if _takes(each, recipe, base_precision=NF4)):
+            yield (f"strategy={whole}", f"base_precision={NF4}"), {"strategy": whole, "base_precision": NF4}, words
+            break
     length = recipe.max_length
     while length > SHORTEST:
         length = max(SHORTEST, length // 2)
         yield (f"max_length={length}",), {"max_length": length}, "longer records lose their ends"
-    if not recipe.offload.parameters:
-        with_it = () if divided else (f"strategy={LEANEST}",)
-        settings = (*with_it, "offload.parameters=true")
-        yield settings, {"strategy": LEANEST, "offload": {"parameters": True}}, "much slower, RAM of the nodes"
+    if not recipe.offload.parameters and may_divide:
+        settings = (f"strategy={LEANEST}", "base_precision=dtype", "offload.parameters=true")
+        changes = {"strategy": LEANEST, "base_precision": "dtype", "offload": {"parameters": True}}
+        yield settings, changes, "much slower, RAM of the nodes"
     if recipe.tuning == "lora" and recipe.lora.dora:
         yield ("lora.dora=false",), {"lora": {"dora": False}}, "plain LoRA"
+
+
+def _takes(strategy: str, recipe: Recipe, **changes: Any) -> bool:
+    """Whether a strategy can run the recipe as it would be with these changes."""
+    changed = recipe.model_copy(update={"strategy": strategy, **changes})
+    return not STRATEGIES[strategy].needs(changed, gpu=True)
+
+
+def _staged_changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str]]:
+    """Of what its table says of a pipeline."""
+    if not recipe.staged:
+        return
+    least = tuple(range(stages_of(recipe, ranks), 0, -1))
+    if recipe.pipeline.held and recipe.pipeline.held != least:
+        words = "the same result, slower where the network is"
+        yield (f"pipeline.held={_listed(least)}",), {"pipeline": {"held": least}}, words
+    if recipe.pipeline.checkpointed:
+        settings = ("gradient_checkpointing=true", "pipeline.checkpointed=[]")
+        changes = {"gradient_checkpointing": True, "pipeline": {"checkpointed": ()}}
+        yield settings, changes, "the same result, up to a third slower"
+
+
+def _listed(values: Sequence[int]) -> str:
+    """As `--set` takes it, without a space that a shell would cut at."""
+    return f"[{','.join(map(str, values))}]"
 
 
 def ladder_lines(rungs: Sequence[Rung], predicted: dict[str, Any]) -> list[str]:
     """The ladder in words, one line a step, after what was expected."""
     card = predicted.get("card_gib")
-    need = predicted["memory_gib"] + RESERVED / GIB
+    need = with_reserve(predicted["memory_gib"] * GIB, gpu=bool(card)) / GIB
     lines = [f"planned: {need:.1f} GiB on the GPU{f' of {card:.1f}' if card else ''}; to need less, from the top down:"]
     for rung in rungs:
         fits = " (fits)" if card and rung.leaves_gib <= card else ""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.cost.memory import GIB, PROCESS, micro_batch_tokens
-from training.cost.pace import Rates, pace
+from training.cost.memory import GIB, micro_batch_tokens
+from training.cost.pace import pace
 from training.cost.shape import PlanError
 from training.cost.strategies import cost_of
+from training.plan import slow_link
 from training.plan.checks import run_checks
-from training.plan.facts import Facts, sustained
+from training.plan.deciding import decided
+from training.plan.facts import Facts, corrected, known_rates, sustained
 from training.plan.ladder import ladder
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
@@ -24,6 +26,8 @@ DATA = ("shape", "records", "bad", "empty", "truncated", "samples", "tokens", "l
 class Plan:
     """The table, and the numbers that the run's report is held against."""
 
+    recipe: Recipe
+    """With what it left open decided."""
     checks: Sequence[Check]
     predicted: dict[str, Any]
     data: dict[str, Any]
@@ -39,21 +43,28 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     report = facts.report
     if not report["rows"]:
         raise PlanError("no record has anything to learn from")
+    recipe, chosen = decided(recipe, facts)
+    if reason := cost_of(recipe).misfit(facts.shape, recipe, facts.ranks):
+        raise PlanError(reason)
     tokens = micro_batch_tokens(recipe, report["longest"])
     memory = cost_of(recipe).memory(facts.shape, recipe, facts.ranks, tokens)
-    flops, flops_from = sustained(facts)
-    if flops and recipe.dtype == "float32":
-        flops /= 8  # a data-centre card's fp32 rate, without tensor cores
-    speed = pace(facts.shape, recipe, facts.ranks, tokens, Rates(flops, facts.bytes_per_s))
+    _, flops_from = sustained(facts)
+    rates = known_rates(facts).at_precision(recipe.dtype, facts.card is not None)
+    sparing = slow_link.advice(recipe, facts.shape, facts.ranks, tokens, rates)
+    speed = model = pace(facts.shape, recipe, facts.ranks, tokens, rates, span=facts.span)
+    if correction := corrected(facts).of(recipe.strategy):
+        speed = model.scaled(correction.factor)
     total = recipe.total_steps(report["rows"])
-    situation = Situation(recipe, facts, memory, speed, total, _smaller(recipe, facts), flops_from)
+    situation = Situation(recipe, facts, memory, speed, total, _smaller(recipe, facts), sparing, flops_from, correction)
     predicted = {
-        "memory_gib": round((memory.total + (0 if facts.card else PROCESS)) / GIB, 3),
+        "memory_gib": round(memory.held(gpu=facts.card is not None) / GIB, 3),
         "parts": {name: round(size / GIB, 3) for name, size in memory.parts.items()},
         "host_gib": round(memory.host / GIB, 3),
         "card": facts.card.name if facts.card else None,
         "card_gib": round(facts.card.bytes / GIB, 3) if facts.card else None,
         "step_s": None if speed.step_s is None else round(speed.step_s, 3),
+        "model_step_s": None if model.step_s is None else round(model.step_s, 3),
+        "correction": None if correction is None else asdict(correction),
         "stop_grace_s": speed.stop_grace_s,
         "minutes": None if situation.minutes is None else round(situation.minutes, 1),
         "wire_gb": round(speed.wire_gb, 3),
@@ -65,11 +76,18 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         "ram_gib": round(facts.ram_bytes / GIB, 3),
         "longest": report["longest"],
         "own_loss": bool(facts.card and facts.calibration and facts.calibration.prefers_own_loss(facts.card.name)),
-        "rates": {"flops": flops, "flops_from": flops_from, "bytes_per_s": facts.bytes_per_s, "from": facts.link_from},
+        "rates": {
+            "flops": known_rates(facts).flops,
+            "flops_from": flops_from,
+            "bytes_per_s": facts.bytes_per_s,
+            "from": facts.link_from,
+        },
         "shape": asdict(facts.shape),
+        "base_precision": recipe.base_precision,
+        **({"chosen": chosen} if chosen else {}),
     }
     data = {key: report[key] for key in DATA if key in report}
-    return Plan(run_checks(situation, anyway), predicted, data)
+    return Plan(recipe, run_checks(situation, anyway), predicted, data)
 
 
 def _smaller(recipe: Recipe, facts: Facts) -> str:

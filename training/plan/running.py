@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from training.cost.cards import lacks_bfloat16, too_old
-from training.cost.memory import GIB, PROCESS, RESERVED, Memory
+from training.cost.memory import GIB, Memory, with_reserve
 from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing, too_long
 from training.plan.situation import Check, Situation
@@ -16,7 +18,8 @@ SYSTEM = 8e9
 
 
 def saving(it: Situation) -> Check:
-    every, total = it.recipe.save_every, it.total_steps
+    together = it.recipe.sync_every
+    every, total = math.ceil(it.recipe.save_every / together) * together, it.total_steps
     value = f"every {every} of {total} steps; a stop waits up to {it.pace.stop_grace_s} s for the last one"
     lost = 0.0 if it.pace.step_s is None else min(every, total) * it.pace.step_s / 60
     if lost > UNSAVED_MINUTES:
@@ -32,10 +35,10 @@ def gpu_memory(it: Situation) -> Check:
     card = it.facts.card
     if card is None:
         saved = it.memory.saved / it.facts.ranks_per_node  # by the head's first rank alone
-        need, has = it.memory.total + it.memory.host + saved + PROCESS, it.facts.ram_bytes / it.facts.ranks_per_node
+        need, has = it.memory.held(gpu=False) + it.memory.host + saved, it.facts.ram_bytes / it.facts.ranks_per_node
         name = "memory a rank"
     else:
-        need, has = it.memory.total + RESERVED, card.bytes
+        need, has = with_reserve(it.memory.held(gpu=True), gpu=True), card.bytes
         name = "GPU memory"
     value = f"{need / GIB:.1f} of {has / GIB:.1f} GiB{f' of {card.name}' if card else ''}{_on_the_head(it)}"
     way = it.smaller or "nothing in the recipe would do; take a smaller model, more machines or larger cards"
@@ -109,18 +112,24 @@ def rates(it: Situation) -> Check:
     computing = f"computing from {it.flops_from}" if it.flops_from else "computing not known"
     link = it.facts.bytes_per_s
     network = f"network {link / 1e9:.3g} GB/s from {it.facts.link_from}" if link else "network not known"
-    return Check("rates", "ok", f"{computing}; {network}")
+    corrected = f"; seconds {it.correction.words}" if it.correction else ""
+    return Check("rates", "ok", f"{computing}; {network}{corrected}")
 
 
 def duration(it: Situation) -> Check:
     pace, minutes = it.pace, it.minutes
     if minutes is None or pace.step_s is None:
         unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
+        if it.flops_from and pace.compute_s is None:
+            unknown = "how fast weights come from RAM, which `fab prove` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
-        cure = f"{pace.wire_gb:.0f} GB cross the network in a step; {cost_of(it.recipe).LIGHTER}"
+        lighter = it.sparing or cost_of(it.recipe).LIGHTER
+        cure = f"{pace.wire_gb:.1f} GB cross the network in a step; {lighter}"
         return Check("time", "warning", value, cure, estimated=True)
+    if it.sparing:
+        return Check("time", "warning", value, it.sparing, estimated=True)
     if minutes > LONG_MINUTES:
         return Check("time", "warning", value, "more than a day", estimated=True)
     return Check("time", "ok", value, estimated=True)

@@ -8,6 +8,7 @@ from typing import Literal
 from training.cost.memory import Memory
 from training.cost.pace import Pace, validation_steps
 from training.plan.facts import Facts
+from training.plan.measured import Correction
 from training.recipe import Recipe
 
 Severity = Literal["ok", "warning", "error"]
@@ -40,8 +41,12 @@ class Situation:
     total_steps: int
     smaller: str = ""
     """Changes that would make it fit, as `--set` takes them; empty where none would."""
+    sparing: str = ""
+    """What would spare a slow network; empty where it is not slow."""
     flops_from: str = ""
     """Where the card's rate is known from; empty where it is not."""
+    correction: Correction | None = None
+    """Of its seconds, by what runs took."""
 
     @property
     def epochs(self) -> float:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
-from inventory.localcloud.ecs.calls import Cloud
+from inventory.localcloud.ecs.account import Disk, Instance
+from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.background import later
 from inventory.localcloud.ecs.power import detached
-from inventory.localcloud.ecs.work import later
-from inventory.localcloud.ecs.world import Disk, Instance
-
-log = logging.getLogger(__name__)
 
 
 def make(cloud: Cloud, disk: Disk) -> None:
     """Fill a disk that is Creating; it is gone again where that fails."""
-    source = cloud.world.snapshots.get(disk.source_snapshot_id)
+    source = cloud.account.snapshots.get(disk.source_snapshot_id)
 
     def work() -> None:
         try:
@@ -22,7 +18,7 @@ def make(cloud: Cloud, disk: Disk) -> None:
         except Exception:
             cloud.machines.remove_disk(disk)
             with cloud.lock:
-                cloud.world.disks.pop(disk.disk_id, None)
+                cloud.account.disks.pop(disk.disk_id, None)
                 cloud.save()
             raise
         with cloud.lock:
@@ -36,34 +32,26 @@ def attach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
     """Show an Available disk to a machine; called with the lock held."""
     disk.status, disk.instance_id = "Attaching", instance.instance_id
     disk.was_attached, disk.attached, disk.detached = True, cloud.now(), 0
-    finish_attaching(cloud, disk, instance)
-
-
-def finish_attaching(cloud: Cloud, disk: Disk, instance: Instance) -> None:
-    """Go on with a disk that is Attaching."""
-
-    def work() -> None:
-        try:
-            _show(cloud, instance)
-        except Exception:
-            _settle(cloud, disk, "Attaching", attached=False)
-            raise
-        _settle(cloud, disk, "Attaching", attached=True)
-
-    later(cloud, instance.instance_id, work)
+    finish(cloud, disk, instance)
 
 
 def detach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
-    """Take a disk from a machine; called with the lock held. Where the machine does not let go of it, it stays."""
+    """Take a disk from a machine; called with the lock held."""
     disk.status = "Detaching"
+    finish(cloud, disk, instance)
+
+
+def finish(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+    """Go on with a disk that is Attaching or Detaching; where the machine does not follow, it stays as it was."""
+    during = disk.status
 
     def work() -> None:
+        followed = False
         try:
             _show(cloud, instance)
-        except Exception:
-            _settle(cloud, disk, "Detaching", attached=True)
-            raise
-        _settle(cloud, disk, "Detaching", attached=False)
+            followed = True
+        finally:
+            _settle(cloud, disk, during, attached=followed == (during == "Attaching"))
 
     later(cloud, instance.instance_id, work)
 
@@ -71,7 +59,7 @@ def detach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
 def remove(cloud: Cloud, disk: Disk) -> None:
     """Forget a disk; called with the lock held."""
     disk.status = "Deleting"
-    del cloud.world.disks[disk.disk_id]
+    del cloud.account.disks[disk.disk_id]
     later(cloud, disk.disk_id, lambda: cloud.machines.remove_disk(disk))
 
 

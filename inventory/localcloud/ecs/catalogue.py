@@ -7,9 +7,16 @@ no machine here has such GPUs. The local types are what this machine can boot.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import math
-from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from inventory.localcloud.ecs.actions import ApiError
 
 CURRENCY = "CNY"
 ZONE_LETTERS = "hij"
@@ -18,7 +25,7 @@ FLOOR = 0.1
 UNPROTECTED = 0.9
 """What a spot machine without its protected hour costs of one with it."""
 HOURS_A_MONTH = 720
-LOCAL_PREFIX = "ecs.local."
+USUAL_LEVEL = "PL1"
 IMAGE_ID, IMAGE_GIB = "debian_12_x64_20G_local", 20
 FAMILIES = ("acs:debian_12_x64", "acs:ubuntu_22_04_x64", "acs:ubuntu_24_04_x64")
 """All of them are the one image there is. It says of itself that it is Debian."""
@@ -42,97 +49,65 @@ class Type:
         """As ecs.gn7i."""
         return ".".join(self.name.split("-")[0].split(".")[:2])
 
-    @property
-    def nvme(self) -> bool:
-        return self.family.startswith("ecs.gn8")
 
-    @property
-    def is_local(self) -> bool:
-        return self.name.startswith(LOCAL_PREFIX)
+def _types() -> dict[str, Type]:
+    with (Path(__file__).parent / "instance_types.csv").open(encoding="utf-8", newline="") as file:
+        found = TypeAdapter(list[Type]).validate_python(list(csv.DictReader(file)))
+    return {each.name: each for each in found}
 
 
-def _types(gpu: str, gpu_memory_gib: float, *rows: tuple[str, int, float, int, float, float]) -> dict[str, Type]:
-    return {
-        f"ecs.{name}": Type(f"ecs.{name}", vcpus, memory, gpus, gpu, gpu_memory_gib, rate, price)
-        for name, vcpus, memory, gpus, rate, price in rows
-    }
-
-
-TYPES: dict[str, Type] = {
-    **_types("", 0, ("local.small", 1, 2, 0, 1, 0.1), ("local.medium", 2, 4, 0, 1, 0.2)),
-    **_types(
-        "NVIDIA A10",
-        24,
-        ("gn7i-c8g1.2xlarge", 8, 30, 1, 16, 9.53),
-        ("gn7i-c16g1.4xlarge", 16, 60, 1, 16, 10.09),
-        ("gn7i-c32g1.8xlarge", 32, 188, 1, 16, 11.21),
-        ("gn7i-2x.8xlarge", 32, 128, 2, 16, 20.19),
-        ("gn7i-4x.8xlarge", 32, 128, 4, 32, 38.13),
-        ("gn7i-4x.16xlarge", 64, 256, 4, 64, 40.37),
-        ("gn7i-8x.32xlarge", 128, 512, 8, 64, 80.75),
-    ),
-    **_types(
-        "NVIDIA T4",
-        16,
-        ("gn6i-c4g1.xlarge", 4, 15, 1, 4, 8.9),
-        ("gn6i-c8g1.2xlarge", 8, 31, 1, 5, 10.8),
-        ("gn6i-c24g1.12xlarge", 48, 186, 2, 15, 27.6),
-        ("gn6i-c24g1.24xlarge", 96, 372, 4, 30, 55.2),
-    ),
-    **_types(
-        "NVIDIA A100",
-        80,
-        ("gn7e-c16g1.4xlarge", 16, 125, 1, 8, 34.48),
-        ("gn7e-c16g1.8xlarge", 32, 250, 2, 16, 68.96),
-        ("gn7e-c16g1.16xlarge", 64, 500, 4, 32, 137.92),
-        ("gn7e-c16g1.32xlarge", 128, 1000, 8, 64, 275.84),
-    ),
-    **_types(
-        "NVIDIA V100",
-        32,
-        ("gn6e-c12g1.3xlarge", 12, 92, 1, 5, 19.74),
-        ("gn6e-c12g1.12xlarge", 48, 368, 4, 16, 78.96),
-    ),
-    **_types("NVIDIA V100", 16, ("gn6v-c8g1.2xlarge", 8, 32, 1, 2.5, 26.46)),
-    **_types(
-        "NVIDIA L20",
-        48,
-        ("gn8is.2xlarge", 8, 64, 1, 8, 16.2),
-        ("gn8is.4xlarge", 16, 128, 1, 16, 17.8),
-        ("gn8is-4x.16xlarge", 64, 512, 4, 64, 71.2),
-    ),
-}
+TYPES = _types()
 ESSD = ("cloud_essd", "cloud_auto")
-OLDER = ("cloud_essd_entry", "cloud_ssd", "cloud_efficiency")
-_GIB_MONTH = {"cloud_essd_entry": 0.5, "cloud_auto": 1.0, "cloud_ssd": 1.0, "cloud_efficiency": 0.35}
-_ESSD_GIB_MONTH = {"PL0": 0.5, "PL1": 1.0, "PL2": 2.0, "PL3": 4.0}
-LEAST_GIB = {"cloud_essd": 20, "cloud_auto": 1, "cloud_essd_entry": 10, "cloud_ssd": 20, "cloud_efficiency": 20}
-LARGEST_GIB = 65536
+CATEGORIES = (*ESSD, "cloud_essd_entry", "cloud_ssd", "cloud_efficiency")
 
 
-def zones(region_id: str) -> tuple[str, ...]:
-    return tuple(f"{region_id}-{letter}" for letter in ZONE_LETTERS)
+class DiskKind(NamedTuple):
+    """Sizes that are sold, and the list price of a GiB for a month."""
+
+    least_gib: int
+    most_gib: int
+    gib_month: float
+
+
+_DISKS = {
+    "cloud_essd PL0": DiskKind(1, 65536, 0.5),
+    "cloud_essd PL1": DiskKind(20, 65536, 1.0),
+    "cloud_essd PL2": DiskKind(461, 65536, 2.0),
+    "cloud_essd PL3": DiskKind(1261, 65536, 4.0),
+    "cloud_auto": DiskKind(1, 65536, 1.0),
+    "cloud_essd_entry": DiskKind(10, 32768, 0.5),
+    "cloud_ssd": DiskKind(20, 32768, 1.0),
+    "cloud_efficiency": DiskKind(20, 32768, 0.35),
+}
+
+
+def zones(region_id: str, zone_id: str = "") -> tuple[str, ...]:
+    """Those of a region, or the one that is asked for. Raises the API's InvalidZoneId.NotFound."""
+    found = tuple(f"{region_id}-{letter}" for letter in ZONE_LETTERS)
+    if zone_id and zone_id not in found:
+        raise ApiError(404, "InvalidZoneId.NotFound", "The specified zone does not exist.")
+    return (zone_id,) if zone_id else found
 
 
 def disk_categories(type_name: str) -> tuple[str, ...]:
     """What may be attached to the type: of newer GPU families only the ESSD family."""
     found = TYPES.get(type_name)
-    return ESSD if found and found.family in ("ecs.gn7i", "ecs.gn7e", "ecs.gn8is") else (*ESSD, *OLDER)
+    return ESSD if found and found.family in ("ecs.gn7i", "ecs.gn7e", "ecs.gn8is") else CATEGORIES
 
 
-def disk_price_hour(category: str, size_gib: int, performance_level: str = "") -> float:
-    """List price of a disk; KeyError where it is not sold."""
-    if category == "cloud_essd":
-        month = _ESSD_GIB_MONTH[performance_level or "PL1"]
-    else:
-        month = _GIB_MONTH[category]
-    return round(month * size_gib / HOURS_A_MONTH, 5)
+def disk_kind(category: str, performance_level: str = "") -> DiskKind:
+    """The level counts for cloud_essd alone. Raises the API's InvalidPerformanceLevel.Malformed."""
+    kind = _DISKS.get(f"{category} {performance_level or USUAL_LEVEL}" if category == "cloud_essd" else category)
+    if kind is None:
+        told = "The specified parameter PerformanceLevel is not valid."
+        raise ApiError(400, "InvalidPerformanceLevel.Malformed", told)
+    return kind
 
 
 def in_stock(type_name: str, stocked: list[str]) -> bool:
     """`stocked` are the types that are in stock on demand, whatever they are."""
     found = TYPES.get(type_name)
-    return found is not None and (found.is_local or type_name in stocked)
+    return found is not None and (found.family == "ecs.local" or type_name in stocked)
 
 
 def spot_price(type_name: str, zone_id: str, at: float, *, duration_h: int = 1, factor: float = 1.0) -> float:

@@ -1,25 +1,19 @@
-"""Disks: made, attached, detached, resized, deleted. Attaching and detaching go on after the answer."""
+"""Disks: made, attached, detached, kept, deleted. Attaching and detaching go on after the answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from inventory.localcloud.ecs import lifecycle, listing, sold, stamps
-from inventory.localcloud.ecs.attaching import attach, detach, make
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action, end_dry_run, new_id
-from inventory.localcloud.ecs.volumes import single_volume
-from inventory.localcloud.ecs.world import Disk
-
-MOST_DATA_DISKS = 16
+from inventory.localcloud.ecs import attaching, catalogue, lifecycle, listing, times
+from inventory.localcloud.ecs.account import Disk
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing
+from inventory.localcloud.ecs.run_request import MOST_DATA_DISKS
+from inventory.localcloud.ecs.volumes import enter_disk, single_volume
 
 
 def disk_of(cloud: Cloud, p: Parameters) -> Disk:
     """The disk a call names. Raises the API's NotFound."""
-    disk = cloud.world.disks.get(p.needed("DiskId"))
-    if disk is None:
-        raise ApiError(404, "InvalidDiskId.NotFound", "The specified DiskId does not exist.")
-    return disk
+    return existing(cloud.account.disks, p.needed("DiskId"), "DiskId")
 
 
 def need_status(cloud: Cloud, disk: Disk, *possible: str) -> None:
@@ -31,115 +25,58 @@ def need_status(cloud: Cloud, disk: Disk, *possible: str) -> None:
         raise ApiError(403, "IncorrectDiskStatus", told)
 
 
+def is_being_copied(cloud: Cloud, disk_id: str) -> bool:
+    """Whether a snapshot of it is in progress."""
+    return any(
+        each.disk_id == disk_id and not each.failed and cloud.now() < each.accomplished_at
+        for each in cloud.account.snapshots.values()
+    )
+
+
 @action("CreateDisk")
 def create_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """A disk of its own, blank or with a snapshot's blocks; larger than those where more is asked."""
-    zone = p.needed("ZoneId")
-    if zone not in sold.zones(cloud):
-        raise ApiError(404, "InvalidZoneId.NotFound", "The specified zone does not exist.")
+    zone, *_ = catalogue.zones(cloud.account.region_id, p.needed("ZoneId"))
     volume = single_volume(cloud, p)
     tags = listing.checked_tags(p)
     end_dry_run(p)
-    disk = Disk(
-        disk_id=new_id("d-"),
-        kind="data",
-        size_gib=volume.size_gib,
-        category=volume.category,
-        performance_level=volume.performance_level,
-        zone_id=zone,
-        created=cloud.now(),
-        status="Creating",
-        name=volume.name,
-        description=volume.description,
-        delete_with_instance=False,
-        source_snapshot_id=volume.snapshot.snapshot_id if volume.snapshot else "",
-        encrypted=volume.encrypted,
-        tags=tags,
-    )
-    cloud.world.disks[disk.disk_id] = disk
+    disk = enter_disk(cloud, volume, "data", zone, tags)
     cloud.save()
-    make(cloud, disk)
+    attaching.make(cloud, disk)
     return {"DiskId": disk.disk_id}
-
-
-@action("DescribeDisks")
-def describe_disks(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """The disks all filters fit, newest first."""
-    end_dry_run(p)
-    found = sorted(_matching(cloud, p), key=lambda each: (-each.created, each.disk_id))
-    some, paging = listing.page(p, found)
-    return {"Disks": {"Disk": [_shown(cloud, each) for each in some]}, **paging}
-
-
-def _matching(cloud: Cloud, p: Parameters) -> Iterable[Disk]:
-    wanted, tags, kind = listing.ids(p, "DiskIds"), p.tags(), p.text("DiskType", "all")
-    equal = {
-        "InstanceId": "instance_id",
-        "ZoneId": "zone_id",
-        "Category": "category",
-        "SnapshotId": "source_snapshot_id",
-        "PerformanceLevel": "performance_level",
-    }
-    for each in cloud.world.disks.values():
-        if wanted is not None and each.disk_id not in wanted:
-            continue
-        if kind not in ("all", each.kind) or p.text("Status", "All") not in ("All", _status(each)):
-            continue
-        if any(p.text(name, getattr(each, field)) != getattr(each, field) for name, field in equal.items()):
-            continue
-        if "DeleteWithInstance" in p.flat and p.flag("DeleteWithInstance") != each.delete_with_instance:
-            continue
-        if listing.has_tags(each.tags, tags) and listing.is_named(each.name, p.text("DiskName")):
-            yield each
-
-
-def _status(disk: Disk) -> str:
-    """As the API names it: what is on its way out is still in use."""
-    return "In_use" if disk.status == "Deleting" else disk.status
 
 
 def _shown(cloud: Cloud, disk: Disk) -> dict[str, Any]:
     attached = disk.instance_id and disk.status != "Creating"
     letters = [each.disk_id for each in cloud.disks_of(disk.instance_id)] if attached else []
-    mounted = [{"InstanceId": disk.instance_id, "Device": "", "AttachedTime": stamps.second(disk.attached)}]
+    mounted = [{"InstanceId": disk.instance_id, "Device": "", "AttachedTime": times.second(disk.attached)}]
     return {
-        "DiskId": disk.disk_id,
+        **listing.fields_of(disk, "DiskId", "ZoneId", "Category", "PerformanceLevel", "InstanceId"),
+        **listing.fields_of(disk, "DeleteWithInstance", "SourceSnapshotId"),
         "DiskName": disk.name,
-        "Description": disk.description,
         "SerialNumber": disk.serial,
-        "RegionId": cloud.world.region_id,
-        "ZoneId": disk.zone_id,
+        "RegionId": cloud.account.region_id,
         "Type": disk.kind,
-        "Category": disk.category,
-        "PerformanceLevel": disk.performance_level,
         "Size": disk.size_gib,
-        "Status": _status(disk),
-        "InstanceId": disk.instance_id,
+        # What is on its way out is still in use.
+        "Status": "In_use" if disk.status == "Deleting" else disk.status,
         # Not the name in the machine, there as here.
         "Device": f"/dev/xvd{chr(ord('a') + letters.index(disk.disk_id))}" if attached else "",
         "MountInstances": {"MountInstance": mounted if attached else []},
         "MountInstanceNum": 1 if attached else 0,
-        "AttachedTime": stamps.second(disk.attached) if disk.instance_id else "",
-        "DetachedTime": stamps.second(disk.detached),
-        "CreationTime": stamps.second(disk.created),
-        "ExpiredTime": stamps.NEVER_OF_A_DISK,
-        "DeleteWithInstance": disk.delete_with_instance,
-        "SourceSnapshotId": disk.source_snapshot_id,
-        "Encrypted": disk.encrypted,
+        "AttachedTime": times.second(disk.attached) if disk.instance_id else "",
+        "DetachedTime": times.second(disk.detached),
+        "CreationTime": times.second(disk.created),
+        "ExpiredTime": times.NEVER_OF_A_DISK,
+        "Encrypted": False,
         "Portable": disk.kind == "data",
         "DiskChargeType": "PostPaid",
+        "OperationLocks": {"OperationLock": []},
         "Tags": listing.tag_list(disk.tags),
-        **_empty(),
     }
 
 
-def _empty() -> dict[str, Any]:
-    texts = (
-        "ImageId KMSKeyId ProductCode ResourceGroupId StorageSetId AutoSnapshotPolicyId BdfId "
-        "DedicatedBlockStorageClusterId"
-    )
-    flags = {"DeleteAutoSnapshot": False, "EnableAutoSnapshot": False, "EnableAutomatedSnapshotPolicy": False}
-    return {**dict.fromkeys(texts.split(), ""), **flags, "OperationLocks": {"OperationLock": []}}
+listing.describes("Disks", "Disk", _shown, equal={"InstanceId": "instance_id"}, newest=True)
 
 
 @action("AttachDisk")
@@ -157,7 +94,7 @@ def attach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         raise ApiError(403, "InstanceDiskLimitExceeded", told)
     end_dry_run(p)
     disk.delete_with_instance = p.flag("DeleteWithInstance")
-    attach(cloud, disk, instance)
+    attaching.attach(cloud, disk, instance)
     return {}
 
 
@@ -175,5 +112,26 @@ def detach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     if instance.status not in ("Running", "Stopped"):
         lifecycle.refuse_status()
     end_dry_run(p)
-    detach(cloud, disk, instance)
+    attaching.detach(cloud, disk, instance)
+    return {}
+
+
+@action("ModifyDiskAttribute")
+def modify_disk_attribute(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+    """DeleteWithInstance."""
+    disk = disk_of(cloud, p)
+    disk.delete_with_instance = p.flag("DeleteWithInstance", disk.delete_with_instance)
+    return {}
+
+
+@action("DeleteDisk")
+def delete_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+    """One that is attached to no machine."""
+    disk = disk_of(cloud, p)
+    need_status(cloud, disk, "Available")
+    if is_being_copied(cloud, disk.disk_id):
+        told = "The operation is denied due to a snapshot of the specified disk is not completed yet."
+        raise ApiError(403, "DiskCreatingSnapshot", told)
+    end_dry_run(p)
+    attaching.remove(cloud, disk)
     return {}

@@ -1,4 +1,4 @@
-"""From a call to its answer: the action looked up, the ClientToken remembered, the faults struck, the world saved."""
+"""From a call to its answer: the action looked up, the ClientToken remembered, the faults struck, the account saved."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inventory.localcloud.ecs import listing
-from inventory.localcloud.ecs.calls import ACTIONS, ECS, STS, VPC, Action, ApiError, Cloud, Parameters
+from inventory.localcloud.ecs.account import Disk, Token, resources
+from inventory.localcloud.ecs.actions import (
+    ACTIONS,
+    CONTROL,
+    ECS,
+    STS,
+    VPC,
+    Action,
+    ApiError,
+    Cloud,
+    Parameters,
+    no_stock,
+)
 from inventory.localcloud.ecs.faults import Fault, FaultFile
-from inventory.localcloud.ecs.world import Disk, Token, things
 
-CONTROL = "local"
-"""Version of the actions that are not the vendor's but drive the emulator."""
 _READING = ("Describe", "List", "Get")
 _OF_A_REGION = ("Instances", "Disks", "Snapshots", "KeyPairs", "SecurityGroups")
 """What was made: a region that is not the cloud's own has none."""
@@ -23,9 +32,6 @@ _ABOUT_ONE = ("DescribeSecurityGroupAttribute",)
 """Reads one thing, and refuses one that is not there; lists leave it out."""
 _NAMES = {"vpc-": "VpcId", "vsw-": "VSwitchId", "sg-": "SecurityGroupId", "i-": "InstanceId", "d-": "DiskId"}
 _NAMES |= {"s-": "SnapshotId"}
-_NO_STOCK = (
-    "The resource is out of stock in the specified zone. Please try other types, or choose other regions and zones."
-)
 
 
 class NoAnswerError(Exception):
@@ -76,9 +82,9 @@ class Dispatcher:
             self._running.add(key)
         try:
             with self.cloud.lock:
-                known = self.cloud.world.tokens.get(key)
+                known = self.cloud.account.tokens.get(key)
                 if known is None:
-                    return self._done(does, name, p, fault, Token(action=name, digest=digest, answer={}, at=0))
+                    return self._done(does, name, p, fault, digest)
                 if known.digest != digest:
                     status = 403 if name == "CreateSnapshot" else 400
                     raise ApiError(status, "IdempotentParameterMismatch", "The specified clientToken is used.")
@@ -87,25 +93,22 @@ class Dispatcher:
             with self._tokens:
                 self._running.discard(key)
 
-    def _done(
-        self, does: Action, name: str, p: Parameters, fault: Fault | None, token: Token | None = None
-    ) -> dict[str, Any]:
+    def _done(self, does: Action, name: str, p: Parameters, fault: Fault | None, digest: str = "") -> dict[str, Any]:
         cloud = self.cloud
         with cloud.lock:
-            there = set(things(cloud.world)) if fault else set()
+            there = set(resources(cloud.account)) if fault else set()
             self._refuse_unknown(name, p)
             try:
                 answer = does(cloud, p)
-                if name.startswith(_READING) and (hidden := _lasting(cloud.world.hidden, cloud.now())):
+                if name.startswith(_READING) and (hidden := _lasting(cloud.account.hidden, cloud.now())):
                     answer = listing.without(answer, hidden)
                 if name.removeprefix("Describe") in _OF_A_REGION and p.text("RegionId") not in (
                     "",
-                    cloud.world.region_id,
+                    cloud.account.region_id,
                 ):
                     answer = listing.emptied(answer)
-                if token:
-                    done = token.model_copy(update={"answer": answer, "at": cloud.now()})
-                    cloud.world.tokens[f"{name} {p.text('ClientToken')}"] = done
+                if digest:
+                    cloud.account.tokens[f"{name} {p.text('ClientToken')}"] = Token(digest=digest, answer=answer)
                 if fault:
                     self._strike_made(fault, there)
             finally:
@@ -115,19 +118,19 @@ class Dispatcher:
 
     def _strike_made(self, fault: Fault, before: set[str]) -> None:
         """Faults of what the call made: of what was not there before it."""
-        world, until = self.cloud.world, self.cloud.now() + fault.hold_s
-        made = {key: each for key, each in things(world).items() if key not in before}
+        account, until = self.cloud.account, self.cloud.now() + fault.hold_s
+        made = {key: each for key, each in resources(account).items() if key not in before}
         if fault.kind == "late-list":
-            world.hidden |= dict.fromkeys(made, until)
+            account.hidden |= dict.fromkeys(made, until)
         elif fault.kind == "not-yet-known":
-            world.unknown |= dict.fromkeys(made, until)
+            account.unknown |= dict.fromkeys(made, until)
         for disk in made.values() if fault.kind == "disk-initialising" else ():
             if isinstance(disk, Disk):
                 disk.ready_at = until
 
     def _refuse_unknown(self, name: str, p: Parameters) -> None:
         """Raises the API's NotFound for what was made so shortly before that this call does not know it."""
-        unknown = _lasting(self.cloud.world.unknown, self.cloud.now())
+        unknown = _lasting(self.cloud.account.unknown, self.cloud.now())
         if not unknown or (name.startswith(_READING) and name not in _ABOUT_ONE):
             return
         named = next((each for each in unknown if any(each in value for value in p.flat.values())), None)
@@ -142,12 +145,12 @@ class Dispatcher:
         raise ApiError(403, "Forbidden.RAM", "User not authorized to operate on the specified resource.")
 
     def _fault(self, name: str, flat: Mapping[str, str]) -> Fault | None:
-        vswitch = self.cloud.world.vswitches.get(flat.get("VSwitchId", ""))
+        vswitch = self.cloud.account.vswitches.get(flat.get("VSwitchId", ""))
         zone = vswitch.zone_id if vswitch else flat.get("ZoneId", "")
         return self.faults.take(name, zone, flat.get("InstanceType", ""))
 
     def _strike_before(self, fault: Fault) -> None:
-        world = self.cloud.world
+        account = self.cloud.account
         if fault.kind == "throttle":
             told = "Request was denied due to user flow control."
             raise ApiError(400, "Throttling.User", told, {"x-acs-retry-after": "200"})
@@ -157,16 +160,16 @@ class Dispatcher:
             told = "The request has failed due to a temporary failure of the server."
             raise ApiError(503, "ServiceUnavailable", told)
         if fault.kind == "no-stock":
-            raise ApiError(403, "OperationDenied.NoStock", _NO_STOCK)
+            raise no_stock()
         if fault.kind == "time-out":
             raise NoAnswerError(fault.hold_s)
         with self.cloud.lock:
             if fault.kind == "price-moved":
-                moved = world.price_factor.get(fault.instance_type, 1.0) * fault.factor
-                world.price_factor[fault.instance_type] = moved
+                moved = account.price_factor.get(fault.instance_type, 1.0) * fault.factor
+                account.price_factor[fault.instance_type] = moved
                 self.cloud.save()
-            elif fault.kind == "stock" and fault.instance_type not in world.stocked:
-                world.stocked.append(fault.instance_type)
+            elif fault.kind == "stock" and fault.instance_type not in account.stocked:
+                account.stocked.append(fault.instance_type)
                 self.cloud.save()
 
 

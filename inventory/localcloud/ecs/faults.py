@@ -59,7 +59,7 @@ class Fault:
 
 
 def checked(fault: Fault) -> Fault:
-    """The fault. Raises ValueError where there is no such kind."""
+    """The fault. Raises LocalCloudError where there is no such kind."""
     if fault.kind not in KINDS:
         raise LocalCloudError(f"there is no fault {fault.kind!r}; there is: {', '.join(KINDS)}")
     if fault.kind in ("stock", "price-moved") and not fault.instance_type:
@@ -95,7 +95,7 @@ class FaultFile:
     path: Path
 
     def add(self, fault: Fault) -> None:
-        """Raises ValueError where there is no such kind."""
+        """Raises LocalCloudError where there is no such kind."""
         checked(fault)
         with self._open() as file:
             _write(file, (*_read(file), fault))

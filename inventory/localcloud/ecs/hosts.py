@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from inventory.localcloud import blocks, disk, host, inside, network, prerequisites
-from inventory.localcloud.commands import LocalCloudError, run
+from inventory.localcloud import blocks, disk, host, inside, network
+from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import metadata
-from inventory.localcloud.ecs.calls import Cloud
-from inventory.localcloud.ecs.world import Disk, Instance, Snapshot
-from inventory.localcloud.image import TOOLS, ensure_image, recipe_for
+from inventory.localcloud.ecs.account import Disk, Instance, Snapshot
+from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.image import TOOLS
 from inventory.localcloud.mounts import remove_tree
 from inventory.localcloud.places import Places
 
 FINISH_BOOT_S = 300
-"""User data may take its time; after that the machine counts as running all the same."""
-MOST_CONSOLE = 64 * 1024
+"""After that the machine counts as running all the same."""
 log = logging.getLogger(__name__)
 
 
@@ -28,22 +27,15 @@ class Hosts:
 
     places: Places
     subnet: IPv4Network
-    metadata_address: str = ""
-    _metadata: metadata.Service | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, cloud: str, subnet: str, metadata_address: str = "") -> Hosts:
-        """The hosts of the cloud with this name, for the current user."""
-        return cls(Places.of(cloud), IPv4Network(subnet), metadata_address)
+    metadata_address: str
+    _metadata: metadata.Service = field(init=False, repr=False)
 
     def begin(self, cloud: Cloud) -> None:
         """Before the first call: bridge and metadata; what should run and does not is shown as stopped."""
-        prerequisites.require()
         network.ensure_network(self.places, self.subnet)
-        if self.metadata_address:
-            self._metadata = metadata.start(cloud, self.metadata_address, self.places.bridge)
+        self._metadata = metadata.start(cloud, self.metadata_address, self.places.bridge)
         with cloud.lock:
-            for instance in cloud.world.instances.values():
+            for instance in cloud.account.instances.values():
                 if instance.status == "Running" and not host.is_running(self.places, instance.machine):
                     log.warning("%s (%s) is not running any more", instance.instance_id, instance.name)
                     instance.status = "Stopped"
@@ -51,8 +43,7 @@ class Hosts:
 
     def end(self) -> None:
         """After the last call. Hosts go on running."""
-        if self._metadata:
-            self._metadata.stop()
+        self._metadata.stop()
 
     def make_disk(self, disk_: Disk, source: Snapshot | None) -> None:
         if disk_.kind == "system":
@@ -66,11 +57,6 @@ class Hosts:
             blocks.copy(self.places.snapshot_image(source.snapshot_id), image)
             disk.grow(image, disk_.size_gib)
 
-    def grow_disk(self, disk_: Disk) -> None:
-        image = self.places.disk_image(disk_.disk_id)
-        if image.exists():
-            disk.grow(image, disk_.size_gib)
-
     def remove_disk(self, disk_: Disk) -> None:
         image = self.places.disk_image(disk_.disk_id)
         if image.exists():
@@ -78,32 +64,24 @@ class Hosts:
             image.unlink()
 
     def boot(self, instance: Instance, disks: list[Disk], authorized_keys: str) -> None:
-        machine = self._machine(instance, disks, authorized_keys)
-        if not host.is_running(self.places, machine.name):
+        name, address = instance.machine, instance.address
+        if not host.is_running(self.places, name):
             network.ensure_network(self.places, self.subnet)
             began_as = instance.image_snapshot_id
             layers = self.places.snapshot_layers(began_as) if began_as else None
-            host.prepare(self.places, machine, self._image(), self.subnet, layers)
-            if self.metadata_address:
-                tools = self.places.root(machine.name) / TOOLS
-                (tools / "metadata").write_text(f"{self.metadata_address}\n")
+            keys = f"{authorized_keys.strip()}\n" if authorized_keys.strip() else ""
+            machine = host.LocalHost(name, instance.hostname, address, self._images(disks), keys)
+            host.prepare(self.places, machine, self.subnet, layers)
             host.start(self.places, machine)
-        host.wait_for_ssh(self.places, machine)
+        host.wait_for_ssh(self.places, name, address)
         try:
             waiting = "case $(systemctl is-system-running --wait) in running|degraded) ;; *) exit 1 ;; esac"
-            inside.call(self.places, machine.name, "sh", "-c", waiting, timeout_s=FINISH_BOOT_S)
+            inside.call(self.places, name, "sh", "-c", waiting, timeout_s=FINISH_BOOT_S)
         except LocalCloudError as error:
             log.warning("%s: %s", instance.instance_id, error)
 
-    def _machine(self, instance: Instance, disks: list[Disk], authorized_keys: str) -> host.Host:
-        attached = tuple(host.AttachedDisk(self.places.disk_image(each.disk_id), each.serial) for each in disks)
-        keys = f"{authorized_keys.strip()}\n" if authorized_keys.strip() else ""
-        return host.Host(instance.machine, instance.hostname, instance.address, attached, keys)
-
-    def _image(self) -> Path:
-        """What `fab local.serve` chose, so that a served cloud does not build one in the middle of a call."""
-        link = self.places.base_image
-        return link.readlink() if link.is_symlink() else ensure_image(recipe_for(""), log.info)
+    def _images(self, disks: list[Disk]) -> dict[str, Path]:
+        return {each.serial: self.places.disk_image(each.disk_id) for each in disks}
 
     def power_off(self, instance: Instance) -> None:
         host.stop(self.places, instance.machine)
@@ -111,37 +89,26 @@ class Hosts:
     def release(self, instance: Instance) -> None:
         name = instance.machine
         host.stop(self.places, name)
-        for _, loop, _ in self._rows(name):
-            self._detach(loop)
-        if self.places.host(name).exists():
-            host.discard(self.places, name, keep_disk=True)
-            remove_tree(self.places.host(name))
+        for _, _, serial in self._rows(name):
+            disk.detach(self._image_of(serial))
+        host.discard(self.places, name)
 
     def show_disks(self, instance: Instance, disks: list[Disk]) -> None:
-        name, table = instance.machine, self._table(instance.machine)
-        wanted = {each.serial for each in disks}
+        name, wanted = instance.machine, self._images(disks)
         gone = [(loop, serial) for _, loop, serial in self._rows(name) if serial not in wanted]
         for loop, _ in gone:
             for mounted in inside.mounts_from(self.places, name, loop):
                 inside.call(self.places, name, "umount", str(mounted), timeout_s=60)
-        attached = [(disk.attach(self.places.disk_image(each.disk_id)), each.serial) for each in disks]
-        table.write_text(disk.renewed_table(table.read_text(), attached))
+        host.list_disks(self.places, name, wanted)
         inside.call(self.places, name, f"/{TOOLS}/attach-disks", timeout_s=30)
-        for loop, _ in gone:
-            self._detach(loop)
-
-    def _table(self, name: str) -> Path:
-        return self.places.root(name) / TOOLS / "disks"
+        for _, serial in gone:
+            disk.detach(self._image_of(serial))
 
     def _rows(self, name: str) -> list[tuple[str, str, str]]:
-        table = self._table(name)
-        return disk.rows(table.read_text()) if table.exists() else []
+        return disk.rows(host.attached_disks(self.places, name))
 
-    def _detach(self, loop: str) -> None:
-        backing = Path(f"/sys/block/{loop}/loop/backing_file")
-        # Another cloud's, if ours was detached and the device given away since.
-        if backing.exists() and Path(backing.read_text().strip()).parent == (self.places.folder / "disks").resolve():
-            run("losetup", "--detach", f"/dev/{loop}")
+    def _image_of(self, serial: str) -> Path:
+        return self.places.disk_image(f"d-{serial}")
 
     def take_snapshot(self, disk_: Disk, snapshot: Snapshot, machine: str) -> int:
         if disk_.kind == "system":
@@ -167,7 +134,3 @@ class Hosts:
 
     def run(self, instance: Instance, script: str, timeout_s: float) -> tuple[int, bytes]:
         return inside.run_script(self.places, instance.machine, script, timeout_s)
-
-    def console(self, instance: Instance) -> str:
-        console = self.places.console(instance.machine)
-        return console.read_text(errors="replace")[-MOST_CONSOLE:] if console.exists() else ""

@@ -1,27 +1,23 @@
-"""Images of one's own: made of the snapshot of a system disk, booted from, deleted."""
+"""Images: the cloud's own, and those made of the snapshot of a system disk, booted from, deleted."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from inventory.localcloud.ecs import listing, stamps
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action, end_dry_run, new_id
-from inventory.localcloud.ecs.world import Image
+from inventory.localcloud.ecs import listing, times
+from inventory.localcloud.ecs.account import Image
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing, new_id
+from inventory.localcloud.ecs.catalogue import FAMILIES, IMAGE_GIB, IMAGE_ID
 
 AVAILABLE_AFTER_S = 4.0
-OWNERS = ("", "self")
 LONGEST_NAME = 128
+SYSTEM = Image(image_id=IMAGE_ID, name=IMAGE_ID, snapshot_id="", size_gib=IMAGE_GIB, created=1767225600, available_at=0)
 
 
 @action("CreateImage")
 def create_image(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """Of the snapshot of a system disk. Of a machine with all of its disks, as the cloud also does, it is not."""
-    if p.text("InstanceId") or any(p.groups("DiskDeviceMapping")):
-        told = "The emulator makes images of the snapshot of a system disk only."
-        raise ApiError(400, "InvalidParameter.Unsupported", told)
-    snapshot = cloud.world.snapshots.get(p.needed("SnapshotId"))
-    if snapshot is None:
-        raise ApiError(404, "InvalidSnapshotId.NotFound", "The specified SnapshotId does not exist.")
+    snapshot = existing(cloud.account.snapshots, p.needed("SnapshotId"), "SnapshotId")
     if snapshot.disk_kind != "system":
         told = "The specified snapshot is not a system disk snapshot."
         raise ApiError(403, "OperationDenied.SnapshotNotAllowed", told)
@@ -30,87 +26,101 @@ def create_image(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     name = p.text("ImageName")
     if name.startswith(("acs:", "aliyun", "http://", "https://")) or not (name == "" or 2 <= len(name) <= LONGEST_NAME):
         raise ApiError(400, "InvalidImageName.Malformed", "The specified ImageName is wrongly formed.")
-    if name and any(each.name == name for each in cloud.world.images.values()):
+    if name and any(each.name == name for each in cloud.account.images.values()):
         raise ApiError(400, "InvalidImageName.Duplicated", "The specified Image name has already been used.")
     tags = listing.checked_tags(p)
     end_dry_run(p)
     made = Image(
         image_id=new_id("m-"),
         name=name,
-        description=p.text("Description"),
         snapshot_id=snapshot.snapshot_id,
         size_gib=snapshot.disk_gib,
         created=cloud.now(),
         available_at=cloud.now() + AVAILABLE_AFTER_S,
         tags=tags,
     )
-    cloud.world.images[made.image_id] = made
+    cloud.account.images[made.image_id] = made
     return {"ImageId": made.image_id}
 
 
 @action("DeleteImage")
 def delete_image(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """Its snapshot stays. By force also one that machines were made from; they go on running."""
-    image = cloud.world.images.get(p.needed("ImageId"))
-    if image is None:
-        raise ApiError(404, "InvalidImageId.NotFound", "The specified ImageId does not exist.")
-    used = any(each.image_id == image.image_id for each in cloud.world.instances.values())
+    image = existing(cloud.account.images, p.needed("ImageId"), "ImageId")
+    used = any(each.image_id == image.image_id for each in cloud.account.instances.values())
     if used and not p.flag("Force"):
         raise ApiError(403, "ImageUsingByInstance", "The specified image is used by instances.")
     end_dry_run(p)
-    del cloud.world.images[image.image_id]
+    del cloud.account.images[image.image_id]
     return {}
 
 
-def is_ready(cloud: Cloud, image: Image) -> bool:
-    """Whether machines can be made from it."""
-    return cloud.now() >= image.available_at
+def bootable(cloud: Cloud, image_id: str) -> Image:
+    """The image for a machine. Raises ApiError."""
+    image = existing({IMAGE_ID: SYSTEM, **cloud.account.images}, image_id, "ImageId")
+    if cloud.now() < image.available_at:
+        raise ApiError(403, "ImageNotReady", "The specified image is not ready.")
+    return image
 
 
-def asked(cloud: Cloud, p: Parameters) -> list[dict[str, Any]]:
-    """Those that the filters of DescribeImages fit; without a status only what can be used, as in the cloud."""
-    ids, tags = p.text("ImageId"), p.tags()
-    wanted = p.text("Status", "Available").split(",")
-    return [
-        shown(cloud, each)
-        for each in cloud.world.images.values()
-        if p.text("ImageFamily") == ""
-        and (not ids or each.image_id in ids.split(","))
-        and p.text("ImageOwnerAlias") in OWNERS
-        and p.text("SnapshotId") in ("", each.snapshot_id)
-        and p.text("ImageName") in ("", each.name)
-        and _status(cloud, each) in wanted
-        and listing.has_tags(each.tags, tags)
+@action("DescribeImages")
+def describe_images(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+    """Those all filters fit; without a status only what can be used, as in the cloud."""
+    owner, family = p.text("ImageOwnerAlias"), p.text("ImageFamily")
+    there = dict(cloud.account.images) if owner in ("", "self") and not family else {}
+    if owner in ("", "system") and family in ("", *FAMILIES):
+        there[IMAGE_ID] = SYSTEM
+    ids, wanted = p.text("ImageId").split(","), p.text("Status", "Available").split(",")
+    found = [
+        told
+        for each in listing.matching(p, there)
+        if ids == [""] or each.image_id in ids
+        if (told := _shown(cloud, each, family))["Status"] in wanted
     ]
+    some, paging = listing.page(p, found)
+    del paging["NextToken"]
+    return {"RegionId": p.text("RegionId") or cloud.account.region_id, "Images": {"Image": list(some)}, **paging}
 
 
-def _status(cloud: Cloud, each: Image) -> str:
-    return "Available" if is_ready(cloud, each) else "Creating"
+@action("DescribeImageFromFamily")
+def describe_image_from_family(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+    family = p.needed("ImageFamily")
+    if family not in FAMILIES:
+        raise ApiError(404, "InvalidImageFamily.NotFound", "The specified ImageFamily does not exist.")
+    left_out = ("BootMode", "IsPublic", "OSNameEn")
+    return {"Image": {name: value for name, value in _shown(cloud, SYSTEM, family).items() if name not in left_out}}
 
 
-def shown(cloud: Cloud, each: Image) -> dict[str, Any]:
-    """What differs from the cloud's own image."""
+def _shown(cloud: Cloud, each: Image, family: str) -> dict[str, Any]:
+    """The cloud's own is shown under the family it was asked by."""
+    is_own = each is not SYSTEM
     done = min(1.0, (cloud.now() - each.created) / max(1e-3, each.available_at - each.created))
     mapping = {
         "Device": "/dev/xvda",
         "Type": "system",
         "SnapshotId": each.snapshot_id,
         "Size": str(each.size_gib),
-        "Format": "",
-        "ImportOSSBucket": "",
-        "ImportOSSObject": "",
     }
     return {
         "ImageId": each.image_id,
         "ImageName": each.name,
-        "ImageFamily": "",
-        "Description": each.description,
-        "ImageOwnerAlias": "self",
+        "ImageFamily": "" if is_own else family or FAMILIES[0],
+        "Description": "" if is_own else "The local cloud's Debian, whatever family it was asked by",
+        "ImageOwnerAlias": "self" if is_own else "system",
+        "OSType": "linux",
+        "OSName": "Debian 12 64位",
+        "OSNameEn": "Debian 12 64 bit",
+        "Platform": "Debian",
+        "Architecture": "x86_64",
         "Size": each.size_gib,
-        "Status": _status(cloud, each),
+        "Status": "Available" if cloud.now() >= each.available_at else "Creating",
         "Progress": f"{int(done * 100)}%",
-        "CreationTime": stamps.second(each.created),
-        "IsPublic": False,
-        "DiskDeviceMappings": {"DiskDeviceMapping": [mapping]},
+        "Usage": "none",
+        "CreationTime": times.second(each.created),
+        "BootMode": "BIOS",
+        "IsPublic": not is_own,
+        "IsSupportCloudinit": True,
+        "IsSupportIoOptimized": True,
+        "DiskDeviceMappings": {"DiskDeviceMapping": [mapping] if is_own else []},
         "Tags": listing.tag_list(each.tags),
     }

@@ -6,46 +6,42 @@ import hashlib
 import uuid
 from typing import Any
 
-from inventory.localcloud.ecs import sold, stamps
-from inventory.localcloud.ecs.calls import Cloud
-from inventory.localcloud.ecs.listing import tag_list
-from inventory.localcloud.ecs.world import Instance
+from inventory.localcloud.ecs import catalogue, times
+from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.listing import fields_of, tag_list
+
+OS_NAME = "Debian 12 64 bit"
 
 
 def shown(cloud: Cloud, instance: Instance) -> dict[str, Any]:
     """One entry of Instances.Instance. `Tags` is absent where there are none, as in recordings."""
-    spec = sold.spec(instance.instance_type) or sold.Spec(1, 1024)
-    image = sold.image(cloud, instance.image_id, "")
-    os_name = image.os_name if image else ""
+    of = catalogue.TYPES[instance.instance_type]
     answer = {
-        "InstanceId": instance.instance_id,
+        **fields_of(instance, "InstanceId", "Status", "ZoneId", "InstanceType", "ImageId"),
         "InstanceName": instance.name,
         "HostName": instance.hostname,
-        "Status": instance.status,
-        "Description": instance.description,
-        "RegionId": cloud.world.region_id,
-        "ZoneId": instance.zone_id,
+        "Description": "",
+        "RegionId": cloud.account.region_id,
         "ClusterId": "",
-        "InstanceType": instance.instance_type,
-        "InstanceTypeFamily": instance.instance_type.rsplit(".", 1)[0].partition("-")[0],
-        "ImageId": instance.image_id,
-        "OSName": os_name,
-        "OSNameEn": os_name,
+        "InstanceTypeFamily": of.family,
+        "OSName": OS_NAME,
+        "OSNameEn": OS_NAME,
         "OSType": "linux",
-        "Cpu": spec.vcpus,
-        "Memory": spec.memory_mib,
-        "GPUAmount": spec.gpus,
-        "GPUSpec": spec.gpu_spec,
+        "Cpu": of.vcpus,
+        "Memory": int(of.memory_gib * 1024),
+        "GPUAmount": of.gpus,
+        "GPUSpec": of.gpu_spec,
         "SerialNumber": str(uuid.uuid5(uuid.NAMESPACE_OID, instance.instance_id)),
         **_times(instance),
         **_money(instance),
         **_network(instance),
         **_empty(),
-        "StoppedMode": instance.stopped_mode,
+        "StoppedMode": "KeepCharging" if instance.status == "Stopped" else "Not-applicable",
         "OperationLocks": {"LockReason": [{"LockReason": "Recycling", "LockMsg": ""}] if instance.noticed else []},
         "SecurityGroupIds": {"SecurityGroupId": list(instance.security_group_ids)},
-        "MetadataOptions": {"HttpTokens": instance.http_tokens, "HttpEndpoint": "enabled"},
-        "CpuOptions": {"CoreCount": spec.vcpus, "ThreadsPerCore": 1, "Numa": "ON"},
+        "MetadataOptions": {"HttpTokens": "optional", "HttpEndpoint": "enabled"},
+        "CpuOptions": {"CoreCount": of.vcpus, "ThreadsPerCore": 1, "Numa": "ON"},
     }
     if instance.key_pair:
         answer["KeyPairName"] = instance.key_pair
@@ -56,16 +52,16 @@ def shown(cloud: Cloud, instance: Instance) -> dict[str, Any]:
 
 def _times(instance: Instance) -> dict[str, Any]:
     return {
-        "CreationTime": stamps.minute(instance.created),
-        "StartTime": stamps.minute(instance.created),
-        "ExpiredTime": stamps.NEVER_OF_A_MACHINE,
-        "AutoReleaseTime": stamps.minute(instance.release_at),
+        "CreationTime": times.minute(instance.created),
+        "StartTime": times.minute(instance.created),
+        "ExpiredTime": times.NEVER_OF_A_MACHINE,
+        "AutoReleaseTime": times.minute(instance.release_at),
     }
 
 
 def _money(instance: Instance) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "InstanceChargeType": instance.charge_type,
+        "InstanceChargeType": "PostPaid",
         "SpotStrategy": instance.spot_strategy,
         "SpotPriceLimit": instance.price_limit,
         "SaleCycle": "",
@@ -75,7 +71,7 @@ def _money(instance: Instance) -> dict[str, Any]:
     }
     if instance.spot_strategy != "NoSpot":
         told["SpotDuration"] = instance.spot_duration
-        told["SpotInterruptionBehavior"] = instance.interruption_behavior
+        told["SpotInterruptionBehavior"] = "Terminate"
     return told
 
 

@@ -1,23 +1,20 @@
-"""Delete, stop, start and reboot instances, one or up to a hundred at a time."""
+"""Delete, stop and start instances, up to a hundred at a time."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
 
-from inventory.localcloud.ecs import power, sold
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action, end_dry_run
-from inventory.localcloud.ecs.orders import NO_STOCK
-from inventory.localcloud.ecs.world import Instance
+from inventory.localcloud.ecs import power
+from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing
 
 MOST_AT_ONCE = 100
 
 
 def instance(cloud: Cloud, instance_id: str) -> Instance:
     """Raises the API's NotFound."""
-    found = cloud.world.instances.get(instance_id)
-    if found is None:
-        raise ApiError(404, "InvalidInstanceId.NotFound", "The specified InstanceId does not exist.")
-    return found
+    return existing(cloud.account.instances, instance_id, "InstanceId")
 
 
 def refuse_status(detail: str = "", status: int = 403) -> NoReturn:
@@ -33,7 +30,6 @@ def _asked(cloud: Cloud, p: Parameters) -> list[Instance]:
     return [instance(cloud, each) for each in dict.fromkeys(wanted)]
 
 
-@action("DeleteInstance")
 @action("DeleteInstances")
 def delete_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """Release machines: running ones by force only, none while it is being made."""
@@ -49,79 +45,43 @@ def delete_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {}
 
 
-@action("StopInstance")
 @action("StopInstances")
 def stop_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """Power machines off; StoppedMode says whether they go on costing."""
-    found = _asked(cloud, p)
-    mode = p.text("StoppedMode", "KeepCharging")
-    if mode not in ("KeepCharging", "StopCharging"):
-        raise ApiError(400, "InvalidParameter.StoppedMode", "The specified StoppedMode is not valid.")
-    for each in found:
-        if each.status not in ("Running", "Stopped"):
-            refuse_status()
-    end_dry_run(p)
-    return _answered(p, [_stop(cloud, each, mode) for each in found])
+    """Power machines off. They go on costing."""
+    return _switched(cloud, p, "Running", "Stopping", power.power_off)
 
 
-def _stop(cloud: Cloud, each: Instance, mode: str) -> tuple[Instance, str]:
-    before = each.status
-    if before == "Running":
-        each.status = "Stopping"
-        power.spoil_snapshots(cloud, each.instance_id)
-        power.power_off(cloud, each.instance_id)
-    each.stopped_mode = mode
-    return each, before
-
-
-@action("StartInstance")
 @action("StartInstances")
 def start_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """Power machines on; one that stopped charging needs stock again."""
+    """Power machines on."""
+    return _switched(cloud, p, "Stopped", "Starting", power.boot)
+
+
+def _switched(
+    cloud: Cloud,
+    p: Parameters,
+    before: Literal["Running", "Stopped"],
+    during: Literal["Stopping", "Starting"],
+    switch: Callable[[Cloud, str], None],
+) -> dict[str, Any]:
+    """Begin it with every machine that is as `before`, none where one is on its way; what became of each."""
     found = _asked(cloud, p)
-    for each in found:
-        if each.status not in ("Running", "Stopped"):
-            refuse_status()
-        if each.stopped_mode == "StopCharging" and not sold.in_stock(cloud, each.instance_type, each.zone_id):
-            raise ApiError(403, "OperationDenied.NoStock", NO_STOCK)
+    if any(each.status not in ("Running", "Stopped") for each in found):
+        refuse_status()
     end_dry_run(p)
-    return _answered(p, [_start(cloud, each) for each in found])
-
-
-def _start(cloud: Cloud, each: Instance) -> tuple[Instance, str]:
-    before = each.status
-    if before == "Stopped":
-        each.status = "Starting"
-        power.boot(cloud, each.instance_id)
-    return each, before
-
-
-@action("RebootInstance")
-@action("RebootInstances")
-def reboot_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """Power running machines off and on."""
-    found = _asked(cloud, p)
+    responses = []
     for each in found:
-        if each.status != "Running":
-            refuse_status()
-    end_dry_run(p)
-    for each in found:
-        power.reboot(cloud, each)
-    return _answered(p, [(each, "Running") for each in found])
-
-
-def _answered(p: Parameters, changed: list[tuple[Instance, str]]) -> dict[str, Any]:
-    """What became of each; the actions for one machine say nothing."""
-    if p.text("InstanceId"):
-        return {}
-    responses = [
-        {
-            "InstanceId": each.instance_id,
-            "PreviousStatus": before,
-            "CurrentStatus": each.status,
-            "Code": "200",
-            "Message": "success",
-        }
-        for each, before in changed
-    ]
+        previous = each.status
+        if previous == before:
+            each.status = during
+            switch(cloud, each.instance_id)
+        responses.append(
+            {
+                "InstanceId": each.instance_id,
+                "PreviousStatus": previous,
+                "CurrentStatus": each.status,
+                "Code": "200",
+                "Message": "success",
+            }
+        )
     return {"InstanceResponses": {"InstanceResponse": responses}}

@@ -1,18 +1,53 @@
-"""What all lists of the API have in common: filters by tag, pages by token or by number. Pure."""
+"""What all lists of the API have in common: filters by tag, pages by token or by number."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from inventory.localcloud.ecs.calls import ApiError, Parameters
+from inventory.localcloud.ecs.account import Record, Resource
+from inventory.localcloud.ecs.actions import ECS, Action, ApiError, Cloud, Parameters, action, end_dry_run
 
 T = TypeVar("T")
+AResource = TypeVar("AResource", bound=Resource)
+MOST_TAGS = 20
 MOST_A_PAGE = 100
 USUAL_A_PAGE = 10
+
+
+def describes(
+    plural: str,
+    one: str,
+    shown: Callable[[Cloud, Any], dict[str, Any]],
+    *,
+    version: str = ECS,
+    equal: Mapping[str, str] | None = None,
+    newest: bool = False,
+    has_token: bool = True,
+) -> Action:
+    """Register the action that lists what all filters fit, as Disks, each a Disk as `shown`, the newest first if so
+    asked; `equal` as of `matching`. Without `has_token` no answer says what page follows."""
+
+    def does(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+        end_dry_run(p)
+        found = matching(p, getattr(cloud.account, _field(plural)), f"{one}Ids", equal)
+        some, paging = page(p, sorted(found, key=lambda each: -each.created) if newest else found)
+        told = {plural: {one: [shown(cloud, each) for each in some]}, **paging}
+        return told if has_token else {key: value for key, value in told.items() if key != "NextToken"}
+
+    return action(f"Describe{plural}", version)(does)
+
+
+def fields_of(record: Record, *names: str) -> dict[str, Any]:
+    """Fields of a record under the API's names: VSwitchId is its vswitch_id."""
+    return {name: getattr(record, _field(name)) for name in names}
+
+
+def _field(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def page(parameters: Parameters, found: Sequence[T]) -> tuple[Sequence[T], dict[str, Any]]:
@@ -53,11 +88,6 @@ def has_tags(tags: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     return all(key in tags and value in ("", tags[key]) for key, value in wanted.items())
 
 
-def is_named(name: str, wanted: str) -> bool:
-    """Whether a name fits a filter, in which * stands for anything."""
-    return not wanted or fnmatchcase(name, wanted.replace("[", "[[]"))
-
-
 def emptied(answer: Mapping[str, Any]) -> dict[str, Any]:
     """A list's answer as it is for somebody who may see nothing."""
     nothing = {"TotalCount": 0, "NextToken": ""}
@@ -86,12 +116,22 @@ def _texts(entry: Mapping[str, Any]) -> list[str]:
     return [value for value in entry.values() if isinstance(value, str)]
 
 
-def ids(parameters: Parameters, name: str) -> list[str] | None:
-    """A filter that is one JSON array of at most 100 ids; None where it is absent: all."""
-    wanted = parameters.json_strings(name)
+def matching(
+    p: Parameters, things: Mapping[str, AResource], ids: str = "", equal: Mapping[str, str] | None = None
+) -> list[AResource]:
+    """What all filters fit: the tags, the parameter `ids` (one JSON array of at most 100) and those of `equal`, by
+    the field each is compared with."""
+    wanted, tags = p.json_strings(ids), p.tags()
     if wanted is not None and len(wanted) > MOST_A_PAGE:
-        raise ApiError(403, f"Invalid{name}.Malformed", f"The amount of specified {name} exceeds the limit.")
-    return wanted
+        raise ApiError(403, f"Invalid{ids}.Malformed", f"The amount of specified {ids} exceeds the limit.")
+    fields = {field: p.text(name) for name, field in (equal or {}).items() if p.text(name)}
+    return [
+        each
+        for key, each in things.items()
+        if (wanted is None or key in wanted)
+        and has_tags(each.tags, tags)
+        and all(getattr(each, field) == value for field, value in fields.items())
+    ]
 
 
 def tag_list(tags: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
@@ -102,7 +142,7 @@ def tag_list(tags: Mapping[str, str]) -> dict[str, list[dict[str, str]]]:
 def checked_tags(parameters: Parameters) -> dict[str, str]:
     """A request's tags. Raises ApiError for those the API refuses."""
     tags = parameters.tags()
-    if len(tags) > 20:
+    if len(tags) > MOST_TAGS:
         raise ApiError(400, "InvalidTagCount", "The specified tags are beyond the permitted range.")
     if len(tags) < len(list(parameters.groups("Tag"))):
         raise ApiError(400, "Duplicate.TagKey", "The Tag.N.Key contain duplicate key.")

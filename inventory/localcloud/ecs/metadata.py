@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import secrets
 import socket
 import threading
@@ -14,43 +13,28 @@ from typing import Any
 from aiohttp import web
 
 from inventory.localcloud.commands import LocalCloudError, run
-from inventory.localcloud.ecs import instance_shape, stamps
-from inventory.localcloud.ecs.calls import Cloud
-from inventory.localcloud.ecs.world import Instance
+from inventory.localcloud.ecs import times
+from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.actions import Cloud
 
 PORT = 80
 TOKEN_HEADER = "X-aliyun-ecs-metadata-token"
 LONGEST_TOKEN_S = 21_600
+OWN_FILES = ("instance-id", "hostname", "image-id", "zone-id", "vpc-id", "vswitch-id")
 Tree = dict[str, Any]
 
 
 def tree(cloud: Cloud, instance: Instance) -> Tree:
     """What lies below /latest/meta-data: folders are dicts, files are texts; what there is not is left out."""
-    key = cloud.world.key_pairs.get(instance.key_pair)
-    shape = instance_shape.shown(cloud, instance)
     about: Tree = {"instance-type": instance.instance_type, "instance-name": instance.name}
     if instance.noticed:
-        at = instance.reclaim_at or cloud.now()
-        about["spot"] = {"termination-time": stamps.second(at)}
-    found: Tree = {
-        "instance-id": instance.instance_id,
-        "hostname": instance.hostname,
-        "image-id": instance.image_id,
-        "region-id": cloud.world.region_id,
-        "zone-id": instance.zone_id,
-        "vpc-id": instance.vpc_id,
-        "vswitch-id": instance.vswitch_id,
+        about["spot"] = {"termination-time": times.second(instance.reclaim_at)}
+    return {
+        **{name: getattr(instance, name.replace("-", "_")) for name in OWN_FILES},
+        "region-id": cloud.account.region_id,
         "private-ipv4": instance.address,
-        "mac": shape["NetworkInterfaces"]["NetworkInterface"][0]["MacAddress"],
-        "serial-number": shape["SerialNumber"],
-        "network-type": "vpc",
         "instance": about,
     }
-    if instance.public_mbps:
-        found["eipv4"] = found["public-ipv4"] = instance.address
-    if key:
-        found["public-keys"] = {"0": {"openssh-key": f"{key.public_key.strip()}\n"}}
-    return found
 
 
 def text(of: Tree, path: str) -> str | None:
@@ -79,25 +63,20 @@ class Service:
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_put("/latest/api/token", self._give_token)
-        app.router.add_get("/latest/user-data", self._user_data)
         app.router.add_get("/latest/meta-data{path:(/.*)?}", self._meta_data)
         return app
 
     def _asking(self, request: web.Request) -> Instance:
         with self.cloud.lock:
-            for instance in self.cloud.world.instances.values():
+            for instance in self.cloud.account.instances.values():
                 if instance.address == request.remote:
                     return instance
         raise web.HTTPNotFound
 
     def _allowed(self, request: web.Request) -> Instance:
         instance, token = self._asking(request), request.headers.get(TOKEN_HEADER)
-        if token is None:
-            if instance.http_tokens == "required":
-                raise web.HTTPForbidden
-            return instance
-        owner, ends = self._tokens.get(token, ("", 0.0))
-        if owner != instance.instance_id or time.monotonic() > ends:
+        owner, ends = self._tokens.get(token or "", ("", 0.0))
+        if token is not None and (owner != instance.instance_id or time.monotonic() > ends):
             raise web.HTTPUnauthorized
         return instance
 
@@ -111,12 +90,6 @@ class Service:
         token = secrets.token_urlsafe(32)
         self._tokens[token] = (instance.instance_id, now + int(lifetime))
         return web.Response(text=token)
-
-    async def _user_data(self, request: web.Request) -> web.Response:
-        raw = base64.b64decode(self._allowed(request).user_data)
-        if not raw:
-            raise web.HTTPNotFound
-        return web.Response(body=raw, content_type="application/octet-stream")
 
     async def _meta_data(self, request: web.Request) -> web.Response:
         instance = self._allowed(request)

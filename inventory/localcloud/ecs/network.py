@@ -1,7 +1,4 @@
-"""Actions about VPCs and vSwitches, of the product Vpc and, as the older clients call them, of Ecs.
-
-They are kept and told; the hosts themselves all sit in the cloud's own subnet.
-"""
+"""VPCs and vSwitches. They are kept and told; the hosts themselves all sit in the cloud's own subnet."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.calls import ECS, VPC, ApiError, Cloud, Parameters, action, end_dry_run, new_id
-from inventory.localcloud.ecs.listing import page
-from inventory.localcloud.ecs.stamps import second
-from inventory.localcloud.ecs.world import Vpc, VSwitch
+from inventory.localcloud.ecs.account import Vpc, VSwitch
+from inventory.localcloud.ecs.actions import VPC, ApiError, Cloud, Parameters, action, end_dry_run, existing, new_id
+from inventory.localcloud.ecs.listing import describes, fields_of
+from inventory.localcloud.ecs.times import second
 
 PENDING_S = 0.3
 """How long a new VPC cannot be used."""
@@ -21,59 +18,40 @@ RESERVED = 4
 _PRIVATE = tuple(IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
 
-@action("CreateVpc", ECS)
 @action("CreateVpc", VPC)
 def create_vpc(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    cidr = _cidr(p.text("CidrBlock", "172.16.0.0/12"))
-    if not any(cidr.subnet_of(private) for private in _PRIVATE):
-        raise ApiError(400, "InvalidCidrBlock.Malformed", "Specified CIDR block is not valid.")
+    cidr = _cidr(p.text("CidrBlock", "172.16.0.0/12"), _PRIVATE)
     end_dry_run(p)
-    made = Vpc(vpc_id=new_id("vpc-"), name=p.text("VpcName"), cidr=str(cidr), created=cloud.now(), tags=p.tags())
-    cloud.world.vpcs[made.vpc_id] = made
+    made = Vpc(vpc_id=new_id("vpc-"), name=p.text("VpcName"), cidr=str(cidr), created=cloud.now())
+    cloud.account.vpcs[made.vpc_id] = made
     return {"VpcId": made.vpc_id, "VRouterId": _router(made), "RouteTableId": made.vpc_id.replace("vpc-", "vtb-")}
 
 
-@action("DescribeVpcs", ECS)
-@action("DescribeVpcs", VPC)
-def describe_vpcs(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    ids = [each for each in p.text("VpcId").split(",") if each]
-    found = [
-        each
-        for each in cloud.world.vpcs.values()
-        if (not ids or each.vpc_id in ids) and p.text("VpcName") in ("", each.name) and not p.flag("IsDefault")
-    ]
-    shown, told = page(p, found)
-    return {"Vpcs": {"Vpc": [_vpc(cloud, each) for each in shown]}, **_numbered(told)}
-
-
 def _vpc(cloud: Cloud, vpc: Vpc) -> dict[str, Any]:
-    inside = [each.vswitch_id for each in cloud.world.vswitches.values() if each.vpc_id == vpc.vpc_id]
     return {
         "VpcId": vpc.vpc_id,
         "VpcName": vpc.name,
         "CidrBlock": vpc.cidr,
         "Status": "Available" if _is_ready(cloud, vpc) else "Pending",
-        "RegionId": cloud.world.region_id,
+        "RegionId": cloud.account.region_id,
         "CreationTime": second(vpc.created),
-        "Description": "",
         "IsDefault": False,
         "VRouterId": _router(vpc),
-        "VSwitchIds": {"VSwitchId": inside},
-        "UserCidrs": {"UserCidr": []},
+        "VSwitchIds": {"VSwitchId": [each.vswitch_id for each in _vswitches(cloud, vpc)]},
     }
 
 
-@action("CreateVSwitch", ECS)
+describe_vpcs = describes("Vpcs", "Vpc", _vpc, version=VPC, equal={"VpcId": "vpc_id"}, has_token=False)
+
+
 @action("CreateVSwitch", VPC)
 def create_vswitch(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    vpc = ready_vpc(cloud, p.needed("VpcId"))
-    zone, cidr = p.needed("ZoneId"), _cidr(p.needed("CidrBlock"))
-    if zone not in catalogue.zones(p.text("RegionId") or cloud.world.region_id):
-        raise ApiError(404, "InvalidZoneId.NotFound", "The specified zone does not exist.")
-    if not cidr.subnet_of(IPv4Network(vpc.cidr)) or not 16 <= cidr.prefixlen <= 29:
-        raise ApiError(400, "InvalidCidrBlock.Malformed", "Specified CIDR block is not valid.")
-    others = [each for each in cloud.world.vswitches.values() if each.vpc_id == vpc.vpc_id]
-    if any(cidr.overlaps(IPv4Network(each.cidr)) for each in others):
+    vpc = ready_vpc(cloud, p)
+    zone, *_ = catalogue.zones(p.text("RegionId") or cloud.account.region_id, p.needed("ZoneId"))
+    cidr = _cidr(p.needed("CidrBlock"), (IPv4Network(vpc.cidr),))
+    if not 16 <= cidr.prefixlen <= 29:
+        raise _malformed()
+    if any(cidr.overlaps(IPv4Network(each.cidr)) for each in _vswitches(cloud, vpc)):
         raise ApiError(400, "InvalidCidrBlock.Overlapped", "Specified CIDR block overlapped with other subnets.")
     end_dry_run(p)
     made = VSwitch(
@@ -83,48 +61,32 @@ def create_vswitch(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         name=p.text("VSwitchName"),
         cidr=str(cidr),
         created=cloud.now(),
-        tags=p.tags(),
     )
-    cloud.world.vswitches[made.vswitch_id] = made
+    cloud.account.vswitches[made.vswitch_id] = made
     return {"VSwitchId": made.vswitch_id}
 
 
-@action("DescribeVSwitches", ECS)
-@action("DescribeVSwitches", VPC)
-def describe_vswitches(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    found = [
-        each
-        for each in cloud.world.vswitches.values()
-        if p.text("VpcId") in ("", each.vpc_id)
-        and p.text("ZoneId") in ("", each.zone_id)
-        and p.text("VSwitchId") in ("", each.vswitch_id)
-        and p.text("VSwitchName") in ("", each.name)
-    ]
-    shown, told = page(p, found)
-    return {"VSwitches": {"VSwitch": [_vswitch(cloud, each) for each in shown]}, **_numbered(told)}
-
-
 def _vswitch(cloud: Cloud, of: VSwitch) -> dict[str, Any]:
-    used = sum(each.vswitch_id == of.vswitch_id for each in cloud.world.instances.values())
+    used = sum(each.vswitch_id == of.vswitch_id for each in cloud.account.instances.values())
     return {
-        "VSwitchId": of.vswitch_id,
+        **fields_of(of, "VSwitchId", "VpcId", "ZoneId"),
         "VSwitchName": of.name,
-        "VpcId": of.vpc_id,
-        "ZoneId": of.zone_id,
         "CidrBlock": of.cidr,
         "Status": "Available",
         "AvailableIpAddressCount": IPv4Network(of.cidr).num_addresses - RESERVED - used,
         "CreationTime": second(of.created),
-        "Description": "",
         "IsDefault": False,
     }
 
 
-def ready_vpc(cloud: Cloud, vpc_id: str) -> Vpc:
-    """Raises the API's InvalidVpcId.NotFound and IncorrectVpcStatus."""
-    vpc = cloud.world.vpcs.get(vpc_id)
-    if vpc is None:
-        raise ApiError(404, "InvalidVpcId.NotFound", "Specified VPC does not exist.")
+describe_vswitches = describes(
+    "VSwitches", "VSwitch", _vswitch, version=VPC, equal={"VpcId": "vpc_id"}, has_token=False
+)
+
+
+def ready_vpc(cloud: Cloud, p: Parameters) -> Vpc:
+    """The VPC a call names. Raises the API's InvalidVpcId.NotFound and IncorrectVpcStatus."""
+    vpc = existing(cloud.account.vpcs, p.needed("VpcId"), "VpcId")
     if not _is_ready(cloud, vpc):
         raise ApiError(400, "IncorrectVpcStatus", "Current VPC status does not support this operation.")
     return vpc
@@ -134,17 +96,23 @@ def _is_ready(cloud: Cloud, vpc: Vpc) -> bool:
     return cloud.now() >= vpc.created + PENDING_S
 
 
+def _vswitches(cloud: Cloud, vpc: Vpc) -> list[VSwitch]:
+    return [each for each in cloud.account.vswitches.values() if each.vpc_id == vpc.vpc_id]
+
+
 def _router(vpc: Vpc) -> str:
     return vpc.vpc_id.replace("vpc-", "vrt-")
 
 
-def _cidr(text: str) -> IPv4Network:
+def _cidr(text: str, within: tuple[IPv4Network, ...]) -> IPv4Network:
     try:
-        return IPv4Network(text)
+        cidr = IPv4Network(text)
     except ValueError:
-        raise ApiError(400, "InvalidCidrBlock.Malformed", "Specified CIDR block is not valid.") from None
+        raise _malformed() from None
+    if not any(cidr.subnet_of(each) for each in within):
+        raise _malformed()
+    return cidr
 
 
-def _numbered(told: dict[str, Any]) -> dict[str, Any]:
-    """These lists know no NextToken."""
-    return {name: value for name, value in told.items() if name != "NextToken"}
+def _malformed() -> ApiError:
+    return ApiError(400, "InvalidCidrBlock.Malformed", "Specified CIDR block is not valid.")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action
-from inventory.localcloud.ecs.stamps import parsed, second
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action
+from inventory.localcloud.ecs.times import parsed, second
 
 DAY_S, HOUR_S = 86400, 3600
 HISTORY_PAGE = 100
@@ -17,93 +17,72 @@ _RANGES = ((3, "0-3%"), (5, "3-5%"), (10, "5-10%"), (100, "10-100%"))
 
 @action("DescribePrice")
 def describe_price(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """Of an hour (PriceUnit Month, Year: of that, at 720 hours a month), for machines with their disks or a disk."""
+    """Of an hour, for a machine with its disks or for disks alone."""
     kind = p.text("ResourceType", "instance")
     if kind not in ("instance", "disk"):
         told = "The specified parameter ResourceType is not valid."
         raise ApiError(400, "InvalidResourceType.ValueNotSupported", told)
-    times = _hours(p) * max(1, p.number("Amount", 1))
-    parts = _parts_of_instance(cloud, p) if kind == "instance" else list(_parts_of_disks(p))
-    if not parts:
-        told = "The DataDisk.1.Category parameter that is mandatory for processing the request is not provided."
-        raise ApiError(404, "InvalidDiskCategory.Missing", told)
-    told_parts = [_money(each, original * times, trade * times) for each, original, trade in parts]
-    total = _money("", sum(o * times for _, o, _ in parts), sum(t * times for _, _, t in parts))
-    del total["Resource"]
-    price = {"Currency": catalogue.CURRENCY, **total, "DetailInfos": {"DetailInfo": told_parts}}
+    if p.text("PriceUnit", "Hour") != "Hour":
+        told = "The emulator tells prices of an hour only."
+        raise ApiError(400, "InvalidPriceUnit.ValueNotSupported", told)
+    parts = [*(_parts_of_instance(cloud, p) if kind == "instance" else ()), *_parts_of_disks(p)]
+    details = [{"Resource": each, **_money(*costs), "SubRules": {"Rule": []}} for each, *costs in parts]
+    total = _money(sum(original for _, original, _ in parts), sum(trade for _, _, trade in parts))
+    price = {"Currency": catalogue.CURRENCY, **total, "DetailInfos": {"DetailInfo": details}}
     return {"PriceInfo": {"Price": price, "Rules": {"Rule": []}}}
 
 
-def _hours(p: Parameters) -> float:
-    unit, period = p.text("PriceUnit", "Hour"), max(1, p.number("Period", 1))
-    known = {"Hour": 1, "Day": 24, "Week": 168, "Month": catalogue.HOURS_A_MONTH, "Year": 12 * catalogue.HOURS_A_MONTH}
-    if unit not in known:
-        told = "The specified parameter PriceUnit is not valid."
-        raise ApiError(400, "InvalidPriceUnit.ValueNotSupported", told)
-    return known[unit] * period
-
-
-def _money(resource: str, original: float, trade: float) -> dict[str, Any]:
+def _money(original: float, trade: float) -> dict[str, Any]:
     return {
-        "Resource": resource,
         "OriginalPrice": round(original, 4),
         "DiscountPrice": round(original - trade, 4),
         "TradePrice": round(trade, 4),
-        **({"SubRules": {"Rule": []}} if resource else {}),
     }
 
 
-def _parts_of_instance(cloud: Cloud, p: Parameters) -> list[tuple[str, float, float]]:
-    """(resource, list price, price to pay) of an hour of one machine."""
-    of = type_named(
-        p.needed("InstanceType"), "The specified InstanceType does not exist or beyond the permitted range."
-    )
-    region = p.text("RegionId") or cloud.world.region_id
-    zone = p.text("ZoneId") or catalogue.zones(region)[0]
+def _parts_of_instance(cloud: Cloud, p: Parameters) -> Iterator[tuple[str, float, float]]:
+    """(resource, list price, price to pay) of an hour of one machine but its data disks."""
+    of = type_named(p.needed("InstanceType"))
+    zone, *_ = catalogue.zones(p.text("RegionId") or cloud.account.region_id, p.text("ZoneId"))
     trade = of.price
     if p.text("SpotStrategy", "NoSpot") != "NoSpot":
         trade = spot_price_now(cloud, of.name, zone, p.number("SpotDuration", 1))
-    parts = [("instanceType", of.price, trade)]
+    yield "instanceType", of.price, trade
     if p.text("SystemDisk.Category"):
-        system = Parameters({k.removeprefix("SystemDisk."): v for k, v in p.flat.items() if "SystemDisk." in k})
-        price = _disk_price(system, "InvalidSystemDiskCategory.ValueNotSupported", 40)
-        parts.append(("systemDisk", price, price))
-    parts.extend(_parts_of_disks(p))
-    if p.number("InternetMaxBandwidthOut") and p.text("InternetChargeType", "PayByTraffic") == "PayByTraffic":
-        parts.append(("bandwidth", 0.0, 0.0))
-    return parts
+        price = _disk_price(p.below("SystemDisk"), "System")
+        yield "systemDisk", price, price
+    if p.number("InternetMaxBandwidthOut"):
+        yield "bandwidth", 0.0, 0.0
 
 
 def _parts_of_disks(p: Parameters) -> Iterator[tuple[str, float, float]]:
     for each in p.groups("DataDisk"):
-        price = _disk_price(each, "InvalidDataDiskCategory.ValueNotSupported", 0)
+        price = _disk_price(each, "Data")
         yield "dataDisk", price, price
 
 
-def _disk_price(disk: Parameters, code: str, default_gib: int) -> float:
-    category, size = disk.text("Category", "cloud_efficiency"), disk.number("Size", default_gib)
-    if category not in catalogue.LEAST_GIB:
-        raise ApiError(400, code, "The specified disk category is not valid.")
-    if not catalogue.LEAST_GIB[category] <= size <= catalogue.LARGEST_GIB:
-        raise ApiError(400, "InvalidDataDiskSize.ValueNotSupported", "The specified disk size is not valid.")
-    try:
-        return catalogue.disk_price_hour(category, size, disk.text("PerformanceLevel"))
-    except KeyError:
-        told = "The specified parameter PerformanceLevel is not valid."
-        raise ApiError(400, "InvalidPerformanceLevel.Malformed", told) from None
+def _disk_price(disk: Parameters, of: str) -> float:
+    category, size = disk.needed("Category"), disk.number("Size", 40)
+    if category not in catalogue.CATEGORIES:
+        raise ApiError(400, f"Invalid{of}DiskCategory.ValueNotSupported", "The specified disk category is not valid.")
+    kind = catalogue.disk_kind(category, disk.text("PerformanceLevel"))
+    if not kind.least_gib <= size <= kind.most_gib:
+        raise ApiError(400, f"Invalid{of}DiskSize.ValueNotSupported", "The specified disk size is not valid.")
+    return round(kind.gib_month * size / catalogue.HOURS_A_MONTH, 5)
 
 
-def type_named(name: str, told: str = "The specified InstanceType beyond the permitted range.") -> catalogue.Type:
+def type_named(name: str) -> catalogue.Type:
     """Raises the API's InvalidInstanceType.ValueNotSupported."""
     found = catalogue.TYPES.get(name)
     if not found:
+        told = "The specified InstanceType does not exist or beyond the permitted range."
         raise ApiError(400, "InvalidInstanceType.ValueNotSupported", told)
     return found
 
 
 def spot_price_now(cloud: Cloud, type_name: str, zone_id: str, duration_h: int = 1) -> float:
     """What an hour of a spot machine costs now, price moves on demand included."""
-    factor = cloud.world.price_factor.get(type_name, 1.0)
+    factor = cloud.account.price_factor.get(type_name, 1.0)
     return catalogue.spot_price(type_name, zone_id, cloud.now(), duration_h=duration_h, factor=factor)
 
 
@@ -113,16 +92,12 @@ def describe_spot_price_history(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     region, of = p.needed("RegionId"), type_named(p.needed("InstanceType"))
     if p.needed("NetworkType") not in ("vpc", "classic"):
         raise ApiError(400, "InvalidParams.NetworkType", "The specified NetworkType is not valid.")
-    now, duration = cloud.now(), p.number("SpotDuration", 1)
-    end = min(now, parsed(p.text("EndTime"), "EndTime")) if p.text("EndTime") else now
-    start = parsed(p.text("StartTime"), "StartTime") if p.text("StartTime") else end - 3 * HOUR_S
-    if now - start > 30 * DAY_S + HOUR_S or start > end:
-        raise ApiError(400, "InvalidParams.StartTime", "StartTime must be in the last 30 days and before EndTime.")
-    hours = [hour * HOUR_S for hour in range(-int(-start // HOUR_S), int(end // HOUR_S) + 1)]
-    asked = [(at, zone) for at in hours for zone in _zones_asked(region, p)]
-    offset = p.number("Offset")
-    if offset < 0:
-        raise ApiError(400, "InvalidParams.Offset", "The specified Offset is not valid.")
+    now, duration, offset = cloud.now(), p.number("SpotDuration", 1), max(0, p.number("Offset"))
+    start = parsed(p.text("StartTime"), "StartTime") if p.text("StartTime") else now - 3 * HOUR_S
+    if now - start > 30 * DAY_S + HOUR_S or start > now:
+        raise ApiError(400, "InvalidParams.StartTime", "StartTime must be in the last 30 days.")
+    hours = [hour * HOUR_S for hour in range(-int(-start // HOUR_S), int(now // HOUR_S) + 1)]
+    asked = [(at, zone) for at in hours for zone in catalogue.zones(region, p.text("ZoneId"))]
     prices = [_price_then(cloud, of, zone, at, duration) for at, zone in asked[offset : offset + HISTORY_PAGE]]
     following = offset + HISTORY_PAGE
     return {
@@ -146,24 +121,16 @@ def _price_then(cloud: Cloud, of: catalogue.Type, zone: str, at: float, duration
     }
 
 
-def _zones_asked(region: str, p: Parameters) -> tuple[str, ...]:
-    zone = p.text("ZoneId")
-    if zone and zone not in catalogue.zones(region):
-        raise ApiError(404, "InvalidZoneId.NotFound", "The specified zone does not exist.")
-    return (zone,) if zone else catalogue.zones(region)
-
-
 @action("DescribeSpotAdvice")
 def describe_spot_advice(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """How spot machines fared over the last 30 days, by zone and type."""
-    region = p.needed("RegionId")
-    family, wanted = p.text("InstanceTypeFamily"), p.strings("InstanceTypes")
-    types = [t for t in catalogue.TYPES.values() if t.name in wanted or (not wanted and family in ("", t.family))]
+    region, names = p.needed("RegionId"), p.strings("InstanceTypes")
+    types = [each for each in catalogue.TYPES.values() if each.name in names]
     zones = []
-    for zone in _zones_asked(region, p):
+    for zone in catalogue.zones(region) if types else ():
         advice = [_advice(cloud, each, zone) for each in types]
         zones.append({"ZoneId": zone, "AvailableSpotResources": {"AvailableSpotResource": advice}})
-    return {"RegionId": region, "AvailableSpotZones": {"AvailableSpotZone": zones if types else []}}
+    return {"RegionId": region, "AvailableSpotZones": {"AvailableSpotZone": zones}}
 
 
 def _advice(cloud: Cloud, of: catalogue.Type, zone: str) -> dict[str, Any]:
@@ -180,36 +147,28 @@ def _advice(cloud: Cloud, of: catalogue.Type, zone: str) -> dict[str, Any]:
 
 @action("DescribeAvailableResource")
 def describe_available_resource(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """Instance types in stock, or what disks a type takes, by zone."""
-    region, kind = p.needed("RegionId"), p.needed("DestinationResource")
-    if kind not in ("InstanceType", "SystemDisk", "DataDisk"):
-        told = "The specified DestinationResource is not valid."
-        raise ApiError(404, "Invalid.DestinationResource", told)
-    zones = [_zone_of(cloud, region, zone, kind, p) for zone in _zones_asked(region, p)]
-    return {"AvailableZones": {"AvailableZone": [zone for zone in zones if zone]}}
-
-
-def _zone_of(cloud: Cloud, region: str, zone: str, kind: str, p: Parameters) -> dict[str, Any]:
-    asked, stocked = p.text("InstanceType"), cloud.world.stocked
+    """Instance types in stock, or what data disks a type takes, by zone."""
+    region, kind, asked = p.needed("RegionId"), p.needed("DestinationResource"), p.text("InstanceType")
     types = [name for name in catalogue.TYPES if asked in ("", name)]
-    there = any(catalogue.in_stock(name, stocked) for name in types)
     if kind == "InstanceType":
-        found: list[dict[str, Any]] = [{"Value": name, **_status(catalogue.in_stock(name, stocked))} for name in types]
+        found = [{"Value": name, **_status(catalogue.in_stock(name, cloud.account.stocked))} for name in types]
+    elif kind == "DataDisk":
+        found = [_sold(category) for category in catalogue.disk_categories(asked) if types]
     else:
-        found = [
-            {"Value": each, "Min": catalogue.LEAST_GIB[each], "Max": 32768, "Unit": "GiB", **_status(True)}
-            for each in catalogue.disk_categories(asked)
-            if types
-        ]
-        there = bool(found)
-    if not found:
-        return {}
-    resource = {"Type": kind, "SupportedResources": {"SupportedResource": found}}
-    place = {"RegionId": region, "ZoneId": zone, **_status(there)}
-    return {**place, "AvailableResources": {"AvailableResource": [resource]}}
+        raise ApiError(404, "Invalid.DestinationResource", "The specified DestinationResource is not valid.")
+    there = _status(any(each["Status"] == "Available" for each in found))
+    resources = {"AvailableResource": [{"Type": kind, "SupportedResources": {"SupportedResource": found}}]}
+    zones = catalogue.zones(region, p.text("ZoneId")) if found else ()
+    told = [{"RegionId": region, "ZoneId": zone, **there, "AvailableResources": resources} for zone in zones]
+    return {"AvailableZones": {"AvailableZone": told}}
 
 
-def _status(there: bool) -> dict[str, str]:
+def _sold(category: str) -> dict[str, Any]:
+    kind = catalogue.disk_kind(category)
+    return {"Value": category, "Min": kind.least_gib, "Max": kind.most_gib, "Unit": "GiB", **_status(True)}
+
+
+def _status(there: bool) -> dict[str, Any]:
     if there:
         return {"Status": "Available", "StatusCategory": "WithStock"}
     return {"Status": "SoldOut", "StatusCategory": "WithoutStock"}

@@ -4,10 +4,11 @@ that it goes on after a restart of the server."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 
-from inventory.localcloud.ecs.calls import Cloud
-from inventory.localcloud.ecs.work import later
-from inventory.localcloud.ecs.world import Disk, Instance
+from inventory.localcloud.ecs.account import Disk, Instance
+from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.background import later
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +24,9 @@ def boot(cloud: Cloud, instance_id: str) -> None:
 
 
 def power_off(cloud: Cloud, instance_id: str) -> None:
-    """Stop a machine whose status is Stopping."""
+    """Stop a machine whose status is Stopping; called with the lock held."""
+    spoil_snapshots(cloud, instance_id)
     later(cloud, instance_id, lambda: _power_off(cloud, instance_id))
-
-
-def reboot(cloud: Cloud, instance: Instance) -> None:
-    """Power a running machine off and on; called with the lock held."""
-    instance.status = "Stopping"
-    spoil_snapshots(cloud, instance.instance_id)
-    power_off(cloud, instance.instance_id)
-    later(cloud, instance.instance_id, lambda: _start_again(cloud, instance.instance_id))
 
 
 def release(cloud: Cloud, instance: Instance) -> None:
@@ -51,18 +45,22 @@ def is_released(cloud: Cloud, instance: Instance) -> bool:
 def spoil_snapshots(cloud: Cloud, instance_id: str) -> None:
     """A machine that stops makes snapshots of its disks fail that are still in progress."""
     disks = {disk.disk_id for disk in cloud.disks_of(instance_id)}
-    for snapshot in cloud.world.snapshots.values():
+    for snapshot in cloud.account.snapshots.values():
         if snapshot.disk_id in disks and cloud.now() < snapshot.accomplished_at:
             snapshot.failed = True
 
 
+BEGUN: Mapping[str, Callable[[Cloud, str], None]] = {"Pending": make, "Starting": boot, "Stopping": power_off}
+"""How a machine goes on, by the status that it has on its way."""
+
+
 def _make(cloud: Cloud, instance_id: str) -> None:
     with cloud.lock:
-        instance = cloud.world.instances.get(instance_id)
+        instance = cloud.account.instances.get(instance_id)
         if instance is None or instance.status != "Pending":
             return
         new = [disk for disk in cloud.disks_of(instance_id) if disk.status == "Creating"]
-        sources = {disk.disk_id: cloud.world.snapshots.get(disk.source_snapshot_id) for disk in new}
+        sources = {disk.disk_id: cloud.account.snapshots.get(disk.source_snapshot_id) for disk in new}
     try:
         for disk in new:
             cloud.machines.make_disk(disk, sources[disk.disk_id])
@@ -82,10 +80,10 @@ def _make(cloud: Cloud, instance_id: str) -> None:
 
 def _boot(cloud: Cloud, instance_id: str) -> None:
     with cloud.lock:
-        instance = cloud.world.instances.get(instance_id)
+        instance = cloud.account.instances.get(instance_id)
         if instance is None or instance.status != "Starting":
             return
-        key = cloud.world.key_pairs.get(instance.key_pair)
+        key = cloud.account.key_pairs.get(instance.key_pair)
         disks = cloud.disks_of(instance_id, "data")
     try:
         cloud.machines.boot(instance, disks, key.public_key if key else "")
@@ -94,29 +92,16 @@ def _boot(cloud: Cloud, instance_id: str) -> None:
         cloud.machines.power_off(instance)
         _settle(cloud, instance, "Stopped")
         return
-    with cloud.lock:
-        instance.user_data_done = True
-        instance.stopped_mode = "Not-applicable"
     _settle(cloud, instance, "Running")
 
 
 def _power_off(cloud: Cloud, instance_id: str) -> None:
     with cloud.lock:
-        instance = cloud.world.instances.get(instance_id)
+        instance = cloud.account.instances.get(instance_id)
         if instance is None or instance.status != "Stopping" or is_released(cloud, instance):
             return
     cloud.machines.power_off(instance)
     _settle(cloud, instance, "Stopped")
-
-
-def _start_again(cloud: Cloud, instance_id: str) -> None:
-    with cloud.lock:
-        instance = cloud.world.instances.get(instance_id)
-        if instance is None or instance.status != "Stopped":
-            return
-        instance.status = "Starting"
-        cloud.save()
-    _boot(cloud, instance_id)
 
 
 def _settle(cloud: Cloud, instance: Instance, status: str) -> None:
@@ -128,7 +113,7 @@ def _settle(cloud: Cloud, instance: Instance, status: str) -> None:
 
 def _release(cloud: Cloud, instance_id: str) -> None:
     with cloud.lock:
-        instance = cloud.world.instances.get(instance_id)
+        instance = cloud.account.instances.get(instance_id)
         if instance is None or not is_released(cloud, instance):
             return
     cloud.machines.release(instance)
@@ -144,8 +129,8 @@ def _release(cloud: Cloud, instance_id: str) -> None:
         cloud.machines.remove_disk(disk)
     with cloud.lock:
         for disk in gone:
-            cloud.world.disks.pop(disk.disk_id, None)
-        cloud.world.instances.pop(instance_id, None)
+            cloud.account.disks.pop(disk.disk_id, None)
+        cloud.account.instances.pop(instance_id, None)
         cloud.save()
 
 

@@ -6,11 +6,11 @@ import re
 from ipaddress import IPv4Network
 from typing import Any
 
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters, action, end_dry_run, new_id
-from inventory.localcloud.ecs.listing import checked_tags, has_tags, ids, is_named, page, tag_list
+from inventory.localcloud.ecs.account import SecurityGroup
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing, new_id
+from inventory.localcloud.ecs.listing import checked_tags, describes, fields_of, tag_list
 from inventory.localcloud.ecs.network import ready_vpc
-from inventory.localcloud.ecs.stamps import second
-from inventory.localcloud.ecs.world import SecurityGroup
+from inventory.localcloud.ecs.times import second
 
 LARGEST = 2000
 """Machines in a group."""
@@ -18,17 +18,12 @@ MOST_RULES = 200
 _PROTOCOLS = ("TCP", "UDP", "ICMP", "GRE", "ALL")
 _KEYS = ("IpProtocol", "PortRange", "SourceCidrIp", "SourceGroupId", "Policy", "Priority", "NicType")
 """What makes a rule the same as another."""
-_SHOWN_EMPTY = (
-    "DestCidrIp DestGroupId DestGroupName DestGroupOwnerAccount DestPrefixListId DestPrefixListName Ipv6DestCidrIp"
-    " Ipv6SourceCidrIp SourceGroupName SourceGroupOwnerAccount SourcePortRange SourcePrefixListId SourcePrefixListName"
-)
+_SHOWN_EMPTY = ("Ipv6SourceCidrIp", "SourcePrefixListId")
 
 
 @action("CreateSecurityGroup")
 def create_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    if not p.text("VpcId"):
-        raise ApiError(403, "InvalidVpcId.NotFound", "vpc id must not empty when only support vpc vm.")
-    vpc, name = ready_vpc(cloud, p.text("VpcId")), p.text("SecurityGroupName")
+    vpc, name = ready_vpc(cloud, p), p.text("SecurityGroupName")
     if name and (not 2 <= len(name) <= 128 or name.startswith(("http://", "https://"))):
         raise ApiError(400, "InvalidSecurityGroupName.Malformed", "Specified security group name is not valid.")
     tags = checked_tags(p)
@@ -38,61 +33,44 @@ def create_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         name=name,
         vpc_id=vpc.vpc_id,
         created=cloud.now(),
-        description=p.text("Description"),
         tags=tags,
     )
-    cloud.world.security_groups[made.security_group_id] = made
+    cloud.account.security_groups[made.security_group_id] = made
     return {"SecurityGroupId": made.security_group_id}
+
+
+def _group(cloud: Cloud, of: SecurityGroup) -> dict[str, Any]:
+    used = sum(of.security_group_id in each.security_group_ids for each in cloud.account.instances.values())
+    return {
+        **fields_of(of, "SecurityGroupId", "VpcId"),
+        "SecurityGroupName": of.name,
+        "SecurityGroupType": "normal",
+        "CreationTime": second(of.created),
+        "AvailableInstanceAmount": LARGEST - used,
+        "EcsCount": used,
+        "RuleCount": len(of.rules),
+        "Tags": tag_list(of.tags),
+    }
+
+
+_describe = describes("SecurityGroups", "SecurityGroup", _group, equal={"VpcId": "vpc_id"})
 
 
 @action("DescribeSecurityGroups")
 def describe_security_groups(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    wanted = ids(p, "SecurityGroupIds")
-    if p.text("SecurityGroupId"):
-        wanted = [p.text("SecurityGroupId")]
-    found = [
-        each
-        for each in cloud.world.security_groups.values()
-        if (wanted is None or each.security_group_id in wanted)
-        and p.text("VpcId") in ("", each.vpc_id)
-        and is_named(each.name, p.text("SecurityGroupName"))
-        and has_tags(each.tags, p.tags())
-    ]
-    shown, told = page(p, found)
-    groups = [_group(cloud, each) for each in shown]
-    return {"RegionId": cloud.world.region_id, "SecurityGroups": {"SecurityGroup": groups}, **told}
-
-
-def _group(cloud: Cloud, of: SecurityGroup) -> dict[str, Any]:
-    used = len(_members(cloud, of.security_group_id))
-    return {
-        "SecurityGroupId": of.security_group_id,
-        "SecurityGroupName": of.name,
-        "SecurityGroupType": "normal",
-        "VpcId": of.vpc_id,
-        "CreationTime": second(of.created),
-        "Description": of.description,
-        "AvailableInstanceAmount": LARGEST - used,
-        "EcsCount": used,
-        "RuleCount": len(of.rules),
-        "ResourceGroupId": "",
-        "ServiceManaged": False,
-        "Tags": tag_list(of.tags),
-    }
+    return {"RegionId": cloud.account.region_id, **_describe(cloud, p)}
 
 
 @action("DescribeSecurityGroupAttribute")
 def describe_security_group_attribute(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """Only ingress has rules; what leaves is always let through."""
-    of = group(cloud, p.needed("SecurityGroupId"))
+    of = group(cloud, p)
     rules = [] if p.text("Direction") == "egress" else of.rules
-    empty = dict.fromkeys(_SHOWN_EMPTY.split(), "")
+    empty = dict.fromkeys(_SHOWN_EMPTY, "")
     return {
-        "RegionId": cloud.world.region_id,
-        "SecurityGroupId": of.security_group_id,
+        "RegionId": cloud.account.region_id,
+        **fields_of(of, "SecurityGroupId", "VpcId"),
         "SecurityGroupName": of.name,
-        "VpcId": of.vpc_id,
-        "Description": of.description,
         "InnerAccessPolicy": "Accept",
         "Permissions": {"Permission": [{**empty, **rule} for rule in rules]},
     }
@@ -101,8 +79,8 @@ def describe_security_group_attribute(cloud: Cloud, p: Parameters) -> dict[str, 
 @action("AuthorizeSecurityGroup")
 def authorize_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """A rule that is there already is no error and is not added again."""
-    of = group(cloud, p.needed("SecurityGroupId"))
-    wanted = [_rule(cloud, of, each) for each in _permissions(p)]
+    of = group(cloud, p)
+    wanted = [_rule(cloud, of, each) for each in p.groups("Permissions")]
     missing = [rule for rule in wanted if not any(_is_same(rule, other) for other in of.rules)]
     if len(of.rules) + len(missing) > MOST_RULES:
         told = "The limit of authorization records in the security group reaches."
@@ -115,9 +93,9 @@ def authorize_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 @action("RevokeSecurityGroup")
 def revoke_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     """By the rules' ids or by what they say. A rule that is not there is no error."""
-    of = group(cloud, p.needed("SecurityGroupId"))
+    of = group(cloud, p)
     named = p.strings("SecurityGroupRuleId")
-    told = [] if named else [_rule(cloud, of, each) for each in _permissions(p)]
+    told = [] if named else [_rule(cloud, of, each) for each in p.groups("Permissions")]
     of.rules = [
         rule
         for rule in of.rules
@@ -126,34 +104,9 @@ def revoke_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {}
 
 
-@action("DeleteSecurityGroup")
-def delete_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    of = group(cloud, p.needed("SecurityGroupId"))
-    others = [each for each in cloud.world.security_groups.values() if each is not of]
-    is_named_by_another = any(rule["SourceGroupId"] == of.security_group_id for o in others for rule in o.rules)
-    if _members(cloud, of.security_group_id) or is_named_by_another:
-        told = "There is still instance(s) in the specified security group, or another group's rule names it."
-        raise ApiError(403, "DependencyViolation", told)
-    del cloud.world.security_groups[of.security_group_id]
-    return {}
-
-
-def group(cloud: Cloud, security_group_id: str) -> SecurityGroup:
+def group(cloud: Cloud, p: Parameters) -> SecurityGroup:
     """Raises the API's InvalidSecurityGroupId.NotFound."""
-    found = cloud.world.security_groups.get(security_group_id)
-    if found is None:
-        raise ApiError(404, "InvalidSecurityGroupId.NotFound", "The specified SecurityGroupId does not exist.")
-    return found
-
-
-def _members(cloud: Cloud, security_group_id: str) -> list[str]:
-    machines = cloud.world.instances.values()
-    return [each.instance_id for each in machines if security_group_id in each.security_group_ids]
-
-
-def _permissions(p: Parameters) -> list[Parameters]:
-    """Permissions.N, or the older flat parameters."""
-    return list(p.groups("Permissions")) or [p]
+    return existing(cloud.account.security_groups, p.needed("SecurityGroupId"), "SecurityGroupId")
 
 
 def _is_same(rule: dict[str, str], other: dict[str, str]) -> bool:
@@ -174,9 +127,8 @@ def _rule(cloud: Cloud, of: SecurityGroup, p: Parameters) -> dict[str, str]:
     if source and not _is_cidr(source):
         told = 'The specified parameter "SourceCidrIp" is not valid.'
         raise ApiError(400, "InvalidSourceCidrIp.Malformed", told)
-    if source_group and source_group not in cloud.world.security_groups:
-        told = "The SourceGroupId provided does not exist in our records."
-        raise ApiError(404, "InvalidSourceGroupId.NotFound", told)
+    if source_group:
+        existing(cloud.account.security_groups, source_group, "SourceGroupId")
     policy = p.text("Policy", "accept").lower()
     if policy not in ("accept", "drop"):
         raise ApiError(400, "InvalidPolicy.Malformed", 'The specified parameter "Policy" is not valid.')

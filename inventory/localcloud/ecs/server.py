@@ -1,6 +1,6 @@
 """The API's HTTP server: loopback only, every call signed.
 
-python -m inventory.localcloud.ecs.server --cloud NAME --subnet CIDR --region R --folder FOLDER [--metadata ADDRESS]
+python -m inventory.localcloud.ecs.server --cloud NAME --subnet CIDR --region R --metadata ADDRESS
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import signal
 import time
@@ -17,21 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from aiohttp import web
 
 from inventory.localcloud.ecs import (
-    access,
     assistant,
-    control,
+    client_files,
+    clock,
     disks,
-    due,
     images,
     instances,
-    keys,
+    key_pairs,
+    lifecycle,
     network,
     offers,
     region,
@@ -39,18 +40,19 @@ from inventory.localcloud.ecs import (
     snapshots,
     tagging,
 )
-from inventory.localcloud.ecs.calls import ApiError, Cloud
+from inventory.localcloud.ecs.actions import ApiError, Cloud
 from inventory.localcloud.ecs.dispatch import Dispatcher, NoAnswerError
 from inventory.localcloud.ecs.faults import FaultFile
 from inventory.localcloud.ecs.hosts import Hosts
 from inventory.localcloud.ecs.signature import COMMON, VALID_S, Caller, Request, verified
+from inventory.localcloud.places import Places
 
 LOOPBACK = "127.0.0.1"
 LONGEST_LINE = 256 * 1024
-"""The SDK puts user data into the URL."""
-DUE_EVERY_S = 0.5
+"""The SDK puts a script for the Cloud Assistant into the URL."""
+TICK_S = 0.5
 ACTIONS_OF = (
-    *(access, assistant, control, disks, instances, network),
+    *(key_pairs, assistant, disks, clock, instances, lifecycle, network),
     *(images, offers, region, security_groups, snapshots, tagging),
 )
 """The modules whose actions it answers: they have registered themselves."""
@@ -88,7 +90,7 @@ class Api:
             return _answered(200, {"RequestId": request_id, **answer}, request_id, {})
         except ApiError as error:
             log.info("%s %s %s", caller.action if caller else "unsigned", error.code, request_id)
-            return _refused(error, http.host, request_id, bool(caller and caller.xml) or _wants_xml(http))
+            return _refused(error, http.host, request_id)
         except NoAnswerError as cut:
             await asyncio.sleep(cut.hold_s)
             if http.transport:
@@ -97,7 +99,19 @@ class Api:
         except Exception:
             log.exception("%s %s", caller.action if caller else "unsigned", request_id)
             unknown = ApiError(500, "InternalError", "The request processing has failed due to some unknown error.")
-            return _refused(unknown, http.host, request_id, False)
+            return _refused(unknown, http.host, request_id)
+
+    async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one call without a signature: (version, action, parameters) as a line of JSON, the answer as one."""
+        try:
+            asked = json.loads(await reader.readline())
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._threads, self.dispatcher.answer, *asked)
+        except (ApiError, NoAnswerError) as error:
+            answer = {"Refusal": str(error)}
+        writer.write(f"{json.dumps(answer)}\n".encode())
+        writer.close()
+        await writer.wait_closed()
 
     async def date(self, _: web.Request, response: web.StreamResponse) -> None:
         """Every answer tells the time by the cloud's clock."""
@@ -106,7 +120,7 @@ class Api:
     def _use_nonce(self, caller: Caller) -> None:
         now = time.time()
         with self.cloud.lock:
-            nonces = self.cloud.world.nonces
+            nonces = self.cloud.account.nonces
             while nonces and now - next(iter(nonces.values())) > 2 * VALID_S:
                 del nonces[next(iter(nonces))]
             if caller.nonce in nonces:
@@ -122,19 +136,12 @@ async def _request(http: web.Request) -> Request:
     return Request(http.method, headers, dict(http.query), form, body, http.path)
 
 
-def _wants_xml(http: web.Request) -> bool:
-    return http.query.get("Format", "").upper() == "XML"
-
-
 def _answered(status: int, content: dict[str, Any], request_id: str, headers: Mapping[str, str]) -> web.Response:
-    return web.json_response(content, status=status, headers={**_common(request_id), **headers})
+    told = {"x-acs-request-id": request_id, "x-acs-trace-id": uuid.uuid4().hex, "Server": "spotune local cloud"}
+    return web.json_response(content, status=status, headers={**told, **headers})
 
 
-def _common(request_id: str) -> dict[str, str]:
-    return {"x-acs-request-id": request_id, "x-acs-trace-id": uuid.uuid4().hex, "Server": "spotune local cloud"}
-
-
-def _refused(error: ApiError, host: str, request_id: str, xml: bool) -> web.Response:
+def _refused(error: ApiError, host: str, request_id: str) -> web.Response:
     content = {
         "RequestId": request_id,
         "HostId": host,
@@ -142,12 +149,7 @@ def _refused(error: ApiError, host: str, request_id: str, xml: bool) -> web.Resp
         "Message": error.message,
         "Recommend": f"https://api.aliyun.com/troubleshoot?q={error.code}&product=Ecs&requestId={request_id}",
     }
-    if not xml:
-        return _answered(error.status, content, request_id, error.headers)
-    inner = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in content.items())
-    text = f'<?xml version="1.0" encoding="UTF-8"?><Error>{inner}</Error>'
-    headers = {**_common(request_id), **error.headers, "Content-Type": "text/xml;charset=utf-8"}
-    return web.Response(body=text.encode(), status=error.status, headers=headers)
+    return _answered(error.status, content, request_id, error.headers)
 
 
 @asynccontextmanager
@@ -160,12 +162,12 @@ async def serving(api: Api, port: int = 0) -> AsyncIterator[int]:
         app, access_log=None, max_line_size=LONGEST_LINE, max_field_size=LONGEST_LINE, shutdown_timeout=1
     )
     await runner.setup()
-    await asyncio.to_thread(due.go_on, api.cloud)
-    clock = asyncio.create_task(_keep_time(api.cloud))
+    await asyncio.to_thread(clock.resume, api.cloud)
+    ticking = asyncio.create_task(_keep_time(api.cloud))
     try:
         yield await _listen(runner, port)
     finally:
-        clock.cancel()
+        ticking.cancel()
         await runner.cleanup()
 
 
@@ -184,48 +186,49 @@ async def _listen(runner: web.AppRunner, port: int) -> int:
 
 
 async def _keep_time(cloud: Cloud) -> None:
-    """Do what is due by the cloud's clock, for ever."""
+    """Let the cloud's clock tick for ever."""
     while True:
         try:
-            await asyncio.to_thread(due.do_what_is_due, cloud)
+            await asyncio.to_thread(clock.tick, cloud)
         except Exception:
-            log.exception("what was due failed")
-        await asyncio.sleep(DUE_EVERY_S)
+            log.exception("what the clock began failed")
+        await asyncio.sleep(TICK_S)
 
 
 def main() -> None:
     """Serve a cloud until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="python -m inventory.localcloud.ecs.server")
-    for name in ("cloud", "subnet", "region", "folder"):
+    for name in ("cloud", "subnet", "region", "metadata"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--metadata", default="", help="address of the metadata service in the hosts; empty: none")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    folder = Path(args.folder)
-    machines = Hosts.of(args.cloud, args.subnet, args.metadata)
-    cloud = Cloud(folder / "world.json", machines, args.subnet)
-    cloud.world.region_id = args.region
+    places = Places.of(args.cloud)
+    machines = Hosts(places, IPv4Network(args.subnet), args.metadata)
+    cloud = Cloud(places.world, machines, args.subnet)
+    cloud.account.region_id = args.region
     machines.begin(cloud)
     try:
-        asyncio.run(_serve_until_told(cloud, folder))
+        asyncio.run(_serve_until_told(cloud, places.folder))
     finally:
         machines.end()
 
 
 async def _serve_until_told(cloud: Cloud, folder: Path) -> None:
-    key = keys.key_of(folder)
+    key = client_files.key_of(folder)
     api = Api(cloud, FaultFile(folder / "faults.json"), dict([key]))
     stop = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, stop.set)
-    async with serving(api, cloud.world.port) as port:
-        cloud.world.port = port
+    with client_files.control_socket(folder) as path:
+        control = await asyncio.start_unix_server(api.control, path)
+    async with control, serving(api, cloud.account.port) as port:
+        cloud.account.port = port
         cloud.save()
-        keys.tell(folder, port)
+        client_files.tell(folder, port)
         log.info("serving on %s:%d", LOOPBACK, port)
         await stop.wait()
     with contextlib.suppress(FileNotFoundError):
-        (folder / keys.ADDRESS).unlink()
+        (folder / client_files.ADDRESS).unlink()
 
 
 if __name__ == "__main__":

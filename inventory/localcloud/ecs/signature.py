@@ -1,4 +1,4 @@
-"""Who signed a call: the vendor's two signature methods, checked and made. Pure: the clock and the keys come in.
+"""Who signed a call: the vendor's two signature methods, checked. Pure: the clock and the keys come in.
 
 V3 (ACS3-HMAC-SHA256, in headers) is what the typed SDK sends, V1 (HMAC-SHA1, in parameters) the legacy one.
 https://www.alibabacloud.com/help/en/sdk/product-overview/v3-request-structure-and-signature
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from inventory.localcloud.ecs.calls import ApiError
+from inventory.localcloud.ecs.actions import ApiError
 
 V3, V1 = "ACS3-HMAC-SHA256", "HMAC-SHA1"
 VALID_S = 15 * 60
@@ -49,8 +49,6 @@ class Caller:
     version: str
     access_key_id: str
     nonce: str
-    xml: bool = False
-    """Whether the answer is wanted as XML."""
 
 
 def verified(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
@@ -80,9 +78,7 @@ def _verified_v3(request: Request, secrets: Mapping[str, str], now: float) -> Ca
         raise ApiError(400, "SignatureDoesNotMatch", "Specified signature does not match our calculation.")
     if not _is_recent(headers["x-acs-date"], now):
         raise ApiError(400, "InvalidTimeStamp.Expired", "Specified time stamp or date value is expired.")
-    xml = "xml" in headers.get("accept", "") and "json" not in headers.get("accept", "")
-    nonce = headers["x-acs-signature-nonce"]
-    return Caller(headers["x-acs-action"], headers["x-acs-version"], key_id, nonce, xml)
+    return Caller(headers["x-acs-action"], headers["x-acs-version"], key_id, headers["x-acs-signature-nonce"])
 
 
 def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secret: str) -> str:
@@ -93,24 +89,6 @@ def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secr
     canonical = f"{head}\n{lines}\n{';'.join(names)}\n{digest}"
     to_sign = f"{V3}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     return hmac.new(secret.encode(), to_sign.encode(), hashlib.sha256).hexdigest()
-
-
-def signed_headers(
-    *, host: str, action: str, version: str, query: Mapping[str, str], key: tuple[str, str], now: float, nonce: str
-) -> dict[str, str]:
-    """The headers of a POST without a body to `/`, signed with (access key id, secret)."""
-    digest = hashlib.sha256(b"").hexdigest()
-    headers = {
-        "host": host,
-        "x-acs-action": action,
-        "x-acs-version": version,
-        "x-acs-date": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "x-acs-signature-nonce": nonce,
-        "x-acs-content-sha256": digest,
-    }
-    signature = v3_signature(Request("POST", headers, query), headers, digest, key[1])
-    names = ";".join(sorted(headers))
-    return headers | {"Authorization": f"{V3} Credential={key[0]},SignedHeaders={names},Signature={signature}"}
 
 
 def _verified_v1(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
@@ -128,10 +106,7 @@ def _verified_v1(request: Request, secrets: Mapping[str, str], now: float) -> Ca
         told = f"Specified signature is not matched with our calculation. server string to sign is:{to_sign}"
         raise ApiError(400, "SignatureDoesNotMatch", told)
     _check_v1_time(parameters["Timestamp"], now)
-    xml = parameters.get("Format", "").upper() == "XML"
-    return Caller(
-        parameters["Action"], parameters["Version"], parameters["AccessKeyId"], parameters["SignatureNonce"], xml
-    )
+    return Caller(*(parameters[name] for name in ("Action", "Version", "AccessKeyId", "SignatureNonce")))
 
 
 def v1_string(method: str, parameters: Iterable[tuple[str, str]]) -> str:

@@ -1,25 +1,17 @@
-"""What a disk may be: its category, size and source, checked as the API does. Pure."""
+"""What a disk may be: its category, size and source, checked as the API does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from inventory.localcloud.ecs.calls import ApiError, Cloud, Parameters
-from inventory.localcloud.ecs.world import Snapshot
+from inventory.localcloud.ecs import catalogue
+from inventory.localcloud.ecs.account import Disk, Snapshot
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, existing, new_id
 
-ESSD_FAMILY = ("cloud_essd", "cloud_auto", "cloud_essd_entry", "cloud_regional_disk_auto")
-LEAST_GIB = {"PL0": 1, "PL1": 20, "PL2": 461, "PL3": 1261}
-LEAST_OF_CATEGORY = {
-    "cloud_essd": 20,
-    "cloud_auto": 1,
-    "cloud_essd_entry": 10,
-    "cloud_regional_disk_auto": 10,
-    "cloud_efficiency": 20,
-    "cloud_ssd": 20,
-    "cloud": 5,
-}
-MOST_GIB = {"cloud": 2000, "cloud_efficiency": 32768, "cloud_ssd": 32768, "cloud_essd_entry": 32768}
-MOST_OF_ANY = 65536
+USUAL_CATEGORY = "cloud_efficiency"
+ESSD_FAMILY = (*catalogue.ESSD, "cloud_essd_entry")
+MOST_SYSTEM_GIB = 2048
 
 
 @dataclass(frozen=True)
@@ -28,41 +20,79 @@ class Volume:
 
     size_gib: int
     category: str
-    performance_level: str = ""
-    name: str = ""
-    description: str = ""
+    performance_level: str
+    name: str
     delete_with_instance: bool = True
-    encrypted: bool = False
     snapshot: Snapshot | None = None
 
-
-def least_gib(category: str, performance_level: str) -> int:
-    """The smallest disk of a category and performance level."""
-    if category == "cloud_essd":
-        return LEAST_GIB[performance_level]
-    return LEAST_OF_CATEGORY[category]
-
-
-def performance_level(category: str, asked: str) -> str:
-    """What counts of the level asked for. Raises ApiError where it is none."""
-    if category != "cloud_essd":
-        return ""
-    if asked and asked not in LEAST_GIB:
-        told = "The specified PerformanceLevel is not valid."
-        raise ApiError(400, "InvalidPerformanceLevel.Malformed", told)
-    return asked or "PL1"
+    @property
+    def is_sold(self) -> bool:
+        """Whether disks of this kind have this size."""
+        least, most, _ = catalogue.disk_kind(self.category, self.performance_level)
+        return least <= self.size_gib <= most
 
 
-def is_size(category: str, level: str, size_gib: int) -> bool:
-    """Whether disks of this size are sold."""
-    return least_gib(category, level) <= size_gib <= MOST_GIB.get(category, MOST_OF_ANY)
+def ordered_volume(cloud: Cloud, each: Parameters, sold: tuple[str, ...]) -> Volume:
+    """A data disk of RunInstances: with a snapshot as large as its disk, whatever size is asked."""
+    volume = _data_volume(cloud, each, each.text("Category", USUAL_CATEGORY), "DataDisk", 400)
+    if volume.category not in sold:
+        told = "The specified disk category is not support the specified instance type."
+        raise ApiError(403, "InvalidDiskCategory.NotSupported", told)
+    if volume.snapshot:
+        volume = replace(volume, size_gib=volume.snapshot.disk_gib)
+    if not volume.is_sold:
+        told = "The specified DataDisk.n.Size beyond the permitted range."
+        raise ApiError(400, "InvalidDataDiskSize.ValueNotSupported", told)
+    return volume
 
 
-def usable_snapshot(cloud: Cloud, snapshot_id: str, category: str, status: int) -> Snapshot:
+def single_volume(cloud: Cloud, p: Parameters) -> Volume:
+    """The disk of CreateDisk: with a snapshot at least as large as its disk. Raises ApiError."""
+    volume = _data_volume(cloud, p, p.text("DiskCategory", USUAL_CATEGORY), "Disk", 404)
+    if not volume.is_sold:
+        raise ApiError(400, "InvalidDiskSize.NotSupported", "The specified parameter size is not valid.")
+    return replace(volume, delete_with_instance=False)
+
+
+def system_volume(p: Parameters, sold: tuple[str, ...], image_gib: int) -> Volume:
+    """The system disk of RunInstances. Raises ApiError."""
+    disk = p.below("SystemDisk")
+    size = disk.number("Size", max(40, image_gib))
+    volume = _volume(disk, disk.text("Category", USUAL_CATEGORY), size, "SystemDisk")
+    if volume.category not in sold:
+        told = "The specified instance type does not support the specified disk category."
+        raise ApiError(400, "InvalidInstanceType.NotSupportDiskCategory", told)
+    if size < image_gib:
+        told = "The specified parameter SystemDisk.Size is less than the image size."
+        raise ApiError(404, "InvalidSystemDiskSize.LessThanImageSize", told)
+    if size > MOST_SYSTEM_GIB or not volume.is_sold:
+        raise ApiError(400, "InvalidSystemDiskSize.ValueNotSupported", "SystemDisk.Size is beyond the permitted range.")
+    return volume
+
+
+def _volume(p: Parameters, category: str, size_gib: int, of: str) -> Volume:
+    """`of`: what the API's codes call the disk."""
+    if category not in catalogue.CATEGORIES:
+        raise ApiError(400, f"Invalid{of}Category.ValueNotSupported", "The specified disk category is not valid.")
+    level = p.text("PerformanceLevel", catalogue.USUAL_LEVEL) if category == "cloud_essd" else ""
+    catalogue.disk_kind(category, level)
+    return Volume(size_gib, category, level, p.text("DiskName"), p.flag("DeleteWithInstance", True))
+
+
+def _data_volume(cloud: Cloud, p: Parameters, category: str, of: str, status: int) -> Volume:
+    volume = _volume(p, category, p.number("Size"), of)
+    if not p.text("SnapshotId"):
+        return volume
+    snapshot = _usable_snapshot(cloud, p.text("SnapshotId"), category, status)
+    if 0 < volume.size_gib < snapshot.disk_gib:
+        told = "Specified disk size is less than the size of snapshot."
+        raise ApiError(403, "InvalidDiskSize.TooSmall", told)
+    return replace(volume, size_gib=volume.size_gib or snapshot.disk_gib, snapshot=snapshot)
+
+
+def _usable_snapshot(cloud: Cloud, snapshot_id: str, category: str, status: int) -> Snapshot:
     """The snapshot for a data disk of a category. Raises ApiError; `status` is the one for an unknown snapshot."""
-    snapshot = cloud.world.snapshots.get(snapshot_id)
-    if snapshot is None:
-        raise ApiError(status, "InvalidSnapshotId.NotFound", "The specified SnapshotId does not exist.")
+    snapshot = existing(cloud.account.snapshots, snapshot_id, "SnapshotId", status)
     if snapshot.disk_kind == "system":
         told = "The specified snapshot is system disk snapshot."
         raise ApiError(403, "InvalidSnapshotId.NotDataDiskSnapshot", told)
@@ -72,74 +102,19 @@ def usable_snapshot(cloud: Cloud, snapshot_id: str, category: str, status: int) 
     return snapshot
 
 
-def ordered_volume(cloud: Cloud, each: Parameters, sold: tuple[str, ...]) -> Volume:
-    """A data disk of RunInstances: with a snapshot as large as its disk, whatever size is asked."""
-    category = each.text("Category", "cloud_efficiency")
-    if category not in LEAST_OF_CATEGORY:
-        told = 'The specified parameter "DataDisk.n.Category" is not valid.'
-        raise ApiError(400, "InvalidDataDiskCategory.ValueNotSupported", told)
-    if category not in sold:
-        told = "The specified disk category is not support the specified instance type."
-        raise ApiError(403, "InvalidDiskCategory.NotSupported", told)
-    level = performance_level(category, each.text("PerformanceLevel"))
-    size, snapshot = each.number("Size"), None
-    if each.text("SnapshotId"):
-        snapshot = usable_snapshot(cloud, each.text("SnapshotId"), category, 400)
-        if size and size < snapshot.disk_gib:
-            told = "Specified disk size is less than the size of snapshot"
-            raise ApiError(403, "InvalidDiskSize.TooSmall", told)
-        size = snapshot.disk_gib
-    if not is_size(category, level, size):
-        told = "The specified DataDisk.n.Size beyond the permitted range."
-        raise ApiError(400, "InvalidDataDiskSize.ValueNotSupported", told)
-    return Volume(
-        size,
-        category,
-        level,
-        each.text("DiskName"),
-        each.text("Description"),
-        each.flag("DeleteWithInstance", True),
-        each.flag("Encrypted"),
-        snapshot,
+def enter_disk(
+    cloud: Cloud, volume: Volume, kind: Literal["system", "data"], zone_id: str, tags: dict[str, str]
+) -> Disk:
+    """A disk that is Creating, on record."""
+    disk = Disk(
+        disk_id=new_id("d-"),
+        kind=kind,
+        **vars(volume),
+        zone_id=zone_id,
+        created=cloud.now(),
+        status="Creating",
+        source_snapshot_id=volume.snapshot.snapshot_id if volume.snapshot else "",
+        tags=dict(tags),
     )
-
-
-def single_volume(cloud: Cloud, p: Parameters) -> Volume:
-    """The disk of CreateDisk: with a snapshot at least as large as its disk. Raises ApiError."""
-    category = p.text("DiskCategory", "cloud")
-    if category not in LEAST_OF_CATEGORY:
-        told = 'The specified parameter "DiskCategory" is not valid.'
-        raise ApiError(400, "InvalidDiskCategory.ValueNotSupported", told)
-    level, size, snapshot = performance_level(category, p.text("PerformanceLevel")), p.number("Size"), None
-    if p.text("SnapshotId"):
-        snapshot = usable_snapshot(cloud, p.text("SnapshotId"), category, 404)
-        size = size or snapshot.disk_gib
-        if size < snapshot.disk_gib:
-            told = "Specified disk size is less than the size of snapshot."
-            raise ApiError(403, "InvalidDiskSize.TooSmall", told)
-    if not is_size(category, level, size):
-        raise ApiError(400, "InvalidDiskSize.NotSupported", "The specified parameter size is not valid.")
-    name, description = p.text("DiskName"), p.text("Description")
-    return Volume(size, category, level, name, description, False, p.flag("Encrypted"), snapshot)
-
-
-def system_volume(parameters: Parameters, sold: tuple[str, ...], image_gib: int) -> Volume:
-    """The system disk of RunInstances. Raises ApiError."""
-    category = parameters.text("SystemDisk.Category", "cloud_efficiency")
-    if category not in LEAST_OF_CATEGORY:
-        told = 'The specified parameter "SystemDisk.Category" is not valid.'
-        raise ApiError(400, "InvalidSystemDiskCategory.ValueNotSupported", told)
-    if category not in sold:
-        told = "The specified instance type does not support the specified disk category."
-        raise ApiError(400, "InvalidInstanceType.NotSupportDiskCategory", told)
-    level = performance_level(category, parameters.text("SystemDisk.PerformanceLevel"))
-    size = parameters.number("SystemDisk.Size", max(40, image_gib))
-    if size < image_gib:
-        told = "The specified parameter SystemDisk.Size is less than the image size."
-        raise ApiError(404, "InvalidSystemDiskSize.LessThanImageSize", told)
-    if size < max(20, least_gib(category, level)):
-        told = "The specified parameter SystemDisk.Size is less than the min size."
-        raise ApiError(404, "InvalidSystemDiskSize.LessThanMinSize", told)
-    if size > 2048:
-        raise ApiError(400, "InvalidSystemDiskSize.ValueNotSupported", "SystemDisk.Size is beyond the permitted range.")
-    return Volume(size, category, level, parameters.text("SystemDisk.DiskName"))
+    cloud.account.disks[disk.disk_id] = disk
+    return disk

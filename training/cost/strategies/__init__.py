@@ -1,50 +1,43 @@
-"""What each strategy costs: a module each, by the name that recipes use. Pure; its engine is in training/strategies/.
+"""What each strategy costs: a module each, by the name that recipes use. Pure; its engine is in
+training/node/strategies/.
 
-A strategy is added here, in `training.strategies.engines` and in the recipe's `strategy`; a test holds the three
+A strategy is added here, in `training.node.strategies.engines` and in the recipe's `strategy`; a test holds the three
 together.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from training.cost.memory import Memory, Shares
-from training.cost.strategies import zero0, zero1, zero2, zero3
-from training.cost.wire import Wire
+from training.cost.strategies.pipeline import Pipeline
+from training.cost.strategies.stream import Stream
+from training.cost.strategies.zero0 import Zero0
+from training.cost.strategies.zero1 import Zero1
+from training.cost.strategies.zero2 import BUCKET, Zero2
+from training.cost.strategies.zero3 import Zero3
 
 if TYPE_CHECKING:
-    from training.cost.shape import ModelShape
     from training.recipe import Recipe
 
+__all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "STREAM", "ZERO3", "cost_of"]
 
-class StrategyCost(Protocol):
-    """What such a module has."""
-
-    STAGE: int
-    """ZeRO's."""
-    WEIGHTS_PARTITIONED: bool
-    """Whether a rank holds a slice of every weight, and gathers layers to compute with them."""
-    LIGHTER: str
-    """What would take load off the network, in the recipe's words."""
-
-    def shares(self, ranks: int) -> Shares:
-        """Among how many ranks what is divided."""
-
-    def memory(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
-        """Of one rank where a micro-batch has `tokens` tokens, padding included."""
-
-    def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
-        """The network's part of an optimizer step in which every rank has so many micro-batches."""
-
-    def needs(self, recipe: Recipe, gpu: bool) -> str:
-        """Why the recipe cannot be run with it, on GPUs or without; empty where it can."""
-
-
-STRATEGIES: dict[str, StrategyCost] = {"zero0": zero0, "zero1": zero1, "zero2": zero2, "zero3": zero3}
+ZERO3 = Zero3()
+STREAM = Stream()
+STRATEGIES: dict[str, Zero0] = {
+    "zero0": Zero0(),
+    "zero1": Zero1(),
+    "zero2": Zero2(),
+    "zero3": ZERO3,
+    "pipeline": Pipeline(),
+    "stream": STREAM,
+}
+SIMPLEST = "zero0"
 LEANEST = "zero3"
 """The one that holds least on a rank."""
+LEANEST_WHOLE = "zero2"
+"""The one that holds least of those that keep every weight whole on a rank."""
 
 
-def cost_of(recipe: Recipe) -> StrategyCost:
+def cost_of(recipe: Recipe) -> Zero0:
     """Of the recipe's strategy."""
     return STRATEGIES[recipe.strategy]

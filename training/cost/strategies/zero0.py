@@ -2,33 +2,164 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.cost.memory import Memory, Shares, rank_memory
-from training.cost.wire import Wire, summed_once
+from training.cost.flops import flops_per_token
+from training.cost.memory import NF4, Memory, Shares, packed_weights, rank_memory
+from training.cost.unpacking import unpacking_s
+from training.data.order import micro_steps
 
 if TYPE_CHECKING:
+    from training.cost.pace import Rates
     from training.cost.shape import ModelShape
+    from training.cost.split import Split
     from training.recipe import Recipe
 
-STAGE = 0
-WEIGHTS_PARTITIONED = False
-LIGHTER = "a larger global_batch"
+SUMMED = {"fp32": 4, "bf16": 2}
+"""Bytes of a gradient on the network, by the recipe's `gradient_sum`."""
+MOMENTS = 2 * SUMMED["bf16"]
+"""Bytes of Adam's moments there, where replicas that learn apart meet."""
 
 
-def shares(ranks: int) -> Shares:
-    return Shares()
+STREAM_UNHIDDEN = 0.1
+"""Of the shorter of computing and coming from RAM, what the longer one does not hide. An assumption: never measured."""
 
 
-def memory(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
-    return rank_memory(shape, recipe, tokens, shares(ranks))
+@dataclass(frozen=True)
+class Wire:
+    """The network's part of an optimizer step."""
+
+    received_bytes: float
+    """By each rank."""
+    unhidden: float = 0.2
+    """Of the shorter of computing and talking, what the longer one does not hide."""
 
 
-def step(shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
-    return summed_once(shape.facts(recipe).trainable, ranks)
+@dataclass(frozen=True)
+class MicroBatch:
+    """What a replica computes at once."""
+
+    tokens: int
+    span: float
+    """How many of them attention sees from one of them, as in training.cost.flops."""
 
 
-def needs(recipe: Recipe, gpu: bool) -> str:
-    if recipe.offload.parameters:
-        return f"offload.parameters needs strategy zero3, not {recipe.strategy}"
-    return ""
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of an optimizer step, None where the card or the network is unknown."""
+
+    compute_s: float | None
+    """Of the rank that computes longest."""
+    wire_s: float | None
+    """Of the link that carries most."""
+    received_bytes: float
+    """By the rank that receives most."""
+    step_s: float | None
+    """With what of both does not happen at the same time."""
+
+
+class Zero0:
+    """Every rank holds everything; the gradients cross once a step."""
+
+    STAGE = 0
+    """ZeRO's."""
+    WEIGHTS_PARTITIONED = False
+    """Whether a rank holds a slice of every weight, and gathers layers to compute with them."""
+    LIGHTER = "a larger global_batch"
+    """What would take load off the network, in the recipe's words."""
+    GRADIENT_BUCKET = 0
+    """Its elements, where gradients are summed in buckets."""
+
+    def replicas(self, recipe: Recipe, ranks: int) -> int:
+        """Among how many copies of the model the rows of a step are dealt out."""
+        return ranks
+
+    def split(self, shape: ModelShape, recipe: Recipe, ranks: int) -> Split | None:
+        """How the layers lie in stages; None where a rank computes all of them."""
+        return None
+
+    def shares(self, ranks: int) -> Shares:
+        """Among how many ranks what is divided."""
+        return Shares()
+
+    def memory(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
+        """Of one rank where a micro-batch has `tokens` tokens, padding included."""
+        return rank_memory(shape, recipe, tokens, self.shares(ranks), bucket=self.GRADIENT_BUCKET)
+
+    def memories(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> tuple[Memory, ...]:
+        """Of each rank of one copy of the model; of one alone where all are alike."""
+        return (self.memory(shape, recipe, ranks, tokens),)
+
+    def timing(self, shape: ModelShape, recipe: Recipe, ranks: int, micro: MicroBatch, rates: Rates) -> Timing:
+        """Of an optimizer step of such micro-batches. Computing and talking overlap, but never wholly."""
+        count = micro_steps(recipe.global_batch, self.replicas(recipe, ranks), recipe.micro_batch)
+        wire = self.step(shape, recipe, ranks, count)
+        micro_s = self._micro_s(shape, recipe, micro, rates)
+        compute_s = None if micro_s is None else micro_s * count
+        received, per_s = wire.received_bytes, rates.bytes_per_s
+        wire_s = 0.0 if not received else (None if per_s is None else received / per_s)
+        if compute_s is None or wire_s is None:
+            return Timing(compute_s, wire_s, received, None)
+        step_s = max(compute_s, wire_s) + wire.unhidden * min(compute_s, wire_s)
+        return Timing(compute_s, wire_s, received, step_s)
+
+    def _micro_s(self, shape: ModelShape, recipe: Recipe, micro: MicroBatch, rates: Rates) -> float | None:
+        """Seconds of a micro-batch's forward and backward; None where nobody knows."""
+        again = recipe.checkpointed(shape.layers) / shape.layers
+        _, executed = flops_per_token(shape.facts(recipe), micro.span, again)
+        if rates.flops is None:
+            return None
+        seconds = executed * micro.tokens / rates.flops
+        if packed := packed_weights(shape, recipe):
+            if rates.memory_bytes_per_s is None:
+                return None
+            seconds += unpacking_s(packed, 2 + again, rates.memory_bytes_per_s)
+        if not (coming := self.from_host_bytes(shape, recipe)):
+            return seconds
+        if rates.to_device_bytes_per_s is None:
+            return None
+        coming_s = coming / rates.to_device_bytes_per_s
+        return max(seconds, coming_s) + STREAM_UNHIDDEN * min(seconds, coming_s)
+
+    def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
+        """The network's part of an optimizer step in which every replica has so many micro-batches: here the gradients,
+        summed once whatever the micro-batches, scattered and gathered in a ring, after the last backward, so that
+        nothing hides it. Where replicas learn apart, a step's share of their next meeting."""
+        crossing = float(SUMMED[recipe.gradient_sum])
+        if recipe.sync_every > 1:
+            crossing = (crossing + MOMENTS) / recipe.sync_every
+        return Wire(2 * (ranks - 1) / ranks * crossing * shape.facts(recipe).trainable, unhidden=1.0)
+
+    def streamed(self, layers: int, recipe: Recipe) -> int:
+        """How many of a model's layers wait in the nodes' RAM."""
+        return 0
+
+    def from_host_bytes(self, shape: ModelShape, recipe: Recipe) -> float:
+        """That come to a card from its node's RAM in a micro-batch, while it computes."""
+        return 0.0
+
+    def needs(self, recipe: Recipe, gpu: bool) -> str:
+        """Why the recipe cannot be run with it, on GPUs or without; empty where it can."""
+        if recipe.offload.parameters and recipe.base_precision == NF4:
+            return (
+                "offload.parameters with base_precision nf4: four bits a weight stay on the card; take one of the two"
+            )
+        if recipe.offload.parameters:
+            return f"offload.parameters needs strategy zero3, not {recipe.strategy}"
+        return self.refused_sums(recipe)
+
+    def refused_sums(self, recipe: Recipe) -> str:
+        """Why gradients cannot be summed as the recipe wants it; empty where they can."""
+        if recipe.gradient_sum == "bf16" and self.STAGE:
+            return (
+                f"gradient_sum = bf16 needs strategy zero0, stream or pipeline: DeepSpeed, under {recipe.strategy}, "
+                "adds up in bf16 too"
+            )
+        if recipe.sync_every > 1 and type(self) is not Zero0:  # nor those made from it: none was tried
+            return f"sync_every = {recipe.sync_every} needs strategy zero0, not {recipe.strategy}"
+        return ""
+
+    def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
+        """Why this model cannot be trained with it by so many ranks; empty where it can."""
+        return ""

@@ -1,24 +1,15 @@
-"""zero1: the optimizer's state is divided, the rest is as in zero0. Pure."""
+"""zero1: the optimizer's state is divided too. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from training.cost.memory import Memory, Shares, rank_memory
-from training.cost.strategies.zero0 import LIGHTER, WEIGHTS_PARTITIONED, needs, step
-
-if TYPE_CHECKING:
-    from training.cost.shape import ModelShape
-    from training.recipe import Recipe
-
-__all__ = ["LIGHTER", "STAGE", "WEIGHTS_PARTITIONED", "memory", "needs", "shares", "step"]
-
-STAGE = 1
+from training.cost.memory import Shares
+from training.cost.strategies.zero0 import Zero0
 
 
-def shares(ranks: int) -> Shares:
-    return Shares(optimizer=ranks)
+class Zero1(Zero0):
+    """The optimizer's state is divided, the rest is as in zero0."""
 
+    STAGE = 1
 
-def memory(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
-    return rank_memory(shape, recipe, tokens, shares(ranks))
+    def shares(self, ranks: int) -> Shares:
+        return Shares(optimizer=ranks)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from training.cost.memory import Shares
+from training.cost.strategies.zero0 import Zero0
 
-from training.cost.memory import Memory, Shares, rank_memory
-from training.cost.strategies.zero0 import LIGHTER, WEIGHTS_PARTITIONED, needs, step
-from training.cost.wire import BUCKET
-
-if TYPE_CHECKING:
-    from training.cost.shape import ModelShape
-    from training.recipe import Recipe
-
-__all__ = ["LIGHTER", "STAGE", "WEIGHTS_PARTITIONED", "memory", "needs", "shares", "step"]
-
-STAGE = 2
+BUCKET = 50_000_000
+"""Elements of a gradient bucket: what is summed at once (reduce_bucket_size); two are in flight."""
 
 
-def shares(ranks: int) -> Shares:
-    return Shares(gradients=ranks, optimizer=ranks)
+class Zero2(Zero0):
+    """The gradients are divided too, in buckets."""
 
+    STAGE = 2
+    GRADIENT_BUCKET = BUCKET
 
-def memory(shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
-    return rank_memory(shape, recipe, tokens, shares(ranks), bucket=BUCKET)
+    def shares(self, ranks: int) -> Shares:
+        return Shares(gradients=ranks, optimizer=ranks)

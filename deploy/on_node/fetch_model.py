@@ -1,0 +1,183 @@
+"""Fetch one model from the hub into a folder, every file checked against what the hub announced.
+
+Runs on the head with the Python of /data/env, whose `hf` does the transfer, where training/ and the deploy's
+programs were unpacked. Standard input is the hub token (or nothing); standard output is the resolved commit. COMMIT is
+the one that the revision stood for when it was first fetched, "" where this is the first time.
+
+    python3 -m deploy.on_node.fetch_model REPO REVISION COMMIT FOLDER < token
+
+What a hub answers is data: a name that leads out of the folder ends the fetch, and the token is shown only to a
+hub that asks for one and that it is meant for (training/hub_access.py).
+
+A file of the wrong size or content is removed and fetched again. `hf` continues a broken transfer as long
+as it runs; since huggingface_hub 1.18 it keeps no half files for the next start, so few files are fetched
+at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from deploy.on_node.hub_listing import Announced, Listing, ModelError, listed, wanted
+from training.hub_access import OWN_HOST, Hub, HubError, hub_of, place_of, without_tokens
+from training.sums import SUMS
+
+ATTEMPTS = 3
+ROUNDS = 2
+AT_ONCE = 4
+"""Files in flight, and so at most lost when the machine stops; the hub's servers fill a line with fewer."""
+RESERVE_BYTES = 1 << 30
+
+
+def remove_wrong(folder: Path, files: Iterable[Announced]) -> list[str]:
+    """Remove every present file that is not the announced one; returns their paths."""
+    removed = []
+    for file in files:
+        place = _place(folder, file.path)
+        if place.exists() and not file.is_at(place):
+            _remove(place)
+            # else `hf` takes the file for present
+            _place(folder, f".cache/huggingface/download/{file.path}.metadata").unlink(missing_ok=True)
+            removed.append(file.path)
+    return removed
+
+
+def remove_stale(folder: Path, files: Iterable[Announced]) -> None:
+    """Remove what an earlier revision had and this one has not: a stray shard would be loaded too."""
+    manifest = folder / SUMS
+    if manifest.is_file():
+        before = {line.partition("  ")[2] for line in manifest.read_text().splitlines() if not line.startswith("#")}
+        for path in before - {"", *(file.path for file in files)}:
+            _remove(_place(folder, path))
+
+
+def _place(folder: Path, path: str) -> Path:
+    try:
+        return place_of(folder, path)
+    except HubError as error:
+        raise ModelError(f"{folder}: {error}; nothing was removed there") from None
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def refuse_if_short_of_space(folder: Path, files: Iterable[Announced]) -> None:
+    """ModelError unless what is still missing fits, with a gibibyte to spare."""
+    missing = sum(file.size for file in files if not (folder / file.path).exists())
+    free = shutil.disk_usage(folder).free
+    if missing and missing + RESERVE_BYTES > free:
+        need, have = f"{missing / 2**30:.1f} GiB", f"{free / 2**30:.1f} GiB"
+        raise ModelError(f"{folder} needs {need} more and 1 GiB to spare, but {have} are free")
+
+
+def download(repo: str, listing: Listing, folder: Path, files: list[Announced], hub: Hub) -> None:
+    """`hf download` of the files still missing."""
+    missing = [file.path for file in files if not (folder / file.path).exists()]
+    if not missing:
+        return
+    command = [str(Path(sys.executable).with_name("hf")), "download", "--revision", listing.commit]
+    # after `--` no file's name is read as an option
+    command += ["--local-dir", str(folder), "--max-workers", str(AT_ONCE), "--", repo, *missing]
+    for attempt in range(1, ATTEMPTS + 1):
+        _say(f"fetching {len(missing)} files of {repo}, attempt {attempt}")
+        done = subprocess.run(
+            command, env=_environment(folder, listing.token, hub), capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return
+        if attempt < ATTEMPTS:
+            time.sleep(float(os.environ.get("SPOTUNE_RETRY_DELAY_S", "5")))
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip() and "Hint:" not in line]
+    raise ModelError(f"{repo} could not be fetched in {ATTEMPTS} attempts: {' '.join(said[-1:])}")
+
+
+def _environment(folder: Path, token: str | None, hub: Hub) -> dict[str, str]:
+    more = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "NO_COLOR": "1",
+        # Xet keeps gigabytes of chunks there: on the data disk, and gone with the rest of .cache
+        "HF_HOME": str(folder / ".cache/home"),
+    }
+    if token:
+        more |= {"HF_TOKEN": token, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "0"}
+    if hub.host != OWN_HOST:
+        # Xet's servers come from the hub's answers, not from the mirror
+        more["HF_HUB_DISABLE_XET"] = "1"
+    return {**without_tokens(), **more}
+
+
+def fetch(hub: Hub, repo: str, revision: str, pinned: str, folder: Path) -> str:
+    """Make folder hold the revision's files, verified; returns the commit.
+
+    `pinned`: the commit that the revision was when it was first fetched; that one is fetched, wherever it points now.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # A fetch whose terminal went away may still be running: wait for it instead of writing beside it.
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        if pinned:
+            _say_if_changed(hub, repo, revision, pinned)
+        return _fetch(hub, repo, pinned or revision, folder)
+    finally:
+        os.close(lock)
+
+
+def _say_if_changed(hub: Hub, repo: str, revision: str, pinned: str) -> None:
+    now = listed(hub, repo, revision).commit
+    if now != pinned:
+        _say(f"{repo} was changed: its {revision} is {now[:12]} by now; {pinned[:12]} is fetched, as models.lock says")
+
+
+def _fetch(hub: Hub, repo: str, revision: str, folder: Path) -> str:
+    listing = listed(hub, repo, revision)
+    if re.fullmatch(r"[0-9a-f]{40}", revision) and listing.commit != revision:
+        raise ModelError(f"{hub.address} was asked for commit {revision} of {repo} and answered {listing.commit}")
+    files = wanted(listing.files)
+    if not files:
+        raise ModelError(f"{repo} has no files at {revision}")
+    remove_stale(folder, files)
+    remove_wrong(folder, files)
+    for half in folder.glob(".cache/huggingface/download/**/*.incomplete"):
+        half.unlink()
+    for _ in range(ROUNDS):
+        refuse_if_short_of_space(folder, files)
+        download(repo, listing, folder, files, hub)
+        wrong = remove_wrong(folder, files)
+        if not wrong:
+            shutil.rmtree(folder / ".cache", ignore_errors=True)
+            return listing.commit
+        _say(f"not what the hub announced, fetched again: {', '.join(wrong)}")
+    raise ModelError(f"the hub sends other content than it announces: {', '.join(wrong)} of {repo}")
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    repo, revision, pinned, folder = arguments
+    try:
+        hub = hub_of(os.environ, sys.stdin.readline().strip() or None)
+        print(fetch(hub, repo, revision, pinned, Path(folder)))
+    except (ModelError, HubError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,181 @@
+"""Programs on a node, or on this machine, talked with while they run. They end when their input does.
+
+So nothing is left behind by Ctrl-C, a closed laptop or a lost network. What a program is to know comes as arguments and
+as lines of its input, never as text of a shell; secrets only by its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import paramiko
+
+from inventory import ssh
+from inventory.errors import USER_MISTAKE, InventoryError
+from inventory.nodes import Node
+
+LAST_WORDS = 5
+LEAVE_S = 10.0
+OPEN_S = 20.0
+
+
+class ProgramError(ssh.SshError):
+    """A program ended badly, or the connection to it did; the message has its last words."""
+
+    def __init__(self, message: str, code: int | None = None, said: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.code, self.said = code, said
+        """Of one that ended: its exit code, and what it said."""
+
+
+class ProgramRefused(InventoryError, ValueError):
+    """What was asked cannot be done; the program's own sentence."""
+
+    exit_code = USER_MISTAKE
+
+
+def argv(source: Path, *arguments: str, python: str = "python3") -> list[str]:
+    """The command line of a file of ours that needs nothing but Python: it is sent along, and nothing of it stays."""
+    return [python, "-c", source.read_text(encoding="utf-8"), *arguments]
+
+
+def run(connection: Any, source: Path, *arguments: str, timeout_s: float = ssh.RUN_TIMEOUT_S) -> str:
+    """What such a program prints, run as root over an open connection. Raises SshError."""
+    return ssh.run(connection, shlex.join(argv(source, *arguments)), timeout_s=timeout_s)
+
+
+def ask(node: Node, source: Path, *arguments: str, timeout_s: float = ssh.ASK_TIMEOUT_S) -> str:
+    """`run` over a connection of its own."""
+    with ssh.connect(node) as connection:
+        return run(connection, source, *arguments, timeout_s=timeout_s)
+
+
+class Program:
+    """One that runs. `end` waits for it and gives its exit code; `drop` lets go of it; `alive` says whether it runs and
+    can be reached."""
+
+    def __init__(
+        self,
+        where: str,
+        reader: Iterable[str],
+        writer: IO[Any],
+        *,
+        end: Callable[[], int],
+        drop: Callable[[], None],
+        alive: Callable[[], bool],
+    ) -> None:
+        self.where, self.alive = where, alive
+        self._reader, self._writer, self._end, self._drop = reader, writer, end, drop
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Its input ends, and so does it."""
+        with contextlib.suppress(OSError, EOFError):
+            self._writer.close()
+        self._drop()
+
+    def send(self, message: Any) -> None:
+        """A line to the program."""
+        try:
+            self._writer.write(json.dumps(message) + "\n")
+            self._writer.flush()
+        except (OSError, ValueError) as error:  # closed at the other end, or at this one
+            raise ProgramError(f"{self.where}: the program does not listen any more: {error}") from error
+
+    def lines(self) -> Iterator[str]:
+        """What it says, line by line. Raises ProgramError where the connection breaks."""
+        try:
+            yield from self._reader
+        except (EOFError, OSError) as error:
+            raise ProgramError(f"{self.where}: the connection broke: {error or type(error).__name__}") from error
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """What it tells in JSON, until it ends. Raises ProgramRefused for its mistake, ProgramError where it failed."""
+        words: deque[str] = deque(maxlen=LAST_WORDS)
+        for line in self.lines():
+            if not line.startswith("{"):
+                words.append(line.strip())
+                continue
+            message = json.loads(line)
+            if "mistake" in message:
+                raise ProgramRefused(message["mistake"])
+            yield message
+        self._ended(words)
+
+    def last_words(self) -> str:
+        """All that it says, once it has ended. Raises ProgramError where it failed."""
+        said = list(self.lines())
+        self._ended(said)
+        return "".join(said)
+
+    def _ended(self, words: Sequence[str]) -> None:
+        try:
+            code = self._end()
+        except (EOFError, OSError) as error:
+            raise ProgramError(f"{self.where}: the connection broke: {error or type(error).__name__}") from error
+        if code:  # -1 where the connection went first
+            said = [word.strip() for word in words if word.strip()]
+            last = said[-1] if said else "it said nothing"
+            raise ProgramError(f"{self.where}: the program ended with {code}: {last}", code, said)
+
+
+@contextlib.contextmanager
+def started(node: Node, source: Path, question: object, *, prefix: Sequence[str] = ()) -> Iterator[Program]:
+    """Inside the `with`, a file of ours runs on a node as root, over a connection of its own; its argument is
+    `question` as JSON. Raises SshError."""
+    command = shlex.join([*prefix, *argv(source, json.dumps(question))])
+    with ssh.connect(node) as connection, start(connection, command, node.name) as program:
+        yield program
+
+
+def start(connection: Any, command: str, where: str, *, as_root: bool = True) -> Program:
+    """Start a shell command over an open connection. Raises ProgramError where it cannot be started."""
+    try:
+        channel = connection.transport.open_session(timeout=OPEN_S)
+        channel.set_combine_stderr(True)
+        channel.exec_command(ssh.root_line(connection, command) if as_root else command)
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        raise ProgramError(f"{where}: no program can be started there: {error or type(error).__name__}") from error
+    return Program(
+        where,
+        (line.decode("utf-8", errors="replace") for line in channel.makefile("rb")),
+        channel.makefile_stdin("wb"),
+        end=channel.recv_exit_status,
+        drop=channel.close,
+        alive=lambda: not channel.exit_status_ready() and channel.get_transport().is_active(),
+    )
+
+
+def start_here(command: str) -> Program:
+    """Start a shell command on this machine; in a session of its own, so that Ctrl-C reaches this side alone."""
+    child = subprocess.Popen(
+        ["sh", "-c", command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+
+    def drop() -> None:
+        try:
+            child.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdout:
+            child.stdout.close()
+
+    reader, writer = child.stdout, child.stdin
+    return Program("this machine", reader, writer, end=child.wait, drop=drop, alive=lambda: child.poll() is None)

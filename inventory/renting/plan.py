@@ -1,0 +1,224 @@
+"""`fab up`, planned: which machines are there, which are missing, with which disks, from where, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from inventory.cloud.errors import RentError
+from inventory.cloud.port import Ability, Cloud
+from inventory.cloud.values import Disk, Instance, Price, Snapshot
+from inventory.renting import cost, disks, lease, members, network, offers, owners
+from inventory.renting.intents import Intents, settle
+from inventory.renting.ledger import Ledger
+from inventory.renting.members import Existing, existing
+from inventory.renting.offers import Quote
+from inventory.settings import Settings
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The cluster that is wanted, for how long, with what on its data disks (None: blank ones)."""
+
+    nodes: int
+    hours: float
+    snapshot: Snapshot | None = None
+    partial: bool = False
+    """Rather some machines than none, of several types and zones if need be."""
+    extend: bool = False
+    """Whether `hours` counts for machines that stand too, where none is made."""
+    image_id: str = ""
+    """Instead of the settings' image."""
+    others: bool = False
+    """Another owner's machines and disks are taken for ours."""
+
+
+@dataclass(frozen=True)
+class UpPlan:
+    """What is there and what would be done."""
+
+    wish: Wish
+    existing: Existing
+    numbers: tuple[int, ...]
+    """Of the machines to make: te<number>."""
+    release_at: datetime
+    """Until when they are planned, and by whom they are then released: see `releases`."""
+    quotes: tuple[Quote, ...] = ()
+    """Where they may come from, best first."""
+    kept: Mapping[int, Disk] = field(default_factory=dict)
+    """Disks that wait for these machines."""
+    more_h: Mapping[int, float] = field(default_factory=dict)
+    """What an hour of such a disk costs more than of the one in an offer's price, by its number."""
+    staying: tuple[int, ...] = ()
+    """Numbers of the machines to make whose data disk stays when they go."""
+    pinned: str = ""
+    """Why they can come from one zone only."""
+    ssh_from: tuple[str, ...] = ()
+    money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
+    notes: tuple[str, ...] = ()
+    is_spot: bool = True
+    releases: bool = True
+    """Whether the cloud ends them by itself."""
+    budget: float = 0
+
+    @property
+    def there(self) -> tuple[Instance, ...]:
+        """The machines that count: those that will still be there in ten minutes."""
+        return members.counted(self.existing.instances)
+
+    @property
+    def longer(self) -> tuple[Instance, ...]:
+        """Machines that stand and are to be released later than now: a cluster's machines go together."""
+        if not (self.numbers or self.wish.extend):
+            return ()
+        return tuple(i for i in self.there if i.release_at and self.release_at - i.release_at >= lease.SAME)
+
+    def price(self, quote: Quote, numbers: Collection[int]) -> Price:
+        """What an hour of each of these machines costs there, with the disks they get, on average."""
+        kept = disks.waiting_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
+        return cost.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
+
+    def purchase(self, quote: Quote, numbers: Collection[int]) -> cost.Purchase:
+        """These machines, bought there."""
+        price = self.price(quote, numbers)
+        return cost.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
+
+    @property
+    def first_price(self) -> Price | None:
+        """Of the machines to make, by the first offer."""
+        return self.price(self.quotes[0], self.numbers) if self.quotes else None
+
+    @property
+    def stopped(self) -> tuple[Instance, ...]:
+        return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
+
+
+def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
+    """What `fab up` would do. Changes nothing in the cloud; waits for orders that a crash cut off, and writes down in
+    the ledger which machines there are.
+
+    Raises RentError for what cannot be rented like that, CloudError.
+    """
+    _refuse_impossible(wish)
+    owners.refuse_nameless(settings)
+    notes = list(settle(cloud, Intents.of(settings)))
+    there = existing(cloud, settings)
+    command = "fab rebuild" if wish.snapshot else "fab up"
+    way = f"{command} --others takes them for yours"
+    owners.refuse_foreign(settings, (*there.instances, *there.disks), wish.others, way)
+    plan = replace(
+        missing_machines(wish, there, cloud.now()),
+        is_spot=settings.rental.spot != "off",
+        budget=settings.rental.budget,
+        releases=Ability.RELEASE_TIME in cloud.abilities,
+    )
+    _refuse_endless(settings, plan)
+    notes += _surprises(there.instances, wish)
+    plan = with_money(cloud, settings, plan, there)
+    if plan.numbers:
+        disks.refuse_claimed(there.disks, there.instances, plan.numbers)
+        plan, said = _offered(cloud, settings, plan)
+        notes += said
+    _refuse_expensive(settings, plan)
+    return replace(plan, notes=tuple(notes))
+
+
+def missing_machines(wish: Wish, there: Existing, now: datetime) -> UpPlan:
+    """Which machines a cluster lacks and which disks wait for them, before anything is asked about them. Pure."""
+    numbers = members.missing(there.instances, wish.nodes)
+    release_at = now + max(timedelta(hours=wish.hours), lease.EARLIEST)
+    return UpPlan(wish, there, numbers, release_at, kept=disks.waiting_for(there.disks, numbers))
+
+
+def _refuse_impossible(wish: Wish) -> None:
+    if not 1 <= wish.nodes <= 100:
+        raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
+    if not 0.5 <= wish.hours <= 24 * 365:
+        raise RentError(f"--hours {wish.hours:g}: machines are rented for half an hour to a year")
+
+
+def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
+    if plan.budget and not plan.releases:
+        raise RentError(
+            f"{settings.rental.key('budget')}: this cloud releases no machine by itself, so nothing would end at the "
+            "budget; budget = 0 goes on without one"
+        )
+
+
+def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
+    there = members.counted(instances)
+    said = [f"{i.name} is being taken back by the cloud; it is not counted" for i in instances if i.is_reclaimed]
+    if len(there) > wish.nodes:
+        said.append(f"{len(there)} machines are there, more than the {wish.nodes} asked for; all stay")
+    for k in {members.number(i) for i in there}:
+        same = [i.instance_id for i in there if members.number(i) == k]
+        if k and len(same) > 1:
+            said.append(f"{', '.join(same)} are all called te{k}")
+    return said
+
+
+def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) -> UpPlan:
+    """The plan with this month's money; machines there are count until their new release time, where they get one.
+
+    A disk that gets a machine again is in that machine's price.
+    """
+    now, instances = cloud.now(), there.instances
+    if settings.rental.budget:
+        instances = cost.with_price_tags(cloud, settings, instances)
+    past = Ledger.of(cloud, settings).record(instances, now)
+    back = {d.disk_id for d in disks.waiting_for(there.disks, plan.numbers).values()}
+    loose = [d for d in there.disks if d.disk_id not in back]
+    later = {i.instance_id for i in plan.longer}
+    longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
+    shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), now)
+    return replace(plan, money=cost.spent(longer, past, shares, now))
+
+
+def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:
+    """The plan with what can be had, at which price, reached from where."""
+    kept = plan.kept
+    first = kept[min(kept)] if kept else None
+    home = first.zone_id if first else (plan.there[0].zone_id if plan.there else "")
+    only_home = first is not None and plan.wish.snapshot is None
+    pinned = ""
+    if first is not None and only_home:
+        rental = settings.rental
+        asked = not rental.zones or home in rental.zones
+        way = f"try again later, add {rental.key('types')}" if asked else f"add {home} to {rental.key('zones')}"
+        pinned = (
+            f"{first.name or first.disk_id} ({first.disk_id}, {first.size_gib} GiB) lies in {home}, and its machine "
+            f"must be there: {way}, or give the disk up with `fab down --disks`."
+        )
+        if not asked:
+            raise RentError(pinned)
+    image = cloud.image(plan.wish.image_id or settings.rental.image)
+    same_type = plan.there[0].instance_type if plan.there else ""
+    try:
+        found, said = offers.quotes(
+            cloud, settings, image, home, same_type, only_home=only_home, snapshot=plan.wish.snapshot
+        )
+    except RentError as error:
+        raise RentError(f"{pinned} {error}".strip()) from None
+    head = min([*plan.numbers, *(k for i in plan.there if (k := members.number(i)))])
+    elsewhere = [d for d in kept.values() if d.zone_id != home]
+    said += tuple(f"{d.disk_id} stays in {d.zone_id}: a disk cannot leave its zone" for d in elsewhere)
+    return (
+        replace(
+            plan,
+            quotes=found,
+            more_h=cost.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
+            staying=disks.staying(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
+            pinned=pinned,
+            ssh_from=network.ssh_sources(settings),
+        ),
+        said,
+    )
+
+
+def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
+    """The budget, before anything is made: by the first offer's price, else for keeping what is there."""
+    keeping = cost.Purchase(0, 0.0, plan.wish.hours)
+    wanted = plan.purchase(plan.quotes[0], plan.numbers) if plan.quotes else keeping
+    if reason := cost.over_budget(settings.rental.key("budget"), settings.rental.budget, plan.money, wanted):
+        raise RentError(reason)

@@ -1,0 +1,92 @@
+"""What lies on a data disk: a program for the node itself. It changes nothing.
+
+Standard library only, Python 3.10 or newer. Prints one line of JSON.
+
+    python3 -c THIS /data
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_STAMP, MODEL_STAMP, MANIFEST = "spotune-env.json", "spotune-model.json", "SHA256SUMS"
+TRAINING = re.compile(r"^(?!check-|generate-|prove-)[a-z0-9][a-z0-9._-]*-(\d{8}-\d{6})$")
+"""Folders of trainings, and when they began; checks and conversations leave folders too."""
+
+
+def look(disk: Path) -> dict[str, Any]:
+    """All that a snapshot's tags say, and where it lies."""
+    if not disk.is_dir():
+        return {"mounted": False}
+    room = os.statvfs(disk)
+    return {
+        "mounted": os.path.ismount(disk),
+        "filesystem": filesystem(disk),
+        "used_bytes": (room.f_blocks - room.f_bfree) * room.f_frsize,
+        "size_bytes": room.f_blocks * room.f_frsize,
+        "environment": sealed(disk / "env", ENVIRONMENT_STAMP),
+        "models": [
+            {"folder": path.name, **sealed(path, MODEL_STAMP)}
+            for path in sorted((disk / "models").glob("*"))
+            if path.is_dir()
+        ],
+        "run": newest_run(disk / "runs"),
+    }
+
+
+def filesystem(disk: Path) -> str:
+    """Of the mount at `disk`; empty where nothing is mounted there."""
+    kind = ""
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, place, kind_here, *_ = line.split()
+        kind = kind_here if place == str(disk) else kind
+    return kind
+
+
+def sealed(folder: Path, stamp: str) -> dict[str, Any]:
+    """A folder's stamp and the sha256 of its manifest; both empty unless both are there."""
+    try:
+        content = json.loads((folder / stamp).read_text(encoding="utf-8"))
+        return {"stamp": dict(content), "manifest": sha256(folder / MANIFEST)}
+    except (OSError, ValueError):
+        return {"stamp": {}, "manifest": ""}
+
+
+def newest_run(runs: Path) -> dict[str, Any] | None:
+    """The training that began last, with its newest checkpoint."""
+    began = {path: match[1] for path in runs.glob("*") if (match := TRAINING.match(path.name)) and path.is_dir()}
+    if not began:
+        return None
+    run = max(began, key=lambda path: (began[path], path.name))
+    steps = [int(path.name[5:]) for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]
+    step = max(steps, default=None)
+    manifest = run / f"checkpoints/step-{step}" / MANIFEST
+    return {
+        "id": run.name,
+        "model_dir": model_of(run / "recipe.toml"),
+        "step": step,
+        "manifest": sha256(manifest) if step is not None and manifest.is_file() else "",
+    }
+
+
+def model_of(recipe: Path) -> str:
+    """The model's folder in a resolved recipe; Python 3.10 reads no TOML."""
+    try:
+        found = re.search(r'^model_dir = "([^"]*)"$', recipe.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(Path(sys.argv[1]))))

@@ -1,0 +1,145 @@
+"""A stand-in for ssh to machines on paper: what the commands that rent, keep and rebuild ask of a machine is answered
+as a fresh host with an empty data disk would, and only where its host key was pinned before.
+
+`python -m tests.support.paper_ssh up --yes` is `fab up --yes` with it;
+$SPOTUNE_PAPER_WORLD names the cloud's world.json.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from inventory.localcloud.ecs import account as accounts
+from inventory.ssh import SshError
+from snapshots.create import FROZEN
+from snapshots.on_node.sysprep import WAS_STRIPPED
+from tests.support.fake_machines import FakeMachines
+
+WORLD = "SPOTUNE_PAPER_WORLD"
+MADE_BY_NAME = (
+    "inventory.ssh.connect",
+    "snapshots.create.connect",
+    "snapshots.images.connect",
+)
+"""Every name under which a connection is opened."""
+LOOK = {
+    "mounted": True,
+    "filesystem": "ext4",
+    "used_bytes": 3 << 30,
+    "size_bytes": 20 << 30,
+    "environment": {"stamp": {"hash": "0" * 64, "torch": "2.13.0", "python": "3.12"}, "manifest": "1" * 64},
+    "models": [],
+    "run": None,
+}
+
+
+def host_key(instance_id):
+    """A machine's public host key: of nothing but its id, so that every process knows it."""
+    kind = b"ssh-ed25519"
+    blob = len(kind).to_bytes(4, "big") + kind + (32).to_bytes(4, "big") + hashlib.sha256(instance_id.encode()).digest()
+    return f"ssh-ed25519 {base64.b64encode(blob).decode()}"
+
+
+class KeyedPaper(FakeMachines):
+    """Machines on paper whose host keys cost no process to make."""
+
+    def _host_key(self, instance):
+        return f"{host_key(instance.instance_id)} root@{instance.hostname}\n".encode()
+
+
+class Connection:
+    """What inventory.ssh uses of a connection."""
+
+    user = "root"
+
+    def __init__(self, node, frozen, told):
+        self.host, self.frozen, self.told = node.address, frozen, told
+        self.transport = SimpleNamespace(close=lambda: None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Nothing is open."""
+
+    def run(self, command, **_):
+        return SimpleNamespace(stdout=self._answer(command), stderr="", exited=0, failed=False)
+
+    def _answer(self, command):
+        if command.startswith("python3 -c "):
+            return self._told_by_program(shlex.split(command)[3:])
+        if "fsfreeze --freeze" in command:
+            self.frozen.add(self.host)
+            return ""
+        if "fsfreeze --unfreeze" in command:
+            was = FROZEN if self.host in self.frozen else ""
+            self.frozen.discard(self.host)
+            return was
+        if "sysprep.py" in command or "spotune-image" in command:
+            return WAS_STRIPPED if command.endswith(" restore") else ""
+        if command == "true" or "/data/runs" in command:  # that it answers; that there are no runs
+            return ""
+        if command.startswith("mkdir -p /run/spotune/reclaim"):  # until when it is rented
+            self.told.append((self.host, command))
+            return ""
+        raise AssertionError(f"a machine on paper does not know: {command}")
+
+    def _told_by_program(self, arguments):
+        if arguments == ["/data"]:  # snapshots/on_node/look.py
+            return json.dumps(LOOK)
+        if arguments == ["used"]:  # snapshots/on_node/sysprep.py
+            return str(2 << 30)
+        assert arguments == [], arguments  # deploy/on_node/keep_packages.py
+        return json.dumps({"packages": 0, "bytes": 0})
+
+
+class PaperSsh:
+    """`with PaperSsh(world):` lets this process reach the machines of the world that `world()` gives."""
+
+    def __init__(self, world):
+        self.world = world
+        self.frozen = set()
+        """Addresses whose /data is frozen."""
+        self.told = []
+        """Who was told until when it is rented, by which command."""
+
+    def connect(self, node, timeout_s=10):
+        there = next((i for i in self.world().instances.values() if i.address == node.address), None)
+        if there is None or there.status != "Running":
+            raise SshError(f"{node.name} ({node.address}:22): cannot be reached: timed out")
+        pinned = [line.split()[:3] for line in node.known_hosts.read_text().splitlines()]
+        if [node.address, *host_key(there.instance_id).split()] not in pinned:
+            raise SshError(f"{node.name} ({node.address}:22): its host key is not in {node.known_hosts}")
+        return Connection(node, self.frozen, self.told)
+
+    def __enter__(self):
+        self._patches = [patch(name, self.connect) for name in MADE_BY_NAME]
+        self._patches += [patch("inventory.renting.machines.ANSWER_S", 0.1)]
+        self._patches += [patch("inventory.renting.machines.ASK_EVERY_S", 0.01)]
+        for each in self._patches:
+            each.start()
+        return self
+
+    def __exit__(self, *_):
+        for each in self._patches:
+            each.stop()
+
+
+def main():
+    from fabric.main import program
+
+    with PaperSsh(lambda: accounts.load(Path(os.environ[WORLD]))):
+        program.run(["fab", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A real ssh server in this process: one key is let in, commands run in a shell here, ports are forwarded, files come
+and go over sftp, and it can fall silent or be cut off."""
+
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+
+import paramiko
+
+from inventory.nodes import Node
+from tests.support.sftp_files import Files, Sftp
+
+
+class _Door(paramiko.ServerInterface):
+    def __init__(self, server):
+        self.server = server
+        self.targets = {}
+
+    def get_allowed_auths(self, username):
+        return "publickey"
+
+    def check_auth_publickey(self, username, key):
+        right = key.get_base64() == self.server.allowed
+        return paramiko.AUTH_SUCCESSFUL if right else paramiko.AUTH_FAILED
+
+    def check_channel_request(self, kind, chanid):
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_subsystem_request(self, channel, name):
+        self._answer()
+        return super().check_channel_subsystem_request(channel, name)
+
+    def check_channel_exec_request(self, channel, command):
+        self._answer()
+        self.server.commands.append(command.decode())
+        threading.Thread(target=self._serve, args=(channel, command), daemon=True).start()
+        return True
+
+    def _answer(self):
+        if self.server.silent:
+            self.server.files.back.wait()
+
+    def _serve(self, channel, command):
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+            self.server.programs.append(process)
+            in_background(lambda: pump(channel.recv, process.stdin.write, process.stdin.close))
+            errors = in_background(lambda: pump(process.stderr.read, channel.sendall_stderr))
+            pump(process.stdout.read, channel.sendall)
+            errors.join()
+            with suppress(OSError, EOFError):  # the client has gone
+                channel.send_exit_status(process.wait())
+                channel.close()
+
+    def check_channel_direct_tcpip_request(self, chanid, origin, destination):
+        self.server.forwarded.append(destination)
+        self.targets[chanid] = destination
+        return paramiko.OPEN_SUCCEEDED
+
+    def forward(self, transport):
+        """Thread: join each channel that asks for a port here with a connection to it."""
+        kept = []  # one that nobody holds is closed, even before its request has come
+        while transport.is_active():
+            if (channel := transport.accept(1)) is None:
+                continue
+            kept.append(channel)
+            if target := self.targets.pop(channel.chanid, None):
+                there = socket.create_connection(target)
+                in_background(lambda c=channel, t=there: pump(c.recv, t.sendall, lambda: t.shutdown(socket.SHUT_WR)))
+                in_background(lambda c=channel, t=there: pump(t.recv, c.sendall, c.close))
+
+
+def in_background(work):
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def pump(read, write, at_end=lambda: None):
+    """Carry bytes until one side ends."""
+    with suppress(OSError, EOFError, ValueError):
+        while data := read(1 << 15):
+            write(data)
+    with suppress(OSError, EOFError):
+        at_end()
+
+
+class SshServer:
+    """Listens on a free port of 127.0.0.1 until closed; lets in whoever has the private key of `allowed` (base64)."""
+
+    def __init__(self, allowed=""):
+        self.allowed = allowed
+        self.silent = False
+        """No command and no sftp is answered from now on."""
+        self.files = Files()
+        self.commands, self.programs = [], []
+        self.forwarded = []
+        self.host_key = paramiko.ECDSAKey.generate()
+        self.transports = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def node(self, folder):
+        """The node that it plays, te1: with a key that it lets in and its host key, both in the folder."""
+        self.allowed = key_pair(folder / "id")
+        (folder / "known_hosts").write_text(self.known_hosts_line)
+        return Node("te1", 0, "127.0.0.1", "127.0.0.1", "root", self.port, folder / "id", folder / "known_hosts", 0)
+
+    @property
+    def known_hosts_line(self):
+        return f"[127.0.0.1]:{self.port} {self.host_key.get_name()} {self.host_key.get_base64()}\n"
+
+    @property
+    def open_connections(self):
+        return sum(transport.is_active() for transport in self.transports)
+
+    def _accept(self):
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            transport = paramiko.Transport(peer)
+            self.transports.append(transport)
+            transport.add_server_key(self.host_key)
+            transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Sftp)
+            door = _Door(self)
+            transport.start_server(event=threading.Event(), server=door)
+            in_background(lambda d=door, t=transport: d.forward(t))
+
+    def cut(self):
+        """Every connection that is open breaks."""
+        for transport in self.transports:
+            transport.close()
+
+    def close(self):
+        self.files.back.set()
+        with suppress(OSError):  # closed before
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+
+def key_pair(path, passphrase=""):
+    """A private key file made by ssh-keygen; the public part's base64."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path], check=True)
+    return path.with_suffix(".pub").read_text().split()[1]

@@ -1,0 +1,177 @@
+"""A supervisor with real ranks on this machine that run small programs, for tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from training.events import EVENTS, Started, parse_rows
+from training.laptop.ship import launch_files
+from training.launch import Host, Launch, here_env
+from training.node.supervision.end_processes import processes_of
+from training.run_folder import Status, parse_status
+
+SOURCE = Path(__file__).parents[2] / "training"
+
+LOCALHOST = (Host("localhost", "127.0.0.1", 2),)
+
+PROGRAMS = {
+    "finishes": "print('done', rank)",
+    "shows_its_environment": "print('omp', os.environ['OMP_NUM_THREADS'], 'run', os.environ['SPOTUNE_RUN'])",
+    "trains": """
+        from training.node import finetune
+        sys.argv[1:] = ['--run', str(run)]
+        finetune.main()
+    """,
+    "waits": """
+        print('waiting', rank, flush=True)
+        while not (run / 'stop').exists(): time.sleep(0.1)
+        time.sleep(0.5 * rank)
+        (run / f'saved-{rank}').touch()
+        sys.exit(3)
+    """,
+    "saves_a_checkpoint": """
+        print('waiting', rank, flush=True)
+        while not (run / 'stop').exists(): time.sleep(0.1)
+        (run / 'checkpoints' / 'step-30').mkdir(parents=True, exist_ok=True)
+        (run / 'checkpoints' / 'step-6').mkdir(parents=True, exist_ok=True)
+        (run / f'saved-{rank}').touch()
+        sys.exit(3)
+    """,
+    "starts_slowly": """
+        time.sleep(4)
+        if not (run / 'stop').exists(): sys.exit(0)
+        (run / 'checkpoints' / 'step-1').mkdir(parents=True, exist_ok=True)
+        sys.exit(3)
+    """,
+    "steps_slowly": """
+        from training.node.diagnosis.progress import STEP, ProgressFile
+        progress = ProgressFile(run, rank)
+        for step in range(1000):
+            progress.note(step, STEP)
+            if (run / 'stop').exists() and step > 3: break
+            time.sleep(0.7 if step < 3 else 6)
+            if step == 2: print('slow', rank, flush=True)
+        (run / f'saved-{rank}').touch()
+        sys.exit(3)
+    """,
+    "is_slower_than_planned": """
+        from training.events import OffPlan, emit
+        if rank == 0: emit(OffPlan(8, 10.0, 14.5))
+        print('slow', rank, flush=True)
+        while not (run / 'stop').exists(): time.sleep(0.1)
+        sys.exit(3)
+    """,
+    "diverges": """
+        from training.events import Failed, emit
+        if rank == 1: emit(Failed('diverged', 'the loss is nan')); print('@{"event": "ended", "code": 0}'); sys.exit(1)
+        time.sleep(600)
+    """,
+    "is_deaf": "print('deaf', flush=True); time.sleep(600)",
+    "raises": """
+        if rank == 1: raise ValueError('the seventh sample is odd')
+        time.sleep(600)
+    """,
+    "fills_the_disk": """
+        if rank == 1: raise OSError(28, 'No space left on device')
+        time.sleep(0.2); raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
+    """,
+    "loses_a_peer": """
+        if rank == 0: raise RuntimeError('Connection closed by peer [127.0.0.1]:1234')
+        time.sleep(1.5); os.kill(os.getpid(), 9)
+    """,
+    "cannot_be_used": """
+        if rank == 1: time.sleep(600)
+        from training.events import Failed, emit
+        print('one more thing'); emit(Failed('unusable', 'recipe x: steps: no such key')); sys.exit(2)
+    """,
+    "leaves_children": """
+        import subprocess
+        subprocess.Popen(['sleep', '600'], start_new_session=True)
+        sys.exit(11 if rank == 1 else 0)  # no code of ours
+    """,
+}
+"""What a rank does; `rank` and `run` are given."""
+
+
+@contextmanager
+def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess.Popen[bytes]]]]:
+    """Start a supervisor of two ranks that run one of PROGRAMS."""
+    started: list[subprocess.Popen[bytes]] = []
+    run_dir = tmp_path / "tiny-20260101-000000"
+
+    def start(
+        program: str,
+        *,
+        stop_grace_s: int = 20,
+        hosts: tuple[Host, ...] = LOCALHOST,
+        here: bool = True,
+        data_disk: str = "",
+        models: str = "",
+        before: Callable[[Path], None] = lambda run_dir: None,
+    ) -> tuple[Path, subprocess.Popen[bytes]]:
+        shutil.copytree(SOURCE, run_dir / "training", ignore=shutil.ignore_patterns("__pycache__"))
+        body = "\n".join(line.removeprefix("        ") for line in PROGRAMS[program].splitlines())
+        (run_dir / "training" / "program.py").write_text(
+            "import os, sys, time\nfrom pathlib import Path\n"
+            f"rank = int(os.environ['RANK'])\nrun = Path({str(run_dir)!r})\n{body}\n"
+        )
+        env = here_env(str(run_dir), str(Path(sys.executable).parent), os.environ["PATH"], False, str(tmp_path))
+        launch = Launch(
+            run_id=run_dir.name,
+            run_dir=str(run_dir),
+            hosts=hosts,
+            module="training.program",
+            arguments=(),
+            python=sys.executable,
+            env=env,
+            here=here,
+            stop_grace_s=stop_grace_s,
+            data_disk=data_disk,
+            **({"models": models} if models else {}),
+        )
+        for name, text in launch_files(launch).items():
+            (run_dir / name).write_text(text)
+        before(run_dir)
+        notices = ["--notices", str(tmp_path / "notices")]
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run_dir), *notices], cwd=run_dir
+        )
+        started.append(supervisor)
+        return run_dir, supervisor
+
+    yield start
+    for supervisor in started:
+        supervisor.kill()
+        supervisor.wait()
+    for pid in processes_of(str(run_dir)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def status_of(run_dir: Path) -> Status:
+    return parse_status((run_dir / "status.json").read_text())
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 40) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def pid_of_rank(run_dir: Path, rank: int) -> int:
+    """The program's own pid, as the rank start announced it."""
+    told = parse_rows((run_dir / EVENTS).read_text())
+    return next(each.event.pid for each in told if each.rank == rank and isinstance(each.event, Started))
+
+
+def wait_for_output(run_dir: Path, rank: int, text: str) -> None:
+    log = run_dir / "logs" / f"rank-{rank}.log"
+    wait_for(lambda: log.exists() and text in log.read_text())

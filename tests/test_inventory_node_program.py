@@ -1,0 +1,109 @@
+"""Talking with a program, on this machine and over a real ssh channel: it ends when its input does."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inventory.node_program import Program, ProgramError, ProgramRefused, start_here
+from training.laptop.head_node import RemoteHead
+
+ROOT = Path(__file__).parents[1]
+ECHO = """
+import json, sys, warnings
+warnings.warn("something to stderr")
+print(json.dumps({"ready": 1}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked == "leave": sys.exit(0)
+    if asked == "mistake": print(json.dumps({"mistake": "no such thing"}), flush=True); sys.exit(2)
+    if asked == "break": sys.exit("it is broken")
+    print(json.dumps({"heard": asked}, ensure_ascii=False), flush=True)
+"""
+COMMAND = f"exec env PYTHONIOENCODING=utf-8 {shlex.quote(sys.executable)} -c {shlex.quote(ECHO)}"
+
+
+@pytest.fixture
+def head(node) -> Iterator[RemoteHead]:
+    with closing(RemoteHead(node)) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["here", "over ssh"])
+def talk(request: pytest.FixtureRequest) -> Iterator[Program]:
+    if request.param == "here":
+        with start_here(COMMAND) as opened:
+            yield opened
+        return
+    with request.getfixturevalue("head").talk(COMMAND) as opened:
+        yield opened
+    for program in request.getfixturevalue("server").programs:
+        program.wait(5)
+
+
+def test_lines_go_both_ways_in_any_script(talk: Program):
+    messages = talk.messages()
+    assert next(messages) == {"ready": 1}
+    talk.send({"text": "你好\n世界"})
+    assert next(messages) == {"heard": {"text": "你好\n世界"}}
+    talk.send("leave")
+    assert list(messages) == []
+
+
+def test_a_mistake_is_the_programs_own_sentence(talk: Program):
+    messages = talk.messages()
+    next(messages)
+    talk.send("mistake")
+    with pytest.raises(ProgramRefused, match=r"^no such thing$"):
+        next(messages)
+
+
+def test_a_failure_has_the_last_words_and_the_code(talk: Program):
+    messages = talk.messages()
+    next(messages)
+    talk.send("break")
+    with pytest.raises(ProgramError, match="ended with 1: it is broken"):
+        next(messages)
+
+
+def test_closing_ends_a_program_that_waits_for_more(head, server):
+    with head.talk(COMMAND) as opened:
+        next(opened.messages())
+    assert server.programs[0].wait(5) == 0
+
+
+def test_a_lost_connection_ends_the_program_and_is_said(head, server):
+    with head.talk(COMMAND) as opened:
+        messages = opened.messages()
+        next(messages)
+        server.cut()
+        with pytest.raises(ProgramError):
+            next(messages)
+    began = time.monotonic()
+    server.programs[0].wait(5)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy/on_node").glob("*.py")), ids=lambda path: path.stem)
+def test_a_program_for_the_nodes_needs_only_what_is_there(path: Path):
+    """The one that fetches models runs where training/ is and huggingface_hub, both put there by the deploy."""
+    shipped = {"training", "deploy", "huggingface_hub"} if path.stem in ("fetch_model", "hub_listing") else set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    named = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    assert {name.split(".")[0] for name in named} <= {*sys.stdlib_module_names, *shipped}
+
+
+def test_a_user_who_is_not_root_runs_it_by_sudo(node, server):
+    ubuntu = replace(node, user="ubuntu")
+    head = RemoteHead(ubuntu)
+    with closing(head), head.talk("exec true"):
+        assert server.commands == ["sudo -n sh -c 'exec true'"]

@@ -1,0 +1,357 @@
+"""`fab plan`: which machines it goes by, whose rates, how many tokens, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inventory.settings import load_settings
+from tests.support.paper_cluster import PaperCluster
+from tests.test_training_plan_calibration import MADE
+from training.cost.pace import Rates
+from training.laptop import data_size, machines
+from training.laptop.data_size import size_of
+from training.laptop.machines import fleet
+from training.laptop.start_run import BUILT_IN, chosen_recipe
+from training.launch import LaunchError
+from training.plan import calibration
+from training.recipe import load_recipe
+
+ROOT = Path(__file__).parent.parent
+LISTED = """\
+name = "mine"
+provider = "static"
+[ssh]
+key = "{folder}/key"
+[network]
+line_rate_gbps = 16
+[[nodes]]
+name = "te1"
+address = "203.0.113.11"
+price_per_hour = 10
+currency = "CNY"
+[[nodes]]
+name = "te2"
+address = "203.0.113.12"
+price_per_hour = 10
+currency = "CNY"
+"""
+WORDS = {"prompt": "What is this? ", "completion": "It is something else, as far as anybody can say."}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with two listed nodes, and nothing that was ever measured."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    (tmp_path / "key").write_text("")
+    (tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path))
+    (tmp_path / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
+    return tmp_path
+
+
+def settings_of(place):
+    return load_settings(place / "cluster.toml")
+
+
+def measured(place, **changes):
+    made = replace(MADE, **changes)
+    folder = place / "runs" / made.run_id
+    folder.mkdir(parents=True)
+    (folder / calibration.FILE).write_text(calibration.text(made))
+    return made
+
+
+def planned_on(place, **wish):
+    return machines.machines(settings_of(place), fleet(settings_of(place), **wish))
+
+
+def records(place, count=50, name="data.jsonl"):
+    file = place / name
+    file.write_text("".join(json.dumps(WORDS) + "\n" for _ in range(count)))
+    return str(file)
+
+
+def fab(place, *words):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTUNE_CLUSTER": str(place / "cluster.toml")}
+    return subprocess.run(
+        [sys.executable, "-m", "fabric", "plan", *words], cwd=place, env=env, capture_output=True, text=True
+    )
+
+
+def refused(done):
+    assert done.returncode == 2, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_listed_machines_are_planned_with_their_number_price_and_promised_network(place):
+    found = planned_on(place, card="A10")
+    assert (found.ranks, found.ranks_per_node, found.price_h, found.currency) == (2, 1, 20, "CNY")
+    assert found.rates == Rates(40e12, pytest.approx(1.7e9), 600e9) and found.link_from == "its promised line rate"
+    assert planned_on(place, card="A10", nodes=3).price_h == 30
+
+
+def test_a_rate_from_the_table_is_called_the_weakest_number_until_the_card_was_measured(place):
+    assert planned_on(place, card="A10").weakest == "40 TFLOP/s of A10, from a table: not measured on these cards"
+    made = measured(place)
+    found = planned_on(place)
+    assert found.card == "NVIDIA A10" and found.weakest == ""
+    assert found.rates.flops == pytest.approx(0.6 * made.matmul_flops)
+    assert found.flops_from == f"measured by {made.run_id}"
+    assert (found.rates.bytes_per_s, found.link_from) == (made.link_bytes_per_s, made.run_id)
+
+
+def test_what_was_measured_is_of_these_machines_alone(place):
+    measured(place, world_size=4)
+    assert planned_on(place).link_from == "its promised line rate"
+    assert planned_on(place, card="H20").flops_from == "the table of cards"
+
+
+def test_cpus_are_planned_with_what_was_measured_of_them(place):
+    listed = (place / "cluster.toml").read_text()
+    (place / "cluster.toml").write_text(listed.replace("price_per_hour", "gpus = 0\nprice_per_hour"))
+    assert (planned_on(place).card, planned_on(place).rates.flops) == (None, None)
+    made = measured(place, card=None, matmul_flops=2e11)
+    found = planned_on(place)
+    assert (found.card, found.flops_from) == (None, f"measured by {made.run_id}")
+    assert found.rates.flops == pytest.approx(0.6 * 2e11)
+    done = fab(place, "--model", "tiny")
+    assert f"0.12 TFLOP/s a CPU, measured by {made.run_id}" in done.stdout
+    (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("take ")]
+    assert float(row[row.index("compute") + 1 if "compute" in row else row.index("link") + 1]) > 0
+
+
+def test_cards_of_several_kinds_are_planned_by_the_weakest_but_in_stages(place):
+    found = planned_on(place, card="RTX 4090,A10")
+    assert [card.card for card in found.mixed] == ["A10", "RTX 4090"], "the slowest first"
+    assert found.rates == Rates(40e12, pytest.approx(1.7e9), memory_bytes_per_s=600e9, each=(40e12, 102e12))
+    alone = planned_on(place, card="A10")
+    assert (found.card, found.card_bytes, found.usable_bytes) == (alone.card, alone.card_bytes, alone.usable_bytes)
+    assert found.mixed[1].usable_bytes > found.usable_bytes
+    assert planned_on(place, card="A10,A10").mixed == ()
+    with pytest.raises(LaunchError, match="--card A10,L20 names the cards of 2 nodes, and --nodes says 3"):
+        planned_on(place, card="A10,L20", nodes=3)
+    with pytest.raises(LaunchError, match="--card Z80: nothing is known of it"):
+        planned_on(place, card="A10,Z80")
+
+
+def test_another_clusters_measurements_are_not_gone_by(place):
+    measured(place, cluster="other")
+    with pytest.raises(LaunchError, match="nothing says which cards mine has"):
+        planned_on(place)
+
+
+def test_the_newest_measurement_counts_and_a_damaged_one_is_said(place, capsys):
+    measured(place, run_id="prove-20260101-000000", time=1.0, matmul_flops=50e12)
+    measured(place, run_id="prove-20260102-000000", time=2.0)
+    (place / "runs" / "prove-20260103-000000").mkdir()
+    (place / "runs" / "prove-20260103-000000" / calibration.FILE).write_text("{cut")
+    assert planned_on(place).flops_from == "measured by prove-20260102-000000"
+    assert "prove-20260103-000000/calibration.json is left out" in capsys.readouterr().err
+
+
+def test_machines_to_be_rented_are_planned_as_the_cloud_describes_and_prices_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with PaperCluster(tmp_path, monkeypatch, aliyun='types = ["ecs.gn7i-c8g1.2xlarge"]\nnodes = 4\n') as cluster:
+        found = fleet(cluster.settings)
+        one = cluster.plan(1).quotes[0].price.trade
+    assert (found.nodes, found.cards, found.card, found.ram_gib, found.line_rate_gbps) == (4, 1, "NVIDIA A10", 30, 16)
+    assert found.price_h == pytest.approx(4 * one) and found.currency == "CNY"
+    assert found.about.startswith("ecs.gn7i-c8g1.2xlarge in ") and found.about.endswith("to be rented (no stock)")
+
+
+def test_machines_that_stand_are_planned_with_what_they_cost(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        cluster.up(2)
+        stands, wanted = fleet(cluster.settings), fleet(cluster.settings, nodes=3)
+    assert (stands.nodes, stands.cards, stands.about) == (2, 0, "ecs.local.small, as they stand")
+    assert stands.price_h == pytest.approx(2 / 3 * wanted.price_h, rel=0.01)
+    assert "to be rented" in wanted.about
+    cpu = machines.machines(cluster.settings, stands)
+    assert (cpu.card, cpu.ranks, cpu.card_bytes) == (None, 2, stands.ram_gib * 2**30)
+
+
+def test_a_cloud_that_does_not_answer_leaves_a_way_to_plan(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        settings = cluster.settings
+    with pytest.raises(LaunchError, match=r"to plan without asking the cloud: fab plan --card A10$"):
+        fleet(settings)
+    assert fleet(settings, card="A10").cards == 1
+
+
+def test_without_a_tokenizer_tokens_are_estimated_from_the_text_and_said_to_be(place):
+    recipe = load_recipe("qwen2.5-7b")
+    size = size_of(records(place), recipe)
+    text = len("\n".join(WORDS.values()))
+    assert size.how == "estimated: four bytes of text a token"
+    assert size.records == 50 and size.work.tokens == 50 * (round(text / 4) + 2 * data_size.TURN_TOKENS)
+    assert size.work.rows == 1 and size.work.longest == size.work.tokens // 50
+
+
+def test_with_the_tokenizer_they_are_counted(place):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    recipe = load_recipe("qwen2.5-7b")
+    folder = place / ".cache" / "spotune" / "models" / recipe.model_dir
+    folder.mkdir(parents=True)
+    words.save(str(folder / "tokenizer.json"))
+    size = size_of(records(place), recipe)
+    each = sum(len(text.split()) for text in WORDS.values()) + 2 * data_size.TURN_TOKENS
+    assert (size.how, size.work.tokens) == ("counted with the model's tokenizer", 50 * each)
+    data_size_before = data_size.SAMPLE_BYTES
+    try:
+        data_size.SAMPLE_BYTES = 100
+        sampled = size_of(records(place), recipe)
+    finally:
+        data_size.SAMPLE_BYTES = data_size_before
+    assert sampled.how.startswith("the first 0 MB of them counted") and sampled.work.tokens == size.work.tokens
+
+
+def test_long_records_are_cut_and_padded_ones_have_a_row_each(place):
+    recipe = load_recipe("qwen2.5-7b", {"max_length": "16", "batching": "padded", "validation.fraction": "0.1"})
+    size = size_of(records(place), recipe)
+    assert (size.work.rows, size.work.tokens, size.work.longest) == (45, 50 * 16, 16)
+
+
+def test_tiny_brings_its_own_data_and_others_none():
+    tiny, other = load_recipe("tiny"), load_recipe("qwen2.5-7b")
+    assert tiny.base_model == BUILT_IN and size_of("", tiny).records == 400
+    assert size_of("", other) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say which model: --model NAME; known: "),
+        (("--model", "gpt-5"), "unknown model 'gpt-5'; known: "),
+        (("--model", "qwen2.5-7b"), "nothing says which cards mine has: name the kind with fab plan --card A10"),
+        (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--data", "none.jsonl"), "none.jsonl: no such file or folder"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--data", "own/set"), "--data own/set: a data set of the Hub"),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--set", "base_model=a/b"),
+            "the shape of a/b is not known here: add what its config.json says to training/cost/shapes.toml",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(place, words, said):
+    assert refused(fab(place, *words)).startswith(said)
+
+
+def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
+    data = records(place, 3000)
+    began = time.process_time()
+    done = fab(place, "--model", "qwen2.5-7b", "--card", "A10", "--data", data, "--hours", "1", "--set", "seed=3",
+               "--set", "micro_batch=2")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    rows = [line.split() for line in lines if "of 28" in line]
+    assert [row[: 2 + (row[0] == "as")] for row in rows] == [
+        *(["zero0", "2"], ["zero1", "2"], ["zero2", "2"], ["zero3", "2"]),
+        ["take", "pipeline"],
+        ["as", "is", "zero3"],
+    ]
+    header = next(line for line in lines if "strategy" in line)
+    assert [word in header for word in ("tokens/s", "in 1 h", "CNY", "a million tokens")] == [True] * 4
+    said = done.stdout
+    assert "40 TFLOP/s a card, the table of cards; 1.7 GB/s between ranks, its promised line rate" in said
+    assert "the weakest number of every row is 40 TFLOP/s of A10, from a table" in said
+    assert "3000 records" in said and "(estimated: four bytes of text a token)" in said
+    (command,) = [line for line in lines if line.startswith("next: ")]
+    assert command.startswith(f"next: fab train --model qwen2.5-7b --data {data} --set seed=3 --set micro_batch=2 ")
+    assert command.count("micro_batch=") == 1, "what was said stays"
+    assert command.endswith(
+        "--set pipeline.stages=2 --set 'pipeline.layers=[14,14]' --set 'pipeline.checkpointed=[9,4]' "
+        "--set 'pipeline.held=[2,1]'"
+    )
+    assert "pipeline: 2 stages: layers 14, 14; of them again 9, 4; micro-batches held 2, 1" in lines
+    assert time.process_time() - began < 5
+
+
+def test_the_command_that_is_printed_makes_the_recipe_that_was_planned(place):
+    done = fab(place, "--model", "qwen2.5-14b", "--card", "A10", "--nodes", "4")
+    (command,) = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
+    words = shlex.split(command)
+    settings = [words[n + 1] for n, word in enumerate(words) if word == "--set"]
+    recipe = chosen_recipe("qwen2.5-14b", settings, "")
+    assert (recipe.strategy, recipe.left_open) == ("pipeline", ())
+    assert recipe.pipeline.layers == (11, 12, 14, 11) and sum(recipe.pipeline.checkpointed) == 6
+
+
+def test_seventy_two_billion_on_eight_ranks_are_planned_in_seconds(place):
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = fab(place, "--model", "qwen2.5-72b", "--card", "H20", "--nodes", "8")
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "take: " in done.stdout
+    assert spent.ru_utime + spent.ru_stime - children.ru_utime - children.ru_stime < 5
+
+
+def test_a_recipe_that_leaves_all_to_the_plan_has_no_row_of_its_own(place):
+    said = fab(place, "--model", "qwen2.5-7b", "--card", "A10").stdout
+    assert "as is" not in said and "the recipe leaves all this to the plan of a start" in said
+
+
+def test_a_card_without_bfloat16_is_said_to_want_another_number_type(place):
+    words = ("--model", "qwen2.5-0.5b", "--card", "T4")
+    assert "T4 has no bfloat16: the same with --set dtype=float16" in fab(place, *words).stdout
+    assert "no bfloat16" not in fab(place, *words, "--set", "dtype=float16").stdout
+
+
+def test_json_says_the_same_and_what_is_not_known_is_null(place):
+    done = fab(place, "--model", "qwen2.5-14b", "--card", "A10", "--nodes", "4", "--json")
+    found = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [option["strategy"] for option in found["options"]] == ["zero0", "zero1", "zero2", "zero3", "pipeline"]
+    assert found["settings"] == {
+        "strategy": "pipeline",
+        "micro_batch": found["chosen"]["micro_batch"],
+        "gradient_checkpointing": found["chosen"]["checkpointed"],
+        "pipeline.stages": 4,
+        **{f"pipeline.{key}": found["chosen"]["split"][key] for key in ("layers", "checkpointed", "held")},
+    }
+    assert sum(found["chosen"]["split"]["layers"]) == 48 and found["options"][0]["split"] is None
+    assert found["machines"]["ram_bytes"] is None and found["data"] is None and found["chosen"]["minutes"] is None
+    assert found["as_it_stands"]["tokens_per_s"] < found["chosen"]["tokens_per_s"]
+
+
+def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):
+    code = (
+        "import sys\n"
+        "from inventory.settings import load_settings\n"
+        "from training.laptop import plan_options, start_run\n"
+        "recipe = start_run.chosen_recipe('qwen2.5-7b', (), '')\n"
+        "plan_options.show(plan_options.look(load_settings(), recipe, plan_options.Wish(card='A10')))\n"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'alibabacloud_ecs20140526'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert told.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_slow_network_gets_advice_that_is_not_taken_and_what_nobody_measured_is_left_out(place):
+    done = fab(place, "--model", "qwen2.5-7b", "--card", "A10", "--nodes", "4", "--line-rate-gbps", "0.2")
+    advice, taken = done.stdout.strip().splitlines()[-2:]
+    assert advice.startswith("on so slow a network ")
+    assert advice.endswith("--set strategy=zero0 --set sync_every=10: docs/choosing.md")
+    assert "sync_every" not in taken
+    assert "left out: stream: how fast weights come from RAM to a card was not measured: fab prove" in done.stdout
+
+
+def test_a_kind_of_card_that_is_left_empty_is_refused(place):
+    done = fab(place, "--model", "qwen2.5-7b", "--card", "A10,", "--nodes", "2")
+    assert done.returncode != 0 and "--card A10,: " in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,291 @@
+"""`fab plan --rent`: what a cloud offers, which of it is shown, and what `--take` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tomllib
+
+import pytest
+
+from inventory.cloud import opening
+from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.values import InstanceType
+from inventory.renting.on_offer import on_offer
+from inventory.settings import SettingsError, load_settings
+from tests.support.memory_cloud import MemoryCloud, MemorySettings
+from tests.support.paper_cluster import PaperCluster
+from training.cost.shape import PlanError
+from training.laptop import rent_options, rent_table
+from training.laptop.plan_options import Wish
+from training.launch import LaunchError
+from training.recipe import load_recipe
+
+A10 = InstanceType("a10.small", 8, 30, 1, "NVIDIA A10", 24, 16)
+A10_LARGE = InstanceType("a10.large", 16, 60, 1, "NVIDIA A10", 24, 16)
+A100 = InstanceType("a100.one", 16, 125, 1, "NVIDIA A100", 80, 8)
+A100_40 = InstanceType("a100.half", 12, 94, 1, "NVIDIA A100", 40, 4)
+SLICE = InstanceType("a10.slice", 4, 15, 1, "NVIDIA A10", 4, 4)
+T4 = InstanceType("t4.one", 4, 15, 1, "NVIDIA T4", 16, 4)
+V100 = InstanceType("v100.one", 12, 92, 1, "NVIDIA V100", 32, 5)
+PRICES = [(A10, 11.73), (A10_LARGE, 12.4), (A100, 34.48), (A100_40, 30.0), (SLICE, 2.0), (T4, 3.0), (V100, 9.0)]
+PLAIN = load_recipe("qwen2.5-14b")
+
+
+@pytest.fixture
+def cloud(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # nothing was measured here
+    made = MemoryCloud(gpus=PRICES)
+    monkeypatch.setitem(opening.OPENED_BY, "memory", lambda settings, record: made)
+    return made
+
+
+def settings_of(**table):
+    return MemorySettings.model_validate({"name": "demo", "memory": {"types": ("a10.small",), **table}})
+
+
+def looked(recipe=PLAIN, wish=None, **table):
+    return rent_options.look(settings_of(**table), recipe, wish or Wish())
+
+
+def named(choices):
+    return [(way.offered.type_name, way.offered.nodes) for way in choices.rows]
+
+
+def test_one_a100_is_found_where_cluster_toml_says_four_a10(cloud, capsys):
+    choices = looked()
+    assert named(choices)[0] == ("a100.one", 1)
+    now = choices.as_it_stands
+    assert (now.offered.type_name, now.offered.nodes) == ("a10.small", 4)
+    assert choices.rows[0].money == pytest.approx(0.6 * now.money, rel=0.01) and choices.rows[0].seconds < now.seconds
+    rent_table.show(choices)
+    said = capsys.readouterr().out
+    assert "1 cheapest" in said and "fastest" in said and "as is" in said
+    assert (
+        "1 x a100.one (NVIDIA A100): 60% of what 4 x a10.small (NVIDIA A10) cost, which cluster.toml says now" in said
+    )
+    assert "150 TFLOP/s of NVIDIA A100, from a table: not measured on these cards" in said
+
+
+def test_of_a_kind_of_cards_the_smallest_machine_is_asked_for_its_price_and_the_larger_ones_are_for_later(cloud):
+    offers, said = on_offer(cloud, settings_of(), lambda kind: "A10" in kind.gpu_spec.split())
+    assert {each.machine.name: each.also for each in offers} == {"a10.small": ("a10.large",), "a10.slice": ()}
+    assert said == () and all(each.in_stock and each.spot and each.advice for each in offers)
+
+
+def test_slices_old_cards_and_cards_without_bfloat16_are_left_out(cloud):
+    assert set(looked().offers) == {"a10.small", "a100.one", "a100.half"}
+    half = load_recipe("qwen2.5-14b", {"dtype": "float16"})
+    assert set(looked(half).offers) == {"a10.small", "a100.one", "a100.half", "t4.one"}
+
+
+def test_a_card_with_less_memory_than_usual_is_planned_with_what_it_has(cloud):
+    cards = {way.offered.type_name: way.offered.machines for way in looked().ways}
+    assert cards["a100.half"].card == "NVIDIA A100 40GB"
+    assert cards["a100.half"].card_bytes == 40 * 2**30 and cards["a100.one"].card == "NVIDIA A100"
+
+
+def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
+    choices = looked(wish=Wish(card="A100", nodes=2))
+    assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} <= {
+        ("a100.one", 2),
+        ("a100.half", 2),
+        ("a10.small", 2),  # configured
+    }
+
+
+def test_what_has_no_stock_gives_way_to_what_has(cloud, monkeypatch):
+    stock = cloud.stock
+    monkeypatch.setattr(
+        cloud, "stock", lambda *a: tuple(s for s in stock(*a) if not s.instance_type.startswith("a100"))
+    )
+    assert {name for name, _ in named(looked())} == {"a10.small"}
+
+
+def test_a_type_without_a_price_is_said_and_left_out(cloud, monkeypatch):
+    price = cloud.price
+
+    def refusing(launch):
+        if launch.instance_type == "a100.one":
+            raise CloudError("not sold today", Kind.PRICE, "NoPrice", "r")
+        return price(launch)
+
+    monkeypatch.setattr(cloud, "price", refusing)
+    choices = looked()
+    assert "a100.one" not in choices.offers
+    assert any(note.startswith("no price for a100.one in nowhere-1") for note in choices.notes)
+
+
+def test_each_type_is_asked_for_once_and_only_what_is_needed(cloud, monkeypatch):
+    calls = []
+    for name in ("gpu_types", "types", "stock", "spot_prices", "spot_advice", "price", "image", "instances", "run"):
+        real = getattr(cloud, name)
+        monkeypatch.setattr(cloud, name, lambda *a, real=real, name=name, **k: (calls.append(name), real(*a, **k))[1])
+    looked()
+    assert sorted(calls) == sorted(
+        ["gpu_types", "stock", "spot_advice", "image", *["spot_prices", "price"] * 3],
+    )
+    calls.clear()
+    looked(spot="off")
+    assert "spot_prices" not in calls and "spot_advice" not in calls
+
+
+def test_it_needs_no_five_seconds_of_its_own(cloud):
+    began = time.process_time()
+    rent_table.show(looked())
+    assert time.process_time() - began < 5
+
+
+def test_json_says_the_same(cloud, capsys):
+    choices = looked()
+    rent_table.show_json(choices)
+    told = json.loads(capsys.readouterr().out)
+    assert [(row["type"], row["nodes"]) for row in told["rows"]] == named(choices)
+    first = told["rows"][0]
+    assert first["money"] == pytest.approx(choices.rows[0].money) and first["settings"]["strategy"] == "zero0"
+    assert first["machines"]["ram_bytes"] == 125 * 2**30 and first["advice"]["interruption_rate_percent"] == 1
+    assert told["as_it_stands"]["nodes"] == 4 and told["made_up"] is False
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A cluster of the local cloud, whose GPU types are sold out but for those a test stocks."""
+    monkeypatch.chdir(tmp_path)
+    aliyun = '# all of it made up\ntypes = ["ecs.gn7i-c8g1.2xlarge"] # in order\nnodes = 4\n'
+    with PaperCluster(tmp_path, monkeypatch, aliyun=aliyun) as cluster:
+        monkeypatch.setenv("SPOTUNE_CLUSTER", str(cluster.toml))
+        yield cluster
+
+
+def chosen(local, model="qwen2.5-14b", **wish):
+    return rent_options.look(local.settings, load_recipe(model), Wish(**wish))
+
+
+def stocked(local, *types):
+    for each in types:
+        local.api.fault("DescribeAvailableResource", "stock", instance_type=each)
+        local.cloud.stock(each, True)
+
+
+def test_the_local_clouds_table_says_that_its_prices_are_made_up_and_what_has_no_stock(local, capsys):
+    rent_table.show(chosen(local))
+    said = capsys.readouterr().out
+    assert "prices and spot figures are made up" in said and re.search(r"x ecs\.gn7e-c16g1\.\d+xlarge, no stock", said)
+    assert "CNY/h" in said and "reclaimed" in said and "a million" in said
+
+
+def test_listed_types_that_compute_on_cpus_are_shown_without_times(local, capsys):
+    local.write('types = ["ecs.local.small"]\nnodes = 2\n')
+    choices = chosen(local, "tiny")
+    (way,) = [way for way in choices.rows if way.offered.in_stock]
+    assert (way.offered.type_name, way.offered.nodes, way.seconds) == ("ecs.local.small", 1, None)
+    rent_options.take(choices, "cheapest")
+    own = load_settings(local.toml).rental
+    assert (own.types, own.nodes) == (("ecs.local.small",), 1)
+    with pytest.raises(PlanError, match=r"--take fastest: nobody knows how fast they are"):
+        rent_options.take(choices, "fastest")
+
+
+def test_what_is_taken_stands_in_cluster_toml_and_is_what_fab_up_then_wants(local, capsys):
+    stocked(local, "ecs.gn7e-c16g1.4xlarge", "ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
+    choices = chosen(local)
+    rent_options.take(choices, "cheapest")
+    said = capsys.readouterr().out
+    assert f'{local.toml}: types = ["ecs.gn7e-c16g1.4xlarge"] (was ["ecs.gn7i-c8g1.2xlarge"])' in said
+    assert "nodes = 1 (was 4)" in said and said.endswith("next: fab up --dry\n")
+    text = local.toml.read_text()
+    assert "# all of it made up" in text and "# in order" in text
+    assert tomllib.loads(text)["aliyun"]["types"] == ["ecs.gn7e-c16g1.4xlarge"]
+    local.settings = load_settings(local.toml)
+    assert local.plan(1).quotes[0].offer.instance_type == "ecs.gn7e-c16g1.4xlarge"
+    rent_options.take(choices, "1")
+    assert "already" in capsys.readouterr().out and local.toml.read_text() == text
+
+
+def test_a_taken_type_brings_the_larger_ones_in_stock_with_the_same_card(local):
+    stocked(local, "ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
+    rent_options.take(chosen(local, "qwen2.5-7b"), "cheapest")
+    assert load_settings(local.toml).rental.types == ("ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("9", r"--take 9: there is cheapest, fastest or 1 to \d$"),
+        ("best", r"--take best: there is cheapest, fastest or 1 to \d$"),
+        ("0", r"--take 0: there is "),
+        ("1", r"--take 1: ecs\.\S+ is not in stock, fab up could not rent it$"),
+        ("cheapest", r"--take cheapest: nothing is in stock$"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_and_nothing_is_written(local, which, said):
+    before = local.toml.read_text()
+    with pytest.raises(PlanError, match=said):
+        rent_options.take(chosen(local), which)
+    assert local.toml.read_text() == before
+
+
+def test_a_budget_that_would_not_bear_it_keeps_the_file_as_it_is(local):
+    stocked(local, "ecs.gn7e-c16g1.4xlarge")
+    local.write(
+        'types = ["ecs.gn7e-c16g1.4xlarge"]\nnodes = 1\nhours = 4\n'
+        'spot = "price-limit"\nprice_limit = 20\nbudget = 100\n'
+    )
+    before = local.toml.read_text()
+    with pytest.raises(SettingsError, match=r"aliyun\.budget: \d+ machines for 4 h at up to 20 may cost"):
+        rent_options.take(chosen(local), "fastest")
+    assert local.toml.read_text() == before
+
+
+LISTED = """\
+name = "mine"
+provider = "static"
+[ssh]
+key = "{folder}/key"
+[network]
+line_rate_gbps = 16
+"""
+NODE = '[[nodes]]\nname = "te{k}"\naddress = "203.0.113.{k}"\nprice_per_hour = 11.73\ncurrency = "CNY"\n'
+
+
+def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("")
+    toml = tmp_path / "cluster.toml"
+    toml.write_text(LISTED.format(folder=tmp_path) + "".join(NODE.format(k=k) for k in (1, 2, 3, 4)))
+    settings = load_settings(toml)
+    choices = rent_options.look(settings, load_recipe("qwen2.5-3b"), Wish(card="A10"))
+    assert named(choices) == [("listed", 1), ("listed", 2), ("listed", 4)]
+    rent_table.show(choices)
+    said = capsys.readouterr().out
+    assert "4 x listed" in said and "more machines of a type buy time, never money" in said
+    assert "CNY a million tokens" in said and "reclaimed" not in said
+    with pytest.raises(PlanError, match=r"--take cheapest: the machines are listed, there is nothing to rent$"):
+        rent_options.take(choices, "cheapest")
+    with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
+        rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish(card="A10", nodes=5))
+    with pytest.raises(LaunchError, match="nothing says which cards mine has"):
+        rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish())
+
+
+def test_a_model_too_large_for_every_offer_is_said_to_be(cloud):
+    with pytest.raises(PlanError, match=r"^qwen2\.5-72b fits none of the machines there are"):
+        looked(load_recipe("qwen2.5-72b"), Wish(nodes=1))
+
+
+def test_fab_plan_rent_prints_the_table_and_take_writes_the_file(local):
+    stocked(local, "ecs.gn7e-c16g1.4xlarge")
+    done = local.fab("plan", "--model", "qwen2.5-14b", "--rent", "--take", "cheapest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 cheapest" in done.stdout and "1 x ecs.gn7e-c16g1.4xlarge" in done.stdout
+    assert load_settings(local.toml).rental.types == ("ecs.gn7e-c16g1.4xlarge",)
+    told = json.loads(local.fab("plan", "--model", "qwen2.5-14b", "--rent", "--json").stdout)
+    assert told["rows"][0]["type"] == "ecs.gn7e-c16g1.4xlarge" and told["made_up"] is True
+
+
+def test_take_without_rent_and_hours_with_it_are_refused_in_a_sentence(local):
+    done = local.fab("plan", "--model", "qwen2.5-14b", "--take", "1")
+    assert (done.returncode, done.stderr) == (2, "--take 1 is for --rent\n")
+    done = local.fab("plan", "--model", "qwen2.5-14b", "--rent", "--hours", "2")
+    assert done.returncode == 2 and done.stderr.startswith("--hours is for machines that are chosen")

@@ -1,0 +1,242 @@
+"""pipeline: the layers lie in stages, a rank each; micro-batches pass through them. Pure.
+
+How the layers are shared out says training/cost/split.py, how long a step takes training/cost/schedule.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from training.cost.memory import (
+    NF4,
+    WIDTH,
+    Memory,
+    Shares,
+    layer_activations,
+    layer_bytes,
+    loss_bytes,
+    offloaded_states,
+    trained_bytes,
+    unpacked_bytes,
+)
+from training.cost.schedule import StageTime, step_seconds
+from training.cost.shape import EMBEDDING, HEAD
+from training.cost.split import Split, even, first_so_many
+from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0
+from training.cost.unpacking import unpacking_s
+from training.data.order import micro_steps
+
+if TYPE_CHECKING:
+    from training.cost.pace import Rates
+    from training.cost.shape import ModelShape
+    from training.recipe import Recipe
+
+SPLITTABLE = ("qwen2", "qwen3", "llama", "mistral")
+"""Model types whose layers alone stand between embedding and head: the engine knows no others."""
+MESSAGES = 4
+"""Activations or gradients of a micro-batch that a stage has on their way: two are expected, two were sent."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one rank has of the model."""
+
+    layers: int
+    checkpointed: int
+    held: int
+    """Micro-batches at once."""
+    first: bool
+    last: bool
+
+
+class Pipeline(Zero0):
+    """The layers lie in stages, a rank each, and micro-batches pass through them."""
+
+    LIGHTER = "fewer stages, and more copies of them (pipeline.stages)"
+
+    def replicas(self, recipe: Recipe, ranks: int) -> int:
+        return max(1, ranks // stages_of(recipe, ranks))
+
+    def split(self, shape: ModelShape, recipe: Recipe, ranks: int) -> Split:
+        """As the recipe's table says; what it leaves empty is even, by gradient_checkpointing, and 1F1B."""
+        layers = layers_of_stages(recipe, shape.layers, ranks)
+        again = recipe.pipeline.checkpointed or first_so_many(recipe.checkpointed(shape.layers), layers)
+        return Split(layers, again, held_of_stages(recipe, ranks))
+
+    def laid_out(self, shape: ModelShape, recipe: Recipe, ranks: int) -> list[Stage]:
+        """First to last."""
+        split = self.split(shape, recipe, ranks)
+        ends = (0, split.stages - 1)
+        each = zip(split.layers, split.checkpointed, split.held, strict=True)
+        return [Stage(*values, place == ends[0], place == ends[1]) for place, values in enumerate(each)]
+
+    def memories(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> tuple[Memory, ...]:
+        return tuple(stage_memory(shape, recipe, tokens, stage) for stage in self.laid_out(shape, recipe, ranks))
+
+    def memory(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
+        """Of the rank that holds most."""
+        return max(self.memories(shape, recipe, ranks, tokens), key=lambda memory: memory.total)
+
+    def timing(self, shape: ModelShape, recipe: Recipe, ranks: int, micro: MicroBatch, rates: Rates) -> Timing:
+        """Every stage's computing and every message, one after another; then the gradients' sum over the copies."""
+        stages, copies = self.laid_out(shape, recipe, ranks), self.replicas(recipe, ranks)
+        count = micro_steps(recipe.global_batch, copies, recipe.micro_batch)
+        message = message_bytes(shape, recipe, micro.tokens)
+        summed = (
+            2
+            * (copies - 1)
+            / copies
+            * SUMMED[recipe.gradient_sum]
+            * max(trained(shape, recipe, stage) for stage in stages)
+        )
+        directions = 2 if len(stages) > 2 else 1  # a stage between two others hears from both
+        received = directions * count * message + summed
+        flops, moved = rates.by_stage(len(stages)), rates.memory_bytes_per_s
+        if flops is None or (moved is None and recipe.base_precision == NF4):
+            return Timing(None, None, received, None)
+        times = [
+            stage_time(shape, recipe, micro, *each, memory_bytes_per_s=moved)
+            for each in zip(stages, flops, strict=True)
+        ]
+        compute_s = count * max(time.both_s for time in times)
+        if rates.bytes_per_s is None:
+            return Timing(compute_s, None, received, None)
+        message_s, sum_s = message / rates.bytes_per_s, summed / rates.bytes_per_s
+        passed_s = step_seconds(times, [stage.held for stage in stages], count, message_s)
+        return Timing(compute_s, count * message_s + sum_s, received, passed_s + sum_s)
+
+    def needs(self, recipe: Recipe, gpu: bool) -> str:
+        if recipe.tuning == "full":
+            return f"strategy {recipe.strategy} trains adapters; tuning = full needs one of zero0 to zero3"
+        return super().needs(recipe, gpu) or _contradiction(recipe)
+
+    def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
+        if shape.kind and shape.kind not in SPLITTABLE:
+            return f"a {shape.kind} model cannot lie in stages; possible: {', '.join(SPLITTABLE)}"
+        return misfit(recipe, shape.layers, shape.tied, ranks)
+
+
+def stages_of(recipe: Recipe, ranks: int) -> int:
+    """Ranks that make up one copy of the model."""
+    return recipe.pipeline.stages or ranks
+
+
+def layers_of_stages(recipe: Recipe, layers: int, ranks: int) -> tuple[int, ...]:
+    """First to last."""
+    return recipe.pipeline.layers or even(layers, stages_of(recipe, ranks))
+
+
+def held_of_stages(recipe: Recipe, ranks: int) -> tuple[int, ...]:
+    """Micro-batches of which each stage keeps activations at most."""
+    return recipe.pipeline.held or tuple(range(stages_of(recipe, ranks), 0, -1))
+
+
+def misfit(recipe: Recipe, layers: int, tied: bool, ranks: int) -> str:
+    """Why a model of so many layers, its head `tied` to its embedding or not, cannot lie in stages on so many ranks;
+    empty where it can."""
+    stages, table = stages_of(recipe, ranks), recipe.pipeline
+    if ranks % stages:
+        return f"{ranks} ranks are no multiple of {stages} stages: set pipeline.stages to a divisor of {ranks}"
+    if stages > layers:
+        return f"{stages} stages for {layers} layers: set pipeline.stages to {layers} at most"
+    if wrong := next((key for key, values in table if key != "stages" and values and len(values) != stages), ""):
+        return f"pipeline.{wrong} has {len(getattr(table, wrong))} numbers for {stages} stages: one a stage is needed"
+    if table.layers and sum(table.layers) != layers:
+        return f"pipeline.layers adds up to {sum(table.layers)}, and the model has {layers} layers"
+    for stage, (has, again) in enumerate(
+        zip(layers_of_stages(recipe, layers, ranks), table.checkpointed, strict=False)
+    ):
+        if again > has:
+            return f"pipeline.checkpointed: {again} layers of stage {stage}, which has {has}"
+    return _trained_at_both_ends(recipe) if tied and stages > 1 else ""
+
+
+def _contradiction(recipe: Recipe) -> str:
+    """Of the table with itself."""
+    table = recipe.pipeline
+    counts = {f"pipeline.{key}": len(values) for key, values in table if key != "stages" and values}
+    counts |= {"pipeline.stages": table.stages} if table.stages else {}
+    if len(set(counts.values())) > 1:
+        said = " and ".join(f"{key} of {count} stages" for key, count in counts.items())
+        return f"{said} speak of different pipelines: each needs a number a stage"
+    for stage, (before, after) in enumerate(pairwise(table.held)):
+        if after > before:  # a stage would wait for a gradient that the next gives only after one activation more
+            return (
+                f"pipeline.held: stage {stage} holds {before} and the next one {after}: they would wait for each "
+                "other; no stage may hold more than the one before it"
+            )
+    return ""
+
+
+def _trained_at_both_ends(recipe: Recipe) -> str:
+    """What first and last stage would have to train together, each its own copy."""
+    whole = any(name.rsplit(".", 1)[-1] in (EMBEDDING, HEAD) for name in recipe.lora.modules_to_save)
+    if key := "modules_to_save" if whole else "trainable_tokens" if recipe.lora.trainable_tokens else "":
+        return (
+            f"lora.{key}: embedding and head share their weights and lie in two stages, which cannot train them "
+            "together; take one of zero0 to zero3"
+        )
+    return ""
+
+
+def message_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> int:
+    """Activations of a micro-batch, or their gradients, as they cross from stage to stage."""
+    return WIDTH[recipe.dtype] * shape.hidden * tokens
+
+
+def trained(shape: ModelShape, recipe: Recipe, stage: Stage) -> int:
+    """Parameters that a stage trains."""
+    lora = recipe.lora
+    before = shape.end_trainable(lora, EMBEDDING) + len(lora.trainable_tokens) * shape.hidden if stage.first else 0
+    after = shape.end_trainable(lora, HEAD) if stage.last else 0
+    return stage.layers * shape.layer_trainable(lora) + before + after
+
+
+def stage_memory(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -> Memory:
+    """Of a stage's rank; embedding and head lie at the ends, tied ones at both."""
+    ends = shape.embedding_parameters * (stage.first + stage.last) + shape.hidden * stage.last
+    mine = trained(shape, recipe, stage)
+    return Memory(
+        weights=stage.layers * layer_bytes(shape, recipe) + WIDTH[recipe.dtype] * ends,
+        gathered=unpacked_bytes(shape, recipe),
+        trainable=trained_bytes(mine, recipe, Shares()),
+        activations=_activations(shape, recipe, tokens, stage) + MESSAGES * message_bytes(shape, recipe, tokens),
+        loss=loss_bytes(shape, recipe, tokens) if stage.last else 0,
+        host=offloaded_states(mine, recipe, Shares()),
+    )
+
+
+def _activations(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -> float:
+    """What all micro-batches keep that are held, and beside it what one layer's backward needs: all of that where the
+    layer is computed again. What of its own micro-batch is gone by then is not counted: no card has shown it yet."""
+    of, again = layer_activations(shape, recipe), stage.checkpointed
+    held = stage.held * (of.input * again + of.kept * (stage.layers - again))
+    return tokens * (held + (of.working if again else of.working - of.kept))
+
+
+def stage_time(
+    shape: ModelShape,
+    recipe: Recipe,
+    micro: MicroBatch,
+    stage: Stage,
+    flops: float,
+    *,
+    memory_bytes_per_s: float | None = None,
+) -> StageTime:
+    """Of a micro-batch; a layer that is computed again costs its forward once more in the backward. The head is all in
+    the forward: the fused loss takes its gradient there. Layers in four bits are unpacked in each of these passes,
+    which is counted where the rate of the card's memory is given."""
+    thin, attention = shape.layer_trainable(recipe.lora), 2 * shape.query * micro.span
+    forward = 2 * shape.layer_matrices + 2 * thin + attention
+    backward = 2 * shape.layer_matrices + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
+    head = 4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD) if stage.last else 0
+    unpacked_s = 0.0
+    if recipe.base_precision == NF4 and memory_bytes_per_s is not None:
+        unpacked_s = unpacking_s(shape.layer_matrices, 1, memory_bytes_per_s)
+    return StageTime(
+        micro.tokens * (stage.layers * forward + head) / flops + stage.layers * unpacked_s,
+        micro.tokens * (stage.layers * backward + stage.checkpointed * forward) / flops
+        + (stage.layers + stage.checkpointed) * unpacked_s,
+    )

@@ -1,0 +1,97 @@
+"""What a stranger reads about a published adapter: where it comes from and how good it is. Pure."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from training.cost.memory import NF4
+
+BUILT_IN = "built-in:"
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a run's folder says about its adapter."""
+
+    run_id: str
+    step: int
+    recipe_text: str
+    base_model_hash: str
+    data_hash: str
+    final_loss: float | None
+    validation_loss: float | None
+    """The lowest one."""
+    evaluation: Mapping[str, Any] | None
+    merged: bool
+    end_of_turn: str = ""
+    """The token it was taught to end an answer with; empty where it was taught none."""
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe's values."""
+        return tomllib.loads(self.recipe_text)
+
+
+def losses(metrics: str) -> tuple[float | None, float | None]:
+    """Last training loss and lowest validation loss of a metrics.jsonl."""
+    rows = [json.loads(line) for line in metrics.splitlines() if line.strip()]
+    trained = [row["loss"] for row in rows if "loss" in row]
+    validated = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    return (trained[-1] if trained else None), min(validated, default=None)
+
+
+def card(name: str, facts: CardFacts) -> str:
+    """README.md: front matter the hub reads, then words. The licence is the base model's, which binds both."""
+    recipe = facts.recipe
+    base = recipe["base_model"]
+    known = not base.startswith(BUILT_IN)
+    front = [f"base_model: {base}"] if known else []
+    front += [f"library_name: {'transformers' if facts.merged else 'peft'}", "pipeline_tag: text-generation"]
+    front += ["tags:", "- lora", "- spotune"]
+    kind = "A model with its LoRA adapter merged in" if facts.merged else "A LoRA adapter"
+    of = f"[{base}](https://huggingface.co/{base})" if known else base
+    lines = ["---", *front, "---", "", f"# {name}", "", f"{kind}, fine-tuned from {of} with spotune.", ""]
+    lines += ["| | |", "|--|--|", f"| run | {facts.run_id}, step {facts.step} |"]
+    lines += [f"| base model's files, sha256 | {facts.base_model_hash} |", f"| data, sha256 | {facts.data_hash} |"]
+    if recipe.get("base_precision") == NF4:
+        lines += ["| base model while training | its layers in four bits a weight (NF4) |"]
+    lines += [f"| {label} | {value:.4f} |" for label, value in _numbers(facts) if value is not None]
+    lines += ["", "Licence: that of the base model.", *_evaluation(facts), *_use(name, facts), *_end(facts), ""]
+    return "\n".join([*lines, "## Recipe", "", "```toml", facts.recipe_text.strip(), "```", ""])
+
+
+def _numbers(facts: CardFacts) -> list[tuple[str, float | None]]:
+    return [("final training loss", facts.final_loss), ("lowest validation loss", facts.validation_loss)]
+
+
+def _evaluation(facts: CardFacts) -> list[str]:
+    if not facts.evaluation or not facts.evaluation.get("tuned"):
+        return []
+    base, tuned = facts.evaluation["base"], facts.evaluation["tuned"]
+    keys = [key for key in ("loss", "perplexity", "exact_match", "rouge_l") if tuned[key] is not None]
+    rows = [f"| {key.replace('_', ' ')} | {base[key]:.4f} | {tuned[key]:.4f} |" for key in keys]
+    title = f"On {tuned['samples']} records held out, each model loaded by itself:"
+    return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]
+
+
+def _use(name: str, facts: CardFacts) -> list[str]:
+    if facts.merged:
+        code = [
+            "from transformers import AutoModelForCausalLM",
+            f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+        ]
+    else:
+        code = ["from peft import AutoPeftModelForCausalLM"]
+        code += [f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")']
+    return ["", "## Use", "", "```python", *code, "```"]
+
+
+def _end(facts: CardFacts) -> list[str]:
+    if not facts.end_of_turn:
+        return []
+    also = "its generation_config.json says so" if facts.merged else "generate with that as `eos_token_id`"
+    return ["", f"An answer ends with `{facts.end_of_turn}`; {also}."]

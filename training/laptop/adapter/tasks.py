@@ -1,0 +1,222 @@
+"""fab generate / evaluate / merge / publish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from invoke import Collection, Context, task
+
+from inventory.command_line import ask, say, sentences
+from inventory.saying_yes import yes_command
+from training.laptop.tasks import HERE_RUNS_HELP, RUN_HELP
+
+if TYPE_CHECKING:
+    from training.laptop.adapter.publish import ModelHub
+
+CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best if there is one"
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["prompt"],
+    help={
+        "prompt": "what to ask; may be repeated. Without --prompt and --prompts: a chat in the terminal",
+        "prompts": "JSONL file with prompt or messages on each line",
+        "out": "JSONL file for the answers to --prompts; without it FILE.answers.jsonl",
+        "run": RUN_HELP,
+        "checkpoint": CHECKPOINT_HELP,
+        "across": "spread the model over all ranks; chosen by itself where it does not fit one card",
+        "temperature": "0 always takes the likeliest token",
+        "top_p": "only the likeliest tokens that make up this much; 0: the model's own setting",
+        "max_new_tokens": "longest answer",
+        "seed": "of the choice, with a temperature",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def generate(
+    c: Context,
+    prompt: Sequence[str],
+    prompts: str = "",
+    out: str = "",
+    run: str = "",
+    checkpoint: str = "",
+    across: bool = False,
+    temperature: float = 0.0,
+    top_p: float = 0.0,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    here: bool = False,
+) -> None:
+    """Ask base and tuned model the same, side by side; or chat with both."""
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    with sentences():
+        from training.errors import AdapterError
+        from training.laptop.adapter import chat, pipeline, tuned_model
+        from training.laptop.open_cluster import opened
+        from training.questions import Sampling, from_prompts, read_questions
+
+        sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
+        questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
+        target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
+        if target and not target.parent.is_dir():
+            raise AdapterError(f"--out {out}: there is no folder {target.parent}")
+        with opened(here) as cluster:
+            about = tuned_model.tuned_model(cluster, run or None, checkpoint)
+            room = tuned_model.room_alone(cluster.head, about)
+            if room.too_big and not across:
+                print(f"{about.model} does not fit one card ({room.words()}): it is spread over all ranks")
+            if not (across or room.too_big):
+                found = chat.on_head(cluster.head, about, questions, sampling)
+            elif questions:
+                found = pipeline.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
+            else:
+                raise AdapterError("a chat needs the model on one card; ask all ranks with --prompt or --prompts")
+        if target and found:
+            target.write_text(chat.json_lines(found), encoding="utf-8")
+            print(f"{target}: {len(found)} answers of base and tuned model, step {about.step} of {about.run_id}")
+        else:
+            chat.show(found)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "data": "file or folder of records it has not learned from; without it the run's own validation split",
+        "run": RUN_HELP,
+        "checkpoint": CHECKPOINT_HELP,
+        "answers": "how many greedy answers to compare with the records' own; 0: none",
+        "tasks": "lm-eval tasks, separated by commas, where that library is installed",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def evaluate(
+    c: Context,
+    data: str = "",
+    run: str = "",
+    checkpoint: str = "",
+    answers: int = 50,
+    tasks: str = "",
+    here: bool = False,
+) -> None:
+    """Measure base and tuned model on records held out."""
+    from pathlib import Path
+
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        from training.errors import AdapterError
+        from training.laptop.adapter import report, tuned_model
+
+        about = tuned_model.tuned_model(cluster, run or None, checkpoint)
+        room = tuned_model.room_alone(cluster.head, about)
+        if room.too_big:
+            raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
+        name, files = report.checked(Path(data)) if data else ("", {})
+        argv = ["--data", name or tuned_model.validation_folder(cluster.head, about)]
+        argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
+        argv += ["--tasks", tasks, "--out", f"{about.launch.run_dir}/evaluation.json", "--attached"]
+        print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
+        with tuned_model.start(cluster.head, about, "evaluate", argv, files) as talk:
+            for message in talk.messages():
+                report.show(message["evaluation"])
+        home = "" if here else f"; bring it home with: fab fetch --run {about.run_id}"
+        print(f"kept in {about.launch.run_dir}/evaluation.json{home}")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "run": RUN_HELP,
+        "checkpoint": CHECKPOINT_HELP,
+        "to": "folder on the head; without it the run's own, merged/",
+        "fetch": "bring the merged model home too",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def merge(
+    c: Context, run: str = "", checkpoint: str = "", to: str = "", fetch: bool = False, here: bool = False
+) -> None:
+    """Merge the adapter into the base model: a plain model folder."""
+    from pathlib import Path
+
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        from training.errors import AdapterError
+        from training.laptop.adapter import tuned_model
+
+        about = tuned_model.tuned_model(cluster, run or None, checkpoint)
+        if fetch and not cluster.head.here:
+            tuned_model.refuse_another_run(cluster.head, about.run_id)
+        size = tuned_model.room(cluster.head, about.model).model_bytes
+        target = str(Path(to).resolve()) if to and here else to or about.merged
+        if not target.startswith("/"):
+            raise AdapterError(f"--to {to}: a folder on {cluster.head.name} is named from its root, such as /data/{to}")
+        print(f"merging step {about.step} of {about.run_id} into {target}: {size / 2**30:.1f} GiB", flush=True)
+        if about.packing_bytes:
+            print(
+                "trained beside four bits a weight, merged into the base as it was: answers differ a little", flush=True
+            )
+        with tuned_model.start(cluster.head, about, "merge", ["--to", target, "--attached"]) as talk:
+            for made in talk.messages():
+                print(f"{made['folder']} on {cluster.head.name}: {made['files']} files, sealed by SHA256SUMS")
+        if fetch and not cluster.head.here:
+            home = tuned_model.home(about.run_id) / "merged"
+            print(f"bringing {size / 2**30:.1f} GiB home to {home}", flush=True)
+            moved = tuned_model.fetch_folder(cluster.head, target, home)
+            print(f"{home}: verified ({moved / 2**20:.1f} MiB moved)")
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "repo": "OWNER/NAME on the hub",
+        "to": "hub (Hugging Face, or HF_ENDPOINT) or modelscope",
+        "run": "run id, fetched before; without it the newest one here",
+        "merged": "the merged model instead of the adapter",
+        "public": "readable by everyone; without it private",
+        "yes": "do not ask",
+    },
+)
+def publish(
+    c: Context,
+    repo: str,
+    to: str = "hub",
+    run: str = "",
+    merged: bool = False,
+    public: bool = False,
+    yes: bool = False,
+) -> None:
+    """Publish a fetched adapter or merged model with its model card."""
+    with sentences():
+        from training.laptop.adapter import publish as publishing
+        from training.run_folder import LOCAL_RUNS
+
+        folder = publishing.local_run(LOCAL_RUNS, run)
+        what = publishing.parcel(folder, repo, merged, not public)
+        hub = _hub(to)
+        again = yes_command("publish", publish, repo=repo, to=to, run=run, merged=merged, public=public)
+
+        def show_and_ask(lines: list[str]) -> None:
+            say("\n".join(lines))
+            ask(yes, "publish this?", again)
+
+        publishing.publish(hub, what, f"{folder.name}, by spotune", yes, show_and_ask)
+        print(f"published and verified: {hub.address(repo)}")
+
+
+def _hub(name: str) -> ModelHub:
+    from training.errors import AdapterError
+    from training.laptop.adapter.modelscope import ModelScope
+    from training.laptop.adapter.publish import HuggingFace
+
+    known: dict[str, type[ModelHub]] = {"hub": HuggingFace, "modelscope": ModelScope}
+    if name not in known:
+        raise AdapterError(f"--to {name}: hub and modelscope are possible")
+    return known[name]()
+
+
+namespace = Collection(generate, evaluate, merge, publish)

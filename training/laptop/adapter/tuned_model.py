@@ -1,0 +1,204 @@
+"""A run's base model and adapter where they lie, and programs that use them there. No torch."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inventory.node_program import Program
+from training.cost.memory import NF4, NF4_WIDTH, WIDTH
+from training.cost.shape import ModelShape
+from training.errors import AdapterError
+from training.laptop import refusals, runs
+from training.laptop.download import Download
+from training.laptop.head_node import Head, RemoteHead
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.same_run import another
+from training.laptop.ship import code_files, pack
+from training.launch import RUN_VARIABLE, Launch
+from training.run_folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
+from training.sums import BEST, SUMS, parse_sums, sha256_of
+from training.verify import FetchError
+
+AFTER = "after"
+"""In a run's folder: today's code and what it is asked, beside the code the run was trained with."""
+MARGIN, RESERVE_BYTES = 1.1, 2 << 30
+"""What a card needs beyond the weights, for what is computed and remembered."""
+
+
+@dataclass(frozen=True)
+class TunedModel:
+    """A checkpoint's adapter and the base model it belongs to, on a head."""
+
+    run_id: str
+    step: int
+    launch: Launch
+    model: str
+    packing_bytes: int = 0
+    """What four bits a weight take off the base model's files, where the run had it so."""
+
+    @property
+    def adapter(self) -> str:
+        """The adapter's folder."""
+        return f"{self.launch.run_dir}/{checkpoint_folder(self.step)}/adapter"
+
+    @property
+    def merged(self) -> str:
+        """Where a merged model goes unless another place is said."""
+        return f"{self.launch.run_dir}/merged"
+
+
+def tuned_model(cluster: OpenCluster, run_id: str | None, checkpoint: str = "") -> TunedModel:
+    """What is asked about: the newest run, its best checkpoint or else its newest. Raises LaunchError, AdapterError."""
+    head = cluster.head
+    run_id = runs.find(head, run_id)
+    folder = shlex.quote(str(head.runs / run_id))
+    names = head.shell(f"cd {folder}/{CHECKPOINTS} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true")
+    step = chosen_step(names, checkpoint, run_id)
+    checkpoint_of = checkpoint_folder(step)
+    if head.shell(f"test -d {folder}/{checkpoint_of}/adapter || echo none").strip():
+        raise AdapterError(
+            f"{run_id} trained the whole model: {checkpoint_of}/model is a plain model folder already, "
+            "and there is no adapter to ask, measure or merge"
+        )
+    launch = runs.read_launch(head, run_id)
+    plan = runs.plan_of(head, run_id)
+    model_dir = str(plan.get("model_dir", ""))
+    if not model_dir or Path(model_dir).name != model_dir:
+        raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
+    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing_bytes(plan.get("predicted", {})))
+
+
+def packing_bytes(predicted: Mapping[str, Any]) -> int:
+    """Of a run as its plan.json says it; 0 where its base stays as it is."""
+    if predicted.get("base_precision") != NF4:
+        return 0
+    shape = ModelShape(**predicted["shape"])
+    return int((WIDTH["bfloat16"] - NF4_WIDTH) * shape.layers * shape.layer_matrices)
+
+
+def chosen_step(answer: str, checkpoint: str, run_id: str) -> int:
+    """The step of `checkpoint`: a number, `best`, `newest`, or nothing for what a fetch would bring."""
+    listed, _, best = answer.partition("\n\n")
+    known = checkpoint_steps(listed.split())
+    if not known:
+        raise AdapterError(f"{run_id} has no checkpoint yet")
+    if checkpoint == "best":
+        if not best.strip():
+            raise AdapterError(f"{run_id} has no best checkpoint: it was trained without validation")
+        checkpoint = best.strip()
+    if checkpoint == "newest" or not (checkpoint or best.strip()):
+        return known[-1]
+    checkpoint = checkpoint or best.strip()
+    number = checkpoint.removeprefix("step-")
+    if not number.isdigit() or int(number) not in known:
+        raise AdapterError(
+            f"{run_id} has no checkpoint {checkpoint}; there are {', '.join(map(str, known))}, best and newest"
+        )
+    return int(number)
+
+
+@dataclass(frozen=True)
+class Room:
+    """A model against the head's first card."""
+
+    model_bytes: int
+    card_bytes: int | None
+    """What is free of it; None where there is no card."""
+
+    @property
+    def too_big(self) -> bool:
+        """Whether the model does not fit the card."""
+        return self.card_bytes is not None and self.model_bytes * MARGIN + RESERVE_BYTES > self.card_bytes
+
+    def words(self) -> str:
+        """Both sizes."""
+        free = (self.card_bytes or 0) / 2**30
+        return f"{self.model_bytes / 2**30:.1f} GiB of weights, {free:.1f} GiB free on the card"
+
+
+def room_alone(head: Head, about: TunedModel) -> Room:
+    """The same for what uses the card, with the base as the run had it. LaunchError where a run uses it: its memory and
+    its time are its own."""
+    refusals.refuse_second(head)
+    found = room(head, about.model)
+    return replace(found, model_bytes=found.model_bytes - about.packing_bytes)
+
+
+def room(head: Head, model: str) -> Room:
+    """How large a model is, and how much of the head's card is free."""
+    query = "nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits 2>/dev/null | head -n 1"
+    sizes = f"stat -L -c %s {shlex.quote(model)}/*.safetensors"
+    return parse_room(head.shell(f'card=$({query}); echo "card $card"; {sizes}'))
+
+
+def parse_room(answer: str) -> Room:
+    """The answer to `room`'s command: `card MIB`, then bytes a line."""
+    card, *sizes = answer.splitlines()
+    mib = card.removeprefix("card").strip()
+    return Room(sum(map(int, sizes)), int(mib) << 20 if mib.isdigit() else None)
+
+
+def start(
+    head: Head, about: TunedModel, module: str, argv: Sequence[str], files: Mapping[str, Path | str] | None = None
+) -> AbstractContextManager[Program]:
+    """Start a program of training.node.adapter on the head, with today's code and some files beside it."""
+    folder = Path(about.launch.run_dir) / AFTER
+    with tempfile.TemporaryDirectory() as local:
+        archive = Path(local) / "after.tar.gz"
+        pack({**code_files(), **(files or {})}, archive)
+        head.put(archive, folder)
+    env = [f"{key}={value}" for key, value in about.launch.env.items() if key != RUN_VARIABLE]
+    program = [about.launch.python, "-m", f"training.node.adapter.{module}", "--model", about.model]
+    words = ["env", *env, *program, "--adapter", about.adapter, *argv]
+    return head.talk(f"cd {shlex.quote(str(folder))} && exec {shlex.join(words)}")
+
+
+def max_length(head: Head, about: TunedModel) -> int:
+    """Tokens the run kept of a record."""
+    text = head.shell(f"cat {shlex.quote(about.launch.run_dir)}/recipe.toml")
+    return int(tomllib.loads(text)["max_length"])
+
+
+def validation_folder(head: Head, about: TunedModel) -> str:
+    """The run's own held-out split. AdapterError where it kept none."""
+    folder = f"{about.launch.run_dir}/data/prepared/validation"
+    if head.shell(f"test -d {shlex.quote(folder)} && echo there; true").strip() != "there":
+        raise AdapterError(
+            f"{about.run_id} kept no validation split (validation.fraction is 0); "
+            "give records it has not learned from: --data FILE.jsonl"
+        )
+    return folder
+
+
+def refuse_another_run(head: Head, run_id: str) -> None:
+    """FetchError where what lies at home under the run's id is another start's."""
+    mine = home(run_id) / CLAIM
+    theirs = head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{CLAIM} 2>/dev/null; true")
+    if mine.is_file() and mine.read_text(encoding="utf-8", errors="replace").strip() != theirs.strip():
+        raise another(home(run_id), "it is another start's, of the same second")
+
+
+def fetch_folder(head: Head, remote: str, local: Path) -> int:
+    """Bring a sealed folder home, every file verified; gives the bytes moved."""
+    assert isinstance(head, RemoteHead)
+    download = Download(head.open_sftp, remote, local)
+    sums = parse_sums(download.text(SUMS))
+    local.mkdir(parents=True, exist_ok=True)
+    download.all([(name, local / name, digest) for name, digest in sums.items()])
+    download.all([(SUMS, local / SUMS, None)])
+    wrong = [name for name, digest in sums.items() if sha256_of(local / name) != digest]
+    if wrong:
+        raise FetchError(f"{local}: {', '.join(wrong)} came damaged; fetch again")
+    return download.moved
+
+
+def home(run_id: str) -> Path:
+    """A run's folder on this machine."""
+    return LOCAL_RUNS / run_id

@@ -1,0 +1,153 @@
+"""Stay with a run at the terminal: follow it, say how it ended, bring it home."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+
+from training.causes import CauseKind
+from training.cost.shape import ModelShape
+from training.exit_codes import FAILED
+from training.laptop import checkpoints, runs
+from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
+from training.laptop.follow import Look, follow
+from training.laptop.head_node import Head, HeadError, RemoteHead
+from training.laptop.nccl_log import fact_lines, read_log
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.terminal import progress
+from training.launch import LaunchError
+from training.plan.ladder import ladder, ladder_lines
+from training.recipe import Recipe
+from training.reclaim import GO_ON
+from training.run_folder import LOCAL_RUNS, REPORT
+
+WATCH_EVERY_S = 5.0
+NEXT_STEPS: dict[CauseKind, str] = {
+    "reclaimed": f"go on when it is gone: {GO_ON}",
+    "released": f"go on: fab up --hours N while they are there, else {GO_ON}",
+}
+"""What a run that was stopped for its machines needs before a resume."""
+
+
+class RunFailed(LaunchError):
+    """The run ended badly; the message says why."""
+
+    exit_code = FAILED
+
+
+def attach(head: Head, run_id: str) -> Look | None:
+    """Show a run until it is over; None after Ctrl-C. Raises HeadError when the head stays away."""
+    try:
+        with progress(run_id) as show:
+            return follow(lambda: runs.look(head, run_id), show, HeadError)
+    except KeyboardInterrupt:
+        say_detached(run_id, head.here)
+        return None
+    except HeadError as error:
+        raise HeadError(
+            f"{head.name} has not answered for a while ({error}); the run may well go on there. "
+            f"Look again with: fab logs --follow --run {run_id}"
+        ) from error
+
+
+def say_detached(run_id: str, here: bool) -> None:
+    """The run needs no terminal; how to see and end it."""
+    where = f"--run {run_id}{' --here' if here else ''}"
+    print(f"{run_id} goes on by itself. See it: fab logs --follow {where}\nEnd it: fab stop {where}")
+
+
+def conclude(head: Head, run_id: str, seen: Look) -> None:
+    """Say how a run ended. Raises RunFailed for a failure, after the failing rank's last words; LaunchError where
+    what the run was given is to blame."""
+    cause = seen.status.cause.kind if seen.status else "unknown"
+    if seen.state in {"failed", "lost"}:
+        for line in seen.status.last_lines if seen.status else ():
+            print(f"  | {line}")
+        reason = (seen.status.reason if seen.status else seen.fault) or f"its supervisor on {head.name} is gone"
+        for line in memory_ladder(head, run_id) if cause == "out_of_gpu_memory" else ():
+            print(line)
+        if seen.status and seen.status.mistake:
+            raise LaunchError(f"{run_id}: {reason}")
+        raise RunFailed(f"{run_id} failed: {reason}")
+    print(ending(run_id, seen))
+    if cause in NEXT_STEPS:
+        print(f"{NEXT_STEPS[cause]}; then fab train --resume {run_id}")
+
+
+def ending(run_id: str, seen: Look) -> str:
+    """How a run ended, in one line."""
+    reason = seen.status.reason if seen.status else seen.fault
+    spent = f" ({seen.money} so far)" if seen.money else ""
+    return f"{run_id} {seen.state}{spent}{f': {reason}' if reason else ''}"
+
+
+def memory_ladder(head: Head, run_id: str) -> list[str]:
+    """What a run that did not fit into its cards could change, from its own recipe and plan."""
+    try:
+        recipe = Recipe.model_validate(tomllib.loads(runs.recipe_text(head, run_id)))
+        predicted = runs.predicted(head, run_id)
+        cards = predicted["card"] is not None
+        rungs = ladder(recipe, ModelShape(**predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
+    except (LaunchError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
+        return []
+    return ladder_lines(rungs, predicted)
+
+
+def nccl_lines(head: Head, run_id: str) -> list[str]:
+    """What NCCL said of itself in a run's log."""
+    return fact_lines(read_log(runs.nccl_log(head, run_id).splitlines()))
+
+
+def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
+    """Fetch a run, verify it, say what came; gives the step of its checkpoint. `full`: the optimizer's state too."""
+    if isinstance(head, RemoteHead):
+        fetched = fetch_patiently(head.open_sftp, head.close, str(head.runs / run_id), LOCAL_RUNS / run_id, full)
+    else:
+        fetched = fetch_here(head.runs / run_id)
+    for phrase in fetched.damaged:
+        print(f"passed over: {phrase}")
+    if fetched.step is None:
+        print(f"{fetched.folder}: metadata and logs, there is no checkpoint")
+    else:
+        chosen = fetched.newest != fetched.step and not fetched.damaged
+        best = f", the best by validation loss; the newest is step {fetched.newest}"
+        print(
+            f"fetched {fetched.folder}: {fetched.part} of step {fetched.step}"
+            f"{best if chosen else ''}; it is in {fetched.folder}/{fetched.part}, verified "
+            f"({fetched.bytes_moved / 2**20:.1f} MiB moved)"
+        )
+    if (fetched.folder / REPORT).exists():
+        print(f"how it went: {fetched.folder / REPORT}")
+    return fetched.step
+
+
+def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = False) -> None:
+    """Fetch every new checkpoint, or every new best one, until the run is over."""
+
+    def look_and_fetch() -> Look:
+        nonlocal step
+        seen = runs.look(head, run_id)
+        if (wanted := checkpoints.checkpoint_step(head, run_id)) != step:
+            try:
+                bring_home(head, run_id, full)
+            except FetchInterrupted as error:
+                raise HeadError(str(error)) from error  # to be patient with
+            step = wanted  # what came may be another, where this one is damaged
+        return seen
+
+    follow(look_and_fetch, lambda seen: None, HeadError, every_s=WATCH_EVERY_S)
+    bring_home(head, run_id, full)
+
+
+def show_log(cluster: OpenCluster, run_id: str, rank: int, facts: bool) -> None:
+    """The end of a run's log and how it ended; a rank's own, from its node; or what NCCL said."""
+    head = cluster.head
+    if rank >= 0:
+        launch = runs.read_launch(head, run_id)
+        command = runs.rank_log_command(launch, rank)
+        print(cluster.ask(launch.host_of(rank).name, command))
+    elif facts:
+        print("\n".join(nccl_lines(head, run_id)))
+    else:
+        print(head.shell(f"tail -n 100 {shlex.quote(str(head.runs / run_id))}/logs/launcher.log"))
+        print(ending(run_id, runs.look(head, run_id)))

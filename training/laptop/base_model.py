@@ -1,0 +1,116 @@
+"""The base model of a recipe where a run will be: what is there, and whether it is what models.lock says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import tiny
+from training.laptop.head_node import Head
+from training.launch import ENV_FOLDER, Launch, LaunchError
+from training.model_lock import LOCK, disagreement, read_pins
+from training.recipe import Recipe
+from training.run_folder import MODEL_RECORD, MODEL_SUMS
+from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
+
+BUILT_IN = "built-in:tiny"
+TINY = Path(tiny.__file__)
+MAKING_S = 900.0
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A fetched base model as its folder says it: the stamp written last, and the sha256 of every file."""
+
+    record: Mapping[str, Any]
+    sums: str = ""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What of it is kept with a run."""
+        metadata = {MODEL_RECORD: json.dumps(self.record, indent=1) + "\n", MODEL_SUMS: self.sums}
+        return {name: text for name, text in metadata.items() if text}
+
+
+def find_base_model(head: Head, recipe: Recipe, launch: Launch) -> BaseModel:
+    """The recipe's base model where the run will be; LaunchError where it is another than models.lock says."""
+    if head.here:
+        digest, folder = here_base_model(recipe, launch), Path(launch.models) / recipe.model_dir
+        sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
+        found = BaseModel({**_record(folder), "hash": digest}, sums)
+    else:
+        found = base_model_on_head(head, launch.models, recipe.model_dir)
+    if said := disagreement(read_pins(), found.record, recipe.base_model, recipe.revision):
+        raise LaunchError(
+            f"{said}; nothing is started. The base deploy fetches what the recipe and {LOCK.name} say; to take what "
+            f"lies there, delete its table in training/recipes/{LOCK.name}"
+        )
+    return found
+
+
+def base_model_on_head(head: Head, models: str, model_dir: str) -> BaseModel:
+    """What the base deploy recorded for a model on the head. LaunchError where the node is not ready."""
+    folder = shlex.quote(f"{models}/{model_dir}")
+    read = f"cat {folder}/{ORIGIN} 2>/dev/null; echo; echo {SUMS}; cat {folder}/{SUMS} 2>/dev/null; true"
+    env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && echo env; {read}").partition("\n")
+    record, _, sums = content.partition(f"\n{SUMS}\n")
+    deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
+    if env != "env":
+        raise LaunchError(f"{head.name} has no Python environment at {ENV_FOLDER}; {deploy}")
+    if not record.strip():
+        raise LaunchError(
+            f"{head.name} has no model {model_dir} at {models}; "
+            f"add its recipe to [models] names in cluster.toml, then {deploy}"
+        )
+    return BaseModel(json.loads(record), sums)
+
+
+def here_base_model(recipe: Recipe, launch: Launch) -> str:
+    """The hash of the base model on this machine; `tiny` is made where it is missing (about a minute)."""
+    if missing := [name for name in ("torch", "deepspeed", "peft") if importlib.util.find_spec(name) is None]:
+        raise LaunchError(f"--here needs {', '.join(missing)} in this Python: pip install -e '.[train]'")
+    folder = Path(launch.models) / recipe.model_dir
+    record = _record(folder)
+    if recipe.base_model == BUILT_IN and record.get("commit") != sha256_of(TINY):
+        _make_tiny(folder, launch.python)
+        record = _record(folder)
+    if not record:
+        raise LaunchError(f"--here finds no base model at {folder}; only tiny can be made on the spot")
+    return str(record["hash"])
+
+
+def _record(folder: Path) -> dict[str, str]:
+    """What is known of a base model's folder; nothing of one that is missing or half made."""
+    try:
+        record: dict[str, str] = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def _make_tiny(folder: Path, python: str) -> None:
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    print(f"making the tiny model at {folder} (once, about a minute)", flush=True)
+    argv = [python, "-m", "training.tiny", str(fresh)]
+    try:
+        subprocess.run(argv, check=True, stdout=sys.stderr, cwd=TINY.parent.parent, timeout=MAKING_S)
+    except subprocess.CalledProcessError as error:
+        raise LaunchError(f"the tiny model could not be made: training.tiny ended with {error.returncode}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"the tiny model was not made within {MAKING_S:.0f} s") from error
+    (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
+    record = {"repo": BUILT_IN, "revision": "main", "commit": sha256_of(TINY), "hash": sha256_of(fresh / SUMS)}
+    (fresh / ORIGIN).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)

@@ -1,0 +1,191 @@
+"""Files from a remote folder over sftp: several at once, gone on with where they broke off, checked. No torch.
+
+What the head says is data: a name is one component, a file lands inside the local folder and grows no longer than
+was announced, and links are not followed on either side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from training.sums import SUMS, sha256_of
+from training.verify import DamagedError, FetchError
+
+if TYPE_CHECKING:
+    from paramiko import SFTPAttributes, SFTPClient
+
+CHANNELS = 4
+SILENCE_S = 20.0
+"""A channel on which nothing moves for this long counts as broken: a vanished head says nothing."""
+CHUNK_BYTES = 1 << 20
+TEXT_BYTES = 16 << 20
+"""Longest text that is read into memory: the sums of a checkpoint have some hundred bytes a file."""
+DEEPEST = 16
+"""Folders within folders: what TensorBoard and wandb write has four."""
+
+
+class FileGone(FetchError):
+    """A file that was there a moment ago is not any more."""
+
+
+class Download:
+    """Files from one remote folder to a local one, over several channels at once."""
+
+    def __init__(self, open_sftp: Callable[[], SFTPClient], remote: str, local: Path) -> None:
+        self.open_sftp, self.remote_folder, self.local = open_sftp, remote, local
+        self.moved = 0
+
+    @contextlib.contextmanager
+    def channel(self) -> Iterator[SFTPClient]:
+        """An sftp channel of its own, closed afterwards."""
+        sftp = self.open_sftp()
+        if channel := sftp.get_channel():
+            channel.settimeout(SILENCE_S)
+        try:
+            yield sftp
+        finally:
+            sftp.close()
+
+    @contextlib.contextmanager
+    def remote(self, name: str) -> Iterator[SFTPClient]:
+        """A channel for one file, whose refusals name the file. Only this machine's own errors have a filename."""
+        path = f"{self.remote_folder}/{name}"
+        with self.channel() as sftp:
+            try:
+                yield sftp
+            except PermissionError as error:
+                if error.filename:
+                    raise
+                raise FetchError(
+                    f"{path} may not be read by the user this machine logs in as; "
+                    f"on the head, as root: chmod -R a+rX {self.remote_folder}"
+                ) from error
+            except FileNotFoundError as error:
+                if error.filename:
+                    raise
+                raise FileGone(f"{path} is not there any more") from error
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a remote folder; nothing where there is none."""
+        with self.remote(folder) as sftp:
+            try:
+                return [one_component(name, folder) for name in sftp.listdir(f"{self.remote_folder}/{folder}")]
+            except FileNotFoundError:
+                return []
+            except UnicodeDecodeError as error:
+                raise self._unreadable(folder) from error
+
+    def _unreadable(self, folder: str) -> FetchError:
+        return FetchError(f"{self.remote_folder}/{folder}: a file's name there is no UTF-8; nothing of it was fetched")
+
+    def tree(self, folder: str) -> list[str]:
+        """Every regular file below a remote folder; links are not followed."""
+        if folder.count("/") > DEEPEST:
+            raise FetchError(f"{self.remote_folder}: folders within folders, more than {DEEPEST} deep; nothing fetched")
+        with self.remote(folder) as sftp:
+            try:
+                entries = sftp.listdir_attr(f"{self.remote_folder}/{folder}")
+            except UnicodeDecodeError as error:
+                raise self._unreadable(folder) from error
+        found = []
+        for entry in entries:
+            name, mode = f"{folder}/{one_component(entry.filename, folder)}", entry.st_mode or 0
+            if stat.S_ISDIR(mode):
+                found += self.tree(name)
+            elif stat.S_ISREG(mode):
+                found.append(name)
+        return found
+
+    def text(self, name: str) -> str:
+        """A small remote file."""
+        return self.start_of(name, TEXT_BYTES).decode("utf-8", "replace")
+
+    def start_of(self, name: str, length: int) -> bytes:
+        """The first bytes of a remote file."""
+        with self.remote(name) as sftp, sftp.open(f"{self.remote_folder}/{name}") as file:
+            return file.read(length)
+
+    def all(self, names: list[tuple[str, Path, str | None]]) -> None:
+        """Fetch (remote name, local path, sha256 or None) in parallel; the first error ends it."""
+        with ThreadPoolExecutor(max_workers=CHANNELS) as pool:
+            for done in [pool.submit(self._one, *name) for name in names]:
+                done.result()
+
+    def _one(self, name: str, target: Path, digest: str | None) -> None:
+        if digest and target.exists() and sha256_of(target) == digest:
+            return
+        self._stay_inside(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        with self.remote(name) as sftp:
+            there = sftp.lstat(f"{self.remote_folder}/{name}")
+            if not stat.S_ISREG(there.st_mode or 0) or (not digest and _is_as_fetched(target, there)):
+                return
+            size = self._room_for(name, there.st_size or 0)
+            resumed = part.exists() and digest is not None
+            self._copy(sftp, name, part, size, resumed)
+            if digest and resumed and sha256_of(part) != digest:
+                self._copy(sftp, name, part, size, False)  # the part was of something else
+        if digest and sha256_of(part) != digest:
+            part.unlink()
+            raise DamagedError(f"{name} is damaged: its sha256 is not the one in {SUMS}")
+        os.utime(part, (there.st_mtime or 0, there.st_mtime or 0))
+        part.replace(target)
+
+    def _stay_inside(self, target: Path) -> None:
+        folder = self.local.resolve()
+        if not target.parent.resolve().is_relative_to(folder):
+            raise FetchError(f"{target} would lie outside {folder}; nothing was written there")
+
+    def _room_for(self, name: str, size: int) -> int:
+        free = shutil.disk_usage(self.local).free
+        if size > free:
+            raise FetchError(
+                f"{self.remote_folder}/{name} is announced with {size / 2**30:.1f} GiB, and this machine's disk has "
+                f"{free / 2**30:.1f} GiB left at {self.local}"
+            )
+        return size
+
+    def _copy(self, sftp: SFTPClient, name: str, part: Path, size: int, resume: bool) -> None:
+        """The first `size` bytes, which is what was announced, however much is sent."""
+        with sftp.open(f"{self.remote_folder}/{name}", "rb") as source, _opened(part, resume) as file:
+            offset = file.tell()
+            if offset > size:
+                file.truncate(0)
+                offset = 0
+            source.seek(offset)
+            source.prefetch(size, max_concurrent_requests=64)
+            while offset < size and (data := source.read(min(CHUNK_BYTES, size - offset))):
+                file.write(data[: size - offset])
+                offset += len(data)
+                self.moved += len(data)
+
+
+def one_component(name: str, folder: str) -> str:
+    """A name that a listing of `folder` gave, where it can be one; FetchError for one that leads elsewhere."""
+    if name in {"", ".", ".."} or "/" in name or "\\" in name or not name.isprintable():
+        raise FetchError(f"the head lists {name!r} in {folder}, which is no file's name; nothing of it is fetched")
+    return name
+
+
+def _opened(part: Path, resume: bool) -> IO[bytes]:
+    """A link of that name is not followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if resume else os.O_TRUNC)
+    file = os.fdopen(os.open(part, flags, 0o644), "ab" if resume else "wb")
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+def _is_as_fetched(target: Path, there: SFTPAttributes) -> bool:
+    """Whether a file has kept size and time since it came, as rsync looks."""
+    if not there.st_mtime or not target.is_file():
+        return False
+    here = target.stat()
+    return (here.st_size, int(here.st_mtime)) == (there.st_size, there.st_mtime)

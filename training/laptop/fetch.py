@@ -1,0 +1,247 @@
+"""Bring a run home: its best checkpoint that is whole, metrics and logs; resumable, checked, verified. No torch.
+
+What is half fetched is called `.part` and gone on with; a checkpoint folder gets its name only when whole. The
+optimizer's state, several times the adapter's size and of use on the head alone, comes only when asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.exit_codes import FAILED
+from training.laptop.checkpoints import take_whole
+from training.laptop.download import Download, FileGone
+from training.laptop.same_run import another, refuse_another
+from training.run_folder import (
+    CHECKPOINTS,
+    CLAIM,
+    HANG,
+    MEASURED,
+    MERGED,
+    MODEL_RECORD,
+    MODEL_SUMS,
+    PROFILE,
+    REPORT,
+    VERSIONS,
+    checkpoint_folder,
+    newest_step,
+)
+from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
+from training.verify import DamagedError, FetchError, part_of, verify_checkpoint
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
+
+TRIES, RETRY_AFTER_S = 3, 2.0
+SINGLE_FILES = (
+    "recipe.toml",
+    "plan.json",
+    "launch.json",
+    MODEL_RECORD,
+    MODEL_SUMS,
+    "metrics.jsonl",
+    "status.json",
+    "result.json",
+    CLAIM,
+    REPORT,
+    VERSIONS,
+    "data/report.json",
+    "evaluation.json",
+    "prove.json",
+    "calibration.json",
+    MEASURED,
+)
+TREES = ("logs", "tb", "wandb", HANG)
+"""Folders fetched with all that is in them; an offline run of wandb goes to its server from here: wandb sync."""
+
+
+def _is_metadata(name: str) -> bool:
+    """Small files that say what the run was, earlier recipes of a forced resume among them."""
+    return name in SINGLE_FILES or name.startswith("recipe.before-")
+
+
+class FetchInterrupted(FetchError):
+    """The head went away; what came stays, and the next fetch goes on with it."""
+
+    exit_code = FAILED
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What is home now."""
+
+    folder: Path
+    step: int | None
+    """Of the checkpoint; None where the run has none."""
+    bytes_moved: int
+    newest: int | None = None
+    """Step of the newest checkpoint there is: beyond `step` where an earlier one is the best."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with checkpoints that would have come before this one, a phrase each."""
+
+    @property
+    def part(self) -> str:
+        """What was learned: an adapter, or a whole model. A folder of that name leads to it."""
+        return part_of(self.folder / checkpoint_folder(self.step or 0))
+
+
+def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, full: bool = False) -> Fetched:
+    """Fetch a run folder's metadata, logs and best or newest checkpoint, verified; `full` with the optimizer.
+
+    Raises FetchError where no checkpoint is whole or the adapter is not what the run should have made, and where
+    the folder at home is of another run.
+    """
+    download = Download(open_sftp, remote, local)
+    there = {*download.names("."), *(f"data/{name}" for name in download.names("data"))}
+    refuse_another(download, there, newest_step(download.names(CHECKPOINTS)), local)
+    metadata = [name for name in there if _is_metadata(name)]
+    metadata += [name for tree in TREES if tree in there for name in download.tree(tree)]
+    metadata += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
+    download.all([(name, local / name, None) for name in metadata])
+    names = download.names(CHECKPOINTS)
+    best = download.text(f"{CHECKPOINTS}/{BEST}") if BEST in names else ""
+    step, damaged = take_whole(names, best, lambda step: _fetch_checkpoint(download, local, step, full))
+    return Fetched(local, step, download.moved, newest_step(names), damaged)
+
+
+def fetch_patiently(
+    open_sftp: Callable[[], SFTPClient], reconnect: Callable[[], None], remote: str, local: Path, full: bool = False
+) -> Fetched:
+    """`fetch_remote`, gone on with after a broken connection or when a checkpoint gave way to a newer one."""
+    from paramiko import SSHException
+
+    for left in reversed(range(TRIES)):
+        try:
+            return fetch_remote(open_sftp, remote, local, full)
+        except FileGone:
+            if not left:
+                raise
+        except (EOFError, OSError, SSHException) as error:
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                raise FetchError(f"{local}: no space left on this machine's disk") from error
+            if getattr(error, "filename", None):
+                raise FetchError(f"{error} on this machine") from error
+            reconnect()
+            if not left:
+                raise FetchInterrupted(
+                    f"the head went away {TRIES} times while {local} was fetched "
+                    f"({error or type(error).__name__}); fetch again to go on"
+                ) from error
+        time.sleep(RETRY_AFTER_S)
+    raise AssertionError("unreachable")
+
+
+def fetch_here(folder: Path) -> Fetched:
+    """The same for a run on this machine, which is home already: find its checkpoint and verify it."""
+    checkpoints = folder / CHECKPOINTS
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    best = (checkpoints / BEST).read_bytes().decode("utf-8", "replace") if BEST in names else ""
+
+    def look(step: int) -> None:
+        name = checkpoint_folder(step)
+        _check_sums(folder / name, _sums_at(folder / name))
+        verify_checkpoint(folder / name, planned_base_model(folder))
+        _point(folder, Path(name))
+
+    step, damaged = take_whole(names, best, look)
+    return Fetched(folder, step, 0, newest_step(names), damaged)
+
+
+def planned_base_model(folder: Path) -> str | None:
+    """The base model's hash a run was started with."""
+    path = folder / "plan.json"
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return plan.get("base_model_hash")
+    except (AttributeError, OSError, ValueError) as error:
+        raise FetchError(f"{path} cannot be read, so nothing says which base model it was ({error})") from error
+
+
+def _parsed(text: str, folder: Path | str) -> dict[str, str]:
+    try:
+        return parse_sums(text)
+    except ValueError as error:
+        raise DamagedError(f"{folder} is damaged: {error}") from error
+
+
+def _sums_at(folder: Path) -> dict[str, str]:
+    """What a checkpoint on this machine should hold; nothing where there is none."""
+    path = folder / SUMS
+    return _parsed(path.read_text(encoding="utf-8", errors="replace"), folder) if path.exists() else {}
+
+
+def _check_sums(folder: Path, sums: dict[str, str]) -> None:
+    for file, digest in sums.items():
+        if not (folder / file).is_file() or sha256_of(folder / file) != digest:
+            raise DamagedError(f"{folder / file} is missing or damaged")
+
+
+def _check_home(folder: Path, sums: dict[str, str]) -> None:
+    """The copy of an earlier fetch: what is on the head is whole, as far as is known."""
+    try:
+        _check_sums(folder, sums)
+    except DamagedError as error:
+        raise FetchError(f"{error}; delete {folder} and fetch again") from error
+
+
+def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) -> None:
+    name = checkpoint_folder(step)
+    home = local / name
+    fresh = home.with_name(f".{home.name}")
+    wanted = _parsed(download.text(f"{name}/{SUMS}"), name)
+    if missing := sorted(wanted.keys() - {file.removeprefix(f"{name}/") for file in download.tree(name)}):
+        raise DamagedError(f"{name} is damaged: {missing[0]} is missing")
+    if not full:
+        wanted.pop(OPTIMIZER, None)
+    have = _sums_at(home)
+    if wanted.items() <= have.items():
+        _check_home(home, have)
+        verify_checkpoint(home, planned_base_model(local))
+    else:
+        if differs := sorted(file for file in wanted if have.get(file, wanted[file]) != wanted[file]):
+            raise another(local, f"{name}/{differs[0]} is another")
+        _take_over(home, fresh, {file for file, digest in wanted.items() if have.get(file) == digest})
+        download.all([(f"{name}/{file}", fresh / file, digest) for file, digest in wanted.items()])
+        for path in fresh.rglob("*"):
+            if path.is_file() and str(path.relative_to(fresh)) not in wanted:
+                path.unlink()  # of an earlier try, which wanted more
+        (fresh / SUMS).write_text(sums_text(wanted), encoding="utf-8")
+        _check_sums(fresh, wanted)
+        verify_checkpoint(fresh, planned_base_model(local))
+        _replace(home, fresh)
+    _point(local, Path(name))
+
+
+def _take_over(home: Path, fresh: Path, files: set[str]) -> None:
+    """What an earlier fetch brought need not travel again."""
+    for file in files:
+        if (home / file).is_file() and not (fresh / file).exists():
+            (fresh / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(home / file, fresh / file)
+
+
+def _replace(home: Path, fresh: Path) -> None:
+    """A folder cannot replace one that is not empty: the old one steps aside first."""
+    aside = home.with_name(f".old-{home.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if home.exists():
+        home.rename(aside)
+    fresh.rename(home)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _point(run: Path, checkpoint: Path) -> None:
+    """A link `adapter` or `model` in the run folder, to what the checkpoint holds of that name."""
+    part = part_of(run / checkpoint)
+    link, target = run / part, checkpoint / part
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)

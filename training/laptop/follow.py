@@ -1,0 +1,216 @@
+"""Watch a run from outside: one small command a look, its answer parsed. Pure but for the loop.
+
+The loop survives a broken connection for a while; the run does not depend on it at all.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from training.cost.money import cost, money
+from training.run_folder import (
+    ENDED,
+    LAUNCH,
+    METRICS,
+    STATUS,
+    Status,
+    begun,
+    is_run_id,
+    parse_metrics,
+    parse_status,
+    unit_of,
+)
+
+SEPARATOR = "\x1e"
+LOOK_EVERY_S = 1.5
+PATIENCE_S = 30.0
+LINES = 20
+STEP_KEYS = frozenset({"step", "total_steps", "step_s", "loss", "lr", "tokens_per_s", "memory_gib"})
+EVALUATION_KEYS = frozenset({"step", "validation_loss"})
+"""What is shown of a line of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a run showed at one moment."""
+
+    status: Status | None
+    """None until the supervisor has written its first."""
+    alive: bool
+    """Whether the supervisor runs."""
+    metrics: tuple[dict[str, Any], ...]
+    """The last steps, oldest first."""
+    age_s: float = 0.0
+    """Since the status was written, on the head's clock."""
+    evaluation: dict[str, Any] | None = None
+    """The newest look at the validation data."""
+    run_id: str = ""
+    fault: str = ""
+    """What of its files cannot be read."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is going on: also before the supervisor has written its first status."""
+        return self.alive and (self.status is None or not self.status.over)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in {*ENDED, "lost"}
+
+    @property
+    def cost(self) -> float | None:
+        """What the run has cost so far; None where no price is known. One that was lost ended with its last word."""
+        if self.status is None:
+            return None
+        return cost(self.status, self.status.updated + (self.age_s if self.alive else 0))
+
+    @property
+    def money(self) -> str:
+        """The same with its currency; empty where it is not known."""
+        return money(self.cost, self.status.currency) if self.status else ""
+
+    @property
+    def state(self) -> str:
+        """The status' state; `lost` where it says running and nobody runs it, or cannot be read."""
+        if self.status is None:
+            return "starting" if self.alive else "lost"
+        return self.status.state if self.status.over or self.alive else "lost"
+
+
+def look_command(run_dir: str, here: bool = False) -> str:
+    """A shell command that prints one look at a run."""
+    return _look(shlex.quote(run_dir), run_dir.rsplit("/", 1)[-1], here)
+
+
+def list_command(runs: str, here: bool = False) -> str:
+    """A shell command that prints a look at every run in a folder."""
+    one = _look('"$PWD"', '"${PWD##*/}"', here)
+    each = f'cd "$d" && [ -f {LAUNCH} ] && {{ {one}; printf "\\035"; }}'
+    return f"for d in {shlex.quote(runs)}/*/; do {each}; done; true"
+
+
+def _look(folder: str, run_id: str, here: bool) -> str:
+    """`folder` and `run_id` are shell words."""
+    # asked to stop it is deactivating, which is-active's exit code does not count, until the ranks have saved
+    by_unit = f"systemctl is-active {unit_of('')}{run_id} | grep -qx -e active -e deactivating"
+    # the supervisor's pid may be another program's by now
+    pid = f"$(sed -n 's/.*\"supervisor_pid\": *\\([0-9]*\\).*/\\1/p' {folder}/{STATUS})"
+    # one begun with older code has no folder for the nodes in its name
+    words = [f"-e '-m training.{room}supervision.supervise --run '{folder}" for room in ("node.", "")]
+    by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF {' '.join(words)}; }} 2>/dev/null"
+    newest_evaluation = f"grep '\"validation_loss\".*}}$' {folder}/{METRICS} 2>/dev/null | tail -n 1"
+    return (
+        f"printf '%s\\036' {run_id}; cat {folder}/{STATUS} 2>/dev/null; "
+        f"printf '\\036'; {by_pid if here else by_unit} && echo alive; "
+        f"printf '\\036'; date +%s; printf '\\036'; tail -n {LINES} {folder}/{METRICS} 2>/dev/null; "
+        f"printf '\\036'; {newest_evaluation}; true"
+    )
+
+
+def parse_look(text: str) -> Look:
+    """A look from what `look_command` printed; what of it cannot be read is its fault, and the rest stands."""
+    try:
+        run_id, status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 5)
+        clock = float(now)
+    except ValueError:
+        named = text.split(SEPARATOR, 1)[0]
+        fault = "it cannot be looked at: its files hold control characters"
+        return Look(None, False, (), run_id=named if is_run_id(named) else "", fault=fault)
+    status, faults = None, []
+    try:
+        status = parse_status(status_part) if status_part.strip() else None
+        if status and status.run_id != run_id:
+            raise ValueError(f"it is of {status.run_id!r}")
+    except ValueError as error:
+        status = None
+        faults.append(f"its {STATUS} cannot be read ({error})")
+    (rows, _, bad), (evaluations, _, _) = parse_metrics(metrics.encode()), parse_metrics(evaluation.encode())
+    if bad:
+        faults.append(f"{bad} of the last lines of its {METRICS} cannot be read")
+    return Look(
+        status,
+        alive.strip() == "alive",
+        tuple(row for row in rows if _has_numbers(row, STEP_KEYS)),
+        clock - status.updated if status else 0.0,
+        next((row for row in reversed(evaluations) if _has_numbers(row, EVALUATION_KEYS)), None),
+        run_id,
+        "; ".join(faults),
+    )
+
+
+def _has_numbers(row: dict[str, Any], keys: frozenset[str]) -> bool:
+    """In place of a loss that is not finite stands null."""
+    values = [row.get(key) for key in keys if not ("loss" in key and row.get(key, 0) is None)]
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+
+
+def parse_list(text: str) -> list[Look]:
+    """The looks of `list_command`, those that have not begun left out, oldest run first."""
+    looks = [parse_look(part) for part in text.split("\x1d") if part.strip()]
+    shown = [look for look in looks if is_run_id(look.run_id) and (look.status or look.alive or look.fault)]
+    return sorted(shown, key=lambda look: look.status.started if look.status else begun(look.run_id))
+
+
+def eta_s(metrics: Sequence[dict[str, Any]]) -> float | None:
+    """Seconds to the last step, at the mean pace of the steps seen last."""
+    if not metrics:
+        return None
+    last = metrics[-1]
+    mean = sum(row["step_s"] for row in metrics) / len(metrics)
+    return mean * (int(last["total_steps"]) - int(last["step"]))
+
+
+def follow(
+    look: Callable[[], Look],
+    show: Callable[[Look], None],
+    lost: type[Exception],
+    *,
+    until: Callable[[Look], bool] = lambda seen: seen.over and not seen.alive,
+    every_s: float = LOOK_EVERY_S,
+    patience_s: float = PATIENCE_S,
+) -> Look:
+    """Look until the run is over and its supervisor, which then still makes the reports, is gone; gives the last look.
+
+    Raises `lost` when none succeeds for `patience_s`.
+    A run that seems dead without having ended gets a second look: it may be writing its last words.
+    """
+    seen_at = time.monotonic()
+    confirmed = False
+    while True:
+        try:
+            seen = look()
+        except lost:
+            if time.monotonic() - seen_at > patience_s:
+                raise
+        else:
+            seen_at = time.monotonic()
+            show(seen)
+            if until(seen):
+                if confirmed or seen.state != "lost":
+                    return seen
+                confirmed = True
+        time.sleep(every_s)
+
+
+def describe(row: dict[str, Any], eta: float | None, evaluation: dict[str, Any] | None = None, spent: str = "") -> str:
+    """One step in one line, with the newest validation loss there is and what the run has cost so far."""
+    left = "" if eta is None else f"  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
+    validation = ""
+    if evaluation is not None:
+        validation = f"  validation {number(evaluation['validation_loss'])} (step {evaluation['step']})"
+    return (
+        f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{validation}  lr {row['lr']:.2e}  "
+        f"{row['tokens_per_s']:.0f} tokens/s  {row['memory_gib']:.2f} GiB{left}"
+        f"{spent and f'  {spent}'}"
+    )
+
+
+def number(value: float | None) -> str:
+    """A loss; null stands in metrics.jsonl for what is not finite."""
+    return "not finite" if value is None else f"{value:.4f}"

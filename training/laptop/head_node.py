@@ -1,0 +1,219 @@
+"""The head as the control side sees it: a shell, a way to put files, and channels to fetch them.
+
+Two of a kind: a node over ssh, and this machine for `--here`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from inventory import node_program, ssh
+from inventory.node_program import Program
+from inventory.nodes import Node
+from training.exit_codes import FAILED
+from training.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
+from training.run_folder import REMOTE_RUNS, STATUS, STOP
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
+
+T = TypeVar("T")
+ANSWER_S = 20.0
+"""A cut connection shows no error for many minutes; a command unanswered for this long is taken for one."""
+
+
+class HeadError(LaunchError):
+    """The head cannot be reached, or a command on it failed."""
+
+    exit_code = FAILED
+
+
+class Head(Protocol):
+    """Where runs live and are supervised."""
+
+    name: str
+    runs: Path
+    here: bool
+
+    def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
+        """stdout of a shell command, as root. Raises HeadError where it fails or nothing answers."""
+
+    def make_runs(self) -> None:
+        """See to it that the folder of runs is there. Raises HeadError where its disk is not."""
+
+    def put(self, archive: Path, folder: Path) -> None:
+        """Unpack a local tar into a folder there."""
+
+    def start(self, launch: Launch) -> None:
+        """Start the supervisor of a run whose folder is in place, detached."""
+
+    def talk(self, command: str) -> Program:
+        """Start a program, as root, and talk with it. Raises HeadError."""
+
+    def close(self) -> None:
+        """Nothing more is asked of it."""
+
+
+class RemoteHead:
+    """A node over ssh; a broken connection is closed, and made anew by the next command."""
+
+    here = False
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.name, self.runs = node, node.name, REMOTE_RUNS
+        self._connection: Any = None
+
+    def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
+        try:  # in a thread of its own: invoke would keep Ctrl-C from us
+            return within(timeout_s, lambda: ssh.run(self._open(), command, timeout_s=2 * timeout_s))
+        except Exception as error:  # of ssh, of the socket, of time
+            self.close()
+            raise HeadError(str(error) or type(error).__name__) from error
+
+    def make_runs(self) -> None:
+        disk, runs = shlex.quote(str(self.runs.parent)), shlex.quote(str(self.runs))
+        if self.shell(f"mountpoint -q {disk} && mkdir -p {runs} && echo mounted; true").strip() != "mounted":
+            raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent)}")
+
+    def put(self, archive: Path, folder: Path) -> None:
+        self.make_runs()
+        there, target = f"/tmp/spotune-{secrets.token_hex(16)}", shlex.quote(str(folder))
+        try:
+            self._send(archive, there)
+            self.shell(f"mkdir -p {target}/logs && tar -C {target} --no-same-owner -xzf {there}", 600)
+        finally:
+            with contextlib.suppress(HeadError):  # it has gone away, or the reason is being raised already
+                self.shell(f"rm -f {there}")
+
+    def _send(self, archive: Path, there: str) -> None:
+        """To a file that must not exist before and is the login user's alone, in a folder that is everybody's."""
+        from paramiko import SSHException
+
+        try:
+            with self.open_sftp() as sftp, archive.open("rb") as source:
+                if channel := sftp.get_channel():
+                    channel.settimeout(ANSWER_S)
+                with sftp.open(there, "wx") as file:
+                    file.chmod(0o600)
+                    file.set_pipelined(True)
+                    shutil.copyfileobj(source, file, 1 << 18)
+        except (EOFError, OSError, SSHException) as error:
+            self.close()
+            raise HeadError(
+                f"{self.name}: the run's files could not be sent: {error or type(error).__name__}"
+            ) from error
+
+    def start(self, launch: Launch) -> None:
+        self.shell(f"rm -f {launch.run_dir}/{STATUS} {launch.run_dir}/{STOP} && {shlex.join(unit_argv(launch))}")
+
+    def open_sftp(self) -> SFTPClient:
+        """A new channel on the connection."""
+
+        def opened() -> SFTPClient:
+            channel: SFTPClient = self._open().client.open_sftp()
+            return channel
+
+        return within(ANSWER_S, opened)
+
+    def talk(self, command: str) -> Program:
+        try:
+            return node_program.start(self._open(), command, self.name)
+        except Exception as error:  # of ssh, of the socket, of time
+            self.close()
+            raise HeadError(str(error) or type(error).__name__) from error
+
+    def close(self) -> None:
+        """Give the connection up."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> Any:
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> Any:
+        return ssh.connect(self.node)
+
+
+class HereHead:
+    """This machine, for `--here`: runs live in ./runs and are already home."""
+
+    here = True
+    name = "this machine"
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs.resolve()
+
+    def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
+        try:
+            done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise HeadError(f"{command.split(maxsplit=1)[0]}: no end within {timeout_s:.0f} s") from error
+        if done.returncode != 0:
+            raise HeadError(f"{command.split(maxsplit=1)[0]}: {done.stderr.strip()}")
+        return done.stdout
+
+    def make_runs(self) -> None:
+        self.runs.mkdir(parents=True, exist_ok=True)
+
+    def put(self, archive: Path, folder: Path) -> None:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        shutil.unpack_archive(archive, folder, "gztar", filter="data")
+
+    def start(self, launch: Launch) -> None:
+        folder = Path(launch.run_dir)
+        for name in (STATUS, STOP):
+            (folder / name).unlink(missing_ok=True)
+        with (folder / "logs" / "supervisor.log").open("ab") as log:
+            supervisor = subprocess.Popen(
+                supervisor_argv(launch),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        # the status says who the supervisor is: without one a look would take the run for lost
+        deadline = time.monotonic() + ANSWER_S
+        while not (folder / STATUS).exists():
+            if supervisor.poll() is not None or time.monotonic() > deadline:
+                raise HeadError(f"the supervisor did not start; it said so in {folder}/logs/supervisor.log")
+            time.sleep(0.02)
+
+    def talk(self, command: str) -> Program:
+        return node_program.start_here(command)
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` gives, or TimeoutError; a worker that never answers is left behind."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not outcome:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return outcome[0]

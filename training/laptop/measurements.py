@@ -1,0 +1,114 @@
+"""What was measured of a cluster, for its plans: what lies on its head, where that answers, and what was fetched from
+it. Of other clusters' runs those on the same cards count too."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from inventory.nodes import Node
+from training import comm_report
+from training.comm_report import Result
+from training.laptop.head_node import ANSWER_S, Head, HeadError, RemoteHead
+from training.laptop.runs import CHECK
+from training.plan import calibration, measured
+from training.plan.calibration import Calibration
+from training.plan.measured import Measured
+from training.run_folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
+
+HEAD_S = 4.0
+"""What `fab plan` waits for a head at most."""
+NEWEST = 40
+SEPARATOR = "\x1e"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All of it."""
+
+    calibration: Calibration | None = None
+    """The newest of this cluster."""
+    runs: tuple[Measured, ...] = ()
+    checks: tuple[Result, ...] = ()
+    """Communication checks that nobody fetched yet."""
+    notes: tuple[str, ...] = ()
+    """What could not be asked, for people."""
+
+    def and_also(self, other: Measurements) -> Measurements:
+        """The newer calibration, and the runs of both."""
+        made = [each.calibration for each in (self, other) if each.calibration]
+        runs = {each.run_id: each for each in (*self.runs, *other.runs)}
+        newest = max(made, key=lambda each: each.time, default=None)
+        return Measurements(newest, tuple(runs.values()), self.checks + other.checks, self.notes + other.notes)
+
+
+def fetched(cluster: str) -> Measurements:
+    """What lies on this machine; a file that cannot be read is said and left out."""
+    found = []
+    for path in sorted(LOCAL_RUNS.glob(f"{PROVE}-*/{calibration.FILE}")):
+        try:
+            found.append(calibration.parse(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            print(f"{path} is left out: {error}", file=sys.stderr)
+    made = max((each for each in found if each.cluster == cluster), key=lambda each: each.time, default=None)
+    paths = sorted(LOCAL_RUNS.glob(f"*/{MEASURED}"), key=lambda path: path.stat().st_mtime)[-NEWEST:]
+    runs = _runs((str(path), path.read_text(encoding="utf-8", errors="replace")) for path in paths)
+    return Measurements(made, tuple(runs))
+
+
+def of_head(head: Head, timeout_s: float = ANSWER_S) -> Measurements:
+    """What lies on a head, in one command. Raises HeadError where it does not answer."""
+    path = calibration.calibration_file(head.runs)
+    made, check, *runs = [*head.shell(command(str(head.runs)), timeout_s).split(SEPARATOR), ""][: 2 + NEWEST]
+    found = tuple(_runs((head.name, each) for each in runs if each.strip()))
+    return Measurements(_calibration(head.name, path, made), found, tuple(_checks(head.name, check)))
+
+
+def command(runs: str) -> str:
+    """A shell command that prints the calibration, the newest check and the newest runs' figures, with a separator
+    before each but the first."""
+    return (
+        f"cd {shlex.quote(runs)} 2>/dev/null || exit 0; cat {calibration.FILE} 2>/dev/null; printf '\\036'; "
+        f'ls -t {CHECK}-*/{RESULT} 2>/dev/null | head -n 1 | while read -r f; do cat "$f"; done; '
+        f"ls -t */{MEASURED} 2>/dev/null | head -n {NEWEST} | "
+        "while read -r f; do printf '\\036'; cat \"$f\"; done; true"
+    )
+
+
+def known(cluster: str, node: Node | None) -> Measurements:
+    """Of a cluster; `node`: its head, where it stands. One that does not answer in time is left out, with a note."""
+    here = fetched(cluster)
+    if node is None:
+        return here
+    try:
+        with closing(RemoteHead(node)) as head:
+            return here.and_also(of_head(head, HEAD_S))
+    except HeadError as error:
+        return replace(here, notes=(f"what {node.name} has measured is not known: {error}",))
+
+
+def _calibration(name: str, path: str, content: str) -> Calibration | None:
+    try:
+        return calibration.parse(content) if content.strip() else None
+    except ValueError as error:
+        print(f"{name}: {path} is left out: {error}", file=sys.stderr)
+        return None
+
+
+def _checks(name: str, content: str) -> Iterable[Result]:
+    try:
+        if content.strip():
+            yield comm_report.parse_result(content)
+    except ValueError as error:
+        print(f"{name}: a check's {RESULT} is left out: {error}", file=sys.stderr)
+
+
+def _runs(contents: Iterable[tuple[str, str]]) -> Iterable[Measured]:
+    for where, content in contents:
+        try:
+            yield measured.parse(content)
+        except ValueError as error:
+            print(f"{where}: a run's {MEASURED} is left out: {error}", file=sys.stderr)

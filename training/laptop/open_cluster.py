@@ -1,0 +1,119 @@
+"""What a command works on: the cluster of cluster.toml with its head connected, or this machine with --here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from inventory import ssh
+from inventory.cluster import load_cluster
+from inventory.nodes import Node, price_of
+from inventory.settings import Settings
+from training.laptop.head_node import Head, HereHead, RemoteHead
+from training.laptop.ranks_here import launch_here
+from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, rank_env
+from training.run_folder import DATA_DISK, LOCAL_RUNS
+
+NODE_ANSWER_S = 45.0
+"""As long as a sweep may take."""
+
+
+@dataclass(frozen=True)
+class OpenCluster:
+    """A head and the nodes its runs use, itself the first of them."""
+
+    head: Head
+    nodes: tuple[Node, ...] = ()
+    """In rank order; none on this machine."""
+    settings: Settings | None = None
+    """None: this machine."""
+    debug_rank: int | None = None
+    """Of the runs started here: the rank that waits for a debugger."""
+    profile: str = ""
+    """Of the runs started here: the steps to profile."""
+    extends_rental: bool = True
+    """Whether a start lets rented machines live for as long as its plan says."""
+
+    @property
+    def name(self) -> str:
+        """So that measurements of one are not compared with another's."""
+        return self.settings.name if self.settings else "this machine"
+
+    @property
+    def disk(self) -> str:
+        """Serial of the head's data disk; empty where that is not known."""
+        return (self.nodes and self.nodes[0].disk_serial) or ""
+
+    @property
+    def line_rate_gbps(self) -> float | None:
+        """What its network promises."""
+        return (self.settings and self.settings.network.line_rate_gbps) or None
+
+    def launch(self, run_id: str, module: str, arguments: Sequence[str] = ()) -> Launch:
+        """How the ranks of a run are started. Raises LaunchError where there is no such rank to debug."""
+        run_dir = self.head.runs / run_id
+        if self.head.here:
+            launch = launch_here(run_dir, module, os.environ["PATH"], Path.home())
+        else:
+            launch = self._launch_on_nodes(run_dir, module)
+        if self.debug_rank is not None and not 0 <= self.debug_rank < launch.world_size:
+            raise LaunchError(f"--debug-rank {self.debug_rank}: there are ranks 0 to {launch.world_size - 1}")
+        env = launch.env if self.debug_rank is None else {**launch.env, **debug_env()}
+        return replace(launch, arguments=tuple(arguments), env=env, debug_rank=self.debug_rank, profile=self.profile)
+
+    def _launch_on_nodes(self, run_dir: Path, module: str) -> Launch:
+        """With the environment that the base deploy put there."""
+        assert self.settings
+        cuda = self.settings.torch_flavour == "cuda" and any(node.gpus for node in self.nodes)
+        price_h, currency = price_of(self.nodes)
+        return Launch(
+            run_id=run_dir.name,
+            run_dir=str(run_dir),
+            hosts=tuple(Host(node.name, node.private_address, node.slots) for node in self.nodes),
+            module=module,
+            arguments=(),
+            python=f"{ENV_FOLDER}/bin/python",
+            env=rank_env(str(run_dir), "cuda" if cuda else "cpu"),
+            models=f"{DATA_DISK}/models",
+            data_disk=str(DATA_DISK),
+            price_h=price_h,
+            currency=currency,
+        )
+
+    def ask(self, name: str, command: str) -> str:
+        """What a command prints on the node of that name. Raises LaunchError where there is none."""
+        if self.head.here:
+            return self.head.shell(command)
+        return ssh.ask(self._node(name), command, timeout_s=NODE_ANSWER_S).strip()
+
+    def ask_all(self, command: str) -> dict[str, str | Exception]:
+        """What a command prints on each node, or the exception it ended with."""
+        if self.head.here:
+            return {self.head.name: self.head.shell(command)}
+        return ssh.on_all(self.nodes, lambda node: self.ask(node.name, command))
+
+    def tunnel(self, name: str, port: int) -> AbstractContextManager[int]:
+        """Inside the `with`, the port here that leads to a port of a node's 127.0.0.1."""
+        return nullcontext(port) if self.head.here else ssh.tunnel(self._node(name), port)
+
+    def _node(self, name: str) -> Node:
+        if found := next((node for node in self.nodes if node.name == name), None):
+            return found
+        raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
+
+
+@contextmanager
+def opened(here: bool) -> Iterator[OpenCluster]:
+    """The cluster of cluster.toml, or this machine; the connection to its head is closed in the end."""
+    if here:
+        yield OpenCluster(HereHead(Path(LOCAL_RUNS)))
+        return
+    cluster = load_cluster()
+    head = RemoteHead(cluster.head)
+    try:
+        yield OpenCluster(head, cluster.nodes, cluster.settings)
+    finally:
+        head.close()

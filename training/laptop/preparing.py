@@ -1,0 +1,157 @@
+"""On the head, before a run starts: its data tokenised and packed, the facts that its plan is made from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inventory.node_program import ProgramError
+from training import comm_report
+from training.comm_report import Result
+from training.cost.pace import LINE_SHARE
+from training.data import DataError
+from training.data.hub import POINTER
+from training.exit_codes import UNUSABLE
+from training.laptop import measurements
+from training.laptop.comm_check import fetched_results
+from training.laptop.head_node import Head, HeadError, within
+from training.laptop.open_cluster import OpenCluster
+from training.launch import RUN_VARIABLE, Launch
+from training.plan.calibration import Calibration
+from training.plan.facts import Facts, Known, ModelMetadata, read_facts
+from training.plan.rank_order import between, in_a_row
+from training.recipe import Recipe
+from training.run_folder import LOCAL_RUNS
+
+PREPARE_S = 3 * 3600.0
+"""Tokenising takes about a minute for 100 MB; what is larger was not meant for an evening."""
+ONE_MACHINE = 20e9
+"""Bytes a second between two GPUs of one machine, over PCIe 4."""
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What to prepare differently from usual."""
+
+    skip_bad: bool = False
+    from_hub: bool = False
+    """The data are downloaded on the head."""
+
+
+def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
+    """Make the prepared data in the run folder; gives the report. DataError for data that cannot be used.
+
+    Whoever stops waiting, by Ctrl-C or by going away, ends it.
+    """
+    with head.talk(prepare_command(launch, order)) as program:
+        try:
+            prepared: dict[str, Any] = json.loads(within(PREPARE_S, program.last_words).strip().splitlines()[-1])
+        except ProgramError as error:
+            if error.code == UNUSABLE:
+                raise DataError("\n".join(error.said)) from error
+            raise HeadError(f"preparing the data: {error}") from error
+        except TimeoutError as error:
+            raise HeadError(f"preparing the data on {head.name}: {error}") from error
+    return prepared
+
+
+def order_of(head: Head, run_dir: str) -> DataRequest:
+    """What a run's data were prepared with."""
+    data = f"{shlex.quote(run_dir)}/data"
+    pointer, _, report = head.shell(f"ls {data}/train{POINTER} 2>/dev/null; echo; cat {data}/report.json").partition(
+        "\n"
+    )
+    return DataRequest(skip_bad=json.loads(report)["report"]["bad"] > 0, from_hub=bool(pointer))
+
+
+def prepare_command(launch: Launch, order: DataRequest) -> str:
+    """A shell command that prints the report, or what is wrong."""
+    run = shlex.quote(launch.run_dir)
+    # without the run's mark, which is for what a stop of the run should end
+    env = {key: value for key, value in launch.env.items() if key != RUN_VARIABLE}
+    if order.from_hub:
+        env.pop("HF_HUB_OFFLINE", None)
+        env |= {key: os.environ[key] for key in ("HF_ENDPOINT",) if key in os.environ}
+    settings = [f"{key}={value}" for key, value in env.items()]
+    argv = ["env", *settings, launch.python, "-m", "training.node.prepare", "--run", launch.run_dir, "--attached"]
+    argv += ["--skip-bad"] if order.skip_bad else []
+    words = f"{run}/logs/prepare.log"
+    return f"cd {run} && {{ {shlex.join(argv)} 2>{words} || {{ c=$?; cat {words}; exit $c; }}; }}"
+
+
+def find_facts(cluster: OpenCluster, launch: Launch, recipe: Recipe, prepared: Mapping[str, Any]) -> Facts:
+    """What the plan is made from."""
+    folder = Path(launch.models) / recipe.model_dir
+    generation = cluster.head.shell(
+        f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'"
+    )
+    if launch.env.get("DS_ACCELERATOR") == "cpu":  # the ranks compute on the CPU, whatever cards there are
+        prepared = {**prepared, "machine": {**prepared["machine"], "gpus": []}}
+    metadata = ModelMetadata(recipe.base_model, prepared["model"], json.loads(generation))
+    return read_facts(prepared, metadata, tuple(host.slots for host in launch.hosts), known_of(cluster, launch))
+
+
+def known_of(cluster: OpenCluster, launch: Launch) -> Known:
+    """How fast these nodes are."""
+    found = measurements.fetched("").and_also(measurements.of_head(cluster.head))
+    made = found.calibration
+    ranks, nodes, rate = launch.world_size, len(launch.hosts), cluster.line_rate_gbps
+    link = known(cluster.name, ranks, nodes, rate, made, checks=found.checks)
+    return replace(link, runs=found.runs)
+
+
+def known(
+    cluster: str,
+    ranks: int,
+    nodes: int,
+    line_rate_gbps: float | None,
+    made: Calibration | None,
+    *,
+    checks: Sequence[Result] = (),
+) -> Known:
+    """How fast two ranks talk as these nodes were measured last, else as the network promises; and what else was
+    measured of them. `checks`: communication checks besides those that were fetched."""
+    mine = _checks(cluster, ranks, checks)
+    measured = [(float(r["time"]), comm_report.best_busbw(r, "all_gather") * 1e9, r["run_id"]) for r in mine]
+    if made and (proved := made.link(cluster, ranks)):
+        measured.append((made.time, proved, made.run_id))
+    if measured and (newest := max(measured))[1]:
+        return Known(newest[1], newest[2], made)
+    if nodes == 1:
+        return Known(ONE_MACHINE, "what PCIe 4 does", made)
+    if line_rate_gbps is None:
+        return Known(None, "", made)
+    return Known(LINE_SHARE * line_rate_gbps / 8 * 1e9, "its promised line rate", made)
+
+
+def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe) -> Launch:
+    """The launch with its nodes in the order in which the stages of a pipeline talk fastest, by what `fab check`
+    measured last between each two of them; the head stays the first."""
+    slots = {host.slots for host in launch.hosts}
+    if not recipe.staged or len(slots) != 1:
+        return launch
+    newest = max(_checks(cluster.name, launch.world_size), key=lambda result: float(result["time"]), default=None)
+    if newest is None:
+        return launch
+    gbit_s = {(pair["from"], pair["to"]): float(pair["gbit_s"]) for pair in newest["pairs"]}
+    by_name, shape = {host.name: host for host in launch.hosts}, (slots.pop(), recipe.pipeline.stages)
+    now, best = tuple(by_name), in_a_row(tuple(by_name), gbit_s, *shape)
+    if best == now:
+        return launch
+    slowest = [min(between(order, gbit_s, *shape)) for order in (best, now)]
+    print(
+        f"stages on {', '.join(best)} in this order: the slowest link between two has {slowest[0]:.3g} Gbit/s, "
+        f"{slowest[1]:.3g} as the nodes are listed ({newest['run_id']})"
+    )
+    return replace(launch, hosts=tuple(by_name[name] for name in best))
+
+
+def _checks(cluster: str, ranks: int, more: Sequence[Result] = ()) -> list[Result]:
+    """What `fab check` measured of such a cluster, as it was fetched, and `more` of it."""
+    results = fetched_results(LOCAL_RUNS)[0] if cluster else []
+    return [each for each in (*results, *more) if each.get("cluster") == cluster and each["world_size"] == ranks]

@@ -1,0 +1,223 @@
+"""The whole of `fab prove`, from the first start to the table's rows and the calibration. The control side."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from training import comm_report, tiny
+from training.causes import CauseKind
+from training.cost.memory import GIB, with_reserve
+from training.cost.shape import PlanError
+from training.data import DataError
+from training.laptop import make_run, refusals, rental, runs, start_run
+from training.laptop.base_model import BUILT_IN, here_base_model
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.prove.drills import Drill, named, silently
+from training.launch import Launch, LaunchError
+from training.outcome import Outcome, as_rows, failed, judged, not_here, read
+from training.plan import calibration
+from training.plan.calibration import Calibration
+from training.recipe import Recipe, load_recipe
+from training.run_folder import PROVE, RESULT
+
+SOCKETS = ((1, 1), (4, 4))
+"""NCCL's threads a connection, and sockets a thread."""
+STEPS = 3
+LONGEST_S = 900.0
+"""Rented machines stay for as long as this; the drills' own plans, of runs that never finish, would ask for days."""
+WITHIN = 2.0
+"""A measured time passes where the plan's is within this factor of it."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Everything that came of it."""
+
+    run_id: str
+    outcomes: Sequence[Outcome]
+    calibration: Calibration | None
+
+    @property
+    def failures(self) -> int:
+        return sum(outcome.state == "fail" for outcome in self.outcomes)
+
+
+def prove(
+    cluster: OpenCluster,
+    model: str,
+    quick: bool,
+    say: Callable[[str], None],
+) -> Proof:
+    """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
+    refusals.refuse_second(cluster.head)
+    rental.extend(cluster, LONGEST_S)
+    cluster = replace(cluster, extends_rental=False)
+    if cluster.head.here:  # the drills want it, and it is made once
+        here_base_model(load_recipe("tiny"), cluster.launch("prove-20260101-000000", ""))
+    say("devices, network and strategies on all ranks, in one start")
+    launch = _start(cluster, "training.node.prove.walk", {"asked.json": json.dumps({"quick": quick}) + "\n"})
+    found, outcomes = _results_of(cluster, launch)
+    made = calibrate(found, launch.run_id, cluster.name, time.time())
+    _keep(cluster, launch, outcomes, made)
+    if quick:
+        return Proof(launch.run_id, outcomes, made)
+    try:
+        _append(outcomes, "NCCL over other sockets", lambda: _over_sockets(cluster, launch, say))
+        _append(outcomes, "drill", Drill(cluster, say).all)
+        if model:
+            _append(outcomes, f"{STEPS} steps of {model}", lambda: real_steps(cluster, model, say))
+    finally:  # Ctrl-C among them
+        try:
+            _keep(cluster, launch, outcomes, made)
+        except LaunchError as error:
+            outcomes.append(failed("keeping these rows", str(error)))
+    return Proof(launch.run_id, outcomes, made)
+
+
+def _append(outcomes: list[Outcome], name: str, part: Callable[[], Iterable[Outcome]]) -> None:
+    """A part's outcomes, one by one, without the plans and notes of the runs that are started on the way; what breaks
+    it is one of them."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            for outcome in part():
+                outcomes.append(outcome)  # one by one: an error leaves what was before it
+    except (LaunchError, ValueError) as error:
+        outcomes.append(failed(name, str(error)))
+
+
+def _start(
+    cluster: OpenCluster, module: str, files: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
+) -> Launch:
+    return make_run.start_ranks(cluster, PROVE, datetime.now(UTC), module, files=files, env=env)
+
+
+def _results_of(cluster: OpenCluster, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
+    """What the walk found, and how it ended: out of memory on the last rank, and said so."""
+    head, rank = cluster.head, launch.world_size - 1
+    seen = silently(head, launch.run_id)
+    content = head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT} 2>/dev/null; true")
+    found: dict[str, Any] = json.loads(content or '{"outcomes": [], "done": false}')
+    outcomes = read(found["outcomes"])
+    reason = seen.status.reason if seen.status else "no status"
+    if not found["done"]:
+        return found, [*outcomes, failed("the start of all ranks", f"it ended before it had seen all: {reason}")]
+    broken = (rank, launch.host_of(rank).name)
+    memory: tuple[CauseKind, ...] = ("out_of_memory", "out_of_gpu_memory")
+    return found, [*outcomes, named("out of memory on a rank", seen, broken, memory, _ended_after(seen.status))]
+
+
+def _ended_after(status: Any) -> float:
+    return (status.ended or status.updated) - status.started if status else 0.0
+
+
+def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) -> Calibration | None:
+    """The slowest rank's rates; None where some rank has none, or the cards differ."""
+    rates = found.get("rates") or []
+    cards = {each.get("card") for each in rates}
+    if not rates or len(cards) != 1 or not all({"matmul_flops", "memory_bytes_per_s"} <= each.keys() for each in rates):
+        return None
+
+    def slowest(key: str, of: Callable[[Iterable[float]], float] = min) -> float | None:
+        known = [each[key] for each in rates if each.get(key)]
+        return of(known) if len(known) == len(rates) else None
+
+    link = comm_report.best_busbw(found["comm"], "all_gather") * 1e9 if "comm" in found else 0.0
+    return Calibration(
+        run_id=run_id,
+        cluster=cluster,
+        time=at,
+        world_size=len(rates),
+        card=cards.pop(),
+        matmul_flops=min(each["matmul_flops"] for each in rates),
+        memory_bytes_per_s=min(each["memory_bytes_per_s"] for each in rates),
+        to_device_bytes_per_s=slowest("to_device_bytes_per_s"),
+        link_bytes_per_s=link or None,
+        own_loss_s=slowest("own_loss_s", max),
+        liger_loss_s=slowest("liger_loss_s", max),
+    )
+
+
+def _over_sockets(cluster: OpenCluster, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
+    name = "NCCL over 1x1 and 4x4 sockets"
+    if launch.env.get("DS_ACCELERATOR") != "cuda":
+        yield not_here(name, "no GPU, and gloo has no such settings")
+    elif len(launch.hosts) == 1:
+        yield not_here(name, "one node: NCCL takes none")
+    else:
+        yield from (sockets(cluster, *setting, say) for setting in SOCKETS)
+
+
+def sockets(cluster: OpenCluster, threads: int, each: int, say: Callable[[str], None]) -> Outcome:
+    """A communication check with NCCL's socket settings, which a process reads once."""
+    name = f"NCCL over {threads}x{each} sockets"
+    say(name)
+    env = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each)}
+    launch = _start(cluster, "training.node.commcheck", env=env)
+    seen = silently(cluster.head, launch.run_id)
+    if seen.state != "finished":
+        return failed(name, seen.status.reason if seen.status else "no status")
+    result = comm_report.parse_result(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
+    right = not comm_report.wrong_results(result)
+    return judged(name, right, f"all_gather {comm_report.best_busbw(result, 'all_gather'):.2f} GB/s")
+
+
+def real_steps(cluster: OpenCluster, model: str, say: Callable[[str], None]) -> list[Outcome]:
+    """Three steps of a model, by the way every run takes, against its plan."""
+    say(f"{STEPS} steps of {model}")
+    settings = {"steps": str(STEPS), "save_every": str(STEPS), "optimizer.warmup_steps": "0"}
+    recipe = load_recipe(model, settings).model_copy(update={"name": PROVE})
+    try:
+        run_id = _start_steps(cluster, recipe)
+    except (LaunchError, PlanError, DataError) as error:
+        return [failed(f"{STEPS} steps of {model}", str(error))]
+    seen = silently(cluster.head, run_id)
+    if seen.state != "finished":
+        return [failed(f"{STEPS} steps of {model}", seen.status.reason if seen.status else "no status")]
+    return against_plan(model, runs.predicted(cluster.head, run_id), seen.metrics)
+
+
+def _start_steps(cluster: OpenCluster, recipe: Recipe) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        data = "" if recipe.base_model == BUILT_IN else str(Path(folder) / "questions.jsonl")
+        if data:
+            tiny.write_data(Path(data))
+        given = start_run.training_data(recipe, data, Path(folder))
+        run_id = start_run.start(cluster, recipe, given, datetime.now(), anyway=True)
+    assert run_id is not None
+    return run_id
+
+
+def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    """Memory and seconds as they were, against what the plan foresaw. The first step warms up."""
+    held = max(row.get("memory_reserved_gib") or row["memory_gib"] for row in metrics)
+    foreseen = with_reserve(predicted["memory_gib"] * GIB, gpu=bool(predicted["card"])) / GIB
+    memory = judged(f"memory of {model}", held <= foreseen, f"{held:.2f} GiB, the plan said {foreseen:.2f}")
+    step_s = min(row["step_s"] for row in metrics[1:] or metrics)
+    name, planned = f"seconds a step of {model}", predicted["step_s"]
+    if planned is None:
+        return [memory, not_here(name, f"{step_s:.2f} s; the plan estimates none for a CPU or an unknown card")]
+    words = f"{step_s:.2f} s, the plan said {planned:.2f}"
+    return [memory, judged(name, planned / WITHIN <= step_s <= WITHIN * planned, words)]
+
+
+def _keep(cluster: OpenCluster, launch: Launch, outcomes: Sequence[Outcome], made: Calibration | None) -> None:
+    """prove.json into the run's folder; the calibration there and where the plan looks for it."""
+    proof = {"run_id": launch.run_id, "cluster": cluster.name, "time": time.time(), "outcomes": as_rows(outcomes)}
+    files = {"prove.json": json.dumps(proof, ensure_ascii=False, indent=1) + "\n"}
+    if made:
+        files[calibration.FILE] = calibration.text(made)
+    make_run.put(cluster.head, launch, files)
+    if made:
+        there = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
+        kept = shlex.quote(calibration.calibration_file(cluster.head.runs))
+        cluster.head.shell(f"cp {there} {kept}.new && mv {kept}.new {kept}")

@@ -1,0 +1,70 @@
+"""fab prove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from invoke import Collection, Context, Exit, task
+
+from inventory.command_line import sentences
+from training.laptop.tasks import HERE_HELP
+
+if TYPE_CHECKING:
+    from training.laptop.prove.conduct import Proof
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "model": "three real steps of this recipe too, against its plan",
+        "quick": "one start: devices, network, two strategies, out of memory",
+        "here": HERE_HELP,
+    },
+)
+def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) -> None:
+    """Try everything on these machines and measure them: training, its failures, the network. Some minutes."""
+    import time
+
+    from training.laptop import attach, rental
+    from training.laptop.open_cluster import opened
+    from training.laptop.prove import conduct
+    from training.recipe import load_recipe
+
+    with sentences(), opened(here) as cluster, rental.kept(cluster):
+        if model:
+            load_recipe(model)  # an unknown one is said before anything starts
+        began = time.monotonic()
+        proof = conduct.prove(cluster, model, quick, _say)
+        _show(proof, time.monotonic() - began)
+        attach.bring_home(cluster.head, proof.run_id)
+        if proof.failures:
+            raise Exit(f"{proof.failures} of {len(proof.outcomes)} failed", code=1)
+
+
+def _say(text: str) -> None:
+    """Beside what runs on the way say, which is not shown."""
+    import sys
+
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(proof: Proof, seconds: float) -> None:
+    from rich.text import Text
+
+    from inventory.shown import console, table
+    from training.outcome import gathered
+
+    colours = {"pass": "green", "fail": "bold red", "not here": "yellow"}
+    rows = [[Text(o.state, colours[o.state]), o.name, o.where, o.found] for o in gathered(proof.outcomes)]
+    out = console()
+    out.print(table(["", "what", "where", "found"], rows))
+    if made := proof.calibration:
+        rates = [f"{made.matmul_flops / 1e12:.3g} TFLOP/s of {made.card}"] if made.card else []
+        rates += [f"{made.link_bytes_per_s / 1e9:.2f} GB/s between ranks"] if made.link_bytes_per_s else []
+        out.print(f"from now on plans go by what was measured: {', '.join(rates)}")
+    counts = {state: sum(o.state == state for o in proof.outcomes) for state in colours}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    out.print(f"{told} in {seconds / 60:.1f} min; {proof.run_id}/prove.json")
+
+
+namespace = Collection(prove)

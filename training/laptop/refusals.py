@@ -1,0 +1,59 @@
+"""Why nothing may be started on a head now."""
+
+from __future__ import annotations
+
+import shlex
+
+from training import reclaim
+from training.laptop import runs
+from training.laptop.head_node import Head
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.starting import in_the_way, under_way
+from training.launch import LaunchError
+from training.lineage import RECORD, DiskRecord, parse_record
+
+
+def refuse_second(head: Head) -> None:
+    """LaunchError where a run is going on or about to: two would share GPUs and ports."""
+    if run_id := under_way(head):
+        raise LaunchError(in_the_way(head, run_id))
+    refuse_active(head)
+
+
+def refuse_active(head: Head) -> None:
+    """LaunchError where a run is going on."""
+    if run_id := runs.active(head):
+        raise LaunchError(f"{run_id} is running on {head.name}; wait for it, or end it with: fab stop --run {run_id}")
+
+
+def refuse_reclaimed(cluster: OpenCluster) -> None:
+    """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
+    if cluster.head.here:
+        return
+    answer = cluster.head.shell(
+        f"date +%s; for f in {reclaim.FOLDER}/*.json; do cat $f && echo; done 2>/dev/null; true"
+    )
+    now, *lines = answer.splitlines()
+    if soon := reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], float(now)):
+        raise LaunchError(
+            f"{reclaim.words(soon)}: nothing is started; when it is gone: {reclaim.GO_ON}, then the same again"
+        )
+
+
+def refuse_other_disk(cluster: OpenCluster) -> None:
+    """LaunchError where the head's /data is another cluster's, or not on the disk it was on at the last base deploy."""
+    head = cluster.head
+    if head.here or (record := disk_record(head)) is None:
+        return
+    deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
+    if record.cluster != cluster.name:
+        raise LaunchError(f"/data on {head.name} is of the cluster {record.cluster!r}, not {cluster.name!r}; {deploy}")
+    if cluster.disk and record.disks[-1] != cluster.disk:
+        raise LaunchError(
+            f"{head.name} has the data disk {cluster.disk}, but its /data is set up as {record.disks[-1]}; {deploy}"
+        )
+
+
+def disk_record(head: Head) -> DiskRecord | None:
+    """Whose data disk the head has; None where it does not say."""
+    return parse_record(head.shell(f"cat {shlex.quote(str(head.runs.parent / RECORD))} 2>/dev/null; true"))

@@ -1,0 +1,185 @@
+"""`fab plan --rent`: which machines to rent, and how many, before any is there: those that nothing beats in money and
+in time. `--take` writes one of them into cluster.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from inventory.cloud.errors import CloudError, RentError
+from inventory.cloud.opening import open_cloud
+from inventory.cloud.values import InstanceType
+from inventory.cluster_file import Value, set_values
+from inventory.nodes import static_nodes
+from inventory.renting import members, tags
+from inventory.renting.on_offer import OnOffer, on_offer
+from inventory.settings import Settings, settings_path
+from training.cost.cards import card_bytes, lacks_bfloat16, rates_of, too_old
+from training.cost.shape import ModelShape, PlanError
+from training.laptop import measurements
+from training.laptop.data_size import Size
+from training.laptop.machines import SAME_MEMORY, Fleet, card_of, fleet, machines
+from training.laptop.measurements import Measurements
+from training.laptop.plan_options import Wish, subject
+from training.launch import LaunchError
+from training.plan.frontier import Offered, Way, rows, ways
+from training.recipe import Recipe
+
+COUNTS = (1, 2, 3, 4, 6, 8)
+"""Of machines, besides the number in cluster.toml."""
+CHEAPEST, FASTEST = "cheapest", "fastest"
+GIB = 2**30
+SMALLER_GIB = {"A100": 40.0}
+"""Cards that are sold whole with less memory too; others with less are slices."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What could be rented, and what of it is worth looking at."""
+
+    settings: Settings
+    wish: Wish
+    recipe: Recipe
+    shape: ModelShape
+    size: Size | None
+    ways: tuple[Way, ...]
+    """All on which the model can be trained."""
+    offers: Mapping[str, OnOffer] = field(default_factory=dict)
+    """By the name of their type; none for machines that are listed."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Way, ...]:
+        return rows(self.ways)
+
+    @property
+    def as_it_stands(self) -> Way | None:
+        """With the types and nodes of cluster.toml; None where the model does not fit there."""
+        if not self.offers:
+            return None
+        own = self.settings.rental
+        first = next((name for name in own.types if name in self.offers), "")
+        return next((w for w in self.ways if (w.offered.type_name, w.offered.nodes) == (first, own.nodes)), None)
+
+
+def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
+    """What could be rented, as the cloud offers it now; of listed machines, how many of them to use. Raises PlanError,
+    DataError, LaunchError."""
+    if wish.hours:
+        raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
+    shape, size = subject(recipe, wish)
+    stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
+    known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
+    offers: tuple[OnOffer, ...] = ()
+    notes = known.notes
+    if settings.is_listed:
+        offered = list(_listed(settings, wish, known))
+    else:
+        try:
+            offers, said = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
+        except (CloudError, RentError) as error:
+            raise LaunchError(str(error)) from error
+        offered, left_out = _offered(settings, wish, offers, known)
+        notes = (*notes, *said, *left_out)
+    found = ways(shape, recipe, offered, size.work if size else None)
+    choices = Choices(settings, wish, recipe, shape, size, found, {each.machine.name: each for each in offers}, notes)
+    if not choices.rows:
+        raise PlanError("; ".join((f"{recipe.name} fits none of the machines there are", *choices.notes)))
+    return choices
+
+
+def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
+    """Whole cards that are known, and can compute what the recipe asks for."""
+    usual = card_bytes(kind.gpu_spec) if kind.gpu_spec else None
+    if usual is None or too_old(kind.gpu_spec) or rates_of(kind.gpu_spec) is None:
+        return False
+    if recipe.dtype == "bfloat16" and lacks_bfloat16(kind.gpu_spec):
+        return False
+    least = SMALLER_GIB.get(kind.gpu_spec.split()[-1], usual / GIB) * (1 - SAME_MEMORY)
+    sliced = 0 < kind.gpu_memory_gib < least
+    return not sliced and (not wish.card or rates_of(wish.card) is rates_of(kind.gpu_spec))
+
+
+def _listed(settings: Settings, wish: Wish, known: Measurements) -> Iterator[Offered]:
+    most = len(settings.nodes)
+    if wish.nodes > most:
+        raise PlanError(f"--nodes {wish.nodes}: {most} are listed")
+    for count in [wish.nodes] if wish.nodes else range(1, most + 1):
+        found = _at_rate(fleet(settings, count, wish.card), wish)
+        its = machines(settings, found, measured=not (wish.card or wish.line_rate_gbps), known=known)
+        yield Offered("listed", count, its)
+
+
+def _offered(
+    settings: Settings, wish: Wish, offers: Sequence[OnOffer], known: Measurements
+) -> tuple[list[Offered], list[str]]:
+    found, said = [], []
+    counts = (wish.nodes,) if wish.nodes else sorted({*COUNTS, settings.rental.nodes})
+    for each in offers:
+        kind = each.machine
+        rate = kind.line_rate_gbps or settings.network.line_rate_gbps or None
+        one = Fleet(1, kind.gpus, card_of(kind), kind.memory_gib, rate, currency=each.price.currency)
+        try:
+            for count in counts:
+                its = _at_rate(replace(one, nodes=count, price_h=count * each.price.trade), wish)
+                found.append(Offered(kind.name, count, machines(settings, its, False, known), each.in_stock))
+        except LaunchError as error:
+            said.append(f"{kind.name} is left out: {error}")
+    return found, said
+
+
+def _at_rate(found: Fleet, wish: Wish) -> Fleet:
+    return replace(found, line_rate_gbps=wish.line_rate_gbps) if wish.line_rate_gbps else found
+
+
+def best(shown: Sequence[Way], which: str) -> Way | None:
+    """The cheapest or the fastest of those in stock; where nobody knows their times the cheapest by the hour."""
+    there = [way for way in shown if way.offered.in_stock]
+    timed = [way for way in there if way.seconds is not None]
+    if which == FASTEST:
+        return timed[-1] if timed else None
+    return timed[0] if timed else next(iter(there), None)
+
+
+def words(way: Way) -> str:
+    """Machines as a sentence names them."""
+    card = way.offered.machines.card
+    return f"{way.offered.nodes} x {way.offered.type_name}{f' ({card})' if card else ''}"
+
+
+def take(choices: Choices, which: str) -> None:
+    """Write one row's types and nodes into cluster.toml; says what changed. Raises PlanError for what is no row that
+    can be rented, SettingsError where the file cannot be changed."""
+    way = _asked_for(choices, which)
+    own = choices.settings.rental
+    offer = choices.offers[way.offered.type_name]
+    values: dict[str, Value] = {"types": [offer.machine.name, *offer.also], "nodes": way.offered.nodes}
+    path = settings_path()
+    changed = set_values(path, own.table, values)
+    for line in changed or (f"it says {words(way)} already",):
+        print(f"{path}: {line}")
+    there = members.present(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
+    if there:
+        print(f"{members.so_many(len(there))} stand already and stay as they are; fab down gives them back")
+    print("next: fab up --dry")
+
+
+def _asked_for(choices: Choices, which: str) -> Way:
+    shown = choices.rows
+    if not choices.offers:
+        raise PlanError(f"--take {which}: the machines are listed, there is nothing to rent")
+    names = f"{CHEAPEST}, {FASTEST} or 1 to {len(shown)}"
+    if which in (CHEAPEST, FASTEST):
+        way = best(shown, which)
+        if way is None:
+            reason = (
+                "nobody knows how fast they are" if any(w.offered.in_stock for w in shown) else "nothing is in stock"
+            )
+            raise PlanError(f"--take {which}: {reason}")
+        return way
+    if not which.isdecimal() or not 1 <= int(which) <= len(shown):
+        raise PlanError(f"--take {which}: there is {names}")
+    way = shown[int(which) - 1]
+    if not way.offered.in_stock:
+        raise PlanError(f"--take {which}: {way.offered.type_name} is not in stock, fab up could not rent it")
+    return way

@@ -1,0 +1,153 @@
+"""What `fab plan --rent` prints: the machines worth renting, and what that rests on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from inventory.renting.on_offer import OnOffer
+from inventory.shown import table
+from training.laptop.plan_options import NONE, data_line, duration, figure, finite, screen
+from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
+from training.plan.frontier import Way, cheaper_in_numbers
+
+WHAT = ("", "machines", "cards", "runs (micro_batch, layers again)", "GiB a rank", "bound by")
+SPOT = ("list/h", "spot, 24 h", "30 days: reclaimed")
+WIDTH = 200
+SHORT_MINUTES = 10
+MADE_UP = "this machine's own cloud takes no money: prices and spot figures are made up"
+BESIDES = (
+    "time and money are of the run alone: booting, the base deploy and fetching the model come on top, and are paid "
+    "for on every machine"
+)
+
+
+def show(choices: Choices) -> None:
+    """The frontier, with what it rests on."""
+    terminal = screen(WIDTH)
+    shape = choices.shape
+    model = f"{shape.parameters / 1e9:.3g} billion parameters in {shape.layers} layers"
+    many = f"{len(choices.ways)} kinds and numbers of machines that it fits on"
+    terminal.print(f"{choices.recipe.name}: {model}; {many}", soft_wrap=True)
+    terminal.print(data_line(choices.size), soft_wrap=True)
+    found = [_cells(choices, name, way) for name, way in _named(choices.rows)]
+    if (now := choices.as_it_stands) is not None and now not in choices.rows:
+        found.append(_cells(choices, "as is", now))
+    grid = table(_header(choices), found)
+    grid.columns[1].no_wrap = True  # what is typed into cluster.toml
+    terminal.print(grid)
+    for line in _said(choices):
+        terminal.print(line, soft_wrap=True)
+
+
+def _named(shown: Sequence[Way]) -> Iterator[tuple[str, Way]]:
+    """Each row by its number, and what is best about it."""
+    cheapest, fastest = (best(shown, word) for word in (CHEAPEST, FASTEST))
+    for number, way in enumerate(shown, start=1):
+        words = [word for word, best in ((CHEAPEST, cheapest), (FASTEST, fastest)) if way is best]
+        yield " ".join([str(number), *words]), way
+
+
+def _header(choices: Choices) -> list[str]:
+    currency = next((way.offered.machines.currency for way in choices.rows), "") or "price"
+    of = "" if any(way.option.minutes is not None for way in choices.rows) else " a million tokens"
+    figures = ["tokens/s", f"time{of}", f"{currency}{of}", f"{currency}/h"]
+    return [*WHAT, *figures, *(SPOT if _has_spot(choices) else ())]
+
+
+def _has_spot(choices: Choices) -> bool:
+    return any(each.spot or each.advice for each in choices.offers.values())
+
+
+def _cells(choices: Choices, name: str, way: Way) -> list[str]:
+    option, at = way.option, way.offered.machines
+    offer = choices.offers.get(way.offered.type_name)
+    has = "" if option.has_gib is None else f" of {option.has_gib:.1f}"
+    cells = [
+        name,
+        f"{way.offered.nodes} x {way.offered.type_name}" + ("" if way.offered.in_stock else ", no stock"),
+        f"{at.ranks} x {at.card}" if at.card else "none",
+        f"{option.strategy} ({option.micro_batch}, {option.checkpointed} of {option.layers})",
+        f"{option.needs_gib:.1f}{has}",
+        option.bound or NONE,
+        figure(option.tokens_per_s, ".0f"),
+        _time(way.seconds),
+        figure(way.money, ".2f"),
+        figure(at.price_h, ".2f"),
+    ]
+    return [*cells, *_spot_cells(offer)] if _has_spot(choices) else cells
+
+
+def _spot_cells(offer: OnOffer | None) -> list[str]:
+    if offer is None:
+        return [NONE, NONE, NONE]
+    price = f"{offer.spot.low:.2f} to {offer.spot.high:.2f}" if offer.spot else NONE
+    return [figure(offer.price.list, ".2f"), price, offer.advice.interruption_text if offer.advice else NONE]
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None or seconds >= 60 * SHORT_MINUTES:
+        return duration(None if seconds is None else seconds / 60)
+    return f"{seconds / 60:.1f} min"
+
+
+def _said(choices: Choices) -> Iterator[str]:
+    yield from choices.notes
+    if choices.settings.on_this_machine:
+        yield MADE_UP
+    weakest = dict.fromkeys(way.offered.machines.weakest for way in choices.rows if way.offered.machines.weakest)
+    if weakest:
+        yield f"computed, not measured; times and money of each row scale with its card: {'; '.join(weakest)}"
+    yield BESIDES
+    if pair := cheaper_in_numbers(choices.ways):
+        fewer, more = pair
+        yield (
+            f"{words(more)} are cheaper than {fewer.offered.nodes} of them, which are too small for this model to be "
+            "trained well; apart from that more machines buy time, not money"
+        )
+    elif any(way.offered.nodes > 1 for way in choices.ways):
+        yield "more machines of a type buy time, never money"
+    if (line := _against_now(choices)) is not None:
+        yield line
+    if choices.offers:
+        yield "next: --take cheapest, fastest or a row's number writes it into cluster.toml; fab up --dry"
+
+
+def _against_now(choices: Choices) -> str | None:
+    now, least = choices.as_it_stands, best(choices.rows, CHEAPEST)
+    if now is None or least is None or not now.money or not least.money or now.money <= least.money:
+        return None
+    return f"{words(least)}: {least.money / now.money:.0%} of what {words(now)} cost, which cluster.toml says now"
+
+
+def show_json(choices: Choices) -> None:
+    """The same for other programs; what is not known is null."""
+    values = {
+        "model": choices.recipe.name,
+        "data": None if choices.size is None else asdict(choices.size),
+        "rows": [_values(choices, way) for way in choices.rows],
+        "as_it_stands": None if choices.as_it_stands is None else _values(choices, choices.as_it_stands),
+        "made_up": choices.settings.on_this_machine,
+        "notes": choices.notes,
+    }
+    print(json.dumps(finite(values), indent=1))
+
+
+def _values(choices: Choices, way: Way) -> dict[str, Any]:
+    offer = choices.offers.get(way.offered.type_name)
+    return {
+        "type": way.offered.type_name,
+        "nodes": way.offered.nodes,
+        "in_stock": way.offered.in_stock,
+        "zone": None if offer is None else offer.zone_id,
+        "seconds": way.seconds,
+        "money": way.money,
+        "machines": asdict(way.offered.machines),
+        "option": asdict(way.option),
+        "settings": way.option.values,
+        "list_price_h": None if offer is None else offer.price.list,
+        "spot": None if offer is None or offer.spot is None else asdict(offer.spot),
+        "advice": None if offer is None or offer.advice is None else asdict(offer.advice),
+    }

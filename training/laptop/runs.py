@@ -1,0 +1,137 @@
+"""Runs on a head: which there are, how they go, what their folders say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from training.events import EVENTS, Told, parse_rows
+from training.laptop.follow import Look, follow, list_command, look_command, parse_list, parse_look
+from training.laptop.head_node import Head, HeadError
+from training.laptop.ranks_here import launch_here
+from training.laptop.starting import under_way
+from training.launch import (
+    Launch,
+    LaunchError,
+    parse_launch,
+)
+from training.run_folder import LAUNCH, LAUNCHER_LOG, PROVE, is_run_id, recipe_of
+
+CHECK = "check"
+GENERATE = "generate"
+"""What run ids begin with that are no trainings, beside those of PROVE."""
+MODULE = re.compile(r"training(\.[a-z_]+)+")
+"""What ranks run: always code of ours."""
+
+
+def predicted(head: Head, run_id: str) -> dict[str, Any]:
+    """What the plan of a run foresaw; nothing where it has no plan."""
+    found: dict[str, Any] = plan_of(head, run_id).get("predicted") or {}
+    return found
+
+
+def plan_of(head: Head, run_id: str) -> dict[str, Any]:
+    """A run's plan.json; empty where there is none. Raises LaunchError where it is cut."""
+    text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise LaunchError(f"{run_id}: its plan.json on {head.name} cannot be read ({error}); start anew") from error
+    return found if isinstance(found, dict) else {}
+
+
+def nccl_log(head: Head, run_id: str) -> str:
+    """What NCCL said in the log of all ranks."""
+    return head.shell(f"grep -a NCCL {_quoted(head, run_id)}/{LAUNCHER_LOG} 2>/dev/null; true")
+
+
+def events(head: Head, run_id: str) -> list[Told]:
+    """What the ranks of a run have told in values, over all its starts, the oldest first."""
+    return parse_rows(head.shell(f"cat {_quoted(head, run_id)}/{EVENTS} 2>/dev/null; true"))
+
+
+def look(head: Head, run_id: str) -> Look:
+    """One look at a run."""
+    return parse_look(head.shell(look_command(str(head.runs / run_id), head.here)))
+
+
+def all_runs(head: Head) -> list[Look]:
+    """A look at every run there, oldest first."""
+    return parse_list(head.shell(list_command(str(head.runs), head.here)))
+
+
+def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
+    """The run asked for, else the newest one (of a recipe). Raises LaunchError where there is none."""
+    known = [seen.run_id for seen in all_runs(head)]
+    if run_id is not None:
+        if not is_run_id(run_id) or run_id not in known:
+            raise LaunchError(f"no run {run_id!r} on {head.name}; known: {', '.join(known[-5:]) or 'none'}")
+        return run_id
+    wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and _trains(known_id))]
+    if not wanted:
+        raise LaunchError(f"no run{f' of {recipe}' if recipe else ''} on {head.name} yet")
+    return wanted[-1]
+
+
+def _trains(run_id: str) -> bool:
+    return recipe_of(run_id) not in {CHECK, GENERATE, PROVE}
+
+
+def active(head: Head) -> str:
+    """The run that is going on there; empty where none is."""
+    return next((seen.run_id for seen in all_runs(head) if seen.active), "")
+
+
+def going_on(head: Head) -> str:
+    """The run that is going on there, or on its way to; empty where none is."""
+    return under_way(head) or active(head)  # in this order: meanwhile the one becomes the other
+
+
+def wait_for_reports(head: Head, run_id: str) -> None:
+    """Of a run that is over: while they are made, its supervisor stands where the next one is to go."""
+    follow(lambda: look(head, run_id), lambda seen: None, HeadError, every_s=0.3)
+
+
+def _quoted(head: Head, run_id: str) -> str:
+    return shlex.quote(str(head.runs / run_id))
+
+
+def read_launch(head: Head, run_id: str) -> Launch:
+    """How a run was started last. LaunchError where its launch.json is none, or another run's."""
+    try:
+        launch = parse_launch(head.shell(f"cat {_quoted(head, run_id)}/{LAUNCH}"))
+    except ValueError as error:
+        raise LaunchError(f"{run_id}: its {LAUNCH} cannot be read ({error})") from error
+    return believed(launch, head, run_id)
+
+
+def believed(launch: Launch, head: Head, run_id: str) -> Launch:
+    """A launch without what a fetched file could have made of it: where it runs is known, and on this machine
+    which programs it runs too."""
+    folder = head.runs / run_id
+    if (launch.run_id, launch.run_dir) != (run_id, str(folder)) or not MODULE.fullmatch(launch.module):
+        raise LaunchError(
+            f"{run_id} was not made at {folder}: its {LAUNCH} is of {launch.run_id!r} at {launch.run_dir!r}"
+            + ("; a run that was fetched is no run of this machine: leave --here out" if head.here else "")
+        )
+    if not head.here:
+        return launch
+    mine = launch_here(folder, launch.module, os.environ["PATH"], Path.home())
+    return replace(launch, python=mine.python, env=mine.env, models=mine.models, here=True, data_disk="")
+
+
+def recipe_text(head: Head, run_id: str) -> str:
+    """The recipe a run goes by, as TOML."""
+    return head.shell(f"cat {_quoted(head, run_id)}/recipe.toml")
+
+
+def rank_log_command(launch: Launch, rank: int) -> str:
+    """A shell command that prints the end of a rank's own log, for the node it ran on."""
+    if not 0 <= rank < launch.world_size:
+        raise LaunchError(f"{launch.run_id} has ranks 0 to {launch.world_size - 1}, no {rank}")
+    return f"tail -n 200 {shlex.quote(launch.run_dir)}/logs/rank-{rank}.log"

@@ -1,0 +1,158 @@
+"""One start at a time on a head, and run ids that nobody else has.
+
+The turn is a lock on the head's folder of runs, held by a small program there: it ends when this side ends, breaks
+off or falls silent, and the lock with it. A folder that is still marked `preparing` then belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shlex
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from inventory.node_program import Program, ProgramError
+from training.laptop.head_node import ANSWER_S, Head, HeadError, within
+from training.launch import LaunchError
+from training.run_folder import CLAIM, PREPARING, STATUS, is_run_id, new_run_id
+
+BEAT_S = 15.0
+SILENCE_S = 90
+"""A start that the head has heard nothing of for so long is over: its laptop sleeps, or has lost its network."""
+LOCK_WAIT_S = 1
+"""A look at the lock holds it for a moment."""
+TRIES = 10
+"""Seconds after `now` that an id may bear where others have taken the earlier ones."""
+
+
+class Turn:
+    """The right to start something on a head."""
+
+    def __init__(self, head: Head, talk: Program) -> None:
+        self._head, self._talk, self._messages = head, talk, talk.messages()
+        self._one_at_a_time = threading.Lock()
+
+    def first_answer(self) -> bool:
+        """Whether the head gave the turn to this side."""
+        return self._answer()
+
+    def confirm(self) -> None:
+        """HeadError where the head has given the turn to others meanwhile: nothing may be started any more."""
+        try:
+            self._send("still")
+            held = self._answer()
+        except ProgramError:
+            held = False
+        if not held:
+            raise HeadError(
+                f"{self._head.name} has not heard of this start for a while and has given it up: nothing was started. "
+                "Start it again"
+            )
+
+    def beat(self, over: threading.Event) -> None:
+        """Thread: let the head hear that this side is there."""
+        with contextlib.suppress(ProgramError):
+            while not over.wait(BEAT_S):
+                self._send("beat")
+
+    def _send(self, word: str) -> None:
+        with self._one_at_a_time:
+            self._talk.send(word)
+
+    def _answer(self) -> bool:
+        try:
+            message: dict[str, Any] | None = within(ANSWER_S, lambda: next(self._messages, None))
+        except TimeoutError as error:
+            raise HeadError(f"{self._head.name}: {error}") from error
+        return bool(message and message["held"])
+
+
+@contextmanager
+def turn(head: Head) -> Iterator[Turn]:
+    """Inside, nobody else starts anything on the head. Raises LaunchError where somebody is about to."""
+    head.make_runs()
+    over = threading.Event()
+    with head.talk(hold_command(str(head.runs))) as talk:
+        mine = Turn(head, talk)
+        try:
+            if not mine.first_answer():
+                raise LaunchError(in_the_way(head, under_way(head) or "a run"))
+        except ProgramError as error:
+            raise HeadError(str(error)) from error
+        threading.Thread(target=mine.beat, args=(over,), daemon=True).start()
+        try:
+            yield mine
+        finally:
+            over.set()
+
+
+def hold_command(runs: str) -> str:
+    """A shell command that takes the turn and keeps it while it hears a line now and then."""
+    program = (
+        f"flock -w {LOCK_WAIT_S} 9 || {{ echo '{{\"held\": false}}'; exit 0; }}; echo '{{\"held\": true}}'; "
+        f'while read -r -t {SILENCE_S} line; do [ "$line" != \'"still"\' ] || echo \'{{"held": true}}\'; done; exit 0'
+    )
+    return f"exec bash -c {shlex.quote(program)} 9<{shlex.quote(runs)}"
+
+
+def under_way(head: Head) -> str:
+    """The run that is being prepared or started there, `a run` where it has no id yet; empty where none is."""
+    runs = shlex.quote(str(head.runs))
+    answer = head.shell(
+        f"[ -d {runs} ] || exit 0; exec 9<{runs}; flock -n -s 9 && exit 0; "
+        f"echo held; cd {runs} && ls -d */{PREPARING} 2>/dev/null; true"
+    ).splitlines()
+    if not answer:
+        return ""
+    found = [name for line in answer[1:] if is_run_id(name := line.removesuffix(f"/{PREPARING}"))]
+    return found[-1] if found else "a run"
+
+
+def in_the_way(head: Head, run_id: str) -> str:
+    """Why nothing can be started now."""
+    return f"{run_id} is being started on {head.name}; wait for it, or end it with Ctrl-C where it was started"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run id that is this start's alone, and the proof."""
+
+    run_id: str
+    token: str
+
+
+def claim(head: Head, name: str, now: datetime) -> Claim:
+    """Make the folder of a new run: whoever makes it has the id. Raises HeadError."""
+    token = secrets.token_hex(16)
+    ids = [new_run_id(name, now + timedelta(seconds=later)) for later in range(TRIES)]
+    made = head.shell(
+        f"cd {shlex.quote(str(head.runs))} && for id in {shlex.join(ids)}; do "
+        f'mkdir "$id" 2>/dev/null || continue; echo {token} >"$id/{PREPARING}" && echo "$id"; break; done'
+    ).strip()
+    if made not in ids:
+        raise HeadError(f"{head.name}: no folder {ids[0]} could be made at {head.runs}, nor one of the next {TRIES} s")
+    return Claim(made, token)
+
+
+def keep(head: Head, run_id: str) -> None:
+    """What is in place is no start any more that could be cleaned up; its proof stays with it."""
+    folder = shlex.quote(str(head.runs / run_id))
+    head.shell(f"mv {folder}/{PREPARING} {folder}/{CLAIM}")
+
+
+def drop(head: Head, claimed: Claim) -> None:
+    """Leave nothing of a start that came to nothing; what is not its own stays."""
+    folder = shlex.quote(str(head.runs / claimed.run_id))
+    head.shell(f'[ "$(cat {folder}/{PREPARING} 2>/dev/null)" != {claimed.token} ] || rm -rf {folder}', 60)
+
+
+def remove_abandoned(head: Head) -> None:
+    """Remove what starts that broke off have left; inside a turn, when nobody else prepares anything."""
+    each = f'[ -e "${{mark%/*}}/{STATUS}" ] || rm -rf "${{mark%/*}}"'
+    marks = f"{shlex.quote(str(head.runs))}/*/{PREPARING}"
+    head.shell(f'for mark in {marks}; do [ -f "$mark" ] && {{ {each}; }}; done; true', 60)

@@ -1,0 +1,30 @@
+"""What there is: rented machines, nodes that answer, runs."""
+
+from __future__ import annotations
+
+from inventory.renting.report import show_machines
+from inventory.settings import load_settings
+from inventory.shown import console, table
+from training.laptop import runs
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.refusals import disk_record
+from training.laptop.terminal import runs_table
+
+
+def show_rented() -> None:
+    """Rented machines before anything is asked of them: one that is being taken back may not answer."""
+    settings = load_settings()
+    if settings.is_rented:
+        show_machines(settings)
+
+
+def show(cluster: OpenCluster) -> None:
+    """Whether every node answers, whose data disk the head has, all runs with their state."""
+    head = cluster.head
+    if cluster.nodes:
+        answers = cluster.ask_all("uptime -p")
+        rows = [[n.name, n.address, str(answers[n.name])] for n in cluster.nodes]
+        console().print(table(["node", "address", "state"], rows))
+        if record := disk_record(head):
+            print(f"/data on {head.name}: of the cluster {record.cluster}, generation {record.generation}")
+    runs_table(runs.all_runs(head))

@@ -1,0 +1,51 @@
+"""End a run: it saves, leaves, and no rank is left anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from training.laptop import attach, runs
+from training.laptop.attach import RunFailed
+from training.laptop.head_node import Head
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.ship import SOURCE
+from training.launch import sweep_command
+from training.run_folder import unit_of
+
+
+def stop(cluster: OpenCluster, run_id: str | None) -> None:
+    """End the run asked for, else the newest. Raises RunFailed where a process of it is left on a node."""
+    head = cluster.head
+    run_id = runs.find(head, run_id)
+    seen = runs.look(head, run_id)
+    if not seen.over:
+        ask_to_stop(head, run_id)
+        seen = attach.attach(head, run_id) or seen
+    # a run whose supervisor is gone has nobody else to end its ranks
+    code = str(SOURCE.parent) if head.here else ""
+    command = sweep_command(runs.read_launch(head, run_id), only_list=seen.state != "lost", code=code)
+    if left := left_on(cluster.ask_all(command)):
+        raise RunFailed(f"{run_id}: {'; '.join(left)}")
+    print(f"{run_id} {seen.state}; no process of it is left on any node")
+
+
+def ask_to_stop(head: Head, run_id: str) -> None:
+    """Ask a run's supervisor to let the ranks save and leave."""
+    if head.here:
+        seen = runs.look(head, run_id)
+        if seen.alive and seen.status:
+            head.shell(f"kill -TERM {seen.status.supervisor_pid}")
+    else:
+        head.shell(f"systemctl stop --no-block {unit_of(run_id)}")
+
+
+def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
+    """One phrase for each node that is not clean of a run, from the nodes' answers to `sweep_command`."""
+    phrases = []
+    for name, answer in answers.items():
+        if isinstance(answer, Exception):
+            phrases.append(f"{name} could not be asked ({answer})")
+        elif left := json.loads(answer)["left"]:
+            phrases.append(f"{name} still has {len(left)} processes of it")
+    return phrases

@@ -1,0 +1,254 @@
+"""fab check / plan / train / logs / status / stop / fetch / metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from invoke import Collection, Context, Exit, task
+
+from inventory.command_line import sentences
+
+HERE_HELP = "on this machine, a rank a GPU or two on its CPU; nothing is provisioned"
+HERE_RUNS_HELP = "the runs of this machine, made with --here"
+RUN_HELP = "run id; without it the newest run"
+
+
+@task(
+    auto_shortflags=False,
+    iterable=["set"],
+    optional=["resume"],
+    help={
+        "model": "recipe name; an unknown one lists them all",
+        "data": "JSONL, JSON or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub",
+        "steps": "optimizer steps instead of the recipe's",
+        "set": "key=value for any recipe key; may be repeated",
+        "resume": "go on with the newest run of the model, or with the run id given",
+        "force": "resume though recipe, base model or data are not what they were",
+        "here": HERE_HELP,
+        "detach": "start it and come back at once",
+        "no_fetch": "leave the results on the head",
+        "dry": "only check and plan: will it run, will it teach?",
+        "anyway": "start although an estimate (memory, number of records) says no",
+        "skip_bad": "leave out records that cannot be used, and count them",
+        "debug_rank": "this rank waits for a debugger, to which a tunnel leads; the others wait for it",
+        "profile": "steps to profile on all ranks: 3 (after two of warm-up) or 10-12",
+    },
+)
+def train(
+    c: Context,
+    model: str = "",
+    data: str = "",
+    steps: str = "",  # as text, so that 0 is refused and not taken for nothing
+    set: Sequence[str] | None = None,  # invoke wants None here to make a list of it
+    resume: str | None = None,
+    force: bool = False,
+    here: bool = False,
+    detach: bool = False,
+    no_fetch: bool = False,
+    dry: bool = False,
+    anyway: bool = False,
+    skip_bad: bool = False,
+    debug_rank: str = "",  # as text, so that rank 0 is not taken for nothing
+    profile: str = "",
+) -> None:
+    """Fine-tune a model: check, ship, start, follow, fetch."""
+    from contextlib import ExitStack
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    with sentences(), ExitStack() as stack:
+        from training.laptop import attach, debugger, rental, resume_run, start_run
+        from training.laptop.open_cluster import opened
+        from training.launch import LaunchError
+
+        if force and resume is None:
+            raise LaunchError("--force is for --resume: a new run has nothing to differ from")
+        inspected = debugger.options(debug_rank, profile, detach)
+        if resume is None:
+            recipe = start_run.chosen_recipe(model, set or (), steps)
+            given = stack.enter_context(start_run.checked_data(recipe, data, skip_bad))
+            cluster = replace(stack.enter_context(opened(here)), **inspected)
+            run_id = start_run.start(cluster, recipe, given, datetime.now(UTC), dry=dry, anyway=anyway)
+        elif data or dry or anyway or skip_bad:
+            raise LaunchError(
+                "a resumed run keeps its data; leave --data, --dry, --anyway and --skip-bad out, "
+                "or start a new run without --resume"
+            )
+        else:
+            overrides = start_run.overrides_of(set or (), steps)
+            asked = resume if isinstance(resume, str) else None
+            cluster = replace(stack.enter_context(opened(here)), **inspected)
+            run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
+        if not run_id:
+            return  # nothing was started: nothing is extended either
+        if detach:
+            attach.say_detached(run_id, here)
+            return
+        stack.enter_context(rental.kept(cluster))
+        if debug_rank:
+            stack.enter_context(debugger.reached(cluster, run_id))
+        if seen := attach.attach(cluster.head, run_id):
+            attach.conclude(cluster.head, run_id, seen)
+            if not no_fetch:
+                attach.bring_home(cluster.head, run_id)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "model": "recipe name; an unknown one lists them all",
+        "data": "JSONL, JSON or Parquet, or a folder of them: adds time and money of the whole run",
+        "nodes": "how many machines; 0: those that stand, else as cluster.toml says",
+        "hours": "how long they are there: adds what of the run is done by then",
+        "card": "as if the machines had this kind of card, such as A10; or A10,L20: a node each; no cloud is asked",
+        "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
+        "set": "key=value for any recipe key; may be repeated",
+        "rent": "before any machine is there: which to rent, and how many, by money and time",
+        "take": "with --rent: cheapest, fastest or a row's number; writes its types and nodes into cluster.toml",
+        "json": "print it for other programs",
+    },
+    iterable=["set"],
+)
+def plan(
+    c: Context,
+    model: str = "",
+    data: str = "",
+    nodes: int = 0,
+    hours: float = 0.0,
+    card: str = "",
+    line_rate_gbps: float = 0.0,
+    set: Sequence[str] | None = None,
+    rent: bool = False,
+    take: str = "",
+    json: bool = False,
+) -> None:
+    """Every strategy for a model on these machines: speed, memory, time and money, and which to take; --rent: which
+    machines to rent."""
+    with sentences():
+        from inventory.settings import load_settings
+        from training.laptop import plan_options, start_run
+        from training.launch import LaunchError
+
+        if take and not rent:
+            raise LaunchError(f"--take {take} is for --rent")
+        recipe = start_run.chosen_recipe(model, set or (), "")
+        wish = plan_options.Wish(data, nodes, hours, card, line_rate_gbps, tuple(set or ()))
+        if rent:
+            from training.laptop import rent_options, rent_table
+
+            choices = rent_options.look(load_settings(), recipe, wish)
+            (rent_table.show_json if json else rent_table.show)(choices)
+            if take:
+                rent_options.take(choices, take)
+            return
+        asked = plan_options.look(load_settings(), recipe, wish)
+        (plan_options.show_json if json else plan_options.show)(asked)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "run": RUN_HELP,
+        "follow": "go on until the run is over",
+        "rank": "a rank's own log",
+        "facts": "what NCCL said of versions, interfaces, transports and trouble (with NCCL_DEBUG=INFO)",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def logs(
+    c: Context, run: str = "", follow: bool = False, rank: int = -1, facts: bool = False, here: bool = False
+) -> None:
+    """Show a run's log or one rank's; --follow shows its progress."""
+    from training.laptop import attach, rental, runs
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        run_id = runs.find(cluster.head, run or None)
+        if rank >= 0 or facts or not follow:
+            attach.show_log(cluster, run_id, rank, facts)
+            return
+        with rental.kept(cluster):
+            seen = attach.attach(cluster.head, run_id)
+        if seen:
+            attach.conclude(cluster.head, run_id, seen)
+
+
+@task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
+def status(c: Context, here: bool = False) -> None:
+    """All runs with their state; whether every node answers; until when rented machines are there."""
+    with sentences():
+        from training.laptop import status as status_of
+        from training.laptop.open_cluster import opened
+
+        if not here:
+            status_of.show_rented()
+        with opened(here) as cluster:
+            status_of.show(cluster)
+
+
+@task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
+def stop(c: Context, run: str = "", here: bool = False) -> None:
+    """End a run: it saves, leaves, and no rank is left anywhere."""
+    from training.laptop import stop_run
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        stop_run.stop(cluster, run or None)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "run": RUN_HELP,
+        "watch": "fetch every new checkpoint until the run is over",
+        "full": "the optimizer's state too: as large as several adapters, and only a resume needs it",
+        "here": HERE_RUNS_HELP,
+    },
+)
+def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
+    """Bring a run's newest adapter, metrics and logs home, verified."""
+    from training.laptop import attach, runs
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        run_id = runs.find(cluster.head, run or None)
+        step = attach.bring_home(cluster.head, run_id, full)
+        if watch:
+            attach.fetch_until_over(cluster.head, run_id, step, full)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
+        "here": HERE_HELP,
+        "json": "print result.json",
+    },
+)
+def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: bool = False) -> None:
+    """Check that the nodes talk correctly, and how fast."""
+    if line_rate_gbps < 0:
+        raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0", code=2)
+    from datetime import UTC, datetime
+
+    from training.laptop import comm_check
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        comm_check.check(cluster, datetime.now(UTC), line_rate_gbps, json)
+
+
+@task(
+    auto_shortflags=False,
+    help={"run": "run id; without it all runs, to compare them", "here": HERE_RUNS_HELP},
+)
+def metrics(c: Context, run: str = "", here: bool = False) -> None:
+    """Open TensorBoard on the head, through ssh, until Ctrl-C."""
+    from training.laptop import tensorboard
+    from training.laptop.open_cluster import opened
+
+    with sentences(), opened(here) as cluster:
+        tensorboard.show(cluster.head, run or None)
+
+
+namespace = Collection(check, plan, train, logs, status, stop, fetch, metrics)

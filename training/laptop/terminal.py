@@ -1,0 +1,137 @@
+"""What plans, runs and checks look like in a terminal: a progress bar, tables. rich is imported where it is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from inventory.shown import age, console, table
+from training import comm_report
+from training.comm_report import Result
+from training.laptop.follow import Look, describe, eta_s, number
+from training.plan.predict import Plan
+from training.plan.situation import Severity
+from training.run_folder import Status
+
+PLAIN_EVERY_S = 5.0
+COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[Look], None]]:
+    """A function to give each look to: a bar in a terminal, a line now and then elsewhere."""
+    terminal = console()
+    if not terminal.is_terminal:
+        yield _plain(terminal.print)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=terminal) as bar:
+        task = bar.add_task(label, total=None, words="starting")
+
+        said: set[str] = set()
+
+        def show(seen: Look) -> None:
+            for each in news(seen):
+                if each not in said:
+                    bar.console.print(each)
+                    said.add(each)
+            if seen.metrics:
+                last = seen.metrics[-1]
+                words = describe(last, eta_s(seen.metrics), seen.evaluation, seen.money)
+                bar.update(task, total=last["total_steps"], completed=last["step"], words=words)
+            elif seen.status:
+                bar.update(task, words=seen.status.state)
+
+        yield show
+
+
+def news(seen: Look) -> list[str]:
+    """What a run that goes on says of itself: that it is being stopped, and why; that it is far from its plan."""
+    if seen.status is None or seen.status.over:
+        return []
+    return [each for each in (seen.status.reason, off_plan(seen.status)) if each]
+
+
+def off_plan(status: Status) -> str:
+    """How far a run is from its plan; empty where it is near, or has none."""
+    planned, took = status.planned_step_s, status.measured_step_s
+    if not planned or not took:
+        return ""
+    many = f"{took / planned:.1f} times" if took > planned else f"{took / planned:.0%} of"
+    return f"a step takes {took:.2f} s, {many} the {planned:.2f} s of its plan; later plans go by it"
+
+
+def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
+    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set()}
+
+    def show(seen: Look) -> None:
+        if seen.state != said["state"]:
+            write(seen.state)
+            said["state"] = seen.state
+        for each in news(seen):
+            if each not in said["news"]:
+                write(each)
+                said["news"].add(each)
+        row = seen.metrics[-1] if seen.metrics else None
+        last = row is not None and row["step"] == row["total_steps"]
+        due = time.monotonic() - said["at"] > PLAIN_EVERY_S
+        if row is not None and row["step"] != said["step"] and (due or last):
+            write(describe(row, eta_s(seen.metrics), seen.evaluation, seen.money))
+            said.update(step=row["step"], at=time.monotonic())
+
+    return show
+
+
+def runs_table(looks: Sequence[Look]) -> None:
+    """All runs of a head with state, step, loss, what they cost and age."""
+    rows = []
+    for seen in looks:
+        row = seen.metrics[-1] if seen.metrics else None
+        step = f"{row['step']}/{row['total_steps']}" if row else "-"
+        loss = number(row["loss"]) if row else "-"
+        validation = number(seen.evaluation["validation_loss"]) if seen.evaluation else "-"
+        told = (seen.status.reason, off_plan(seen.status)) if seen.status else ()
+        reason = "; ".join(part for part in (*told, seen.fault) if part)
+        updated = f"{age(seen.age_s)} ago" if seen.status else "-"
+        rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
+    console().print(table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows))
+
+
+def show_plan(plan: Plan) -> None:
+    """Every check with what was found, and what to do where something is wrong."""
+    from rich.text import Text
+
+    terminal = console()
+    if not terminal.is_terminal:
+        for check in plan.checks:
+            print(f"{check.severity:8}{check.sentence}")
+        return
+    rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in plan.checks]
+    terminal.print(table(["", "check", "found", "what to do"], rows))
+
+
+def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
+    """A communication check in tables, then what is wrong and what changed."""
+    terminal = console()
+    terminal.print(f"{result['backend']}, {result['world_size']} ranks, {result['seconds']:.0f} s")
+    for line in comm_report.check_lines(result):
+        terminal.print(f"  {line}")
+    terminal.print(table(*comm_report.interface_table(result)))
+    if result["pairs"]:
+        terminal.print(table(*comm_report.pair_table(result)))
+    terminal.print(table(*comm_report.sweep_table(result)))
+    if slowest := comm_report.slowest_pair(result):
+        terminal.print(f"slowest pair: {slowest['from']} -> {slowest['to']}, {slowest['gbit_s']:.2f} Gbit/s")
+    for line in comm_report.comparison(result, previous):
+        terminal.print(line)
+    for line in comm_report.problems(result, line_rate_gbps):
+        terminal.print(line, style="yellow")

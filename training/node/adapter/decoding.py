@@ -1,0 +1,111 @@
+"""From a prompt to an answer, token by token: the same words whether one process computes them or many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+from transformers.generation import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from training.errors import AdapterError
+from training.node.adapter.end_of_turn import all_ids, end_of_turn_id
+from training.node.adapter.model_files import read_config
+from training.questions import Messages, Sampling
+
+Forward = Callable[[Sequence[int]], torch.Tensor | None]
+"""Reads some more tokens; gives the logits behind the last one, (vocabulary,), on whoever has them."""
+Choose = Callable[[torch.Tensor | None, Sequence[int]], int]
+"""The next token after all tokens so far."""
+
+
+class Chooser:
+    """Picks tokens by the model's own generation settings: greedily, or at a temperature with a seed of its own.
+
+    On the CPU, so that a seed means the same choice on every device.
+    """
+
+    def __init__(self, own: GenerationConfig, sampling: Sampling) -> None:
+        self.greedy = sampling.temperature == 0
+        self.generator = torch.Generator().manual_seed(sampling.seed)
+        self.processors = LogitsProcessorList()
+        if own.repetition_penalty and own.repetition_penalty != 1:
+            self.processors.append(RepetitionPenaltyLogitsProcessor(own.repetition_penalty))
+        if self.greedy:
+            return
+        self.processors.append(TemperatureLogitsWarper(sampling.temperature))
+        if own.top_k:
+            self.processors.append(TopKLogitsWarper(own.top_k))
+        top_p = sampling.top_p if sampling.top_p is not None else own.top_p
+        if top_p and top_p < 1:
+            self.processors.append(TopPLogitsWarper(top_p))
+
+    def __call__(self, logits: torch.Tensor | None, ids: Sequence[int]) -> int:
+        assert logits is not None
+        scores = self.processors(torch.tensor([list(ids)]), logits.float().cpu()[None])
+        if self.greedy:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self.generator))
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What a model's folder says about talking with it, apart from its weights."""
+
+    tokenizer: Any
+    own: GenerationConfig
+    stops: frozenset[int]
+    """What ends an answer: the model's own ends, and the end of turn that a run teaches it."""
+    longest: int
+    """Tokens it can hold, prompt and answer."""
+
+    @staticmethod
+    def of(model_dir: Path) -> Voice:
+        """Read from a model's folder."""
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        config = read_config(model_dir)
+        has_own = (model_dir / "generation_config.json").is_file()
+        own = GenerationConfig.from_pretrained(model_dir) if has_own else GenerationConfig()
+        own_ends = (tokenizer.eos_token_id, own.eos_token_id, config.get("eos_token_id"))
+        stops = all_ids(*own_ends, end_of_turn_id(tokenizer))
+        return Voice(tokenizer, own, stops, config.get("max_position_embeddings") or 1 << 30)
+
+    def prompt(self, messages: Messages) -> list[int]:
+        """The tokens of a conversation, up to where the assistant's answer begins."""
+        if getattr(self.tokenizer, "chat_template", None):
+            return list(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=True, add_generation_prompt=True, return_dict=False
+                )
+            )
+        if len(messages) > 1:
+            raise AdapterError("this model has no chat template; it goes on from one text, and knows no turns")
+        return list(self.tokenizer(messages[0]["content"])["input_ids"])
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The words of some tokens."""
+        words: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return words.strip()
+
+    def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+        """The answer's tokens one after another, until the model stops by itself or has said enough."""
+        room = min(sampling.max_new_tokens, self.longest - len(prompt))
+        if room < 1:
+            raise AdapterError(f"a prompt of {len(prompt)} tokens leaves no room: the model holds {self.longest}")
+        ids, fresh = list(prompt), list(prompt)
+        for _ in range(room):
+            token = choose(forward(fresh), ids)
+            if token in self.stops:
+                return
+            yield token
+            ids.append(token)
+            fresh = [token]

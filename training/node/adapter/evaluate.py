@@ -1,0 +1,191 @@
+"""Measure the base model and the tuned one on records held out; each is loaded anew, by itself.
+
+    python -m training.node.adapter.evaluate --model DIR --adapter DIR --data FILE.jsonl --out evaluation.json
+
+Loss and perplexity over the learned tokens; exact match and ROUGE-L of greedy answers; lm-eval's tasks where that
+library is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from training.data import IGNORED, Sample
+from training.errors import AdapterError
+from training.node import attached
+from training.node.adapter.decoding import Chooser, Voice
+from training.node.adapter.held_out import exchange_of, samples_at
+from training.node.adapter.models import BASE, TUNED, load_base, reader, with_adapter
+from training.node.adapter.scores import score
+from training.node.device import device
+from training.questions import Sampling
+from training.run_folder import write_atomically
+
+CHUNK = 2048
+"""Positions whose logits exist at once."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure with."""
+
+    samples: Sequence[Sample]
+    voice: Voice
+    answers: int
+    """How many greedy answers to compare."""
+    sampling: Sampling
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model's numbers."""
+
+    loss: float
+    """Mean over all learned tokens."""
+    perplexity: float
+    token_accuracy: float
+    samples: int
+    tokens: int
+    answers: int
+    exact_match: float | None
+    rouge_l: float | None
+    tasks: dict[str, Any]
+    seconds: float
+
+
+def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = True) -> Measured:
+    """Load a model of its own, measure it, and let it go: the base with `adapter`, or not `tuned` the base as that
+    adapter was trained beside it."""
+    began = time.monotonic()
+    model = load_base(model_dir, adapter)
+    if adapter is not None and tuned:
+        model = with_adapter(model, model_dir, adapter)
+    loss, hits, tokens = 0.0, 0, 0
+    for sample in asked.samples:
+        of_sample = _loss_of(model, sample)
+        loss, hits, tokens = loss + of_sample[0], hits + of_sample[1], tokens + of_sample[2]
+    said, wanted = _answers(model, asked)
+    scores = score(said, wanted) if said else None
+    tasks = _harness(model, asked) if asked.tasks else {}
+    del model
+    gc.collect()
+    if device().type == "cuda":
+        torch.cuda.empty_cache()
+    return Measured(
+        loss=loss / tokens,
+        perplexity=math.exp(min(loss / tokens, 700)),
+        token_accuracy=hits / tokens,
+        samples=len(asked.samples),
+        tokens=tokens,
+        answers=len(said),
+        exact_match=scores.exact_match if scores else None,
+        rouge_l=scores.rouge_l if scores else None,
+        tasks=tasks,
+        seconds=round(time.monotonic() - began, 2),
+    )
+
+
+def _loss_of(model: Any, sample: Sample) -> tuple[float, int, int]:
+    """Sum of the learned tokens' losses, how many were the likeliest, how many there are."""
+    ids, labels = torch.tensor([list(sample.ids)]), torch.tensor(list(sample.labels))
+    places = torch.nonzero(labels[1:] != IGNORED).flatten()
+    loss, hits = 0.0, 0
+    for some in places.split(CHUNK):
+        with torch.inference_mode():
+            out = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=some.to(model.device))
+        targets = labels[1:][some].to(model.device)
+        logits = out.logits[0].float()
+        loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+        hits += int((logits.argmax(-1) == targets).sum())
+    return loss, hits, len(places)
+
+
+def _answers(model: Any, asked: Asked) -> tuple[list[str], list[str]]:
+    """What the model says to the first samples that ask something, and what they would have it say."""
+    found = [exchange for sample in asked.samples if (exchange := exchange_of(sample))][: asked.answers]
+    said = []
+    for exchange in found:
+        chooser = Chooser(asked.voice.own, asked.sampling)
+        prompt = list(exchange.prompt)
+        said.append(asked.voice.text(list(asked.voice.answer(reader(model), chooser, prompt, asked.sampling))))
+    return said, [asked.voice.text(list(exchange.reference)) for exchange in found]
+
+
+def refuse_tasks_without_library(tasks: Sequence[str]) -> None:
+    """AdapterError where lm-eval's tasks are asked for and it is not installed."""
+    if tasks and importlib.util.find_spec("lm_eval") is None:
+        raise AdapterError(f"the tasks {', '.join(tasks)} need lm-eval, which is not installed: pip install lm-eval")
+
+
+def _harness(model: Any, asked: Asked) -> dict[str, Any]:
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    wrapped = HFLM(pretrained=model, tokenizer=asked.voice.tokenizer)
+    results = simple_evaluate(model=wrapped, tasks=list(asked.tasks))["results"]
+    return {
+        task: {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for task, values in results.items()
+    }
+
+
+def evaluate(model_dir: Path, adapter: Path | None, asked: Asked) -> dict[str, Any]:
+    """{"base": ..., "tuned": ...}: two models, one after the other, never the same one with an adapter in it."""
+    if not asked.samples:
+        raise AdapterError("there is no sample to measure on")
+    found = {BASE: asdict(measure(model_dir, adapter, asked, tuned=False)), TUNED: None}
+    if adapter is not None:
+        found[TUNED] = asdict(measure(model_dir, adapter, asked))
+    return found
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
+    parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format")
+    parser.add_argument("--data", type=Path, required=True, help="records held out, or a prepared folder of them")
+    parser.add_argument("--max-length", type=int, default=4096, help="tokens kept of a record")
+    parser.add_argument("--answers", type=int, default=50, help="greedy answers to compare; 0 compares none")
+    parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens)
+    parser.add_argument("--tasks", default="", help="lm-eval tasks, separated by commas")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
+    return parser.parse_args()
+
+
+def work(args: argparse.Namespace) -> None:
+    """What the command line asks for."""
+    tasks = tuple(filter(None, args.tasks.split(",")))
+    refuse_tasks_without_library(tasks)
+    if args.attached:
+        attached.end_with_input()
+    voice = Voice.of(args.model)
+    samples = samples_at(args.data, voice.tokenizer, args.max_length)
+    asked = Asked(samples, voice, args.answers, Sampling(args.max_new_tokens), tasks)
+    found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
+    found |= {"time": time.time(), **evaluate(args.model, args.adapter, asked)}
+    write_atomically(args.out, json.dumps(found, indent=1) + "\n")
+    attached.tell(evaluation=found)
+
+
+def main() -> int:
+    args = _parsed()
+    return attached.run(lambda: work(args), args.attached)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

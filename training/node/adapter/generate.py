@@ -1,0 +1,128 @@
+"""Ask the base model and the tuned one the same things.
+
+    python -m training.node.adapter.generate --model DIR [--adapter DIR] --prompt TEXT [--prompt TEXT] [--json]
+    python -m training.node.adapter.generate --model ... --prompts FILE.jsonl --json > ANSWERS.jsonl
+    python -m training.node.adapter.generate --model ... --serve    one JSON conversation a line on standard input
+
+Greedy unless a temperature is given. It ends with its standard input when it serves: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import Queue
+from typing import TYPE_CHECKING, Any
+
+from training.errors import AdapterError
+from training.node import attached
+from training.node.adapter.decoding import Chooser, Voice
+from training.node.adapter.models import BASE, TUNED, load_base, reader, speaking, with_adapter
+from training.questions import Messages, Sampling, from_prompts, read_questions
+
+if TYPE_CHECKING:
+    from training.node.adapter.pipeline import Stage
+
+SHOWN_EVERY = 4
+"""Tokens between two looks at a growing answer."""
+
+
+class Pair:
+    """A base model and, with an adapter, the tuned one: the same weights, the adapter switched off and on."""
+
+    def __init__(self, model_dir: Path, adapter: Path | None) -> None:
+        self.voice = Voice.of(model_dir)
+        self.model: Any = load_base(model_dir, adapter)
+        if adapter is not None:
+            self.model = with_adapter(self.model, model_dir, adapter)
+        self.names = (BASE, TUNED) if adapter is not None else (BASE,)
+
+    def growing(self, who: str, messages: Messages, sampling: Sampling) -> Iterator[str]:
+        """The answer, longer and longer; the last one is whole."""
+        ids: list[int] = []
+        with speaking(self.model, who):
+            chooser = Chooser(self.voice.own, sampling)
+            for token in self.voice.answer(reader(self.model), chooser, self.voice.prompt(messages), sampling):
+                ids.append(token)
+                if len(ids) % SHOWN_EVERY == 0:
+                    yield self.voice.text(ids)
+        yield self.voice.text(ids)
+
+    def answer(self, who: str, messages: Messages, sampling: Sampling) -> str:
+        """The whole answer."""
+        *_, last = self.growing(who, messages, sampling)
+        return last
+
+
+def answers(model: Pair | Stage, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
+    """One {"prompt", "messages", "base", "tuned"} a question; tuned is None without an adapter."""
+    for messages in questions:
+        said = {who: model.answer(who, messages, sampling) for who in model.names}
+        yield {"prompt": messages[-1]["content"], "messages": messages, BASE: said[BASE], TUNED: said.get(TUNED)}
+
+
+def serve(pair: Pair, sampling: Sampling) -> None:
+    """Answer each line {"base": messages, "tuned": messages} with lines {"who", "text", "done"}."""
+    lines: Queue[str] = Queue()
+    attached.tell(ready=list(pair.names))
+    attached.end_with_input(lines.put)
+    while True:
+        asked = json.loads(lines.get())
+        for who in pair.names:
+            text = ""
+            try:
+                for text in pair.growing(who, asked[who], sampling):
+                    attached.tell(who=who, text=text, done=False)
+            except AdapterError as error:
+                text = f"({error})"
+            attached.tell(who=who, text=text, done=True)
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
+    parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format")
+    parser.add_argument("--prompt", action="append", default=[], help="what to ask; may be repeated")
+    parser.add_argument("--prompts", type=Path, help="a JSONL file with prompt or messages on each line")
+    parser.add_argument("--serve", action="store_true", help="answer conversations from standard input")
+    parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens)
+    parser.add_argument("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest")
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--seed", type=int, default=Sampling.seed)
+    parser.add_argument("--json", action="store_true", help="print the answers as JSON lines")
+    parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
+    return parser.parse_args()
+
+
+def work(args: argparse.Namespace) -> None:
+    """What the command line asks for."""
+    sampling = Sampling(args.max_new_tokens, args.temperature, args.top_p, args.seed)
+    questions = from_prompts(args.prompt) + (read_questions(args.prompts) if args.prompts else [])
+    if not questions and not args.serve:
+        raise AdapterError("say what to ask: --prompt TEXT, --prompts FILE or --serve")
+    if args.attached:
+        attached.end_with_input()
+    pair = Pair(args.model, args.adapter)
+    if args.serve:
+        serve(pair, sampling)
+    for answer in answers(pair, questions, sampling):
+        if args.attached:
+            attached.tell(answer=answer)
+        elif args.json:
+            attached.tell(**answer)
+        else:
+            print(f"\n> {answer['prompt']}\n  base   {answer[BASE] or '(an empty answer)'}")
+            if answer[TUNED] is not None:
+                print(f"  tuned  {answer[TUNED] or '(an empty answer)'}", flush=True)
+
+
+def main() -> int:
+    args = _parsed()
+    return attached.run(lambda: work(args), args.attached or args.serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

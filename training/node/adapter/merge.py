@@ -1,0 +1,192 @@
+"""Merge an adapter into its base model: file by file, on the CPU, in fp32, holding one tensor at a time.
+
+    python -m training.node.adapter.merge --model /data/models/NAME --adapter DIR/adapter --to DIR
+
+The result is a plain transformers folder with the base's files, dtypes and tokenizer, sealed by SHA256SUMS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from training.errors import AdapterError
+from training.node import attached
+from training.node.adapter.end_of_turn import name_end_of_turn
+from training.node.adapter.model_files import INDEX, entries, places, read_config, shard_names, weight_bytes
+from training.node.adapter.weights import Adapter
+from training.node.checkpoint import base_model_hash
+from training.sums import ADAPTER_WEIGHTS, ORIGIN, STATE, SUMS, seal_model, sha256_of
+
+ROOM_TO_SPARE = 256 * 2**20
+LEFT_BEHIND = {SUMS, ORIGIN, INDEX, "README.md", ".gitattributes"}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What lies there now."""
+
+    folder: Path
+    nbytes: int
+    files: int
+
+
+def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
+    """Write the merged model to `target`. AdapterError where base, target or disk are not as they must be."""
+    adapter = Adapter(adapter_dir)
+    base_hash = refuse_other_base(model_dir, adapter_dir)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise AdapterError(f"{target} is not empty; remove it, or say another place with --to DIR")
+    _refuse_without_room(model_dir, target)
+    fresh = target.with_name(f".{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        _write(model_dir, adapter, fresh)
+        adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
+        repo, revision = f"merged from {model_dir.name}", adapter_dir.parent.name
+        seal_model(fresh, repo=repo, revision=revision, commit=adapter_hash, base_model_hash=base_hash)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    if target.exists():
+        target.rmdir()
+    fresh.rename(target)
+    files = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+    return Merged(target, sum(files), len(files) - len({SUMS, ORIGIN}))
+
+
+def refuse_other_base(model_dir: Path, adapter_dir: Path) -> str:
+    """The base's hash; AdapterError where the adapter's checkpoint was trained on another one."""
+    found = base_model_hash(model_dir)
+    state = adapter_dir.resolve().parent / STATE
+    if state.is_file():
+        trained_on = json.loads(state.read_text(encoding="utf-8"))["base_model"]
+        if trained_on != found:
+            raise AdapterError(
+                f"{adapter_dir} was trained on another base model ({trained_on[:12]}) than {model_dir} ({found[:12]})"
+            )
+    return found
+
+
+def _refuse_without_room(model_dir: Path, target: Path) -> None:
+    place = next(parent for parent in target.resolve().parents if parent.exists())
+    needed, free = weight_bytes(model_dir) + ROOM_TO_SPARE, shutil.disk_usage(place).free
+    if needed > free:
+        raise AdapterError(
+            f"the merged model needs {needed / 2**30:.1f} GiB at {place}, {free / 2**30:.1f} GiB are free; "
+            "say another place with --to DIR"
+        )
+
+
+def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
+    names = {name: list(entries(model_dir / name)) for name in shard_names(model_dir)}
+    config = read_config(model_dir)
+    extra = _untied(config, adapter, {tensor for inside in names.values() for tensor in inside})
+    foreign = sorted(adapter.parts.keys() - {t for inside in names.values() for t in inside} - set(extra))
+    if config.get("tie_word_embeddings") and HEAD not in adapter.told_apart:
+        foreign = [name for name in foreign if name != HEAD]  # rows of the embedding, told twice
+    if foreign:
+        raise AdapterError(f"{adapter.folder} is not for this model, which has no {', '.join(foreign[:3])}")
+    if extra and "tokens" in adapter.parts.get(EMBEDDING, {}) and "A" in adapter.parts.get(HEAD, {}):
+        raise AdapterError(
+            f"{adapter.folder} changes token rows of an embedding and the head that shares it each by itself, "
+            "and is not understood here; take one of the two"
+        )
+    last = list(names)[-1]
+    for name in names:
+        _write_shard(model_dir, adapter, name, fresh / name, extra if name == last else {})
+    for path in model_dir.iterdir():
+        weights = path.suffix in {".safetensors", ".bin", ".pth", ".pt"}
+        if path.is_file() and not weights and path.name not in LEFT_BEHIND:
+            shutil.copyfile(path, fresh / path.name)
+    name_end_of_turn(fresh, config)
+    (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if len(names) > 1 or (model_dir / INDEX).is_file():
+        _write_index(fresh, list(names))
+
+
+def _untied(config: dict[str, Any], adapter: Adapter, present: set[str]) -> dict[str, str]:
+    """Tensor -> the one of the base it begins as, for those the base shares and the adapter tells apart.
+
+    An embedding or head trained whole, or with a LoRA, is the adapter's own: the other one stays what it was.
+    """
+    if not config.get("tie_word_embeddings") or not adapter.told_apart & {EMBEDDING, HEAD}:
+        return {}
+    config["tie_word_embeddings"] = False
+    return {} if HEAD in present else {HEAD: EMBEDDING}
+
+
+def _write_shard(model_dir: Path, adapter: Adapter, name: str, to: Path, extra: dict[str, str]) -> None:
+    """One file, tensor after tensor, in safetensors' layout: 8 bytes of header length, JSON, data."""
+    source, files = entries(model_dir / name), places(model_dir) if extra else {}
+    written = source | {tensor: entries(model_dir / files[origin])[origin] for tensor, origin in extra.items()}
+    with to.open("wb") as out, safe_open(model_dir / name, "pt") as base:
+        out.write(_header(written))
+        for tensor in source:
+            out.write(_bytes_of(adapter, tensor, base.get_tensor(tensor)))
+        for tensor, origin in extra.items():
+            with safe_open(model_dir / files[origin], "pt") as file:
+                out.write(_bytes_of(adapter, tensor, file.get_tensor(origin)))
+
+
+def _header(source: dict[str, dict[str, Any]]) -> bytes:
+    """Of tensors with the types and shapes of the source's, one behind another."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor, entry in source.items():
+        begin, end = entry["data_offsets"]
+        header[tensor] = {**entry, "data_offsets": [offset, offset + end - begin]}
+        offset += end - begin
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(adapter: Adapter, name: str, tensor: torch.Tensor) -> memoryview:
+    if name in adapter.parts:
+        changed = adapter.merged(name, tensor)
+        if changed.shape != tensor.shape:
+            raise AdapterError(f"{name} is {tuple(tensor.shape)} in the base and {tuple(changed.shape)} in the adapter")
+        if not bool(torch.isfinite(changed).all()):
+            raise AdapterError(f"{name} would hold values that are not finite; the adapter is broken")
+        tensor = changed.to(tensor.dtype)
+    return memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def _write_index(fresh: Path, names: list[str]) -> None:
+    placed = {tensor: name for name in names for tensor in entries(fresh / name)}
+    offsets = [entry["data_offsets"] for name in names for entry in entries(fresh / name).values()]
+    total = sum(end - begin for begin, end in offsets)
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}, indent=2)
+    (fresh / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
+    parser.add_argument("--adapter", type=Path, required=True, help="a checkpoint's adapter folder")
+    parser.add_argument("--to", type=Path, required=True, help="where the merged model goes")
+    parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
+    args = parser.parse_args()
+
+    def work() -> None:
+        if args.attached:
+            attached.end_with_input()
+        made = merge(args.model, args.adapter, args.to)
+        attached.tell(folder=str(made.folder), bytes=made.nbytes, files=made.files)
+
+    return attached.run(work, args.attached)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""A model's folder as transformers writes it: which tensor lies in which safetensors file. No torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from training.errors import AdapterError
+from training.hub_access import HubError, file_name
+from training.verify import FetchError, read_header
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The weight files of a model, in order; AdapterError for an index that names a file elsewhere."""
+    if (folder / INDEX).is_file():
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        try:
+            return sorted({file_name(name) for name in index["weight_map"].values()})
+        except HubError as error:
+            raise AdapterError(f"{folder / INDEX}: {error}") from None
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    raise AdapterError(f"{folder} holds no safetensors weights; fetch the model again with the base deploy")
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of a model's weights on disk."""
+    return sum((folder / name).stat().st_size for name in shard_names(folder))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model's config.json."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AdapterError(f"{folder} is not a model's folder: it has no config.json") from error
+    return config
+
+
+def entries(path: Path) -> dict[str, dict[str, Any]]:
+    """dtype, shape and data_offsets of every tensor in a file, by name."""
+    try:
+        header, _ = read_header(path)
+    except FetchError as error:
+        raise AdapterError(str(error)) from error
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def places(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name, from the files themselves."""
+    return {tensor: name for name in shard_names(folder) for tensor in entries(folder / name)}

@@ -1,0 +1,93 @@
+"""Base and tuned model in one process: loaded, told apart, asked. Runs on a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from training.cost.memory import NF4
+from training.errors import AdapterError
+from training.node.adapter.decoding import Forward
+from training.node.adapter.merge import refuse_other_base
+from training.node.adapter.model_files import read_config
+from training.node.adapter.weights import refuse_not_finite
+from training.node.device import DeviceError, device
+from training.recipe import RecipeError
+from training.sums import ADAPTER_CONFIG, STATE
+
+BASE, TUNED = "base", "tuned"
+
+
+def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
+    """A base model in its own dtype, or in four bits where `adapter` was trained beside those; on the first GPU or
+    where there is none on the CPU. Raises AdapterError."""
+    read_config(model_dir)
+    try:
+        mine = device()
+    except DeviceError as error:
+        raise AdapterError(str(error)) from error
+    if dtype := packed_in(adapter):
+        model = _in_four_bits(model_dir, dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto", local_files_only=True)
+    return model.to(mine).eval()
+
+
+def packed_in(adapter: Path | None) -> torch.dtype | None:
+    """What the run of an adapter computed with, where its base lay in four bits; None where it did not, or where
+    nothing beside the adapter says so."""
+    state = adapter.resolve().parent / STATE if adapter else None
+    if state is None or not state.is_file():
+        return None
+    recipe = json.loads(state.read_text(encoding="utf-8")).get("recipe", {})
+    return getattr(torch, recipe["dtype"]) if recipe.get("base_precision") == NF4 else None
+
+
+def _in_four_bits(model_dir: Path, dtype: torch.dtype) -> Any:
+    from training.node import nf4  # bitsandbytes is slow to import
+
+    try:
+        return nf4.load(nf4.ready(model_dir, dtype), model_dir, dtype=dtype)
+    except RecipeError as error:
+        raise AdapterError(str(error)) from error
+
+
+def with_adapter(model: Any, model_dir: Path, adapter: Path) -> Any:
+    """A model with an adapter beside its weights; AdapterError where it was trained on another one."""
+    if not (adapter / ADAPTER_CONFIG).is_file():
+        raise AdapterError(f"{adapter} holds no adapter in PEFT's format")
+    refuse_other_base(model_dir, adapter)
+    refuse_not_finite(adapter)
+    tuned = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False).eval()
+    if dtype := packed_in(adapter):
+        from training.node import nf4
+
+        nf4.in_one_dtype(tuned, dtype)
+    return tuned
+
+
+def speaking(model: Any, who: str) -> AbstractContextManager[Any]:
+    """Within it a model with an adapter is the base, or is tuned."""
+    return model.disable_adapter() if who == BASE and isinstance(model, PeftModel) else contextlib.nullcontext()
+
+
+def reader(model: Any) -> Forward:
+    """Reads tokens with the model, remembering those before."""
+    cache = DynamicCache(config=model.config)
+
+    def forward(ids: Sequence[int]) -> torch.Tensor:
+        inputs = torch.tensor([list(ids)], device=model.device)
+        with torch.inference_mode():
+            out = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+    return forward

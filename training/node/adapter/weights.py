@@ -1,0 +1,123 @@
+"""A LoRA adapter in PEFT's format, tensor by tensor, and what it makes of a base model's weight.
+
+Plain LoRA, rsLoRA (arXiv 2312.03732), DoRA (arXiv 2402.09353), modules trained whole, single token rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from training.errors import AdapterError
+from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+
+PREFIX = "base_model.model."
+PARTS = {
+    ".lora_A.weight": "A",
+    ".lora_B.weight": "B",
+    ".lora_embedding_A": "A of an embedding",
+    ".lora_embedding_B": "B of an embedding",
+    ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+    ".token_adapter.trainable_tokens_delta": "tokens",
+    ".trainable_tokens_delta": "tokens",
+}
+"""How PEFT's names end, and what the tensor is to the module before; any other name is a weight of its own."""
+NOT_MERGED = ("alpha_pattern", "rank_pattern", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters")
+
+
+def refuse_not_finite(folder: Path) -> None:
+    """AdapterError names a tensor with values that are not finite: a model with it would say nothing, or anything."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                if not bool(torch.isfinite(file.get_tensor(name)).all()):
+                    raise AdapterError(f"{folder}: {name} holds values that are not finite; the adapter is broken")
+
+
+class Adapter:
+    """One adapter's folder, opened; tensors are read when they are needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            text = (folder / ADAPTER_CONFIG).read_text(encoding="utf-8")
+            self.file: Any = safe_open(folder / ADAPTER_WEIGHTS, "pt")
+        except OSError as error:
+            raise AdapterError(f"{folder} holds no adapter in PEFT's format: {error}") from error
+        self.config: dict[str, Any] = json.loads(text)
+        self._refuse_unknown()
+        self.parts: dict[str, dict[str, str]] = {}
+        for name in self.file.keys():  # noqa: SIM118 - it is no mapping
+            if ".base_layer." in name:  # PEFT may put the base's own embedding or head beside a LoRA of it
+                continue
+            target, kind = self._target_of(name)
+            self.parts.setdefault(target, {})[kind] = name
+
+    def _refuse_unknown(self) -> None:
+        if self.config.get("peft_type") != "LORA":
+            raise AdapterError(f"{self.folder}: a LoRA adapter is expected, this is {self.config.get('peft_type')}")
+        odd = [key for key in NOT_MERGED if self.config.get(key)]
+        if self.config.get("bias", "none") != "none":
+            odd.append("bias")
+        if odd:
+            raise AdapterError(f"{self.folder}: adapters with {', '.join(odd)} are not understood here")
+
+    @staticmethod
+    def _target_of(name: str) -> tuple[str, str]:
+        short = name.removeprefix(PREFIX)
+        for ending, kind in PARTS.items():
+            if short.endswith(ending):
+                return f"{short.removesuffix(ending)}.weight", kind
+        return short, "whole"
+
+    @property
+    def told_apart(self) -> set[str]:
+        """Weights that are no longer another's once they are merged: brought whole, or with a LoRA of their own. Single
+        token rows stay shared, and PEFT may write them twice."""
+        return {target for target, parts in self.parts.items() if parts.keys() != {"tokens"}}
+
+    def scale(self, rank: int) -> float:
+        """What B A is multiplied by."""
+        alpha = float(self.config["lora_alpha"])
+        return alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank
+
+    def merged(self, target: str, weight: torch.Tensor | None) -> torch.Tensor:
+        """The base's weight with the adapter in it, in fp32; a weight the base has not may come whole."""
+        parts = self.parts[target]
+        if "whole" in parts:
+            return self._tensor(parts["whole"])
+        assert weight is not None
+        weight = weight.float()
+        if "tokens" in parts:
+            rows = torch.tensor(self._rows(target))
+            return weight.index_copy(0, rows, self._tensor(parts["tokens"]))
+        embedding = "A of an embedding" in parts  # transposed there: a row is a token
+        a, b = (self._tensor(parts[f"{side} of an embedding" if embedding else side]) for side in "AB")
+        if (a.shape[1], b.shape[0]) != (tuple(weight.shape) if embedding else tuple(weight.shape)[::-1]):
+            raise AdapterError(
+                f"{self.folder} does not fit this model: {target} is {tuple(weight.shape)} there, "
+                f"the adapter is for {(a.shape[1], b.shape[0]) if embedding else (b.shape[0], a.shape[1])}"
+            )
+        product = b @ a
+        changed = weight + (product.T if embedding else product) * self.scale(a.shape[0])
+        if "magnitude" not in parts:
+            return changed
+        length = torch.linalg.norm(changed, dim=0 if embedding else 1, keepdim=True)
+        return (self._tensor(parts["magnitude"]).view_as(length) / length) * changed
+
+    def _rows(self, target: str) -> list[int]:
+        indices = self.config["trainable_token_indices"]
+        if isinstance(indices, list):
+            return indices
+        module = target.removesuffix(".weight")
+        return next(rows for name, rows in indices.items() if module == name or module.endswith(f".{name}"))
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self.file.get_tensor(name)
+        return tensor.float()

@@ -1,0 +1,42 @@
+"""A program that a control side talks with: JSON lines out, and it ends when its standard input does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from training.data import DataError
+from training.errors import AdapterError
+
+
+def tell(**message: Any) -> None:
+    """One JSON line to whoever asked."""
+    print(json.dumps(message, ensure_ascii=False), flush=True)
+
+
+def end_with_input(take: Callable[[str], None] = lambda line: None) -> None:
+    """Leave at once when standard input ends: whoever asked has gone, perhaps in the middle of an answer."""
+
+    def listen() -> None:
+        for line in sys.stdin:
+            take(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def run(work: Callable[[], None], attached: bool) -> int:
+    """A program's exit code; a mistake is one sentence, told the way the caller listens."""
+    try:
+        work()
+    except (AdapterError, DataError) as error:
+        if attached:
+            tell(mistake=str(error))
+        else:
+            print(error, file=sys.stderr)
+        return error.exit_code
+    return 0

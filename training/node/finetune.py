@@ -1,0 +1,398 @@
+"""Fine-tune a base model: one rank of the run that a run folder describes. Read from `main` down.
+
+    python -m training.node.finetune --run /data/runs/RUN_ID [--resume [--force]]
+
+started once per GPU by DeepSpeed's launcher, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+set. Its exit code is one of training/exit_codes.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from transformers import AutoConfig
+
+from training.causes import OF_CODE
+from training.cost.checkpoint import checkpoint_bytes
+from training.data import DataError, Order, micro_batches
+from training.data.build import TRAIN, VALIDATION
+from training.data.collate import collate
+from training.data.prepared import Prepared, open_prepared
+from training.events import Failed, Resumed, emit
+from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
+from training.isolation import CURE, too_long
+from training.node import checkpoint, liger, rng, strategies
+from training.node.checkpoint import CheckpointError, TrainerState
+from training.node.device import DeviceError
+from training.node.diagnosis import debug
+from training.node.diagnosis.profiling import Profile
+from training.node.diagnosis.progress import STEP
+from training.node.measuring import Meter, held_gib
+from training.node.metrics.communication import CommunicationClock
+from training.node.metrics.devices import DeviceWatch
+from training.node.metrics.recorder import Recorder
+from training.node.metrics.steps import StepMetrics
+from training.node.model import Outline, outline
+from training.node.prepare import model_shape, models_folder
+from training.node.rank import Rank
+from training.node.resuming import (
+    SameRun,
+    Start,
+    draws_go_on,
+    optimizer_progress_of,
+    refuse_other_shapes,
+    starting_point,
+)
+from training.node.saving import Saver
+from training.node.strategies import Stepped, Strategy
+from training.node.strategies.zero import init_process_group
+from training.node.validation import evaluate
+from training.recipe import Recipe, RecipeError, read_recipe
+from training.run_folder import CHECKPOINTS
+
+COLLECTIVE_TIMEOUT_S = 1800
+"""Generous: a rank that is gone is noticed by the heartbeat, long before."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="the run folder")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that is whole")
+    parser.add_argument("--force", action="store_true", help="even if recipe, base model or data are others")
+    args = parser.parse_args()
+    rank = Rank(args.run.resolve())
+    rank.heartbeat.start()
+    debug.wait(rank)
+    try:
+        code = train(rank, args.resume, args.force)
+    except (RecipeError, DataError, DeviceError) as error:
+        rank.note_failure(Failed(OF_CODE[error.exit_code], str(error)))
+        rank.heartbeat.fail(str(error))
+        rank.leave(error.exit_code)
+    except CheckpointError as error:  # the head's, and raised on every rank: Rank.on_head
+        code = error.exit_code if rank.is_head else PEER_LOST
+        words = str(error) if rank.is_head else f"leaving, because of the head: {error}"
+        rank.note_failure(Failed(OF_CODE[code], words, follows=not rank.is_head))
+    except FloatingPointError as error:  # on every rank in the same step
+        rank.note_failure(Failed("diverged", str(error)))
+        code = FAILED
+    except Exception as error:
+        rank.give_up(error)
+    rank.leave_together(code)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to train on, as every rank knows it before any of them talks to another."""
+
+    recipe: Recipe
+    model_dir: Path
+    train: Prepared
+    held_out: Prepared | None
+    base_model: str
+    """Hash of the base model's files."""
+    outline: Outline
+
+    @property
+    def total_steps(self) -> int:
+        return self.recipe.total_steps(self.train.rows)
+
+
+@dataclass
+class Progress:
+    """How far the run is; what a checkpoint remembers."""
+
+    step: int = 0
+    tokens: int = 0
+    best_loss: float = float("inf")
+    """Lowest validation loss of a checkpoint so far."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a step needs."""
+
+    work: Work
+    rank: Rank
+    strategy: Strategy
+    order: Order
+    saver: Saver
+    meter: Meter
+    recorder: Recorder | None
+    """On rank 0."""
+    clock: CommunicationClock
+
+
+def train(rank: Rank, resume: bool, force: bool) -> int:
+    """The whole run on this rank; gives the exit code."""
+    work = open_work(rank)
+    recipe = work.recipe
+    rank.listen_for_sigterm()
+    rank.progress.note(0, "load")
+    init_process_group(rank.place.local_rank, debug.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
+    same = {"recipe": recipe.maths_hash(), "base model": work.base_model, "data": work.train.content_hash}
+    rank.same_everywhere(same | {"strategy": recipe.strategy, "pipeline table": recipe.pipeline.model_dump_json()})
+    rank.say(
+        f"{recipe.name}: {work.train.report.samples} samples in {work.train.rows} rows, "
+        f"{work.total_steps} steps of {recipe.global_batch}, {rank.place.world_size} ranks, {recipe.strategy}"
+    )
+    run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
+    start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
+    choose_loss(work, rank)
+    strategy = strategies.build(recipe, work.model_dir, rank.place.world_size)
+    rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
+    progress = restore(start, work, strategy, rank)
+    with ExitStack() as at_the_end:
+        run = ready(work, rank, strategy, progress.step if start else None, at_the_end)
+        return steps(run, progress)
+
+
+def choose_loss(work: Work, rank: Rank) -> None:
+    """Our own where the plan knows it to be the faster on these cards, else Liger's where they compute the same: tried
+    before the model takes the memory. Each rank has its own card to try."""
+    if rank.on_head(lambda: own_loss_is_faster(rank.run)):
+        rank.say(liger.leave("ours was measured as the faster on these cards").words)
+        return
+    width, vocabulary = head_shape(work.model_dir)
+    dtype, device = getattr(torch, work.recipe.dtype), get_accelerator().current_device_name()
+    chosen = liger.choose(width, vocabulary, dtype, device)
+    if chosen and chosen.liger:
+        rank.say(chosen.words)
+    elif chosen:
+        print(f"{rank.place}: {chosen.words}", flush=True)
+
+
+def own_loss_is_faster(run: Path) -> bool:
+    """What the plan of a run says; of one without a plan nobody knows."""
+    try:
+        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+        return plan["predicted"]["own_loss"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def head_shape(model_dir: Path) -> tuple[int | None, int | None]:
+    """Width and vocabulary, whatever its configuration calls them, and of its text where it knows more than text."""
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config(decoder=True)
+    return getattr(config, "hidden_size", None), getattr(config, "vocab_size", None)
+
+
+def steps(run: Run, progress: Progress) -> int:
+    """Step after step, with a look at the held-out rows and a checkpoint now and then."""
+    work, recipe, rank = run.work, run.work.recipe, run.rank
+    profile = Profile(rank, progress.step)
+    stopping = False
+    while progress.step < work.total_steps and not stopping:
+        rank.progress.note(progress.step, STEP)
+        stopping = optimizer_step(run, progress)
+        profile.step()
+        last = progress.step == work.total_steps
+        met = stopping or recipe.synchronizes(progress.step, work.total_steps)
+        # Who asks a run to stop may take the machine away in a minute: first the checkpoint.
+        due = last or (not stopping and met and recipe.falls_due(recipe.validation.every, progress.step))
+        loss, asked = validate(run, progress.step) if due else (None, False)
+        stopping = stopping or asked
+        best = recipe.keep_best and loss is not None and loss < progress.best_loss
+        if best and loss is not None:
+            progress.best_loss = loss
+        if last or stopping or best or (met and recipe.falls_due(recipe.save_every, progress.step)):
+            save(run, progress, loss)
+    rank.progress.note(progress.step, "save")
+    profile.close()
+    rank.on_head(run.saver.finish)
+    finished = progress.step == work.total_steps
+    rank.say(f"{'finished' if finished else 'stopped'} after step {progress.step}")
+    return FINISHED if finished else STOPPED
+
+
+def open_work(rank: Rank) -> Work:
+    """What was prepared before the launch, opened; its sums are checked, which reads all of it."""
+    recipe = read_recipe(rank.run / "recipe.toml")
+    model_dir = models_folder(rank.run) / recipe.model_dir
+    if not (model_dir / "config.json").is_file():
+        raise RecipeError(f"no base model at {model_dir}")
+    prepared = rank.run / "data" / "prepared"
+    train = open_prepared(prepared / TRAIN)
+    refuse_other_data(recipe, train)
+    held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
+    for part in filter(None, (train, held_out)):
+        if reason := too_long(model_shape(model_dir), recipe, part.report.longest):
+            raise RecipeError(f"{reason}; {CURE}")
+    return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), outline(recipe, model_dir))
+
+
+def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
+    """RecipeError where the data were prepared by another recipe: not prepared again since it changed."""
+    made, wanted = train.report.settings, recipe.data_settings()
+    if changed := [f"{key} {made.get(key)!r}, not {wanted[key]!r}" for key in wanted if made.get(key) != wanted[key]]:
+        raise RecipeError(
+            f"the data were prepared with {', '.join(changed)}; run `python -m training.node.prepare` again"
+        )
+
+
+def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, at_the_end: ExitStack) -> Run:
+    """What watches and writes down, on the rank that does; room for the checkpoints is checked before any step."""
+    recipe, place = work.recipe, rank.place
+    saver = Saver(
+        rank.run / CHECKPOINTS,
+        dtype=getattr(torch, recipe.dtype),
+        write_config=strategy.write_config,
+        keep=recipe.keep_checkpoints,
+        keep_best=recipe.keep_best,
+        full=recipe.tuning == "full",
+        on_saved=lambda path: rank.say(f"saved {CHECKPOINTS}/{path.name}"),
+    )
+    nbytes = checkpoint_bytes(work.outline.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
+    rank.on_head(lambda: saver.check_room(nbytes))
+    recorder = None
+    if rank.is_head:
+        recorder = Recorder(rank.run, recipe, resume_step, rank.say)
+        at_the_end.callback(recorder.close)
+    watch = at_the_end.enter_context(DeviceWatch(place.local_rank))
+    clock = CommunicationClock(get_accelerator().device_name(), place.world_size)
+    order = Order(work.train.rows, recipe.seed, recipe.global_batch)
+    meter = Meter(work.outline.facts, recipe, work.train, watch, clock)
+    return Run(work, rank, strategy, order, saver, meter, recorder, clock)
+
+
+def optimizer_step(run: Run, progress: Progress) -> bool:
+    """One step over the global batch; gives whether the ranks agreed to stop after it."""
+    work, recipe, place, strategy = run.work, run.work.recipe, run.rank.place, run.strategy
+    began = time.monotonic()
+    numbers = run.order.step(progress.step)
+    # Every rank knows every row's count, so the whole batch's needs no exchange.
+    learned, tokens = int(work.train.learned[numbers].sum()), int(work.train.tokens[numbers].sum())
+    with run.clock:
+        batches = [
+            collate([work.train.row(number) for number in mine], work.train.report.pad_id, recipe.batching)
+            for mine in micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
+        ]
+        sums = strategy.learn(batches, 1 / learned)
+        lr = recipe.optimizer.lr_at(progress.step, work.total_steps)
+        stepped = strategy.step(lr)
+        positions = sum(batch.input_ids.numel() for batch in batches)
+        own = [positions, run.rank.stop_asked(), run.saver.failure() is not None]
+        held = torch.zeros(place.world_size, 2, dtype=torch.float64)
+        held[place.rank] = torch.tensor(held_gib())
+        measured = torch.stack((sums.loss, sums.correct)).double()
+        shared = torch.cat((measured, torch.cat((torch.tensor(own), held.flatten())).to(measured)))
+        dist.all_reduce(shared)
+        loss_sum, correct, positions, stop_votes, failures, *held_by_ranks = shared.tolist()
+        progress.step += 1
+        if recipe.sync_every > 1 and (stop_votes or recipe.synchronizes(progress.step, work.total_steps)):
+            run.rank.progress.note(progress.step, "sync")  # a phase of its own: it may take as long as many steps
+            strategy.synchronize()
+    loss = loss_sum / learned
+    progress.tokens += tokens
+    if failures:
+        run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
+    if went_wrong(loss, stepped):
+        raise FloatingPointError(
+            f"the run diverged in step {progress.step}: loss {loss:g}, gradient norm {stepped.grad_norm:g}; "
+            f"try a lower optimizer.lr than {recipe.optimizer.lr:g}"
+        )
+    if run.recorder:
+        seconds = time.monotonic() - began
+        positions *= strategy.replicas / place.world_size  # each rank of a replica told all of its
+        line = StepMetrics(
+            step=progress.step,
+            total_steps=work.total_steps,
+            loss=loss,
+            lr=lr,
+            grad_norm=stepped.grad_norm,
+            tokens=progress.tokens,
+            memory_gib=round(max(held_by_ranks[::2]), 3),
+            token_accuracy=correct / learned,
+            learned_tokens=learned,
+            skipped=stepped.skipped,
+            memory_reserved_gib=round(max(held_by_ranks[1::2]), 3) or None,
+            **run.meter.measured(progress.step, tokens, positions, seconds, place.world_size),
+        )
+        run.recorder.step(line)
+        run.rank.say(line.line())
+    return stop_votes > 0
+
+
+def went_wrong(loss: float, stepped: Stepped) -> bool:
+    """Whether nothing can come of further steps: numbers that are not finite, or a loss without any gradient, as where
+    weights so large that nothing moves them are all a too high learning rate has left."""
+    if not math.isfinite(loss):
+        return True
+    if stepped.skipped:
+        return False
+    return not math.isfinite(stepped.grad_norm) or (stepped.grad_norm == 0 and loss > 0)
+
+
+def validate(run: Run, step: int) -> tuple[float | None, bool]:
+    """The loss on the held-out rows, None where none are held out, and whether a wish to stop cut the look short; the
+    same on every rank."""
+    if run.work.held_out is None:
+        return None, False
+    seen = evaluate(run.strategy, run.work.held_out, run.work.recipe, run.rank, step)
+    if seen is None:
+        return None, True
+    if not math.isfinite(seen.validation_loss):
+        raise FloatingPointError(
+            f"the run diverged: validation loss {seen.validation_loss:g} after step {step}; "
+            f"try a lower optimizer.lr than {run.work.recipe.optimizer.lr:g}"
+        )
+    if run.recorder:
+        run.recorder.evaluation(seen)
+        run.rank.say(seen.line())
+    return seen.validation_loss, False
+
+
+def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> Progress:
+    """Put the run back where the checkpoint left it; only the head needs to have the files."""
+    if start is None:
+        return Progress()
+    path, state = start.path, start.state
+    tensors = checkpoint.read_tensors(path) if rank.is_head else None
+    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.outline.shapes))
+    strategy.restore(tensors, optimizer_progress_of(state))
+    if draws_go_on(state, rank.place.world_size, strategy.replicas):
+        rng.restore(state.rng[rank.place.rank])
+    rank.say(f"resumed from {path.name}, saved by {state.world_size} ranks")
+    if rank.is_head:
+        emit(Resumed(state.step, state.world_size))
+    return Progress(state.step, state.tokens, start.best_loss)
+
+
+def save(run: Run, progress: Progress, validation_loss: float | None) -> None:
+    """Hand a checkpoint of this step to the head's background thread."""
+    recipe, place = run.work.recipe, run.rank.place
+    run.rank.progress.note(progress.step, "save")
+    run.rank.on_head(run.saver.finish)  # first, so that two trainable states never lie in the head's RAM
+    tensors, done = run.strategy.gather(), run.strategy.optimizer_progress()
+    states: list[dict] = [{} for _ in range(place.world_size)]
+    dist.all_gather_object(states, rng.capture())
+    state = TrainerState(
+        step=progress.step,
+        samples=progress.step * recipe.global_batch,
+        tokens=progress.tokens,
+        world_size=place.world_size,
+        recipe=recipe.maths(),
+        recipe_hash=recipe.maths_hash(),
+        base_model=run.work.base_model,
+        data=run.work.train.content_hash,
+        rng=states,
+        validation_loss=validation_loss,
+        updates=done.updates,
+        loss_scale=done.loss_scale,
+        calm=done.good_steps,
+        replicas=run.strategy.replicas,
+    )
+    run.rank.on_head(lambda: run.saver.save(tensors, state))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Is the loss we compute that of the model's own logits? Tried on a tiny copy of the model before each training.
+
+Our head multiplies hidden states with one matrix. Models that scale or cap their logits besides (Gemma 2, Granite,
+MiniCPM3, Falcon H1) would train on another loss without a word, and so would those that let samples of a packed row
+see each other. No list of settings knows them all, but each shows itself on a copy with random weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from training.data.collate import collate
+from training.data.sample import IGNORED, Sample
+from training.isolation import CURE, ISOLATED
+from training.node.liger import LARGE
+from training.node.loss import learned_rows
+from training.node.model import LossModel, attention_of, inputs
+from training.recipe import Recipe, RecipeError
+
+LIMIT = 1e-4
+"""Largest relative difference; models that agree differ by some 1e-6."""
+VOCABULARY, HEADS = 256, 4
+LENGTHS = (23, 9)
+RECIPE = Recipe(
+    name="copy", about="", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16
+)
+"""Of the copy's loss."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Relative, between what we compute and what the model does by itself, sample by sample."""
+
+    logits: float
+    loss: float
+
+    @property
+    def worst(self) -> float:
+        return max(self.logits, self.loss)
+
+
+def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
+    """RecipeError where this model's loss would not be its own, or cannot be tried."""
+    kind = AutoConfig.from_pretrained(model_dir, local_files_only=True).model_type
+    known = f"models like {', '.join(sorted(ISOLATED))} can be trained"
+    try:
+        found = difference(model_dir, recipe.batching)
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RecipeError(
+            f"{model_dir.name}: {kind!r} cannot be trained with batching {recipe.batching} here ({reason}); {known}"
+        ) from error
+    if found.worst > LIMIT:
+        cure = known if recipe.batching == "padded" else f"{CURE}, or another model: {known}"
+        raise RecipeError(
+            f"{model_dir.name}: our loss is not that of a {kind!r} (its logits differ by {found.logits:.1g}, the loss "
+            f"by {found.loss:.1g}, tried on a tiny copy; {LIMIT:g} is allowed), and it would learn something else; "
+            f"{cure}"
+        )
+
+
+@functools.cache
+def difference(model_dir: Path, batching: str) -> Difference:
+    """On a copy of the model with random weights. Raises what the libraries do where no copy can be made."""
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    problem: Exception | None = None
+    with torch.random.fork_rng(devices=[]):
+        for smaller in copies(config):
+            torch.manual_seed(0)
+            try:
+                return _difference(smaller, batching)
+            except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+                problem = problem or error  # the next copy is nearer to the model
+    assert problem is not None
+    raise problem
+
+
+def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Thin and shallow; where that cannot be built, as wide as the model, and at last shallow alone."""
+    heads = getattr(config, "num_attention_heads", None) or HEADS
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 64 * heads) // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    shallow = {"vocab_size": VOCABULARY, "intermediate_size": 96, "moe_intermediate_size": 32}
+    thin = {
+        "hidden_size": HEADS * width,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS if groups == heads else 2,
+        "n_embd": HEADS * width,
+        "n_head": HEADS,
+    }
+    for change in (shallow | thin, shallow, {"vocab_size": VOCABULARY}):
+        yield _with(config, change)
+
+
+def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConfig:
+    """Two layers (four, where kinds of layers alternate), and what `change` says of what the configuration has."""
+    values: dict[str, Any] = config.to_dict()
+    depth_key = next((key for key in ("num_hidden_layers", "n_layer") if key in values), "num_hidden_layers")
+    depth = values.get(depth_key) or 2
+    kinds = values.get("layer_types") or values.get("block_types") or ()
+    layers = min(depth, 4 if len(set(kinds)) > 1 else 2)
+    for key, value in values.items():
+        if isinstance(value, list) and len(value) == depth and depth > 2:
+            values[key] = value[:layers]  # what each layer is
+        elif key.endswith("_token_id"):
+            values[key] = None
+    values |= {key: size for key, size in change.items() if values.get(key) is not None}
+    values[depth_key] = layers
+    return type(config).from_dict(values)
+
+
+def _difference(config: PretrainedConfig, batching: str) -> Difference:
+    ours = AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(batching)).float().eval()
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    theirs.load_state_dict(ours.state_dict())
+    ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]
+    batch = inputs(collate([[Sample(one, [IGNORED, *one[1:]]) for one in ids]], 0, batching), "cpu")
+    with torch.no_grad():
+        _enlarge(ours, theirs, ids[0])
+        wanted = torch.cat([theirs(input_ids=torch.tensor([one])).logits[0, :-1].float() for one in ids])
+        product = ours.get_output_embeddings().forward  # before the loss takes its place
+        fused = LossModel(ours, RECIPE)
+        sums = fused(**batch)
+        targets = batch.pop("targets")
+        rows, targets = learned_rows(fused.hidden(**batch), targets)
+        right = F.cross_entropy(wanted, targets, reduction="sum")
+        apart = (product(rows).float() - wanted).abs().max() / wanted.abs().max()
+    return Difference(apart.item(), ((sums[0] - right).abs() / right).item())
+
+
+def _enlarge(ours: PreTrainedModel, theirs: PreTrainedModel, ids: list[int]) -> None:
+    """Both heads multiplied by one factor, apart from an embedding they share."""
+    hidden = theirs.get_decoder()(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
+    factor = LARGE / theirs.get_output_embeddings()(hidden).std().clamp(min=1e-6)
+    for model in (ours, theirs):
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach() * factor)

@@ -1,0 +1,150 @@
+"""No orphan ranks: every rank beats in a store on the head, and leaves when the head or another falls silent.
+
+A collective whose partner is gone waits for its time-out, half an hour; these threads notice within
+seconds. They use a store of their own, so that they answer while the main thread sits in a collective.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from training.events import Failed
+from training.exit_codes import PEER_LOST
+from training.node.store import open_store
+
+BEAT_S = 2.0
+LIMIT_S = 30.0
+"""Silence after which a rank counts as lost."""
+START_S = 120.0
+"""How long ranks may take to appear: nodes read the environment from cold disks at different speeds."""
+
+LINGER_S = 10.0
+"""How long a failing rank waits to be heard."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: str
+    head: str
+    port: int
+    """Of the heartbeat store on the head."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.node})"
+
+
+def late_ranks(
+    last_beat: Mapping[int, float], world_size: int, started: float, now: float, limit_s: float = LIMIT_S
+) -> list[int]:
+    """Ranks whose last beat is older than `limit_s`, or which have not appeared START_S (or that, if longer)
+    after `started`."""
+    return [
+        rank
+        for rank in range(world_size)
+        if (now - last_beat[rank] > limit_s if rank in last_beat else now - started > max(START_S, limit_s))
+    ]
+
+
+class Heartbeat:
+    """Two daemon threads: one talks to the store, one watches it, since a cut link blocks the talker."""
+
+    def __init__(self, place: Place, leave: Callable[[Failed], None], limit_s: float = LIMIT_S) -> None:
+        """`leave` is told why before the process ends with PEER_LOST."""
+        self.place = place
+        self._limit_s = limit_s
+        self._leave = leave
+        self._finished = threading.Event()
+        self._failure: str | None = None
+        self._failure_sent = threading.Event()
+        self._beats: dict[int, str] = {}
+        self._seen_at: dict[int, float] = {}
+        self._started = self._answered = time.monotonic()
+        self._connected = False
+
+    def start(self) -> None:
+        """Begin to beat; a single rank has nobody to miss."""
+        if self.place.world_size > 1:
+            for target in (self._talk, self._watch):
+                threading.Thread(target=target, name=f"heartbeat{target.__name__}", daemon=True).start()
+
+    def finish(self) -> None:
+        """From here on the others may go away: the run is over."""
+        self._finished.set()
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks that this one is about to end, and why; they leave at their next beat."""
+        if self.place.world_size == 1:
+            return
+        self._failure = reason
+        self._failure_sent.wait(timeout=LINGER_S)
+        if self.place.rank == 0:  # the store ends with this process; let the others read the reason first
+            until = time.monotonic() + LINGER_S
+            while len(self._seen_at) < self.place.world_size and time.monotonic() < until:
+                time.sleep(BEAT_S)
+            time.sleep(2 * BEAT_S)
+
+    def _talk(self) -> None:
+        # Imported here so that late_ranks stays usable without torch.
+        from torch.distributed import DistError
+
+        place = self.place
+        count = 0
+        try:
+            store = open_store(place.head, place.port, place.rank == 0, timedelta(seconds=START_S))
+            self._connected = True
+            store.set_timeout(timedelta(seconds=self._limit_s))
+            while not self._finished.is_set():
+                count += 1
+                store.set(f"beat/{place.rank}", f"{count} {place.node}")
+                if self._failure:
+                    store.set("failed", f"{place}: {self._failure}")
+                    self._failure_sent.set()
+                elif store.check(["failed"]):
+                    self._end(f"leaving, because of {store.get('failed').decode()}", follows=True)
+                if place.rank == 0:
+                    keys = {rank: f"beat/{rank}" for rank in range(place.world_size)}
+                    self._hear({rank: store.get(key).decode() for rank, key in keys.items() if store.check([key])})
+                self._answered = time.monotonic()
+                self._finished.wait(BEAT_S)
+        except (DistError, RuntimeError) as error:
+            if place.rank == 0:
+                self._end(f"the heartbeat store on port {place.port} failed: {error}")
+            self._end(f"rank 0 on {place.head} is gone; leaving", peer=0)
+
+    def _hear(self, beats: Mapping[int, str]) -> None:
+        now = time.monotonic()
+        for rank, beat in beats.items():
+            if self._beats.get(rank) != beat:
+                self._beats[rank] = beat
+                self._seen_at[rank] = now
+        late = late_ranks(self._seen_at, self.place.world_size, self._started, now, self._limit_s)
+        if late:
+            self._end(f"{'; '.join(self._silence(rank, now) for rank in late)}; leaving", peer=late[0])
+
+    def _silence(self, rank: int, now: float) -> str:
+        if rank not in self._seen_at:
+            return f"rank {rank} has not started within {START_S:.0f} s"
+        node = self._beats[rank].split(" ", 1)[1]
+        return f"rank {rank} ({node}) has been silent for {now - self._seen_at[rank]:.0f} s"
+
+    def _watch(self) -> None:
+        while not self._finished.wait(1.0):
+            silence = time.monotonic() - self._answered
+            if silence > (self._limit_s if self._connected else max(START_S, self._limit_s)):
+                self._end(f"the head has not answered for {silence:.0f} s; leaving", peer=0)
+
+    def _end(self, sentence: str, follows: bool = False, peer: int | None = None) -> None:
+        if self._finished.is_set() or self._failure:
+            return
+        self._leave(Failed("peer_lost", sentence, follows, peer))
+        os._exit(PEER_LOST)  # sys.exit would end only this thread; the main one hangs in a collective

@@ -1,0 +1,169 @@
+"""The loss: cross-entropy summed over learned tokens, computed together with the model's head.
+
+Full logits never exist: at 2,048 tokens and a vocabulary of 152,000 they and their fp32 copies would take 4.4 GB.
+They are made for `chunk` learned tokens at a time, and the gradient of the hidden states is taken on the spot, so
+that a backward pass needs neither them nor, where the head is frozen, its weight.
+
+A mean per micro-batch, averaged again over micro-batches and ranks, would weigh the tokens of short batches
+more. So each micro-batch gives its *sum*, and the caller divides by the whole global batch's count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from deepspeed.utils import set_z3_leaf_module
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from training.data.sample import IGNORED
+from training.node import liger
+
+HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(rows, length, hidden) and (rows, length) targets -> fp32 [loss sum, correct predictions]; only the first learns."""
+
+
+def fuse(head: nn.Module, chunk: int) -> HeadLoss:
+    """The module that holds the head's weights, called for the loss. It keeps its place and its name, and the loss is
+    its forward: under ZeRO-3 DeepSpeed's hooks gather the weights around exactly this call, once a micro-batch on
+    every rank, however many chunks a rank has."""
+    owner = _owner(head)
+    if owner is None:
+        set_z3_leaf_module(head, True)  # what lies inside is gathered with it, not by calls of its own
+        head.forward = partial(_by_chunks_of, head.forward, chunk)
+        return head
+    weight_of, module = owner
+
+    def forward(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        rows, wanted = learned_rows(hidden, targets)
+        return linear_cross_entropy(rows, weight_of(module), getattr(module, "bias", None), wanted, chunk)
+
+    module.forward = forward
+    return module
+
+
+def learned_rows(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions that learn something; one that learns nothing where there are none, so that a rank without
+    samples still has a gradient to bring to the collectives."""
+    flat, wanted = hidden.flatten(0, -2), targets.flatten()
+    kept = (wanted != IGNORED).nonzero().squeeze(1)
+    if kept.numel() == 0:
+        kept = kept.new_zeros(1)
+    return flat.index_select(0, kept), wanted.index_select(0, kept)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: int
+) -> torch.Tensor:
+    """fp32 [sum of cross-entropies, correct predictions] of `hidden @ weight.T + bias` against `targets`."""
+    if bias is None and (theirs := liger.loss_for(hidden)) is not None:
+        return theirs(hidden, weight, targets)
+    return own_cross_entropy(hidden, weight, bias, targets, chunk)
+
+
+def own_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: int
+) -> torch.Tensor:
+    """The same without Liger's kernels."""
+    learning = torch.is_grad_enabled()
+    loss, correct = _LinearCrossEntropy.apply(hidden, weight, bias, targets, chunk, learning)
+    return torch.stack((loss, correct))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        chunk: int,
+        learning: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wanted = [learning and ctx.needs_input_grad[i] for i in range(3)]
+        grads = [
+            torch.empty_like(hidden) if wanted[0] else None,
+            torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None,
+            torch.zeros_like(bias, dtype=torch.float32) if wanted[2] and bias is not None else None,
+        ]
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        correct = torch.zeros_like(loss)
+        for start in range(0, len(hidden), chunk):
+            rows, answers = hidden[start : start + chunk], targets[start : start + chunk]
+            logits = _fp32_logits(rows, weight, bias)
+            slots = answers.clamp(min=0).unsqueeze(1)
+            learned = (answers != IGNORED).float()
+            correct += ((logits.argmax(1) == answers) * learned).sum()
+            normaliser = logits.logsumexp(1)
+            loss += ((normaliser - logits.gather(1, slots).squeeze(1)) * learned).sum()
+            if any(wanted):
+                # The logits' memory becomes their gradient: softmax minus one at the target.
+                slope = logits.sub_(normaliser.unsqueeze(1)).exp_()
+                slope.scatter_add_(1, slots, torch.full_like(slots, -1, dtype=slope.dtype)).mul_(learned.unsqueeze(1))
+                if grads[2] is not None:
+                    grads[2] += slope.sum(0)
+                narrow = slope.to(weight.dtype)
+                del slope
+                if grads[0] is not None:
+                    torch.mm(narrow, weight, out=grads[0][start : start + chunk])
+                if grads[1] is not None:
+                    grads[1] += narrow.T @ rows
+                del narrow
+            del logits  # each of them would lie beside the next chunk's
+        ctx.save_for_backward(*grads)
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        scaled = [
+            None if grad is None else (grad * grad_loss).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None)
+
+
+def _fp32_logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if rows.is_cuda and rows.dtype != torch.float32:  # straight out of the fp32 accumulator, never rounded
+        logits = torch.mm(rows, weight.T, out_dtype=torch.float32)
+    else:
+        logits = (rows @ weight.T).float()
+    return logits if bias is None else logits + bias.float()
+
+
+def _owner(head: nn.Module) -> tuple[Callable[[Any], torch.Tensor], nn.Module] | None:
+    """The module inside `head` whose forward may become the loss, and how to read the weight it multiplies by.
+    None where more than one product makes the logits: a head with a LoRA of its own."""
+    from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
+
+    if isinstance(head, ModulesToSaveWrapper):
+        head = head.modules_to_save[head.active_adapters[0]]
+    if isinstance(head, TrainableTokensWrapper):
+        return lambda module: module.get_merged_weights(module.active_adapters), head.token_adapter
+    if type(head) is nn.Linear:
+        return lambda module: module.weight, head
+    return None
+
+
+def _by_chunks_of(
+    head: Callable[[torch.Tensor], torch.Tensor], chunk: int, hidden: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Any head's own forward: a chunk's logits are made, and made again in the backward pass."""
+    rows, wanted = learned_rows(hidden, targets)
+    total = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+    for start in range(0, len(rows), chunk):
+        part = (head, rows[start : start + chunk], wanted[start : start + chunk])
+        total = total + checkpoint(_of_chunk, *part, use_reentrant=False)
+    return total
+
+
+def _of_chunk(head: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = head(rows).float()
+    loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    return torch.stack((loss, (logits.detach().argmax(1) == targets).sum().float()))

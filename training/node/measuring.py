@@ -1,0 +1,74 @@
+"""How fast a step was, for the line that metrics.jsonl keeps of it. On rank 0."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deepspeed.accelerator import get_accelerator
+
+from training.cost.flops import ModelFacts, utilization
+from training.data.prepared import Prepared, attention_span
+from training.node.metrics.communication import CommunicationClock
+from training.node.metrics.devices import DeviceWatch
+from training.recipe import Recipe
+
+
+class Meter:
+    """Knows the model, the data and the card; turns counts and seconds into rates."""
+
+    def __init__(
+        self, facts: ModelFacts, recipe: Recipe, train: Prepared, watch: DeviceWatch, clock: CommunicationClock
+    ) -> None:
+        self._facts, self._recipe, self._rows = facts, recipe, train.rows
+        self._watch, self._clock = watch, clock
+        self._span = attention_span(train.lengths)
+
+    def measured(self, step: int, tokens: int, positions: float, seconds: float, ranks: int) -> dict[str, Any]:
+        """What follows, in the line of a step, from its time over all ranks; `positions` are its tokens and padding."""
+        useful, executed, layers = tokens / seconds, positions / seconds, self._facts.layers
+        mfu, hfu = utilization(
+            self._facts,
+            useful_per_s=useful,
+            executed_per_s=executed,
+            length=self._span,
+            checkpointed=self._recipe.checkpointed(layers) / max(1, layers),
+            card=self._watch.card,
+            cards=ranks,
+        )
+        seen = step * self._recipe.global_batch
+        return {
+            "tokens_per_s": round(useful, 1),
+            "samples": seen,
+            "epoch": round(seen / self._rows, 4),
+            "step_s": round(seconds, 4),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "padded_tokens_per_s": round(executed, 1),
+            "mfu": mfu,
+            "hfu": hfu,
+            "communication_share": self._clock.share(),
+            "gpu_utilization": self._watch.utilization(),
+        }
+
+
+def held_gib() -> tuple[float, float]:
+    """Most this process has held, and most that torch's allocator has taken: of the GPU, or resident and 0 where there
+    is none."""
+    accelerator = get_accelerator()
+    if accelerator.device_name() != "cuda":
+        return _peak_resident_gib(), 0.0
+    return accelerator.max_memory_allocated() / 2**30, accelerator.max_memory_reserved() / 2**30
+
+
+def _peak_resident_gib() -> float:
+    """Linux tells it of the program alone; what getrusage tells is never below what the process was started from held
+    (proc_pid_status(5), getrusage(2))."""
+    try:
+        told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    except OSError:
+        per_gib = 2**30 if sys.platform == "darwin" else 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / per_gib
+    return int(told["VmHWM"].split()[0]) / 2**20

@@ -1,0 +1,78 @@
+"""What a run took against its plan, written into its folder for the plans of later runs.
+
+    python -m training.node.metrics.against_plan --run DIR
+
+The supervisor runs it when a run is over. Standard library and our own pure modules only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.events import EVENTS, Resumed, parse_rows
+from training.launch import parse_launch
+from training.plan.measured import Measured, PaceWatch, measure, text
+from training.run_folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
+
+PLAIN = {"base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1}
+"""Four bits cost time of their own, half the bytes spare some, and of replicas that learn apart one step in many has
+the whole of their meeting."""
+
+
+def measured(run: Path, now: float) -> Measured | None:
+    """What came of a run; None where nothing can be said of it: it was profiled or debugged, has no plan, or too few
+    steps."""
+    try:
+        launch = parse_launch((run / LAUNCH).read_text(encoding="utf-8"))
+        predicted = json.loads((run / "plan.json").read_text(encoding="utf-8"))["predicted"]
+        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        strategy = recipe["strategy"]
+        rows, _, _ = parse_metrics((run / METRICS).read_bytes())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if launch.profile or launch.debug_rank is not None or not isinstance(predicted, dict) or not _is_plain(recipe):
+        return None
+    ranks, resumed = launch.world_size, resumed_from(run)
+    return measure(run.name, rows, predicted, time=now, strategy=strategy, ranks=ranks, resumed=resumed)
+
+
+def _is_plain(recipe: Mapping[str, Any]) -> bool:
+    """Whether its steps are all alike, and like those of other runs of its strategy: plans learn from such alone."""
+    return all(recipe.get(key, value) == value for key, value in PLAIN.items())
+
+
+def resumed_from(run: Path) -> list[int]:
+    """The steps its starts went on from."""
+    events = run / EVENTS
+    told = parse_rows(events.read_text(encoding="utf-8", errors="replace")) if events.exists() else []
+    return [each.event.step for each in told if isinstance(each.event, Resumed)]
+
+
+def pace_watch(run: Path) -> PaceWatch:
+    """Of a run that begins: by its plan, where that was made for as many ranks and nothing slows it on purpose."""
+    try:
+        launch = parse_launch((run / LAUNCH).read_text(encoding="utf-8"))
+        predicted = json.loads((run / "plan.json").read_text(encoding="utf-8"))["predicted"]
+        together = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")).get("sync_every", 1) == 1
+        planned = float(predicted["step_s"]) if together and predicted["ranks"] == launch.world_size else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return PaceWatch(None)
+    return PaceWatch(None if launch.profile or launch.debug_rank is not None else planned)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="the run folder")
+    run: Path = parser.parse_args().run.resolve()
+    if (found := measured(run, time.time())) is not None:
+        write_atomically(run / MEASURED, text(found))
+
+
+if __name__ == "__main__":
+    main()

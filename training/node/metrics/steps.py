@@ -1,0 +1,116 @@
+"""metrics.jsonl: one object per optimizer step and per evaluation, appended by rank 0, safe to read while it grows.
+
+A step has the key `loss`, an evaluation `validation_loss`; both have `step`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What one optimizer step did. `tokens` (without padding) and `samples` count from the run's start."""
+
+    step: int
+    """From 1: the number of optimizer steps done, this one included."""
+    total_steps: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    tokens_per_s: float
+    """Useful ones, over all ranks: padding does not count."""
+    samples: int
+    epoch: float
+    memory_gib: float
+    """Most that any rank has held: GPU memory on a GPU, resident memory without one."""
+    step_s: float
+    time: str
+    """UTC, ISO 8601."""
+    token_accuracy: float | None = None
+    """Share of this step's learned tokens that the model would have said itself."""
+    learned_tokens: int = 0
+    """Tokens of this step that count in the loss."""
+    padded_tokens_per_s: float | None = None
+    """All that went through the model, padding included."""
+    mfu: float | None = None
+    """Share of the GPUs' peak that the model itself needed; None where the peak is unknown."""
+    hfu: float | None = None
+    """The same with what was computed twice or on padding."""
+    communication_share: float | None = None
+    """Share of the step in which this rank waited for the others; None where it was not measured."""
+    gpu_utilization: float | None = None
+    """Mean over the step, 0 to 1; None without NVML."""
+    skipped: bool = False
+    """No update: fp16's gradient overflowed."""
+    memory_reserved_gib: float | None = None
+    """Most that torch has taken of any rank's GPU, holes between tensors included; None without a GPU."""
+
+    def line(self) -> str:
+        """For a person watching."""
+        accuracy = "" if self.token_accuracy is None else f"  accuracy {self.token_accuracy:.3f}"
+        mfu = "" if self.mfu is None else f"  MFU {self.mfu:.1%}"
+        return (
+            f"step {self.step}/{self.total_steps}  loss {self.loss:.4f}{accuracy}  lr {self.lr:.2e}  "
+            f"grad {self.grad_norm:.3f}  {self.tokens_per_s:.0f} tokens/s{mfu}  {self.step_s:.2f} s  "
+            f"{self.memory_gib:.1f} GiB{'  skipped: overflow' if self.skipped else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationMetrics:
+    """A look at the data kept out of training, after `step` optimizer steps."""
+
+    step: int
+    validation_loss: float
+    """Mean over the learned tokens."""
+    perplexity: float
+    token_accuracy: float
+    samples: int
+    seconds: float
+    time: str
+    """UTC, ISO 8601."""
+
+    def line(self) -> str:
+        """For a person watching."""
+        return (
+            f"step {self.step}  validation loss {self.validation_loss:.4f}  perplexity {self.perplexity:.2f}  "
+            f"accuracy {self.token_accuracy:.3f}  {self.samples} samples in {self.seconds:.1f} s"
+        )
+
+
+def row_of(metrics: StepMetrics | EvaluationMetrics) -> dict[str, Any]:
+    """The object of a line: JSON knows no infinity and no NaN, they become null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(metrics).items()
+    }
+
+
+def append(path: Path, metrics: StepMetrics | EvaluationMetrics) -> None:
+    """Write one line in one go, so that a reader never sees two halves."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row_of(metrics), allow_nan=False) + "\n")
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop what a resumed run will do again: the lines beyond `step`, and one cut short by a crash."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if _step(line) <= step]
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    fresh.replace(path)
+
+
+def _step(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

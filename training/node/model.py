@@ -1,0 +1,287 @@
+"""The model a run trains: the base model with what is trainable in it, giving its loss and never its logits.
+
+The quirks worked around here were read in deepspeed 0.19.8, transformers 5.23 and peft 0.21.2.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from deepspeed.utils import set_z3_leaf_modules
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from training.cost.flops import ModelFacts
+from training.cost.memory import NF4
+from training.cost.strategies import cost_of
+from training.isolation import CURE, mixing
+from training.node.attention import SEGMENTS, Segments
+from training.node.loss import fuse
+from training.recipe import Recipe, RecipeError
+
+if TYPE_CHECKING:
+    from training.data.collate import Batch
+
+DRAWN = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B")
+"""What a LoRA's first values are drawn for; DoRA's lengths are measured on the base weights."""
+
+
+class LossModel(nn.Module):
+    """Micro-batch in, fp32 [loss sum, correct predictions] out."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        super().__init__()
+        self.model = model
+        causal = causal_model(model)
+        self.decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
+        self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        targets: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        segments: Segments | None = None,
+    ) -> torch.Tensor:
+        return self.head_loss(self.hidden(input_ids, position_ids, attention_mask, segments), targets)
+
+    def hidden(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        segments: Segments | None = None,
+    ) -> torch.Tensor:
+        """What the head is given."""
+        isolation = {"attention_mask": attention_mask} if segments is None else {"segments": segments}
+        out = self.decoder[0](input_ids=input_ids, position_ids=position_ids, use_cache=False, **isolation)
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden
+
+
+def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
+    """A micro-batch as LossModel takes it, on `device`."""
+    names = ("input_ids", "position_ids", "targets", "attention_mask")
+    tensors = {name: getattr(batch, name) for name in names}
+    moved = {name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
+    segments = Segments.of(batch.position_ids, device) if batch.attention_mask is None else None
+    return {**moved, "segments": segments}
+
+
+def evaluated(loss_model: nn.Module, batches: Sequence[Batch], device: torch.device | str) -> torch.Tensor:
+    """What LossModel gives for `batches` together, in fp64: without gradient and without dropout."""
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    loss_model.eval()
+    with torch.no_grad():
+        for batch in batches:
+            total += loss_model(**inputs(batch, device))
+    loss_model.train()
+    return total
+
+
+def load(recipe: Recipe, model_dir: Path) -> nn.Module:
+    """The base model in the recipe's precision with its adapter around it; with `tuning = "full"` all of it
+    trainable, and no adapter.
+
+    The adapter's first values come from the recipe's seed and the modules' names: the same on every rank and under
+    every strategy.
+    """
+    dtype, attention = getattr(torch, recipe.dtype), attention_of(recipe.batching)
+    if recipe.base_precision == NF4:
+        from training.node import nf4  # bitsandbytes is slow to import, and loads CUDA
+
+        packed = nf4.on_every_node(model_dir, dtype)
+        base = nf4.load(packed, model_dir, dtype=dtype, attn_implementation=attention)
+        adapted = trainable(base, recipe, model_dir)
+        nf4.in_one_dtype(adapted, dtype)
+        return adapted
+    base = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=dtype, attn_implementation=attention, local_files_only=True
+    )
+    return trainable(base, recipe, model_dir)
+
+
+def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Module:
+    """`base` made ready to train."""
+    if reason := mixing(base.config.model_type, recipe):
+        raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
+    base.config.use_cache = False
+    layers = decoder_layers(base)
+    checkpointed = recipe.checkpointed(len(layers))
+    if checkpointed or recipe.gradient_checkpointing is True:
+        compute_again(base, layers, range(checkpointed))
+    if cost_of(recipe).WEIGHTS_PARTITIONED and checkpointed < len(layers):
+        # A leaf module whose input has no gradient is let go of before its own backward has run.
+        base.enable_input_require_grads()
+    # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
+    set_z3_leaf_modules(base, list({type(layer) for layer in layers}))
+    if recipe.tuning == "full":
+        return base.train()
+    # fp32 adapters would cost two thirds more activation memory; the optimizer's own copy is fp32 anyway.
+    adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
+    draw(adapted, recipe.seed)
+    return adapted.train()
+
+
+def decoder_layers(base: PreTrainedModel) -> list[nn.Module]:
+    """First to last."""
+    return [module for module in base.modules() if type(module).__name__ in base._no_split_modules]
+
+
+def compute_again(base: PreTrainedModel, layers: Sequence[nn.Module], chosen: Collection[int]) -> None:
+    """Of `layers`, which are all of the model's, those `chosen` keep no activations."""
+    # Not reentrant: the reentrant kind gives no gradient behind a frozen embedding.
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number in chosen
+
+
+def draw(adapted: PeftModel, seed: int) -> None:
+    """Each module's first LoRA values by its name alone: the same whatever else a rank holds, and in what order. On the
+    CPU and in fp32, whatever the device and the precision."""
+    for name, module in adapted.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        own = [p for part in DRAWN for p in getattr(module, part).parameters()]
+        places = [p.data for p in own]
+        for p in own:
+            p.data = torch.empty(p.shape)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8]))
+            module.reset_lora_parameters("default", init_lora_weights=True)
+        for p, place in zip(own, places, strict=True):
+            p.data = place.copy_(p.data)
+
+
+def attention_of(batching: str) -> str:
+    """What isolates the samples: a mask where each has a row of its own, their positions where they share rows."""
+    return "sdpa" if batching == "padded" else SEGMENTS
+
+
+def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraConfig:
+    """PEFT's configuration; RecipeError where the recipe names what the model does not have."""
+    lora = recipe.lora
+    names = {name.rsplit(".", 1)[-1] for name, _ in base.named_modules()}
+    wanted = {"lora.modules_to_save": lora.modules_to_save}
+    if not isinstance(lora.targets, str):
+        wanted["lora.targets"] = lora.targets
+    for key, asked in wanted.items():
+        if missing := [name for name in asked if name.rsplit(".", 1)[-1] not in names]:
+            linear = sorted(n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear))
+            known = ", ".join(dict.fromkeys(linear))
+            raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")
+    if recipe.base_precision == NF4 and (frozen := _linear_layers(base, lora.modules_to_save)):
+        raise RecipeError(
+            f"lora.modules_to_save: {', '.join(frozen)}: what base_precision {NF4} keeps in four bits cannot be "
+            "trained whole; name them in lora.targets instead, or take base_precision=dtype"
+        )
+    tied = bool(getattr(base.config, "tie_word_embeddings", False))
+    if tied and lora.trainable_tokens and "lm_head" in lora.targets:
+        raise RecipeError(
+            f"lora.trainable_tokens: {model_dir.name} shares its embedding with the head; change lm_head or the tokens"
+        )
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        modules_to_save=list(lora.modules_to_save) or None,
+        trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
+    )
+
+
+def _linear_layers(base: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """Which of these modules are linear layers, or hold some, apart from the head."""
+    head = base.get_output_embeddings()
+    inner = {
+        path: any(isinstance(m, nn.Linear) and m is not head for m in at.modules()) for path, at in base.named_modules()
+    }
+    return [name for name in names if any(inner[path] for path in inner if f".{path}".endswith(f".{name}"))]
+
+
+def token_rows(tokens: tuple[str, ...], model_dir: Path) -> list[int]:
+    """The embedding rows of `tokens`, each of which must be one token."""
+    if not tokens:
+        return []
+    vocabulary = AutoTokenizer.from_pretrained(model_dir, local_files_only=True).get_vocab()
+    if unknown := [token for token in tokens if token not in vocabulary]:
+        raise RecipeError(f"lora.trainable_tokens: {model_dir.name} has no token {', '.join(unknown)}")
+    return [vocabulary[token] for token in tokens]
+
+
+def config_writer(model: nn.Module) -> Callable[[Path], None]:
+    """What writes into a folder the configuration the weights need to be loaded."""
+    if isinstance(model, PeftModel):
+        return model.peft_config["default"].save_pretrained
+    causal = causal_model(model)
+
+    def write(folder: Path) -> None:
+        config = copy.deepcopy(causal.config)
+        config.use_cache = True  # off in training alone
+        config.save_pretrained(folder)
+        if causal.generation_config is not None:
+            causal.generation_config.save_pretrained(folder)
+
+    return write
+
+
+def causal_model(model: nn.Module) -> PreTrainedModel:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What is trained, by the names that PEFT, or transformers for a whole model, writes into its files."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not isinstance(model, PeftModel):
+        return parameters
+    # PEFT alone knows which name becomes which: it is handed the names in place of the tensors.
+    everything = {name: name for name in model.state_dict()} | {name: name for name in parameters}
+    written = get_peft_model_state_dict(model, state_dict=everything, save_embedding_layers=False)
+    return {file_name: parameters[name] for file_name, name in written.items() if name in parameters}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A whole model as it will be trained, known without loading it: what a rank holds of it plays no part."""
+
+    facts: ModelFacts
+    shapes: Mapping[str, torch.Size]
+    """Of what is trained, by NAME as in TrainableState."""
+
+
+def outline(recipe: Recipe, model_dir: Path) -> Outline:
+    """Counted on tensors without memory; before a strategy is built, for ZeRO-3 has transformers divide every model."""
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        whole = trainable(AutoModelForCausalLM.from_config(config), recipe, model_dir)
+    return Outline(facts(whole), {name: p.shape for name, p in trainable_parameters(whole).items()})
+
+
+def facts(model: nn.Module) -> ModelFacts:
+    """Counted on a whole model."""
+    causal = causal_model(model)
+    config = causal.config
+    added = (".lora_", ".trainable_tokens_delta", ".modules_to_save.")
+    base = [(name, p) for name, p in model.named_parameters() if not any(part in name for part in added)]
+    tied = getattr(config, "tie_word_embeddings", False)
+    embedding = set() if tied else {id(p) for p in causal.get_input_embeddings().parameters()}
+    heads = config.num_attention_heads
+    return ModelFacts(
+        parameters=sum(p.numel() for _, p in base),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        matmul_parameters=sum(p.numel() for _, p in base if p.dim() == 2 and id(p) not in embedding),
+        layers=config.num_hidden_layers,
+        attention_width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+    )

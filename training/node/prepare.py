@@ -1,0 +1,140 @@
+"""Prepare a run's data before any rank starts, on the head.
+
+    python -m training.node.prepare --run /data/runs/RUN_ID [--skip-bad]
+
+reads recipe.toml and data/ of the run folder and the tokenizer of the base model; makes data/prepared/train and,
+where the recipe keeps some records for validation, data/prepared/validation, from a cache if they were made
+before. Writes data/report.json and prints the same, one line of JSON, last. Exit code 2 where the data cannot be
+trained on, with the reasons on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training.data import hub, limits
+from training.data.cache import drop_unused, mark_used
+from training.data.readers import Bad
+from training.data.sample import DataError
+from training.exit_codes import FINISHED
+from training.node import attached
+from training.recipe import RecipeError, read_recipe
+
+GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="the run folder")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad records out instead of stopping")
+    parser.add_argument("--attached", action="store_true", help="end with standard input: whoever asked has gone")
+    args = parser.parse_args()
+    if args.attached:
+        attached.end_with_input()
+    try:
+        answer = prepare(args.run.resolve(), args.skip_bad)
+    except (RecipeError, DataError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(json.dumps(answer, ensure_ascii=False), flush=True)
+    sys.exit(FINISHED)
+
+
+def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
+    """The whole preparation; gives what there is to say about data, model and machine."""
+    from transformers import AutoTokenizer
+
+    from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
+    from training.data.encode import Encoder
+    from training.data.prepared import open_prepared
+
+    recipe = read_recipe(run / "recipe.toml")
+    models = models_folder(run)
+    model_dir = models / recipe.model_dir
+    shape = model_shape(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
+    limits.check_settings(shape, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
+    source = raw_data(run / "data", models.parent / "cache" / "datasets")
+    bad = Bad(skip_bad)
+    entry = cached(source, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
+    parts = (TRAIN, VALIDATION) if recipe.validation.fraction else (TRAIN,)
+    made = {part: open_prepared(entry / part) for part in parts}
+    limits.check_ids(shape, recipe, tokenizer, max(one.largest_id for one in made.values()))
+    link(entry, run / "data" / "prepared")
+    reports = {part: asdict(one.report) for part, one in made.items()}
+    answer = {
+        "report": reports[TRAIN],
+        "validation": reports.get(VALIDATION),
+        "skipped": bad.shown,
+        "model": shape,
+        "machine": machine(run),
+    }
+    (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    return answer
+
+
+def models_folder(run: Path) -> Path:
+    """Where base models lie, as the launch says; beside the runs where nothing does."""
+    try:
+        launch = json.loads((run / "launch.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        launch = {}
+    return Path(launch.get("models") or run.parent.parent / "models")
+
+
+def raw_data(folder: Path, downloads: Path) -> Path:
+    """The run's data as the user gave them: data/train.SUFFIX or the folder data/train. A train.hub holds the name
+    of a data set of the Hub, which is downloaded."""
+    found = sorted(path for path in folder.glob("train*") if path.stem == "train")
+    if len(found) != 1:
+        raise DataError(f"{folder} should hold one train file or folder, and holds {len(found)}")
+    if found[0].suffix == hub.POINTER:
+        kept = hub.download(found[0].read_text(encoding="utf-8"), downloads)
+        mark_used(kept)
+        drop_unused(downloads.glob("*/*"))
+        return kept
+    return found[0]
+
+
+def model_shape(model_dir: Path) -> dict[str, Any]:
+    """config.json of the base model as it is."""
+    try:
+        shape: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"no base model at {model_dir}: its config.json cannot be read ({error})") from error
+    return shape
+
+
+def machine(folder: Path) -> dict[str, Any]:
+    """What this machine has: GPUs by name and GiB, RAM, room on the disk of `folder`."""
+    return {
+        "gpus": gpus(),
+        "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "disk_free_gib": round(shutil.disk_usage(folder).free / 2**30, 1),
+    }
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name and memory of each NVIDIA GPU; none where there is no driver."""
+    try:
+        answer = subprocess.run(GPU_QUERY, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = []
+    for line in answer.splitlines():
+        name, _, mib = line.rpartition(",")
+        found.append({"name": name.strip(), "memory_gib": round(int(mib) / 1024, 2) if mib.strip().isdigit() else None})
+    return found
+
+
+if __name__ == "__main__":
+    main()

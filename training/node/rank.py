@@ -1,0 +1,143 @@
+"""This process among the ranks: its words, and agreeing with the others. Runs on a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from training import foreign
+from training.causes import CauseKind
+from training.events import Failed, emit
+from training.exit_codes import FAILED, PEER_LOST
+from training.launch import MASTER_PORTS
+from training.node.checkpoint import CheckpointError
+from training.node.diagnosis import debug
+from training.node.diagnosis.progress import ProgressFile
+from training.node.heartbeat import LIMIT_S, Heartbeat, Place
+
+T = TypeVar("T")
+
+
+def place_of(environ: Mapping[str, str]) -> Place:
+    """Who this process is, from what DeepSpeed's launcher sets; the heartbeat has the port after the master's."""
+    return Place(
+        rank=int(environ.get("RANK", "0")),
+        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        node=socket.gethostname(),
+        head=environ.get("MASTER_ADDR", "127.0.0.1"),
+        port=int(environ.get("MASTER_PORT", MASTER_PORTS[0])) + 1,
+    )
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed only because a partner went away; the cause is to be found on that one."""
+    return isinstance(error, RuntimeError) and foreign.lost_peer(str(error))
+
+
+class Rank:
+    """One rank of one run. rank_start keeps what it prints in its own log and passes it to the launcher."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        launch = run / "launch.json"
+        self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
+        self.place = place_of(os.environ)
+        limit_s = debug.PATIENCE_S if debug.debugged(self.launch) else LIMIT_S
+        self.heartbeat = Heartbeat(self.place, self.note_failure, limit_s)
+        self.progress = ProgressFile(run, self.place.rank)
+        self._sigterm = False
+
+    @property
+    def is_head(self) -> bool:
+        return self.place.rank == 0
+
+    def say(self, text: str) -> None:
+        """Once for the whole run, for whoever follows it."""
+        if self.is_head:
+            print(text, flush=True)
+
+    def note_failure(self, failed: Failed, told: str = "") -> None:
+        """Say why this rank ends, after all else there is to tell (`told`), and leave it in logs/failure-rank-N.txt.
+
+        Said first: where the disk is full, the words still reach the launcher.
+        """
+        reason = f"{told}{failed.reason.rstrip()}"
+        print(f"{self.place}: {reason}", flush=True)
+        emit(replace(failed, reason=(reason.splitlines() or [""])[-1]))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            logs = self.run / "logs"
+            logs.mkdir(exist_ok=True)
+            (logs / f"failure-rank-{self.place.rank}.txt").write_text(f"{now} {self.place}\n{reason}\n", "utf-8")
+        except OSError as error:
+            print(f"{self.place}: its failure could not be written down: {error}", flush=True)
+
+    def listen_for_sigterm(self) -> None:
+        def asked(*_: object) -> None:
+            self._sigterm = True
+
+        signal.signal(signal.SIGTERM, asked)
+
+    def stop_asked(self) -> bool:
+        """Whether this rank knows of a wish to stop; the ranks agree on it in every step."""
+        return self._sigterm or (self.is_head and (self.run / "stop").exists())
+
+    def same_everywhere(self, what: Mapping[str, str]) -> None:
+        """RuntimeError names the rank whose value differs from rank 0's."""
+        everyone: list[Any] = [None] * self.place.world_size
+        dist.all_gather_object(everyone, (str(self.place), dict(what)))
+        for who, values in everyone:
+            for key, value in values.items():
+                if value != everyone[0][1][key]:
+                    raise RuntimeError(
+                        f"{who} has another {key} than rank 0: {value[:12]}, not {everyone[0][1][key][:12]}"
+                    )
+
+    def on_head(self, work: Callable[[], T]) -> T:
+        """What `work` gives on rank 0, on every rank; its CheckpointError is raised on every rank too."""
+        outcome: list[Any] = [None, None]
+        if self.is_head:
+            try:
+                outcome[0] = work()
+            except CheckpointError as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def give_up(self, error: Exception) -> NoReturn:
+        """End after an error that nobody foresaw: with its traceback, and the others told why."""
+        lost = lost_peer(error)
+        reason = "lost contact with another rank" if lost else f"{type(error).__name__}: {error}"
+        cause: CauseKind = "peer_lost" if lost else foreign.meaning_of(error)
+        self.note_failure(Failed(cause, reason), traceback.format_exc())
+        self.heartbeat.fail(reason.splitlines()[0])
+        self.leave(PEER_LOST if lost else FAILED)
+
+    def leave_together(self, code: int) -> NoReturn:
+        """End this process when every rank is about to; all of them know the code."""
+        self.heartbeat.finish()
+        dist.barrier()
+        if self.is_head:
+            time.sleep(1)  # it holds the stores: the others are past the barrier and gone by then
+        self.leave(code)
+
+    def leave(self, code: int) -> NoReturn:
+        """End at once: after a failure, destructors of a broken process group may wait for ever."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

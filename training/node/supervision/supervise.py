@@ -1,0 +1,341 @@
+"""Start a run's ranks, watch them, end them all when one is lost, and keep status.json true.
+
+`python -m training.node.supervision.supervise --run DIR`, on the head in the run's systemd unit, or anywhere
+for `--here`.
+SIGTERM asks the ranks to save and leave. Standard library only: it must work when everything else is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import queue
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from training import reclaim
+from training.causes import Cause
+from training.events import EVENTS, OffPlan, Told, row_of
+from training.launch import (
+    LONGEST_STOP_S,
+    STOP_GRACE_S,
+    Host,
+    Launch,
+    parse_launch,
+    runner_argv,
+    sweep_command,
+)
+from training.node.diagnosis.hang import StallWatch
+from training.node.diagnosis.progress import FOLDER as PROGRESS
+from training.node.diagnosis.progress import read_progress
+from training.node.diagnosis.xid import parse_xid
+from training.node.supervision import afterwards, hung_run
+from training.node.supervision.end_processes import sweep
+from training.node.supervision.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
+from training.node.supervision.node_ssh import (
+    PING_TIMEOUT_S,
+    NodeError,
+    answers,
+    master_port,
+    on_hosts,
+    on_node,
+    ssh,
+    ssh_port,
+)
+from training.node.supervision.readying import RESERVE, ready
+from training.run_folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+
+PING_EVERY_S, PING_MISSES = 5.0, 3
+STATUS_EVERY_S = 5.0
+SETTLE_S = 3.0
+"""How long to listen on after a failure: the others' last words, and the cause behind it."""
+SETTLE_SECONDARY_S = PING_MISSES * (PING_EVERY_S + PING_TIMEOUT_S) + 6
+"""The same after what is usually a consequence: until a node that is gone has been missed, which ssh notices after 15
+to 20 seconds and the pings later still."""
+XID_S = 15.0
+RESERVE_BYTES = 256 * 1024
+
+
+class Supervisor:
+    """One run from its start to its end."""
+
+    def __init__(self, run_dir: Path, notices: Path = reclaim.FOLDER) -> None:
+        self.run_dir = run_dir
+        self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
+        self.seen = Observation(self.launch)
+        self.events: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.stop_requested_at: float | None = None
+        self.stall = StallWatch(0 if self.launch.debug_rank is not None else self.launch.hang_s)
+        now = time.time()
+        self.reclaims = reclaim.Reclaims(tuple(host.name for host in self.launch.hosts), now, notices)
+        self.leave_by = math.inf
+        """By the monotonic clock: when the ranks must have left because a node goes."""
+        self.status = Status(
+            self.launch.run_id,
+            "starting",
+            started=now,
+            updated=now,
+            supervisor_pid=os.getpid(),
+            price_h=self.launch.price_h,
+            currency=self.launch.currency,
+            spent_before=self.launch.spent_before,
+        )
+
+    def request_stop(self, *_: object) -> None:
+        """SIGTERM: the ranks see the `stop` file, save and leave; the grace period starts."""
+        if self.stop_requested_at is None:
+            self.stop_requested_at = time.monotonic()
+            self.events.put(("stop", ""))
+
+    def main(self) -> int:
+        """Returns 0 for a run that finished or was stopped, 1 for a failed one."""
+        (self.run_dir / "logs").mkdir(exist_ok=True)
+        (self.run_dir / STOP).unlink(missing_ok=True)
+        (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
+        for folder in (PROGRESS, PROFILE):
+            shutil.rmtree(self.run_dir / folder, ignore_errors=True)
+        self._write_status()
+        end, code = self._run()
+        self._write_end(end, code)
+        afterwards.evaluate(self.launch)
+        return 0 if end.state in {"finished", "stopped"} else 1
+
+    def _run(self) -> tuple[Verdict, int | None]:
+        """From the first look at the nodes to the last rank's end; the launcher's exit code where it was started."""
+        try:
+            if not self.reclaims.look(time.time(), self.launch.stop_grace_s):
+                ready(self.launch)
+                self.reclaims.look(time.time(), self.launch.stop_grace_s)
+            if not self.reclaims.known:
+                return self._supervise()
+        except NodeError as error:
+            if not self.reclaims.look(time.time()):
+                reason = f"node {error.node} is not ready: {error}"
+                return Verdict("failed", reason, Cause("not_ready"), node=error.node), 1
+        cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
+        return Verdict("stopped", self.reclaims.not_started, cause), None
+
+    def _supervise(self) -> tuple[Verdict, int | None]:
+        # on a machine of many uses two runs may start at once; a head has its ports to itself
+        skip = os.getpid() if self.launch.here else 0
+        argv = runner_argv(self.launch, master_port(self.launch.hosts[0].name, skip))
+        print(shlex.join(argv), flush=True)
+        launcher = subprocess.Popen(
+            argv,
+            cwd=self.run_dir,
+            env={**os.environ, **self.launch.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert launcher.stdout is not None
+        threading.Thread(target=self._read, args=(launcher.stdout,), daemon=True).start()
+        for host in () if self.launch.here else self.launch.hosts[1:]:
+            threading.Thread(target=self._ping, args=(host,), daemon=True).start()
+        self._watch(launcher)
+        code = launcher.poll()
+        if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.symptoms():
+            self._ask_drivers()
+        end = verdict(self.seen, self.stop_requested_at is not None, code)
+        if self.reclaims.known and end.state == "stopped":
+            cause = self.reclaims.cause(end.cause.saved is True, reclaim.newest_step(self.run_dir))
+            end = replace(end, reason=self.reclaims.ending(cause), cause=cause)
+        self._end_all(launcher)
+        return end, code
+
+    def _ask_drivers(self) -> None:
+        """What the kernel of every node that answers has heard of its GPUs since the run started."""
+        argv = [self.launch.python, "-m", "training.node.diagnosis.xid", "--since", f"{self.status.started:.0f}"]
+        command = f"cd {shlex.quote(str(self.run_dir))} && {shlex.join(argv)}"
+
+        def ask(host: Host) -> None:
+            if lines := on_node(self.launch, host.name, command, XID_S).splitlines():
+                self.seen.xids[host.name] = [parse_xid(line) for line in lines]
+
+        answering = tuple(host for host in self.launch.hosts if host.name not in self.seen.lost_nodes)
+        for error in on_hosts(answering, ask):
+            print(f"no word from the driver on {error.node}: {error}", file=sys.stderr, flush=True)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        """Thread: the launcher's output, into its log and to the main thread."""
+        with (self.run_dir / LAUNCHER_LOG).open("ab", buffering=0) as log:
+            writable = True
+            for line in stream:
+                try:
+                    if writable:
+                        log.write(line)
+                except OSError as error:
+                    writable = False
+                    print(f"{LAUNCHER_LOG}: {error}", file=sys.stderr, flush=True)
+                self.events.put(("line", line.decode("utf-8", errors="replace").rstrip("\r\n")))
+
+    def _ping(self, host: Host) -> None:
+        """Thread: notice a node that vanished. ssh's keepalive does too, but only for idle connections."""
+        misses = 0
+        while misses < PING_MISSES:
+            time.sleep(PING_EVERY_S)
+            try:
+                there = answers(host.private_address, ssh_port(host.name))
+            except NodeError as error:  # ssh's own configuration could not be read
+                print(f"{host.name}: {error}", file=sys.stderr, flush=True)
+                there = False
+            misses = 0 if there else misses + 1
+        self.events.put(("lost", host.name))
+
+    def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
+        """Until the run has ended, one way or another."""
+        failed_at: float | None = None
+        ended_at: float | None = None
+        while True:
+            self._take_event()
+            self._heed_notices()
+            now = time.monotonic()
+            if time.time() - self.status.updated > STATUS_EVERY_S:
+                self._refresh()
+            if self.stop_requested_at and (now - self.stop_requested_at > self._stop_grace_s() or now > self.leave_by):
+                return
+            if symptoms := self.seen.symptoms():
+                failed_at = failed_at or now
+                settle = SETTLE_S if symptoms[0].weight < SECONDARY else SETTLE_SECONDARY_S
+                if now - failed_at > settle or self.seen.all_ended:
+                    return
+            elif not self.stop_requested_at and (silent_s := self.stall.take(read_progress(self.run_dir, 0), now)):
+                self.seen.hung = hung_run.ask_why(self.launch, self.seen.started, silent_s)
+            if self.seen.all_ended or launcher.poll() is not None:
+                ended_at = ended_at or now
+                if self.events.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
+                    return
+
+    def _heed_notices(self) -> None:
+        """A node is to be taken back: what a stop does, within the time that is left."""
+        if self.reclaims.look(time.time(), self._stop_grace_s()):
+            self.leave_by = time.monotonic() + self.reclaims.left_s(time.time())
+            self.status = self.status.changed(reason=self.reclaims.stopping, cause=self.reclaims.cause())
+            self._refresh()
+            print(self.reclaims.stopping, flush=True)
+            self.request_stop()
+
+    def _stop_grace_s(self) -> float:
+        """As planned; longer where three steps at the pace so far, and a minute to save, are more than that."""
+        planned = self.launch.stop_grace_s
+        if (step_s := self.stall.median_s) is None:
+            return planned
+        return max(planned, min(3 * step_s + STOP_GRACE_S, LONGEST_STOP_S))
+
+    def _take_event(self) -> None:
+        try:
+            kind, text = self.events.get(timeout=0.5)
+        except queue.Empty:
+            return
+        if kind == "line":
+            if told := self.seen.take(text):
+                self._keep(told)
+                self._heed_pace(told)
+        elif kind == "lost":
+            self.seen.lose(text)
+        else:
+            (self.run_dir / STOP).touch()
+        if self.status.state == "starting" and len(self.seen.started) == self.launch.world_size:
+            self.status = self.status.changed(state="running")
+            self._refresh()
+
+    def _keep(self, told: Told) -> None:
+        """An event of a rank, for whoever looks from outside and for the report."""
+        try:
+            with (self.run_dir / EVENTS).open("a", encoding="utf-8") as file:
+                file.write(row_of(told, time.time()))
+        except OSError as error:
+            print(f"{EVENTS}: {error}", file=sys.stderr, flush=True)
+
+    def _heed_pace(self, told: Told) -> None:
+        """A rank says that the run is far from its plan: whoever looks from outside is to know."""
+        if isinstance(told.event, OffPlan):
+            pace = {"planned_step_s": told.event.planned_s, "measured_step_s": told.event.measured_s}
+            self.status = self.status.changed(**pace)
+            self._refresh()
+
+    def _end_all(self, launcher: subprocess.Popen[bytes]) -> None:
+        """No rank is left on any node that answers.
+
+        The launcher goes first and without a word: asked kindly, DeepSpeed's runner would `pkill` by pattern.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        if self.launch.here:
+            sweep(str(self.run_dir))
+            return
+        lost = set(self.seen.lost_nodes)
+        reachable = tuple(host for host in self.launch.hosts if host.name not in lost)
+        for error in on_hosts(reachable, lambda host: ssh(host.name, sweep_command(self.launch), 20)):
+            print(f"could not end the ranks on {error.node}: {error}", file=sys.stderr, flush=True)
+            lost.add(error.node)
+        others = tuple(host for host in self.launch.hosts[1:] if host.name not in lost)
+        # profiles are large, and the machines may go
+        afterwards.collect(replace(self.launch, profile="") if self.reclaims.known else self.launch, others)
+
+    def _last_lines(self, end: Verdict) -> tuple[str, ...]:
+        """The failing rank's last words: from its own log, which also has what it did not say aloud."""
+        if end.rank is None or end.node is None or end.node in self.seen.lost_nodes:
+            return end.last_lines
+        command = f"tail -n {LAST_LINES} {shlex.quote(str(self.run_dir))}/logs/rank-{end.rank}.log"
+        try:
+            text = on_node(self.launch, end.node, command, 10)
+        except NodeError as error:
+            print(f"no log of rank {end.rank}: {error}", file=sys.stderr, flush=True)
+            return end.last_lines
+        return tuple(text.splitlines()) or end.last_lines
+
+    def _refresh(self) -> None:
+        self.status = self.status.changed(updated=time.time())
+        self._write_status()
+
+    def _write_status(self) -> None:
+        try:
+            write_atomically(self.run_dir / STATUS, status_text(self.status))
+        except OSError as error:
+            print(f"{STATUS}: {error}", file=sys.stderr, flush=True)
+
+    def _write_end(self, end: Verdict, code: int | None) -> None:
+        """The last status, written even when the disk is full: that is what the reserve is for."""
+        (self.run_dir / RESERVE).unlink(missing_ok=True)
+        now = time.time()
+        self.status = self.status.changed(
+            state=end.state,
+            reason=end.reason,
+            cause=end.cause,
+            exit_code=code,
+            updated=now,
+            ended=now,
+            failed_rank=end.rank,
+            failed_node=end.node,
+            last_lines=self._last_lines(end),
+        )
+        self._write_status()
+        print(f"{end.state}{end.reason and f': {end.reason}'}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--notices", type=Path, default=reclaim.FOLDER, help="where nodes leave the cloud's notices")
+    arguments = parser.parse_args()
+    supervisor = Supervisor(arguments.run.resolve(), arguments.notices)
+    signal.signal(signal.SIGTERM, supervisor.request_stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return supervisor.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

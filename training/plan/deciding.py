@@ -1,0 +1,71 @@
+"""What a recipe leaves to the plan is decided from the same facts as the rest of it, before the launch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from training.cost.shape import ModelShape, PlanError
+from training.cost.strategies import cost_of
+from training.plan.facts import Facts, corrected, known_rates
+from training.plan.machines import Machines, Workload, room
+from training.plan.options import Search, choose
+from training.recipe import Pipeline, Recipe, with_changes
+
+
+def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe with nothing left open, and what was chosen, why; that is empty where nothing was open.
+
+    Where nothing fits it is what lacks least: the plan says so then. Raises PlanError where no strategy can run it.
+    """
+    if not recipe.left_open:
+        return recipe, {}
+    report = facts.report
+    has = facts.card.bytes if facts.card else facts.ram_bytes / facts.ranks_per_node
+    usable, spare = room(has, gpu=facts.card is not None)
+    machines = Machines(
+        facts.ranks,
+        facts.ranks_per_node,
+        facts.card.name if facts.card else None,
+        has,
+        usable,
+        spare,
+        facts.ram_bytes,
+        known_rates(facts),
+        corrections=corrected(facts),
+    )
+    work = Workload(report["rows"], report["tokens"], report["longest"], facts.span)
+    choice = choose(facts.shape, recipe, machines, work, recipe.auto)
+    if all(option.refused for option in choice.options):
+        raise PlanError(choice.reason)
+    chosen = choice.chosen or min(choice.options, key=lambda option: (bool(option.refused), option.missing_gib))
+    values = {key: value for key, value in chosen.values.items() if key in recipe.left_open}
+    return with_changes(recipe, **values, auto=()), {"settings": values, "reason": choice.reason}
+
+
+def decided_again(
+    recipe: Recipe, shape: ModelShape, machines: Machines, work: Workload, left: Collection[str]
+) -> tuple[Recipe, str]:
+    """A run's recipe for the machines it goes on with: as it is, while that fits them; else with the keys in `left`
+    decided anew, and why. Where nothing fits it stays as it is, and the reason says that."""
+    now = Search(shape, recipe, machines, work).option(recipe)
+    if now.fits or not left:
+        return recipe, ""
+    if "strategy" in left:
+        left = {*left, *(f"pipeline.{key}" for key, value in recipe.pipeline if not value)}
+    emptied = with_changes(
+        recipe, **{f"pipeline.{key}": value for key, value in Pipeline() if f"pipeline.{key}" in left}
+    )
+    choice = choose(shape, emptied, machines, work, left)
+    lacks = now.refused or f"{now.missing_gib:.1f} GiB of memory are missing a rank"
+    if choice.chosen is None:
+        return recipe, f"{lacks}, and {choice.reason}"
+    values = {key: value for key, value in choice.chosen.values.items() if key in left}
+    return with_changes(emptied, **values), f"as it was, {lacks} on {machines.ranks} ranks; {choice.reason}"
+
+
+def layout_keys(recipe: Recipe, shape: ModelShape, ranks: int) -> tuple[str, ...]:
+    """The keys of a pipeline's table where so many ranks cannot be its stages; empty where they can."""
+    if not recipe.staged or not cost_of(recipe).misfit(shape, recipe, ranks):
+        return ()
+    return tuple(f"pipeline.{key}" for key, _ in recipe.pipeline)

@@ -1,0 +1,94 @@
+"""What options are reckoned for: the machines and the data, as far as anybody knows. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from training.cost.memory import PROCESS, RESERVED, Memory
+from training.cost.pace import Rates
+from training.plan.measured import NONE, Corrections
+from training.plan.running import SYSTEM, TIGHT
+
+
+def room(has: float, gpu: bool) -> tuple[float, float]:
+    """Of the bytes that a card, or a rank of the RAM, has: what may be filled, and what of it is better left free."""
+    return has - (RESERVED if gpu else PROCESS), 0.0 if has == inf else (1 - TIGHT) * has
+
+
+@dataclass(frozen=True)
+class RankCard:
+    """A rank's card, where not all are of one kind."""
+
+    card: str
+    has_bytes: float
+    usable_bytes: float
+    flops: float | None
+    """In 16 bits; None where nobody knows."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where ranks would run, as far as anybody knows."""
+
+    ranks: int
+    ranks_per_node: int
+    card: str | None
+    """As its driver names it; None where the ranks compute on the CPU."""
+    card_bytes: float
+    """What a card has, or of a node's RAM a rank; inf where nobody knows."""
+    usable_bytes: float
+    """What may be filled of it: the process itself and its reserve left out."""
+    spare_bytes: float
+    """What is better left free of that, where it can be: an estimate is no measurement."""
+    ram_bytes: float
+    """Of a node; inf where nobody knows."""
+    rates: Rates
+    """Of a card in 16 bits, and between two ranks."""
+    flops_from: str = ""
+    """Where the card's rate is known from; empty where it is not."""
+    link_from: str = ""
+    weakest: str = ""
+    """The number that all times stand and fall with; empty where that was measured."""
+    price_h: float | None = None
+    """Of all machines together."""
+    currency: str = ""
+    mixed: tuple[RankCard, ...] = ()
+    """Every rank's card in rank order, where they are of different kinds: `card`, its bytes and `rates.flops` are then
+    the weakest's, by which all strategies go whose ranks do the same."""
+    corrections: Corrections = NONE
+    """By what runs on such machines took."""
+
+    def usable_by_stage(self, stages: int) -> tuple[float, ...]:
+        """What may be filled of the cards of each stage of a model; its copies are ranks one after another."""
+        each = [card.usable_bytes for card in self.mixed]
+        return tuple(min(each[stage::stages], default=self.usable_bytes) for stage in range(stages))
+
+    def has_by_stage(self, stages: int) -> tuple[float, ...]:
+        """What the smallest of these cards have."""
+        each = [card.has_bytes for card in self.mixed]
+        return tuple(min(each[stage::stages], default=self.card_bytes) for stage in range(stages))
+
+    def with_room(self, more: float) -> Machines:
+        """With so many bytes more to fill on every card."""
+        mixed = tuple(replace(card, usable_bytes=card.usable_bytes + more) for card in self.mixed)
+        return replace(self, usable_bytes=self.usable_bytes + more, mixed=mixed)
+
+    def missing_bytes(self, memory: Memory, usable_bytes: float) -> float:
+        """For a rank that holds so much: of a card of which so much may be filled, or of a node's RAM; below 0 what is
+        left."""
+        ram = memory.host * self.ranks_per_node + memory.saved
+        if self.card is None:
+            return memory.total + ram / self.ranks_per_node - usable_bytes
+        return max(memory.total - usable_bytes, ram + SYSTEM - self.ram_bytes if ram else -inf)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The data: how many rows they fill, and the longest record."""
+
+    rows: int
+    tokens: int
+    longest: int
+    span: float | None = None
+    """How many tokens attention spans, seen from a token; None where that is not known."""

@@ -1,0 +1,118 @@
+"""How a model may lie in the stages of a pipeline on given machines: the ways worth comparing. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from training.cost.shape import ModelShape
+from training.cost.split import Filling, Split, even, fillings, first_so_many, shared_out
+from training.cost.strategies.pipeline import Stage, stage_memory, stage_time
+from training.cost.strategies.zero0 import MicroBatch
+from training.data.order import micro_steps
+from training.plan.machines import Machines
+from training.recipe import Pipeline, Recipe
+
+DEPTHS = (1.0, 1.5, 2.0)
+"""Micro-batches held, of those that 1F1B holds: more hide a slow link, and take memory."""
+ANY_RATE = 1e12
+"""FLOP/s where nobody knows the cards': the layers lie the same for any rate that all have."""
+MOVED_A_FLOP = 0.015
+"""Bytes that a card's memory moves for each of them, where nobody knows: an A10's."""
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A recipe for some machines, whose layers are to be shared out; what its table says already is kept."""
+
+    shape: ModelShape
+    recipe: Recipe
+    machines: Machines
+    micro: MicroBatch
+    free: Collection[str]
+    """Of the recipe's keys those that may be chosen."""
+
+    def recipes(self) -> Iterator[Recipe]:
+        """With the whole table filled, one for every number of stages and of micro-batches held."""
+        for stages in self._numbers_of_stages():
+            copies = max(1, self.machines.ranks // stages)
+            count = micro_steps(self.recipe.global_batch, copies, self.recipe.micro_batch)
+            for held in self._held(stages, count):
+                yield self._with(self._split(stages, held))
+
+    def _numbers_of_stages(self) -> list[int]:
+        table, ranks = self.recipe.pipeline, self.machines.ranks
+        given = table.stages or max(len(table.layers), len(table.checkpointed), len(table.held))
+        divisors = [number for number in range(2, ranks + 1) if ranks % number == 0 and number <= self.shape.layers]
+        return [given] if given else divisors or [ranks]
+
+    def _held(self, stages: int, micro_steps: int) -> list[tuple[int, ...]]:
+        if self.recipe.pipeline.held:
+            return [self.recipe.pipeline.held]
+        ways = [
+            tuple(min(micro_steps, math.ceil(depth * (stages - stage))) for stage in range(stages)) for depth in DEPTHS
+        ]
+        return list(dict.fromkeys(ways))
+
+    def _with(self, split: Split) -> Recipe:
+        table = Pipeline(stages=split.stages, layers=split.layers, checkpointed=split.checkpointed, held=split.held)
+        changes: dict[str, object] = {"pipeline": table}
+        if "gradient_checkpointing" in self.free:
+            changes["gradient_checkpointing"] = sum(split.checkpointed)
+        return self.recipe.model_copy(update=changes)
+
+    def _split(self, stages: int, held: tuple[int, ...]) -> Split:
+        """The fastest that fits, else the one that lacks least."""
+        table, total = self.recipe.pipeline, self.shape.layers
+        asked = self.recipe.checkpointed(total)
+        if not table.checkpointed and "gradient_checkpointing" not in self.free and 0 < asked < total:
+            layers = table.layers or even(total, stages)  # the model's first so many layers: wherever those lie
+            return Split(layers, first_so_many(asked, layers), held)
+        found = self._filled(stages, held, fitting=True) or self._filled(stages, held, fitting=False)
+        if found is None:
+            layers = table.layers or even(total, stages)
+            return Split(layers, table.checkpointed or first_so_many(asked, layers), held)
+        return Split(tuple(each.layers for each in found), tuple(each.checkpointed for each in found), held)
+
+    def _filled(self, stages: int, held: tuple[int, ...], fitting: bool) -> Sequence[Filling] | None:
+        """By the seconds of the stages that fit, or else by the bytes that they lack with as little as can be held."""
+        given = self.recipe.pipeline.layers
+        filled = [self._stage(stages, stage, held, fitting) for stage in range(stages)]
+        if not given:
+            return shared_out(self.shape.layers, filled)
+        if any(len(found) < count for found, count in zip(filled, given, strict=True)):
+            return None
+        return [found[count - 1] for found, count in zip(filled, given, strict=True)]
+
+    def _stage(self, stages: int, stage: int, held: tuple[int, ...], fitting: bool) -> list[Filling]:
+        """What one stage can hold."""
+        usable = self.machines.usable_by_stage(stages)[stage]
+        rates = self.machines.rates.at_precision(self.recipe.dtype, self.machines.card is not None)
+        flops = rates.by_stage(stages)
+        rate = flops[stage] if flops else ANY_RATE
+        moved = (rates.memory_bytes_per_s if flops else None) or MOVED_A_FLOP * rate
+
+        def of(layers: int, again: int) -> Stage:
+            return Stage(layers, again, held[stage], first=stage == 0, last=stage == stages - 1)
+
+        def lacks(layers: int, again: int) -> float:
+            memory = stage_memory(self.shape, self.recipe, self.micro.tokens, of(layers, again))
+            return self.machines.missing_bytes(memory, usable)
+
+        def seconds(layers: int, again: int) -> float:
+            held_by = of(layers, again)
+            return stage_time(self.shape, self.recipe, self.micro, held_by, rate, memory_bytes_per_s=moved).both_s
+
+        most = self.shape.layers - stages + 1
+        if fitting:
+            return fillings(most, lambda n: self._again(stage, n), lambda n, again: lacks(n, again) <= 0, seconds)
+        return fillings(most, lambda n: self._again(stage, n)[-1:], lambda n, again: True, lacks)
+
+    def _again(self, stage: int, layers: int) -> Sequence[int]:
+        """How many of a stage's layers may be checkpointed."""
+        if given := self.recipe.pipeline.checkpointed:
+            return (given[stage],) if given[stage] <= layers else (layers,)
+        if "gradient_checkpointing" in self.free:
+            return range(layers + 1)
+        return (layers,) if self.recipe.checkpointed(self.shape.layers) else (0,)
