@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in, wait_for
 from training import tiny
+from training.node.diagnosis.hang import LONG
 
 pytestmark = [pytest.mark.localcloud, pytest.mark.torch]
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
@@ -291,7 +292,7 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     disturbed.resume()
     disturbed.wait_beyond(before + 2)
     local.on("te3", "pkill -STOP -f '[p]ython -u -m training.node.finetune'")
-    status = disturbed.wait_until_failed(within_s=60)
+    status = disturbed.wait_until_failed(within_s=2 * LONG * 12)  # it may have been stopped within a save
     assert (status["failed_node"], status["failed_rank"]) == ("te3", 2)
     assert "rank 2 on te3 is stopped by a signal" in status["reason"]
     assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}
