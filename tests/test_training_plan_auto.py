@@ -13,14 +13,14 @@ from training.cost.cards import card_bytes, sustained_flops
 from training.cost.memory import GIB
 from training.cost.pace import Rates
 from training.cost.shape import PlanError, known_shape
-from training.laptop import preparing, resume_run, start_run
+from training.laptop import node_hardware, preparing, resume_run, start_run
 from training.laptop.base_model import BaseModel
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.resume_run import Change, changed_recipe
 from training.launch import LaunchError
 from training.plan.deciding import decided_again, layout_keys
-from training.plan.facts import Card
+from training.plan.hardware import Card
 from training.plan.machines import Machines, Workload, room
 from training.plan.predict import make_plan
 from training.recipe import LEFT_TO_THE_PLAN, RecipeError, load_recipe, read_recipe, recipe_names, with_changes
@@ -195,19 +195,25 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     (folder / "recipe.toml").write_text(RESUMED.to_toml())
     (folder / "plan.json").write_text(json.dumps({"predicted": plan.predicted, "data": plan.data}))
     cluster = OpenCluster(HereHead(tmp_path / "runs"))
-    assert resume_run.machines_now(cluster, cluster.launch(folder.name, "training.node.finetune")).ram_bytes > GIB
+    launch = cluster.launch(folder.name, "training.node.finetune")
+    nodes = node_hardware.of_nodes(cluster.head, launch)
+    assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
+
+    def fitted(*said: str) -> Change:
+        return resume_run.fitted(cluster, launch, nodes, Change(), step=10, said=said)
+
     monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A100", 1))
-    (left,) = resume_run.fitted(cluster, folder.name, Change(), 10, ()).files.items()
+    (left,) = fitted().files.items()
     assert left[0] == "plan.json" and json.loads(left[1])["predicted"]["step_s"] is None, "of other cards"
     monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A10", 4))
-    change = resume_run.fitted(cluster, folder.name, Change(), 10, ())
+    change = fitted()
     assert change.kept == "recipe.before-10.toml" and change.files[change.kept] == RESUMED.to_toml()
     assert 'strategy = "pipeline"' in change.files["recipe.toml"] and not change.of_data
     said = capsys.readouterr().out
     assert (
         said.startswith("from step 10 on: strategy = pipeline, micro_batch = ") and "GiB of memory are missing" in said
     )
-    kept = resume_run.fitted(cluster, folder.name, Change(), 10, ALL.keys())
+    kept = fitted(*ALL)
     assert kept == Change(), "what is said for the resume stays"
 
 

@@ -11,7 +11,8 @@ import pytest
 from training.cost.memory import GIB
 from training.cost.shape import PlanError
 from training.plan.checks import CHECKS
-from training.plan.facts import Card, Facts, Known, ModelMetadata, read_facts, stop_tokens
+from training.plan.facts import Facts, ModelMetadata, read_facts, stop_tokens
+from training.plan.hardware import Card, Known, NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.situation import Check
 from training.recipe import load_recipe, with_changes
@@ -52,9 +53,12 @@ INSTRUCT = {"eos_token_id": [151645, 151643]}
 
 def facts(generation: dict[str, Any] | None = None, machine: dict[str, Any] | None = None, **report: Any) -> Facts:
     """Four single-A10 nodes, a thousand records, Qwen2.5-14B-Instruct, unless said otherwise."""
-    prepared = {"report": {**REPORT, **report}, "machine": {**MACHINE, **(machine or {})}}
+    has = {**MACHINE, **(machine or {})}
+    prepared = {"report": {**REPORT, **report}, "disk_free_gib": has["disk_free_gib"]}
+    cards = tuple(Card(gpu["name"], (gpu["memory_gib"] or math.inf) * GIB) for gpu in has["gpus"])
+    nodes = [NodeHardware(f"te{n}", 1, cards, has["ram_gib"] * GIB) for n in range(1, 5)]
     papers = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", CONFIG, INSTRUCT if generation is None else generation)
-    return read_facts(prepared, papers, (1, 1, 1, 1), Known(10e9, "check-1"))
+    return read_facts(prepared, papers, nodes, Known(10e9, "check-1"))
 
 
 CAREFUL = {"strategy": "zero3", "micro_batch": 1, "gradient_checkpointing": True}
@@ -344,9 +348,3 @@ def test_the_minutes_have_the_looks_at_the_validation_split_in_them():
     look = 0.4 * 300 / load_recipe("qwen2.5-14b").global_batch * without["step_s"] / 60
     assert seldom["minutes"] - without["minutes"] == pytest.approx(look, abs=0.1)
     assert often["minutes"] - without["minutes"] == pytest.approx(look * often["total_steps"], rel=0.01)
-
-
-def test_what_is_known_of_the_head_alone_is_said_where_there_are_other_nodes():
-    assert found(plan(facts()), "GPU memory").value.endswith("of NVIDIA A10, as on the head")
-    alone = replace(facts(), ranks=1, ranks_per_node=1)
-    assert "as on the head" not in found(plan(alone, anyway=True), "GPU memory").value

@@ -24,7 +24,17 @@ from tests.support.heads import cluster_of
 from training.cost.shape import PlanError
 from training.data import DataError
 from training.events import Ended
-from training.laptop import attach, base_model, comm_check, preparing, refusals, runs, start_run, starting
+from training.laptop import (
+    attach,
+    base_model,
+    comm_check,
+    node_hardware,
+    preparing,
+    refusals,
+    runs,
+    start_run,
+    starting,
+)
 from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.preparing import DataRequest
@@ -67,7 +77,7 @@ CONFIG = {
 PREPARED = {
     "report": REPORT,
     "model": CONFIG,
-    "machine": {"gpus": [{"name": "NVIDIA A10", "memory_gib": 22.49}], "ram_gib": 64.0, "disk_free_gib": 100.0},
+    "disk_free_gib": 100.0,
 }
 
 
@@ -157,19 +167,12 @@ def preparing_now(run: Path) -> list[str]:
     return found
 
 
-def test_on_the_cpu_the_heads_cards_do_not_count(run: Path):
-    place = OpenCluster(HereHead(run.parent))
-    recipe = load_recipe("tiny")
-    on_cpu = preparing.find_facts(place, launch(run, DS_ACCELERATOR="cpu"), recipe, PREPARED)
-    on_card = preparing.find_facts(place, launch(run), recipe, PREPARED)
-    assert on_cpu.card is None and on_card.card and on_card.card.name == "NVIDIA A10"
-
-
 def test_stops_are_read_from_the_models_folder(run: Path):
     (run / "tiny").mkdir()
     (run / "tiny" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
     place = OpenCluster(HereHead(run.parent))
-    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED).stops == {7, 8}
+    nodes = node_hardware.of_nodes(place.head, launch(run))
+    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == {7, 8}
 
 
 def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):

@@ -158,7 +158,7 @@ def test_the_next_plan_of_such_machines_goes_by_it_and_says_so():
     assert after.predicted["model_step_s"] == before.predicted["model_step_s"] == before.predicted["step_s"]
     assert after.predicted["correction"]["run_ids"] == (run.run_id,)
     (rates,) = [check.value for check in after.checks if check.name == "rates"]
-    assert rates.endswith(f"; seconds x 1.20, as {run.run_id} took") and "the table, for NVIDIA A10" in rates
+    assert rates.endswith(f"; seconds x 1.20, as {run.run_id} took") and "the table of cards" in rates
     assert before.predicted["correction"] is None
 
 

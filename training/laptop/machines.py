@@ -11,18 +11,14 @@ from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.values import InstanceType
 from inventory.nodes import Node, price_of, static_nodes
 from inventory.settings import Settings
-from training.cost.cards import CARDS, card_bytes, memory_rate, rates_of, sustained_flops
+from training.cost.cards import CARDS, card_bytes, sustained_flops
 from training.cost.memory import GIB
-from training.cost.pace import Rates
 from training.laptop import measurements, preparing
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
 from training.plan.calibration import Calibration
-from training.plan.machines import Machines, RankCard, room
-from training.plan.measured import corrections
-
-SAME_MEMORY = 0.1
-"""Of a card: 24 GB are sold as 22.5 GiB."""
+from training.plan.hardware import SAME_MEMORY, Card, NodeHardware, machines_of, rank_cards
+from training.plan.machines import Machines
 
 
 @dataclass(frozen=True)
@@ -143,88 +139,33 @@ def machines(settings: Settings, found: Fleet, measured: bool = True, known: Mea
     network promises. `measured` is False for machines as somebody wishes them: no link of theirs was. `known`: what
     was measured; where it is left out it is looked up, on the head too where that stands. Raises LaunchError where
     nothing says which cards it has."""
-    ranks = found.nodes * max(1, found.cards)
+    per_node = max(1, found.cards)
+    ranks = found.nodes * per_node
     if known is None:
         known = measurements.known(settings.name, found.head if measured else None)
     made = known.calibration
     its = settings.name if measured else ""
     link = preparing.known(its, ranks, found.nodes, found.line_rate_gbps, made, checks=known.checks)
-    base = Machines(
-        ranks,
-        max(1, found.cards),
-        card=None,
-        card_bytes=inf,
-        usable_bytes=inf,
-        spare_bytes=0.0,
-        ram_bytes=inf if found.ram_gib is None else found.ram_gib * GIB,
-        rates=Rates(None, link.bytes_per_s),
-        link_from=link.link_from,
-        price_h=found.price_h,
-        currency=found.currency,
-    )
+    ram_bytes = inf if found.ram_gib is None else found.ram_gib * GIB
+    cards = _cards(settings, found, made)
+    at = machines_of(cards, ranks, per_node, ram_bytes, replace(link, runs=known.runs))
+    return replace(at, price_h=found.price_h, currency=found.currency)
+
+
+def _cards(settings: Settings, found: Fleet, made: Calibration | None) -> tuple[Card, ...]:
+    """Every rank's, the slowest first; none where the ranks compute on the CPU."""
     if not found.cards:
-        share = base.ram_bytes / base.ranks_per_node
-        usable, spare = room(share, gpu=False)
-        base = replace(base, card_bytes=share, usable_bytes=usable, spare_bytes=spare)
-        return _measured(base, made, None) if made else base
-    if found.kinds:
-        return _mixed(base, found, made)
-    card = found.card or (made.card if made else None)
-    has = card_bytes(card) if card else None
-    if not card or has is None:
-        if card:
-            raise LaunchError(f'how much memory {card} cards have is not known: say it, as in --card "{card} 24GB"')
-        name = f"nothing says which cards {settings.name} has"
-        raise LaunchError(f"{name}: name the kind with fab plan --card A10, or measure them: fab prove")
-    usable, spare = room(has, gpu=True)
-    of_memory = memory_rate(card) or (made.memory_bytes_per_s if made and made.card == card else None)
-    rates = replace(base.rates, memory_bytes_per_s=of_memory)
-    base = replace(base, card=card, card_bytes=has, usable_bytes=usable, spare_bytes=spare, rates=rates)
-    base = _computing(base, card, made)
-    return replace(base, corrections=corrections(known.runs, card, base.rates, ranks))
+        return ()
+    kinds = found.kinds or (found.card or (made.card if made else None),) * found.nodes
+    nodes = [NodeHardware("", found.cards, (_card(settings, kind),) * found.cards, inf) for kind in kinds]
+    return rank_cards(sorted(nodes, key=lambda node: sustained_flops(node.cards[0].name) or 0.0))
 
 
-def _mixed(base: Machines, found: Fleet, made: Calibration | None) -> Machines:
-    """Of cards of several kinds: every strategy goes by the slowest and the smallest of them, but where the layers lie
-    in stages. The slowest come first: their stages have the fewest layers, and hold most micro-batches of them."""
-    each = []
-    for kind in found.kinds:
-        has = card_bytes(kind) or 0.0  # known to be known
-        usable, spare = room(has, gpu=True)
-        alone = replace(base, card=kind, card_bytes=has, usable_bytes=usable, spare_bytes=spare)
-        each += [_computing(alone, kind, made)] * found.cards
-    each.sort(key=lambda one: one.rates.flops or 0.0)
-    flops, moved = [one.rates.flops for one in each], [memory_rate(kind) for kind in found.kinds]
-    if None in flops:
-        rates = replace(base.rates, flops=None)
-    else:
-        rates = replace(base.rates, flops=flops[0], each=tuple(one or 0.0 for one in flops))
-    return replace(
-        each[0],
-        card_bytes=min(one.card_bytes for one in each),
-        usable_bytes=min(one.usable_bytes for one in each),
-        spare_bytes=max(one.spare_bytes for one in each),
-        rates=replace(rates, memory_bytes_per_s=None if None in moved else min(one or 0.0 for one in moved)),
-        flops_from=" and ".join(dict.fromkeys(one.flops_from for one in each)),
-        weakest="; ".join(dict.fromkeys(one.weakest for one in each if one.weakest)),
-        mixed=tuple(RankCard(one.card or "", one.card_bytes, one.usable_bytes, one.rates.flops) for one in each),
-    )
-
-
-def _computing(base: Machines, card: str, made: Calibration | None) -> Machines:
-    """With how fast such cards compute, and who says so."""
-    if made and made.card and rates_of(made.card) == rates_of(card) and made.sustained(made.card):
-        coming = replace(base.rates, to_device_bytes_per_s=made.to_device(made.card))
-        return _measured(replace(base, rates=coming), made, made.card)
-    flops = sustained_flops(card)
-    if not flops:
-        return base
-    weakest = f"{flops / 1e12:.3g} TFLOP/s of {card}, from a table: not measured on these cards"
-    return replace(base, rates=replace(base.rates, flops=flops), flops_from="the table of cards", weakest=weakest)
-
-
-def _measured(base: Machines, made: Calibration, card: str | None) -> Machines:
-    """With what such cards, or CPUs (None), were measured to sustain; as they were where others were measured."""
-    if flops := made.sustained(card):
-        return replace(base, rates=replace(base.rates, flops=flops), flops_from=f"measured by {made.run_id}")
-    return base
+def _card(settings: Settings, kind: str | None) -> Card:
+    has = card_bytes(kind) if kind else None
+    if kind and has:
+        return Card(kind, has)
+    if kind:
+        raise LaunchError(f'how much memory {kind} cards have is not known: say it, as in --card "{kind} 24GB"')
+    name = f"nothing says which cards {settings.name} has"
+    raise LaunchError(f"{name}: name the kind with fab plan --card A10, or measure them: fab prove")

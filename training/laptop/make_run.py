@@ -81,17 +81,19 @@ def put_plan(head: Head, launch: Launch, plan: str) -> None:
     put(head, launch, {"plan.json": plan, **launch_files(launch)})
 
 
-def put_again(cluster: OpenCluster, run_id: str, files: Mapping[str, Path | str], force: bool) -> Launch:
-    """Make a run ready to go on from its newest checkpoint, on the nodes there are now, with today's code and
-    `files`."""
+def going_on(cluster: OpenCluster, run_id: str, force: bool) -> Launch:
+    """How a run goes on from its newest checkpoint, on the nodes there are now."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
     # older code had no folder for the nodes, and modules that today's have other names for
     module = old.module if old.module.startswith(NODE) else NODE + old.module.removeprefix("training.")
     launch = cluster.launch(run_id, module, ("--resume", *(["--force"] if force else [])))
-    launch = replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
+    return replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
+
+
+def put_again(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+    """Today's code, the launch and `files` into the folder of a run that goes on."""
     head.shell(f"rm -rf {shlex.quote(launch.run_dir)}/training")
     put(head, launch, {**code_files(), **launch_files(launch), **files})
-    return launch
 
 
 def _spent(head: Head, old: Launch, new: Launch) -> float:

@@ -23,7 +23,8 @@ from training.laptop.head_node import Head, HeadError, within
 from training.laptop.open_cluster import OpenCluster
 from training.launch import RUN_VARIABLE, Launch
 from training.plan.calibration import Calibration
-from training.plan.facts import Facts, Known, ModelMetadata, read_facts
+from training.plan.facts import Facts, ModelMetadata, read_facts
+from training.plan.hardware import Known, NodeHardware, rank_cards
 from training.plan.rank_order import between, in_a_row
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS
@@ -84,16 +85,20 @@ def prepare_command(launch: Launch, order: DataRequest) -> str:
     return f"cd {run} && {{ {shlex.join(argv)} 2>{words} || {{ c=$?; cat {words}; exit $c; }}; }}"
 
 
-def find_facts(cluster: OpenCluster, launch: Launch, recipe: Recipe, prepared: Mapping[str, Any]) -> Facts:
-    """What the plan is made from."""
+def find_facts(
+    cluster: OpenCluster,
+    launch: Launch,
+    recipe: Recipe,
+    prepared: Mapping[str, Any],
+    nodes: Sequence[NodeHardware],
+) -> Facts:
+    """What the plan is made from; `nodes` in rank order."""
     folder = Path(launch.models) / recipe.model_dir
     generation = cluster.head.shell(
         f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'"
     )
-    if launch.env.get("DS_ACCELERATOR") == "cpu":  # the ranks compute on the CPU, whatever cards there are
-        prepared = {**prepared, "machine": {**prepared["machine"], "gpus": []}}
     metadata = ModelMetadata(recipe.base_model, prepared["model"], json.loads(generation))
-    return read_facts(prepared, metadata, tuple(host.slots for host in launch.hosts), known_of(cluster, launch))
+    return read_facts(prepared, metadata, nodes, known_of(cluster, launch))
 
 
 def known_of(cluster: OpenCluster, launch: Launch) -> Known:
@@ -129,13 +134,15 @@ def known(
     return Known(LINE_SHARE * line_rate_gbps / 8 * 1e9, "its promised line rate", made)
 
 
-def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe) -> Launch:
+def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe, nodes: Sequence[NodeHardware]) -> Launch:
     """The launch with its nodes in the order in which the stages of a pipeline talk fastest, by what `fab check`
-    measured last between each two of them; the head stays the first."""
+    measured last between each two of them; the head stays the first. Nodes of different cards stay as they stand: the
+    layers were shared out by that."""
     slots = {host.slots for host in launch.hosts}
-    if not recipe.staged or len(slots) != 1:
+    if not recipe.staged or len(slots) != 1 or len(set(rank_cards(nodes))) > 1:
         return launch
-    newest = max(_checks(cluster.name, launch.world_size), key=lambda result: float(result["time"]), default=None)
+    checks = _checks(cluster.name, launch.world_size, measurements.of_head(cluster.head).checks)
+    newest = max(checks, key=lambda result: float(result["time"]), default=None)
     if newest is None:
         return launch
     gbit_s = {(pair["from"], pair["to"]): float(pair["gbit_s"]) for pair in newest["pairs"]}

@@ -6,28 +6,23 @@ import contextlib
 import json
 import shlex
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
-from training.cost.cards import memory_rate, sustained_flops
-from training.cost.pace import Rates
 from training.cost.shape import ModelShape
-from training.laptop import checkpoints, make_run, preparing, rental, runs
+from training.laptop import checkpoints, make_run, node_hardware, preparing, rental, runs
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.start_run import planned_s
 from training.launch import Launch, LaunchError
 from training.plan.deciding import decided_again, layout_keys
-from training.plan.machines import Machines, Workload, room
-from training.plan.measured import corrections
+from training.plan.hardware import NodeHardware, machines_of, rank_cards
+from training.plan.machines import Machines, Workload
 from training.recipe import Recipe, flat, read_recipe
 
 RECIPE, PLAN = "recipe.toml", "plan.json"
-CARD = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits"
-RAM = "awk '/^MemTotal:/ {print $2}' /proc/meminfo"
 OTHER_TENSORS = (
     *("base_model", "revision", "model_dir", "tuning"),
     *(f"lora.{key}" for key in ("rank", "targets", "dora", "modules_to_save", "trainable_tokens")),
@@ -73,20 +68,32 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
     if step is None:
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
     change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else Change()
-    change = fitted(cluster, run_id, change, step, overrides.keys())
+    launch = make_run.going_on(cluster, run_id, force)
+    launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
+    change = fitted(cluster, launch, nodes, change, step=step, said=overrides.keys())
     rental.extend(cluster, planned_s(runs.predicted(head, run_id)))
     runs.wait_for_reports(head, run_id)
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
-    launch = make_run.put_again(cluster, run_id, change.files, force)
+    recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
+    launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
+    make_run.put_again(head, launch, change.files)
     if change.of_data:
         prepare_again(head, launch, change.kept)
     return launch
 
 
-def fitted(cluster: OpenCluster, run_id: str, change: Change, step: int, said: Collection[str]) -> Change:
+def fitted(
+    cluster: OpenCluster,
+    launch: Launch,
+    nodes: Sequence[NodeHardware],
+    change: Change,
+    *,
+    step: int,
+    said: Collection[str],
+) -> Change:
     """With what the plan of the run's start decided decided anew, where that does not fit the machines there are now;
     what is `said` for this resume stays."""
-    head = cluster.head
+    head, run_id = cluster.head, launch.run_id
     plan = runs.plan_of(head, run_id)
     try:
         predicted, data = plan["predicted"], plan["data"]
@@ -97,10 +104,9 @@ def fitted(cluster: OpenCluster, run_id: str, change: Change, step: int, said: C
         return change
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))
-    launch = cluster.launch(run_id, f"{make_run.NODE}finetune")
     left |= dict.fromkeys(layout_keys(recipe, shape, launch.world_size))
     free = [key for key in left if key not in said]
-    now_on = machines_now(cluster, launch)
+    now_on = machines_now(cluster, launch, nodes)
     after, reason = decided_again(recipe, shape, now_on, work, free)
     if reason:
         now = flat(after.model_dump())
@@ -111,7 +117,7 @@ def fitted(cluster: OpenCluster, run_id: str, change: Change, step: int, said: C
         kept = change.kept or f"recipe.before-{step}.toml"
         files |= {RECIPE: after.to_toml(), kept: before}
         change = replace(change, kept=kept)
-    if files or now_on.card != predicted.get("card"):
+    if files or now_on.kinds != predicted.get("card"):
         files[PLAN] = untimed(plan)
     return replace(change, files=files)
 
@@ -122,28 +128,10 @@ def untimed(plan: Mapping[str, Any]) -> str:
     return json.dumps({**plan, "predicted": {**plan["predicted"], "step_s": None, "model_step_s": None}}) + "\n"
 
 
-def machines_now(cluster: OpenCluster, launch: Launch) -> Machines:
-    """Where a run would go on, as the head is and as fast as was measured."""
-    *cards, ram_kib = cluster.head.shell(f"{CARD} 2>/dev/null | head -n 1; {RAM}").strip().splitlines()
-    if launch.env.get("DS_ACCELERATOR") == "cpu":
-        cards = []
-    per_node = max(host.slots for host in launch.hosts)
-    name, _, mib = cards[0].rpartition(",") if cards else ("", "", "")
-    ram_bytes, card = int(ram_kib) * 1024.0, name.strip() or None
-    has = ram_bytes / per_node if card is None else float(mib) * 2**20 if mib.strip().isdecimal() else inf
-    usable, spare = room(has, gpu=card is not None)
-    known = preparing.known_of(cluster, launch)
-    flops = (known.calibration and card and known.calibration.sustained(card)) or (card and sustained_flops(card))
-    made = known.calibration if known.calibration and known.calibration.card == card else None
-    moved = memory_rate(card) if card else None
-    rates = Rates(
-        flops or None,
-        known.bytes_per_s,
-        moved or (made.memory_bytes_per_s if made else None),
-        made.to_device(card) if made and card else None,
-    )
-    seconds = corrections(known.runs, card, rates, launch.world_size)
-    return Machines(launch.world_size, per_node, card, has, usable, spare, ram_bytes, rates, corrections=seconds)
+def machines_now(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Machines:
+    """Where a run would go on, as the nodes are and as fast as was measured."""
+    per_node, ram_bytes = max(host.slots for host in launch.hosts), min(node.ram_bytes for node in nodes)
+    return machines_of(rank_cards(nodes), launch.world_size, per_node, ram_bytes, preparing.known_of(cluster, launch))
 
 
 def prepare_again(head: Head, launch: Launch, kept: str) -> None:

@@ -16,13 +16,14 @@ from training.cost.shape import PlanError
 from training.data import DataError, DataSummary, can_check_here, check
 from training.data.hub import POINTER, is_dataset_name
 from training.data.readers import data_files
-from training.laptop import make_run, preparing, rental
+from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.ship import plan_text
 from training.laptop.terminal import show_plan
 from training.launch import Launch
 from training.model_lock import LOCK, remember
+from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaching import short_warmup
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
@@ -121,14 +122,16 @@ def _made_ready(
     """Ship, prepare and plan a run; None where only the plan was asked for."""
     head = cluster.head
     launch = cluster.launch(run_id, "training.node.finetune")
+    launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
     base = find_base_model(head, recipe, launch)
     records = f"{given.summary.records} records" if given.summary else "records counted there"
     print(f"{run_id}: {records}, {launch.world_size} ranks on {len(launch.hosts)} nodes", flush=True)
     make_run.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files})
-    plan = plan_run(cluster, launch, recipe, preparing.DataRequest(given.skip_bad, given.from_hub), anyway)
+    wanted = preparing.DataRequest(given.skip_bad, given.from_hub)
+    plan = plan_run(cluster, launch, recipe, wanted, nodes, anyway=anyway)
     if dry:
         return None
-    launch = preparing.in_stage_order(cluster, launch, plan.recipe)
+    launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
     launch = replace(launch, stop_grace_s=plan.predicted["stop_grace_s"])
     rental.extend(cluster, planned_s(plan.predicted))
     digest = str(base.record["hash"])
@@ -143,11 +146,19 @@ def _made_ready(
     return launch
 
 
-def plan_run(cluster: OpenCluster, launch: Launch, recipe: Recipe, order: preparing.DataRequest, anyway: bool) -> Plan:
+def plan_run(
+    cluster: OpenCluster,
+    launch: Launch,
+    recipe: Recipe,
+    wanted: preparing.DataRequest,
+    nodes: Sequence[NodeHardware],
+    *,
+    anyway: bool,
+) -> Plan:
     """Prepare the data where the run will be, show the plan; PlanError where it must not start."""
     print(f"preparing the data on {cluster.head.name}: tokenised and packed once, then kept", flush=True)
-    prepared = preparing.prepare(cluster.head, launch, order)
-    plan = make_plan(recipe, preparing.find_facts(cluster, launch, recipe, prepared), anyway)
+    prepared = preparing.prepare(cluster.head, launch, wanted)
+    plan = make_plan(recipe, preparing.find_facts(cluster, launch, recipe, prepared, nodes), anyway)
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
         print(f"chosen: {values}; {chosen['reason']}", flush=True)

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -27,8 +25,6 @@ from training.data.sample import DataError
 from training.exit_codes import FINISHED
 from training.node import attached
 from training.recipe import RecipeError, read_recipe
-
-GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
 def main() -> None:
@@ -49,7 +45,7 @@ def main() -> None:
 
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
-    """The whole preparation; gives what there is to say about data, model and machine."""
+    """The whole preparation; gives what there is to say about data, model and disk."""
     from transformers import AutoTokenizer
 
     from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
@@ -76,7 +72,7 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
         "validation": reports.get(VALIDATION),
         "skipped": bad.shown,
         "model": shape,
-        "machine": machine(run),
+        "disk_free_gib": round(shutil.disk_usage(run).free / 2**30, 1),
     }
     (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
     return answer
@@ -112,28 +108,6 @@ def model_shape(model_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RecipeError(f"no base model at {model_dir}: its config.json cannot be read ({error})") from error
     return shape
-
-
-def machine(folder: Path) -> dict[str, Any]:
-    """What this machine has: GPUs by name and GiB, RAM, room on the disk of `folder`."""
-    return {
-        "gpus": gpus(),
-        "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "disk_free_gib": round(shutil.disk_usage(folder).free / 2**30, 1),
-    }
-
-
-def gpus() -> list[dict[str, Any]]:
-    """Name and memory of each NVIDIA GPU; none where there is no driver."""
-    try:
-        answer = subprocess.run(GPU_QUERY, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    found = []
-    for line in answer.splitlines():
-        name, _, mib = line.rpartition(",")
-        found.append({"name": name.strip(), "memory_gib": round(int(mib) / 1024, 2) if mib.strip().isdigit() else None})
-    return found
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from typing import Any
 
 from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
-from training.plan.facts import Facts, corrected, known_rates
-from training.plan.machines import Machines, Workload, room
+from training.plan.facts import Facts
+from training.plan.machines import Machines, Workload
 from training.plan.options import Search, choose
 from training.recipe import Pipeline, Recipe, with_changes
 
@@ -21,21 +21,8 @@ def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
     if not recipe.left_open:
         return recipe, {}
     report = facts.report
-    has = facts.card.bytes if facts.card else facts.ram_bytes / facts.ranks_per_node
-    usable, spare = room(has, gpu=facts.card is not None)
-    machines = Machines(
-        facts.ranks,
-        facts.ranks_per_node,
-        facts.card.name if facts.card else None,
-        has,
-        usable,
-        spare,
-        facts.ram_bytes,
-        known_rates(facts),
-        corrections=corrected(facts),
-    )
     work = Workload(report["rows"], report["tokens"], report["longest"], facts.span)
-    choice = choose(facts.shape, recipe, machines, work, recipe.auto)
+    choice = choose(facts.shape, recipe, facts.machines, work, recipe.auto)
     if all(option.refused for option in choice.options):
         raise PlanError(choice.reason)
     chosen = choice.chosen or min(choice.options, key=lambda option: (bool(option.refused), option.missing_gib))

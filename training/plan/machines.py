@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from training.cost.memory import PROCESS, RESERVED, Memory
 from training.cost.pace import Rates
 from training.plan.measured import NONE, Corrections
-from training.plan.running import SYSTEM, TIGHT
+
+TIGHT = 0.95
+"""Of a card, above which an estimate is too close to be sure of."""
+SYSTEM = 8e9
+"""RAM a node needs besides what is offloaded: Python and CUDA, the loading of the model, the system."""
 
 
 def room(has: float, gpu: bool) -> tuple[float, float]:
@@ -59,15 +64,25 @@ class Machines:
     corrections: Corrections = NONE
     """By what runs on such machines took."""
 
-    def usable_by_stage(self, stages: int) -> tuple[float, ...]:
-        """What may be filled of the cards of each stage of a model; its copies are ranks one after another."""
-        each = [card.usable_bytes for card in self.mixed]
-        return tuple(min(each[stage::stages], default=self.usable_bytes) for stage in range(stages))
+    @property
+    def kinds(self) -> str | None:
+        """Of all cards, in words; None where the ranks compute on the CPU."""
+        return " and ".join(dict.fromkeys(card.card for card in self.mixed)) or self.card
 
-    def has_by_stage(self, stages: int) -> tuple[float, ...]:
-        """What the smallest of these cards have."""
-        each = [card.has_bytes for card in self.mixed]
-        return tuple(min(each[stage::stages], default=self.card_bytes) for stage in range(stages))
+    def by_stage(self, stages: int) -> tuple[RankCard, ...]:
+        """The smallest card of each stage of a model, whose copies are ranks one after another; or a rank's share of
+        the RAM."""
+        all_alike = RankCard(self.card or "", self.card_bytes, self.usable_bytes, self.rates.flops)
+        each = [self.mixed[stage::stages] for stage in range(stages)]
+        return tuple(min(its, key=lambda card: card.usable_bytes, default=all_alike) for its in each)
+
+    def tightest(self, memories: Sequence[Memory]) -> tuple[float, int]:
+        """Of the ranks of one copy of the model, or of one alone where all are alike, the one that lacks most: how many
+        bytes, below 0 what is left, and which it is."""
+        cards = self.by_stage(len(memories))
+        lacks = [self.missing_bytes(memory, card.usable_bytes) for memory, card in zip(memories, cards, strict=True)]
+        worst = max(range(len(lacks)), key=lambda rank: lacks[rank])
+        return lacks[worst], worst
 
     def with_room(self, more: float) -> Machines:
         """With so many bytes more to fill on every card."""

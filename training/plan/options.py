@@ -222,10 +222,8 @@ class Search:
         has."""
         machines = self.machines
         each = cost_of(recipe).memories(self.shape, recipe, machines.ranks, self._micro(recipe).tokens)
-        usable = machines.usable_by_stage(len(each))
-        lacks = [machines.missing_bytes(memory, has) for memory, has in zip(each, usable, strict=True)]
-        worst = max(range(len(each)), key=lambda rank: lacks[rank])
-        return max(0.0, lacks[worst]), each[worst], machines.has_by_stage(len(each))[worst]
+        lacks, worst = machines.tightest(each)
+        return max(0.0, lacks), each[worst], machines.by_stage(len(each))[worst].has_bytes
 
     def option(self, recipe: Recipe) -> Option:
         """What a recipe does as it stands."""

@@ -13,7 +13,7 @@ from training.cost.strategies import cost_of
 from training.plan import slow_link
 from training.plan.checks import run_checks
 from training.plan.deciding import decided
-from training.plan.facts import Facts, corrected, known_rates, sustained
+from training.plan.facts import Facts
 from training.plan.ladder import ladder
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
@@ -48,19 +48,32 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         raise PlanError(reason)
     tokens = micro_batch_tokens(recipe, report["longest"])
     memory = cost_of(recipe).memory(facts.shape, recipe, facts.ranks, tokens)
-    _, flops_from = sustained(facts)
-    rates = known_rates(facts).at_precision(recipe.dtype, facts.card is not None)
+    at = facts.machines
+    rates = at.rates.at_precision(recipe.dtype, facts.card is not None)
     sparing = slow_link.advice(recipe, facts.shape, facts.ranks, tokens, rates)
     speed = model = pace(facts.shape, recipe, facts.ranks, tokens, rates, span=facts.span)
-    if correction := corrected(facts).of(recipe.strategy):
+    if correction := at.corrections.of(recipe.strategy):
         speed = model.scaled(correction.factor)
     total = recipe.total_steps(report["rows"])
-    situation = Situation(recipe, facts, memory, speed, total, _smaller(recipe, facts), sparing, flops_from, correction)
+    each = cost_of(recipe).memories(facts.shape, recipe, facts.ranks, tokens)
+    _, tightest = at.tightest(each)
+    situation = Situation(
+        recipe,
+        facts,
+        each[tightest],
+        speed,
+        total,
+        card=at.by_stage(len(each))[tightest],
+        smaller=_smaller(recipe, facts),
+        sparing=sparing,
+        flops_from=at.flops_from,
+        correction=correction,
+    )
     predicted = {
         "memory_gib": round(memory.held(gpu=facts.card is not None) / GIB, 3),
         "parts": {name: round(size / GIB, 3) for name, size in memory.parts.items()},
         "host_gib": round(memory.host / GIB, 3),
-        "card": facts.card.name if facts.card else None,
+        "card": at.kinds,
         "card_gib": round(facts.card.bytes / GIB, 3) if facts.card else None,
         "step_s": None if speed.step_s is None else round(speed.step_s, 3),
         "model_step_s": None if model.step_s is None else round(model.step_s, 3),
@@ -77,8 +90,8 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         "longest": report["longest"],
         "own_loss": bool(facts.card and facts.calibration and facts.calibration.prefers_own_loss(facts.card.name)),
         "rates": {
-            "flops": known_rates(facts).flops,
-            "flops_from": flops_from,
+            "flops": at.rates.flops,
+            "flops_from": at.flops_from,
             "bytes_per_s": facts.bytes_per_s,
             "from": facts.link_from,
         },

@@ -8,13 +8,11 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.memory import GIB, Memory, with_reserve
 from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing, too_long
+from training.plan.machines import SYSTEM, TIGHT
 from training.plan.situation import Check, Situation
 
-TIGHT = 0.95
 UNSAVED_MINUTES = 30
 LONG_MINUTES = 24 * 60
-SYSTEM = 8e9
-"""RAM a node needs besides what is offloaded: Python and CUDA, the loading of the model, the system."""
 
 
 def saving(it: Situation) -> Check:
@@ -32,15 +30,15 @@ def saving(it: Situation) -> Check:
 
 
 def gpu_memory(it: Situation) -> Check:
-    card = it.facts.card
-    if card is None:
+    card = it.card
+    if it.facts.card is None:
         saved = it.memory.saved / it.facts.ranks_per_node  # by the head's first rank alone
         need, has = it.memory.held(gpu=False) + it.memory.host + saved, it.facts.ram_bytes / it.facts.ranks_per_node
         name = "memory a rank"
     else:
-        need, has = with_reserve(it.memory.held(gpu=True), gpu=True), card.bytes
+        need, has = with_reserve(it.memory.held(gpu=True), gpu=True), card.has_bytes
         name = "GPU memory"
-    value = f"{need / GIB:.1f} of {has / GIB:.1f} GiB{f' of {card.name}' if card else ''}{_on_the_head(it)}"
+    value = f"{need / GIB:.1f} of {has / GIB:.1f} GiB{f' of {card.card}' if card.card else ''}"
     way = it.smaller or "nothing in the recipe would do; take a smaller model, more machines or larger cards"
     cure = f"the largest parts are {_largest(it.memory)}; to fit: {way}"
     if need > has:
@@ -48,11 +46,6 @@ def gpu_memory(it: Situation) -> Check:
     if need > TIGHT * has:
         return Check(name, "warning", value, cure, estimated=True)
     return Check(name, "ok", value, estimated=True)
-
-
-def _on_the_head(it: Situation) -> str:
-    """What is known of a machine is known of the head alone: said where there are others."""
-    return ", as on the head" if it.facts.ranks > it.facts.ranks_per_node else ""
 
 
 def _largest(memory: Memory) -> str:
@@ -67,7 +60,7 @@ def host_ram(it: Situation) -> Check:
         return Check("RAM", "ok", "nothing is offloaded")
     need = offloaded + saved + SYSTEM
     what = " and ".join(["what is offloaded"] * bool(offloaded) + ["a save on the head"] * bool(saved))
-    value = f"{need / GIB:.1f} of {it.facts.ram_bytes / GIB:.1f} GiB a node{_on_the_head(it)} for {what}"
+    value = f"{need / GIB:.1f} of {it.facts.ram_bytes / GIB:.1f} GiB a node for {what}"
     if need > it.facts.ram_bytes:
         cure = "the system would kill the ranks; offload less, or take machines with more RAM"
         if not offloaded:
@@ -94,16 +87,17 @@ def disk(it: Situation) -> Check:
 
 
 def number_type(it: Situation) -> Check:
-    card, dtype = it.facts.card, it.recipe.dtype
-    if card and too_old(card.name):
-        return Check("card", "error", f"torch has no kernels for {card.name}", "take cards from T4 on")
-    without = card is not None and lacks_bfloat16(card.name)
-    if card is None and dtype == "float16":
+    kinds, dtype = dict.fromkeys(card.name for card in (*it.facts.mixed, it.facts.card) if card), it.recipe.dtype
+    if old := next(filter(too_old, kinds), None):
+        return Check("card", "error", f"torch has no kernels for {old}", "take cards from T4 on")
+    without = next(filter(lacks_bfloat16, kinds), None)
+    if not kinds and dtype == "float16":
         return Check("dtype", "error", "float16 needs a GPU", "--set dtype=bfloat16, or float32")
-    if card and without and dtype == "bfloat16":
-        return Check("dtype", "error", f"{card.name} has no bfloat16", "--set dtype=float16")
-    if card and not without and dtype == "float16":
-        return Check("dtype", "warning", f"float16 overflows, {card.name} has bfloat16", "--set dtype=bfloat16")
+    if without and dtype == "bfloat16":
+        return Check("dtype", "error", f"{without} has no bfloat16", "--set dtype=float16")
+    if kinds and not without and dtype == "float16":
+        names = " and ".join(kinds)
+        return Check("dtype", "warning", f"float16 overflows, {names} has bfloat16", "--set dtype=bfloat16")
     return Check("dtype", "ok", dtype)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from training.cost.memory import Memory
 from training.cost.pace import Pace, validation_steps
 from training.plan.facts import Facts
+from training.plan.machines import RankCard
 from training.plan.measured import Correction
 from training.recipe import Recipe
 
@@ -37,8 +38,11 @@ class Situation:
     recipe: Recipe
     facts: Facts
     memory: Memory
+    """Of the rank whose card is filled most."""
     pace: Pace
     total_steps: int
+    card: RankCard
+    """That rank's, or its share of the RAM."""
     smaller: str = ""
     """Changes that would make it fit, as `--set` takes them; empty where none would."""
     sparing: str = ""

@@ -87,7 +87,7 @@ class Staging:
 
     def _stage(self, stages: int, stage: int, held: tuple[int, ...], fitting: bool) -> list[Filling]:
         """What one stage can hold."""
-        usable = self.machines.usable_by_stage(stages)[stage]
+        usable = self.machines.by_stage(stages)[stage].usable_bytes
         rates = self.machines.rates.at_precision(self.recipe.dtype, self.machines.card is not None)
         flops = rates.by_stage(stages)
         rate = flops[stage] if flops else ANY_RATE

@@ -1,0 +1,61 @@
+"""What the nodes of a run have: asked of all at once through the head, which reaches them as the launcher does."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from math import inf
+
+from training.laptop.head_node import Head
+from training.launch import Launch
+from training.plan.hardware import Card, NodeHardware, slowest_first
+
+CARDS = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
+RAM = "awk '/^MemTotal:/ {print $2}' /proc/meminfo"
+ASK = f"{{ {CARDS}; {RAM}; }}"
+"""A line for each card, then the KiB of RAM."""
+REACH = "ssh -n -o BatchMode=yes -o ConnectTimeout=5"
+NODES_S = 30.0
+SEPARATOR = "\x1e"
+
+
+def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
+    """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
+
+    Where the ranks compute on the CPU no node has cards, whatever it has.
+    """
+    first, *others = launch.hosts
+    asks = {first.name: f"sh -c {shlex.quote(ASK)}"}
+    asks |= {host.name: f"{REACH} {shlex.quote(host.name)} {shlex.quote(ASK)}" for host in others}
+    said = head.shell(" ".join(_block(name, ask) for name, ask in asks.items()) + " wait", NODES_S)
+    blocks = [block.partition("\n") for block in said.split(SEPARATOR)[1:]]
+    found = {name: _hardware(name, content) for name, _, content in blocks}
+    its = found.get(first.name) or NodeHardware(first.name, 1, (), inf)
+    nodes = [replace(found.get(host.name) or its, name=host.name, slots=host.slots) for host in launch.hosts]
+    on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
+    return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)
+
+
+def _block(name: str, ask: str) -> str:
+    """Asks meanwhile; prints a node's answer in one piece, with its name before it."""
+    return f"{{ out=$({ask} 2>/dev/null); printf '\\036%s\\n%s\\n' {shlex.quote(name)} \"$out\"; }} &"
+
+
+def _hardware(name: str, content: str) -> NodeHardware | None:
+    """From what a node printed; None where that is not an answer."""
+    *cards, ram_kib = content.strip().splitlines() or [""]
+    if not ram_kib.strip().isdecimal():
+        return None
+    return NodeHardware(name, 1, tuple(map(_card, cards)), int(ram_kib) * 1024.0)
+
+
+def _card(line: str) -> Card:
+    name, _, mib = line.rpartition(",")
+    return Card(name.strip(), float(mib) * 2**20 if mib.strip().isdecimal() else inf)
+
+
+def with_slowest_first(launch: Launch, nodes: tuple[NodeHardware, ...]) -> tuple[Launch, tuple[NodeHardware, ...]]:
+    """The launch with nodes of different cards in the order that suits the stages of a model; the head stays first."""
+    ordered = slowest_first(nodes)
+    hosts = {host.name: host for host in launch.hosts}
+    return replace(launch, hosts=tuple(hosts[node.name] for node in ordered)), ordered
