@@ -16,11 +16,12 @@ from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
 from training.plan.facts import ModelMetadata, read_facts
 from training.plan.hardware import Card, Known, NodeHardware, machines_of, rank_cards, slowest_first
-from training.plan.predict import make_plan
+from training.plan.predict import Plan, make_plan
 from training.recipe import load_recipe
 
 A10, L20, RTX = "NVIDIA A10", "NVIDIA L20", "NVIDIA GeForce RTX 4090"
 A10_CARD, RTX_CARD = Card(A10, 23028 * 2**20), Card(RTX, 24564 * 2**20)
+A100_CARD = Card("NVIDIA A100-SXM4-80GB", 81920 * 2**20)
 HOSTS = tuple(Host(f"te{n}", f"10.0.0.{n}", 1) for n in range(1, 5))
 
 
@@ -101,11 +102,11 @@ def test_the_slowest_come_first_but_for_the_head():
     assert [host.name for host in ordered.hosts] == [node.name for node in nodes] == ["te1", "te3", "te4", "te2"]
 
 
-def plan_on(*cards: Card, model: str = "qwen2.5-14b", **settings: str):
+def plan_on(*cards: Card, bytes_per_s: float | None = 1.7e9, **settings: str) -> Plan:
     prepared = {"report": plan_checks.REPORT, "disk_free_gib": 300.0}
     metadata = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", plan_checks.CONFIG, plan_checks.INSTRUCT)
-    facts = read_facts(prepared, metadata, having(*((card,) for card in cards)), Known(1.7e9, "check-1"))
-    return make_plan(load_recipe(model, settings), facts)
+    facts = read_facts(prepared, metadata, having(*((card,) for card in cards)), Known(bytes_per_s, "check-1"))
+    return make_plan(load_recipe("qwen2.5-14b", settings), facts)
 
 
 def test_a_start_on_two_a10_and_two_4090_shares_the_layers_out_by_speed():
@@ -133,6 +134,30 @@ def test_one_card_that_lacks_bfloat16_is_enough_to_say_so():
     old = Card("Tesla T4", 15360 * 2**20)
     plan = plan_on(A10_CARD, old, A10_CARD, A10_CARD, strategy="zero3")
     assert any(error.startswith("dtype: Tesla T4 has no bfloat16") for error in plan.errors)
+
+
+def said_of_machines(plan: Plan) -> str:
+    return next(check.value for check in plan.checks if check.name == "machines")
+
+
+def test_of_four_nodes_with_an_a100_each_one_is_cheaper_and_that_is_said():
+    plan = plan_on(*[A100_CARD] * 4)
+    said = said_of_machines(plan)
+    assert said == "4 nodes, 1 rank on each; one of them costs 7% less for the same run, in 3.7 times the hours"
+    alone = plan_on(A100_CARD)
+    assert alone.predicted["step_s"] / plan.predicted["step_s"] == pytest.approx(4 * 0.93, rel=0.01)
+    assert said_of_machines(alone) == "1 node, 1 rank on each"
+
+
+def test_of_four_a10_none_too_many_is_there_nor_where_the_network_costs_nothing_or_nobody_knows_it():
+    for cards, bytes_per_s in (([A10_CARD] * 4, 1.7e9), ([A100_CARD] * 4, 1e12), ([A100_CARD] * 4, None)):
+        assert said_of_machines(plan_on(*cards, bytes_per_s=bytes_per_s)) == "4 nodes, 1 rank on each"
+    assert "costs" not in said_of_machines(plan_on(A10_CARD, A10_CARD, RTX_CARD, RTX_CARD))
+
+
+def test_half_of_the_nodes_where_one_is_too_small():
+    slow = plan_on(*[A10_CARD] * 4, bytes_per_s=2e7, strategy="zero3", micro_batch="1")
+    assert "; 2 of them cost " in said_of_machines(slow)
 
 
 def test_machines_of_several_kinds_go_by_the_weakest_of_each():

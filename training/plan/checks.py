@@ -26,6 +26,7 @@ CHECKS: Sequence[Callable[[Situation], Check]] = (
     running.isolation,
     running.rates,
     running.duration,
+    running.machines,
     running.tracking,
 )
 

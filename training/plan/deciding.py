@@ -20,9 +20,7 @@ def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
     """
     if not recipe.left_open:
         return recipe, {}
-    report = facts.report
-    work = Workload(report["rows"], report["tokens"], report["longest"], facts.span)
-    choice = choose(facts.shape, recipe, facts.machines, work, recipe.auto)
+    choice = choose(facts.shape, recipe, facts.machines, facts.work, recipe.auto)
     if all(option.refused for option in choice.options):
         raise PlanError(choice.reason)
     chosen = choice.chosen or min(choice.options, key=lambda option: (bool(option.refused), option.missing_gib))

@@ -9,7 +9,7 @@ from typing import Any
 from training.cost.memory import GIB
 from training.cost.shape import ModelShape, model_shape
 from training.plan.hardware import Card, Known, NodeHardware, machines_of, rank_cards
-from training.plan.machines import Machines
+from training.plan.machines import Machines, Workload
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Facts(Known):
         """How many tokens attention spans in these data, seen from a token; None where they were prepared before that
         was counted."""
         return self.report.get("attention_span") or None
+
+    @property
+    def work(self) -> Workload:
+        """What there is to learn."""
+        return Workload(self.report["rows"], self.report["tokens"], self.report["longest"], self.span)
 
     def share(self, key: str) -> float:
         """A count of the report as a share of all records."""

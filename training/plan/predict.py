@@ -14,6 +14,7 @@ from training.plan import slow_link
 from training.plan.checks import run_checks
 from training.plan.deciding import decided
 from training.plan.facts import Facts
+from training.plan.fewer import cheaper
 from training.plan.ladder import ladder
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
@@ -43,7 +44,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     report = facts.report
     if not report["rows"]:
         raise PlanError("no record has anything to learn from")
-    recipe, chosen = decided(recipe, facts)
+    asked, (recipe, chosen) = recipe, decided(recipe, facts)
     if reason := cost_of(recipe).misfit(facts.shape, recipe, facts.ranks):
         raise PlanError(reason)
     tokens = micro_batch_tokens(recipe, report["longest"])
@@ -68,6 +69,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         sparing=sparing,
         flops_from=at.flops_from,
         correction=correction,
+        fewer=cheaper(asked, facts, speed.step_s),
     )
     predicted = {
         "memory_gib": round(memory.held(gpu=facts.card is not None) / GIB, 3),

@@ -129,6 +129,17 @@ def duration(it: Situation) -> Check:
     return Check("time", "ok", value, estimated=True)
 
 
+def machines(it: Situation) -> Check:
+    """Whether all of them are worth their money."""
+    each, nodes = it.facts.ranks_per_node, it.facts.ranks // it.facts.ranks_per_node
+    value = f"{nodes} node{'s' * (nodes > 1)}, {each} rank{'s' * (each > 1)} on each"
+    if it.fewer is None:
+        return Check("machines", "ok", value)
+    fewer = "one of them costs" if it.fewer.nodes == 1 else f"{it.fewer.nodes} of them cost"
+    instead = f"{fewer} {1 - it.fewer.money:.0%} less for the same run, in {it.fewer.seconds:.1f} times the hours"
+    return Check("machines", "ok", f"{value}; {instead}", estimated=True)
+
+
 def tracking(it: Situation) -> Check:
     """Whether the login is there, only the head could tell: the plan says what is needed."""
     chosen = it.recipe.logging.wandb

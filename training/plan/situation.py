@@ -8,6 +8,7 @@ from typing import Literal
 from training.cost.memory import Memory
 from training.cost.pace import Pace, validation_steps
 from training.plan.facts import Facts
+from training.plan.fewer import Fewer
 from training.plan.machines import RankCard
 from training.plan.measured import Correction
 from training.recipe import Recipe
@@ -51,6 +52,8 @@ class Situation:
     """Where the card's rate is known from; empty where it is not."""
     correction: Correction | None = None
     """Of its seconds, by what runs took."""
+    fewer: Fewer | None = None
+    """Of the nodes, that would be cheaper."""
 
     @property
     def epochs(self) -> float:
