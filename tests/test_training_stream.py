@@ -24,6 +24,8 @@ from training.data.sample import Sample  # noqa: E402
 from training.node import model  # noqa: E402
 from training.node.strategies.machine import refuse_streamed  # noqa: E402
 from training.node.strategies.stream import StreamedLayers, spread  # noqa: E402
+from training.plan.deciding import decided_again  # noqa: E402
+from training.plan.machines import Workload  # noqa: E402
 from training.plan.options import choose  # noqa: E402
 from training.recipe import RecipeError, load_recipe, with_changes  # noqa: E402
 
@@ -201,12 +203,39 @@ def test_a_recipe_that_names_it_is_planned_without_a_time_where_its_rate_was_not
     assert (found.strategy, found.step_s, found.tokens_per_s) == ("stream", None, None)
 
 
+ALL_7B = {"stream": {"layers": 28}}
+
+
 def test_what_is_streamed_has_to_fit_the_nodes_ram():
     layers = 48 * 2 * known_shape("Qwen/Qwen2.5-14B-Instruct").layer_parameters
     roomy, small = (a10s(4, tcp(16), rates=MEASURED, ram_bytes=ram) for ram in (layers + 8e9, 30 * 2**30))
     assert _streamed("qwen2.5-14b", roomy).fits
-    assert _streamed("qwen2.5-14b", small).missing_gib == pytest.approx((layers + 8e9) / 2**30 - 30)
-    assert _streamed("qwen2.5-14b", small, stream={"layers": 28}).fits
+    whole = _streamed("qwen2.5-14b", small, stream={"layers": 48})
+    assert whole.missing_gib == pytest.approx((layers + 8e9) / 2**30 - 30)
+
+
+def test_the_plan_takes_as_many_layers_as_the_ram_takes_and_the_link_hides():
+    small = _streamed("qwen2.5-14b", a10s(4, tcp(16), rates=MEASURED, ram_bytes=30 * 2**30))
+    roomy = _streamed("qwen2.5-14b", a10s(4, tcp(16), rates=MEASURED))
+    assert small.fits and small.streamed < roomy.streamed == 48
+    assert 0.9 * roomy.tokens_per_s < small.tokens_per_s < roomy.tokens_per_s
+    assert small.values["stream.layers"] == small.streamed
+    easy, all_of_them = (_streamed("qwen2.5-7b", a10s(4, tcp(16), rates=MEASURED), **more) for more in ({}, ALL_7B))
+    assert easy.streamed < 28 and easy.tokens_per_s > 1.01 * all_of_them.tokens_per_s
+
+
+def test_how_many_is_written_into_the_recipe_and_decided_anew_where_the_ram_is_smaller():
+    recipe = load_recipe("qwen2.5-14b")
+    assert "stream.layers" in recipe.left_open
+    assert "stream.layers" not in load_recipe("qwen2.5-14b", {"stream.layers": "36"}).left_open
+    assert load_recipe("tiny", {"strategy": "stream"}).left_open == ("stream.layers",)
+    shape, work = known_shape(recipe.base_model), Workload(300, 600_000, 2048)
+    roomy, small = (a10s(4, tcp(16), rates=MEASURED, ram_bytes=gib * 2**30) for gib in (60, 30))
+    chosen = choose(shape, recipe, roomy, work).chosen
+    decided = with_changes(recipe, **chosen.values, auto=())
+    assert (decided.strategy, decided.stream.layers) == ("stream", 48)
+    after, reason = decided_again(decided, shape, small, work, ["stream.layers", "gradient_checkpointing"])
+    assert after.stream.layers == 42 and after.maths() == decided.maths() and "are missing a rank" in reason
 
 
 def test_a_rank_refuses_before_it_loads_what_its_nodes_ram_does_not_take():

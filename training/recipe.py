@@ -156,7 +156,14 @@ class Stream(Table):
     """What lies in the nodes' RAM under strategy stream."""
 
     layers: Annotated[int, Field(ge=0)] = 0
-    """Decoder layers that do, spread over the model; 0: all."""
+    """Decoder layers that do, spread over the model; 0 leaves it to the plan, and is all where nothing decides."""
+
+
+OF_A_STRATEGY: Mapping[str, Any] = {
+    **{f"pipeline.{key}": value for key, value in Pipeline()},
+    **{f"stream.{key}": value for key, value in Stream()},
+}
+"""Keys of the tables that belong to one strategy, as they are where nobody has decided anything."""
 
 
 class Validation(Table):
@@ -270,11 +277,11 @@ class Recipe(Table):
 
     @property
     def left_open(self) -> tuple[str, ...]:
-        """Keys that the plan decides before the launch: those left to it, and what the table of a pipeline, or of what
-        may become one, leaves empty."""
-        may_be_staged = "strategy" in self.auto or self.staged
-        empty = [f"pipeline.{key}" for key, value in self.pipeline if may_be_staged and not value]
-        return (*self.auto, *empty)
+        """Keys that the plan decides before the launch: those left to it, and what the strategy's own table leaves
+        empty, or that of any where the strategy is left."""
+        now_is = flat({"pipeline": self.pipeline.model_dump(), "stream": self.stream.model_dump()})
+        its = ("pipeline", "stream") if "strategy" in self.auto else (self.strategy,)
+        return (*self.auto, *(key for key in OF_A_STRATEGY if key.startswith(its) and not now_is[key]))
 
     def checkpointed(self, layers: int) -> int:
         """How many of a model's layers are."""

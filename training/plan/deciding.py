@@ -10,7 +10,7 @@ from training.cost.strategies import cost_of
 from training.plan.facts import Facts
 from training.plan.machines import Machines, Workload
 from training.plan.options import Search, choose
-from training.recipe import Pipeline, Recipe, with_changes
+from training.recipe import OF_A_STRATEGY, Recipe, flat, with_changes
 
 
 def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
@@ -36,11 +36,10 @@ def decided_again(
     now = Search(shape, recipe, machines, work).option(recipe)
     if now.fits or not left:
         return recipe, ""
+    now_is = flat(recipe.model_dump())
     if "strategy" in left:
-        left = {*left, *(f"pipeline.{key}" for key, value in recipe.pipeline if not value)}
-    emptied = with_changes(
-        recipe, **{f"pipeline.{key}": value for key, value in Pipeline() if f"pipeline.{key}" in left}
-    )
+        left = {*left, *(key for key in OF_A_STRATEGY if not now_is[key])}
+    emptied = with_changes(recipe, **{key: value for key, value in OF_A_STRATEGY.items() if key in left})
     choice = choose(shape, emptied, machines, work, left)
     lacks = now.refused or f"{now.missing_gib:.1f} GiB of memory are missing a rank"
     if choice.chosen is None:

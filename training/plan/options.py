@@ -66,6 +66,8 @@ class Option:
     """How the layers lie in stages; None where a rank computes all of them."""
     copies: int = 1
     """Of the model, each with its part of a step's rows."""
+    streamed: int = 0
+    """Layers that wait in the nodes' RAM."""
 
     @property
     def fits(self) -> bool:
@@ -75,6 +77,7 @@ class Option:
     def values(self) -> dict[str, Any]:
         """The recipe's keys that make it so, dotted where they are a table's."""
         own = dict(zip(LEFT_TO_THE_PLAN, (self.strategy, self.micro_batch, self.checkpointed), strict=True))
+        own |= {"stream.layers": self.streamed} if self.streamed else {}
         if self.split is None:
             return own
         lists = {key: list(values) for key, values in asdict(self.split).items()}
@@ -200,7 +203,7 @@ class Search:
         """Of a strategy with such micro-batches those worth comparing."""
         base = self.recipe.model_copy(update={"strategy": strategy, "micro_batch": micro_batch})
         if cost_of(base).split(self.shape, base, self.machines.ranks) is None:
-            return [self._leanest(base)]
+            return [self._leanest(way) for way in cost_of(base).ways(self.shape, base)]
         return Staging(self.shape, base, self.machines, self._micro(base), self.free).recipes()
 
     def _leanest(self, base: Recipe) -> Recipe:
@@ -272,6 +275,7 @@ class Search:
             order_s=speed.step_s,
             split=split,
             copies=cost.replicas(recipe, machines.ranks),
+            streamed=cost.streamed(self.shape.layers, recipe),
         )
 
     def _minutes(self, speed: Pace) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from training.cost.shape import ModelShape
     from training.recipe import Recipe
 
+PARTS = 8
+"""Of a model, of which every number is compared."""
+
 
 class Stream(Zero0):
     """As zero0, but layers lie in the nodes' RAM, a copy a rank, and come to the card for forward and for backward."""
@@ -21,6 +26,15 @@ class Stream(Zero0):
 
     def streamed(self, layers: int, recipe: Recipe) -> int:
         return min(recipe.stream.layers or layers, layers)
+
+    def ways(self, shape: ModelShape, recipe: Recipe) -> Sequence[Recipe]:
+        """With all layers in RAM, or so many eighths of them: fewer need less RAM and less time to come, and leave less
+        of the card for activations."""
+        if recipe.stream.layers:
+            return (recipe,)
+        counts = dict.fromkeys(math.ceil(shape.layers * part / PARTS) for part in range(1, PARTS + 1))
+        tables = (recipe.stream.model_copy(update={"layers": count}) for count in counts if count > self.RESIDENT)
+        return [recipe.model_copy(update={"stream": table}) for table in tables] or (recipe,)
 
     def memory(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
         whole = super().memory(shape, recipe, ranks, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,10 @@ class Zero0:
     def streamed(self, layers: int, recipe: Recipe) -> int:
         """How many of a model's layers wait in the nodes' RAM."""
         return 0
+
+    def ways(self, shape: ModelShape, recipe: Recipe) -> Sequence[Recipe]:
+        """What the recipe leaves open of it, each worth comparing with the others."""
+        return (recipe,)
 
     def from_host_bytes(self, shape: ModelShape, recipe: Recipe) -> float:
         """That come to a card from its node's RAM in a micro-batch, while it computes."""
