@@ -63,7 +63,8 @@ def trained(cluster):
 
 @pytest.fixture(scope="module")
 def disturbed(cluster, trained):
-    return DisturbedRun(cluster, *FLAGS)
+    """One that lies in stages of a layer each, to begin with."""
+    return DisturbedRun(cluster, *FLAGS, "--set", "strategy=pipeline")
 
 
 def left_running(cluster):
@@ -271,6 +272,8 @@ def test_a_run_goes_on_with_the_nodes_that_are_left(disturbed):
     launch = json.loads(disturbed.local.on("te1", f"cat {disturbed.folder}/launch.json"))
     assert [host["name"] for host in launch["hosts"]] == NAMES[:3]
     assert "saved by 4 ranks" in disturbed.local.on("te1", f"cat {disturbed.folder}/logs/launcher.log")
+    recipe = tomllib.loads(disturbed.local.on("te1", f"cat {disturbed.folder}/recipe.toml"))
+    assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 3
     stopped = fewer.fab("stop", "--run", disturbed.run_id)
     assert stopped.returncode == 0, stopped.stdout
     assert disturbed.checkpoints()[-1] == disturbed.steps()
@@ -289,7 +292,7 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     local = disturbed.local
     local.on("te1", f'sed -i \'s/"hang_s": [0-9.]*/"hang_s": 12/\' {disturbed.folder}/launch.json')
     before = disturbed.steps()
-    disturbed.resume()
+    disturbed.resume("--set", "strategy=zero3")
     disturbed.wait_beyond(before + 2)
     local.on("te3", "pkill -STOP -f '[p]ython -u -m training.node.finetune'")
     status = disturbed.wait_until_failed(within_s=2 * LONG * 12)  # it may have been stopped within a save
