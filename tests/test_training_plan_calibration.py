@@ -93,7 +93,7 @@ def test_cpus_that_were_measured_give_seconds_whatever_the_number_type(facts: Fa
     assert computing(on_cpus) == (pytest.approx(0.6 * 2e11), "measured by prove-20260101-000000")
     assert computing(replace(facts, card=None)) == computing(replace(facts, card=None, calibration=MADE)) == (None, "")
     sixteen, thirty_two = (
-        make_plan(load_recipe("qwen2.5-14b", {"strategy": "zero2", "dtype": dtype}), on_cpus, anyway=True)
+        make_plan(load_recipe("qwen2.5-14b", {"strategy": "zero0", "dtype": dtype}), on_cpus, anyway=True)
         for dtype in ("bfloat16", "float32")
     )
     assert sixteen.predicted["step_s"] == thirty_two.predicted["step_s"] > 100

@@ -214,10 +214,18 @@ def test_zero3_over_ethernet_waits_for_its_gathers():
     assert fast.step_s and 4 * 2048 / fast.step_s == pytest.approx(889, rel=0.04)
 
 
-def test_replicas_send_gradients_once_a_step_whatever_the_micro_batches():
-    shape = model_shape(QWEN_7B)
-    few, many = (recipe(strategy="zero2", global_batch=4 * n) for n in (1, 8))
-    assert pace(shape, few, 4, 2048, Rates(40e12, 1e9)).wire_gb == pace(shape, many, 4, 2048, Rates(40e12, 1e9)).wire_gb
+def test_gradients_are_sent_once_a_step_but_under_zero2_in_every_micro_batch():
+    """Ring: (N - 1) / N of what is summed goes there and back, 4 bytes each; zero1 and 2 gather 2 bytes of weights."""
+    shape, ranks = model_shape(QWEN_7B), 4
+
+    def bytes_of(strategy: str, micro_steps: int) -> float:
+        made = recipe(strategy=strategy, global_batch=ranks * micro_steps)
+        sent = pace(shape, made, ranks, 2048, Rates(40e12, 1e9)).wire_gb * 1e9
+        return sent / (3 / 4 * shape.facts(made).trainable)
+
+    assert [bytes_of("zero0", count) for count in (1, 8)] == pytest.approx([8, 8])
+    assert [bytes_of("zero1", count) for count in (1, 8)] == pytest.approx([8 + 2, 8 + 2])
+    assert [bytes_of("zero2", count) for count in (1, 8)] == pytest.approx([8 + 2, 8 * 8 + 2])
 
 
 def test_an_unknown_card_or_network_gives_no_minutes_and_one_rank_needs_no_network():

@@ -16,7 +16,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support.ranks import samples, together  # noqa: E402
 from training import tiny  # noqa: E402
 from training.cost.shape import model_shape  # noqa: E402
-from training.cost.strategies import ZERO3  # noqa: E402
+from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data import Order, micro_steps  # noqa: E402
 from training.node.model import draw  # noqa: E402
 from training.node.strategies import Stepped  # noqa: E402
@@ -320,6 +320,17 @@ def test_zero3_gathers_what_the_plan_says(house, on_two, monkeypatch):
     assert 0.7 * together < parted["gathered_at_once"] < 1.08 * together < 0.2 * shape.parameters
     assert parted["gathered_a_step"] == pytest.approx(count * ZERO3.RE_GATHERED * shape.parameters, rel=0.05)
     assert parted["losses"] == whole["losses"]
+
+
+@pytest.mark.parametrize("stage", ["zero0", "zero1", "zero2"])
+def test_gradients_are_summed_as_often_as_the_plan_says(house, on_two, stage):
+    shape = model_shape(json.loads((house / "tiny" / "config.json").read_text()))
+    recipe = load_recipe("tiny", EXACT | {"strategy": stage})
+    count, trainable = micro_steps(recipe.global_batch, 2, recipe.micro_batch), on_two[stage]["facts"]["trainable"]
+    assert count == 2 and trainable == shape.facts(recipe).trainable
+    gathered = 0 if stage == "zero0" else 4 * trainable
+    sums = 2 * on_two[stage]["summed_a_step"] + gathered
+    assert cost_of(recipe).step(shape, recipe, 2, count).received_bytes == pytest.approx(sums / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -61,6 +61,7 @@ def run(case, job, samples, results):
     losses, norms, correct, skipped, looks = [], [], [], [], []
     for step in range(first, case["steps"]):
         gathered.again()
+        summed.bytes = 0
         if step == case.get("keep_at"):
             keep(strategy.gather(), case["keep"])
         numbers = order.step(step)
@@ -80,7 +81,7 @@ def run(case, job, samples, results):
         if case.get("looks"):
             each = [collate([[sample]], 0, recipe.batching) for sample in samples[:11]]
             looks.append(of_any_rank(strategy.evaluate(each).loss))
-    most, fetched = gathered.most, gathered.fetched
+    most, fetched, summed_bytes = gathered.most, gathered.fetched, summed.bytes
     state = strategy.gather()  # before the evaluation, which would leave a small model's slices gathered
     unseen = [Sample(*sample) for sample in job.get("held_out", ())] or samples[:3]
     held_out = strategy.evaluate([collate([unseen], 0, recipe.batching)])
@@ -104,6 +105,7 @@ def run(case, job, samples, results):
         "elements_read": of_all_ranks(sum(loaded[1:])),
         "gathered_at_once": most,
         "gathered_a_step": fetched,
+        "summed_a_step": summed_bytes,
         "elements_optimized": sum(master.numel() for master in masters_of(strategy)),
         "facts": vars(whole.facts),
         "shapes": dict(whole.shapes),
@@ -181,6 +183,25 @@ class Gathered:
 
 
 gathered = Gathered()
+
+
+class Summed:
+    """Bytes that this rank gave into sums over all ranks."""
+
+    FEW = 16
+    """Elements below which a tensor is a vote or a norm."""
+
+    def __init__(self):
+        self.bytes, real = 0, dist.all_reduce
+
+        def all_reduce(tensor, *args, **kwargs):
+            self.bytes += tensor.numel() * tensor.element_size() if tensor.numel() > self.FEW else 0
+            return real(tensor, *args, **kwargs)
+
+        dist.all_reduce = all_reduce
+
+
+summed = Summed()
 
 
 def masters_of(strategy):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from training.cost.memory import Shares
-from training.cost.strategies.zero0 import Zero0
+from typing import TYPE_CHECKING
+
+from training.cost.memory import GRADIENT, WIDTH, Shares
+from training.cost.strategies.zero0 import Wire, Zero0
+
+if TYPE_CHECKING:
+    from training.cost.shape import ModelShape
+    from training.recipe import Recipe
 
 
 class Zero1(Zero0):
@@ -13,3 +19,12 @@ class Zero1(Zero0):
 
     def shares(self, ranks: int) -> Shares:
         return Shares(optimizer=ranks)
+
+    def summed_times(self, micro_steps: int) -> int:
+        """How often gradients are summed over all ranks in an optimizer step."""
+        return 1
+
+    def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
+        """Gradients are summed at every rank; each updates its part of the weights, which are then gathered."""
+        summed = 2 * GRADIENT * self.summed_times(micro_steps)
+        return Wire((ranks - 1) / ranks * (summed + WIDTH[recipe.dtype]) * shape.facts(recipe).trainable, unhidden=1.0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from training.cost.memory import Shares
-from training.cost.strategies.zero0 import Zero0
+from training.cost.strategies.zero1 import Zero1
 
 BUCKET = 50_000_000
 """Elements of a gradient bucket: what is summed at once (reduce_bucket_size); two are in flight."""
 
 
-class Zero2(Zero0):
+class Zero2(Zero1):
     """The gradients are divided too, in buckets."""
 
     STAGE = 2
@@ -17,3 +17,8 @@ class Zero2(Zero0):
 
     def shares(self, ranks: int) -> Shares:
         return Shares(gradients=ranks, optimizer=ranks)
+
+    def summed_times(self, micro_steps: int) -> int:
+        """DeepSpeed 0.19.8 sums them after every micro-batch, whole ones at every rank (stage_1_and_2.py,
+        `allreduce_and_scatter`): a rank keeps no more than its part of them in between."""
+        return micro_steps
