@@ -54,6 +54,22 @@ def test_an_order_is_wrong_only_where_plan_and_clock_are_sure_and_disagree():
     assert wrong == "zero3 before zero0"
 
 
+def test_what_deepspeed_takes_for_itself_is_told_and_held_against_no_plan(ground, monkeypatch):
+    monkeypatch.setattr(slow_links, "ALL", ("zero0", "zero3"))
+    ground.__dict__["rates"] = rates = ground._rates()
+    ground.unhindered = {"zero0": 2.0, "zero3": 4.0}
+    own, planned = 4.0 - 2.0, [ground.predicted(mbit) for mbit in rates]
+    ground.seconds = {
+        "zero0": {mbit: [1.1 * each["zero0"]] for mbit, each in zip(rates, planned, strict=True)},
+        "zero3": {mbit: [each["zero3"] + own] for mbit, each in zip(rates, planned, strict=True)},
+    }
+    row = slow_links.plan_vs_measured(ground)
+    marked = [key for key, told in row["parts"].items() if "DeepSpeed's own" in told]
+    assert marked == [f"zero3 at {rates[2]:g} Mbit/s"], "where it is more than three tenths"
+    assert row["ratio"] == pytest.approx(1 + own / planned[1]["zero3"], abs=0.01)
+    assert [row["parts"][f"order at {mbit:g} Mbit/s"] for mbit in rates] == ["as measured"] * 3
+
+
 def test_only_whole_steps_after_the_change_count(tmp_path, monkeypatch):
     run = slow_links.Running("tiny-20261122-120000", tmp_path / "metrics.jsonl")
     assert run.seconds() == []
