@@ -297,7 +297,7 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     disturbed.wait_beyond(before + 2)
     local.on("te3", "pkill -STOP -f '[p]ython -u -m training.node.finetune'")
     status = disturbed.wait_until_failed(within_s=2 * LONG * 12)  # it may have been stopped within a save
-    assert (status["failed_node"], status["failed_rank"]) == ("te3", 2)
+    assert (status["failed_node"], status["failed_rank"]) == ("te3", 2), status
     assert "rank 2 on te3 is stopped by a signal" in status["reason"]
     assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}
     fetched = local.fab("fetch", "--run", disturbed.run_id)

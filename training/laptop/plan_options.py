@@ -281,9 +281,11 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     yield "computed, not measured; " + (
         "the recipe leaves all this to the plan of a start" if left else "as is: what the recipe says now"
     )
-    yield from (f"{option.strategy}: {_stages(option, asked)}" for option in choice.options if option.split)
-    for option in (option for option in choice.options if option.streamed):
-        yield f"{option.strategy}: {option.streamed} of {option.layers} layers wait in RAM"
+    for option in (option for option in choice.options if not option.refused):
+        if option.split:
+            yield f"{option.strategy}: {_stages(option, asked)}"
+        if option.streamed:
+            yield f"{option.strategy}: {option.streamed} of {option.layers} layers wait in RAM"
     if any(option.rests_on for option in choice.options):
         rests = next(option.rests_on for option in choice.options if option.rests_on)
         yield f"the weakest number of every row is {rests}; all times scale with it, and fab prove measures it"

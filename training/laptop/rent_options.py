@@ -67,6 +67,8 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
     DataError, LaunchError."""
     if wish.hours:
         raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
+    if "," in wish.card:
+        raise PlanError(f"--card {wish.card}: with --rent all machines are of one kind; name one")
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
     known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
