@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from paramiko import SFTPClient, SSHException
+from paramiko.sftp import CMD_READ
 
 from inventory import ssh
 from training.laptop import attach, checkpoints
@@ -164,6 +165,24 @@ def test_a_cut_connection_is_gone_on_with_where_it_broke(connect, server, run: P
     fetched = fetch_remote(connect(), str(run), home, full=True)
     assert fetched.step == 10
     assert fetched.bytes_moved < size - kept + 10_000
+
+
+def test_answers_that_overtake_the_requests_cost_one_window_and_not_the_file(
+    connect, server, run: Path, tmp_path: Path, monkeypatch
+):
+    size, requests, send = 24 << 20, [], SFTPClient._async_request
+
+    def starved(self, fileobj, t, *args):
+        if t == CMD_READ and args[-1] == 32768:
+            requests.append(args)
+            time.sleep(0.3 if len(requests) == 6 else 0)
+        return send(self, fileobj, t, *args)
+
+    monkeypatch.setattr(SFTPClient, "_async_request", starved)
+    make_checkpoint(run, 10, big=size)
+    fetched = fetch_remote(connect(), str(run), tmp_path / "home", full=True)
+    assert fetched.step == 10 and len(requests) > 700
+    assert server.files.served < 1.5 * size
 
 
 def test_a_broken_connection_is_made_anew_by_itself(connect, run: Path, tmp_path: Path, monkeypatch):

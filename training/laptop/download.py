@@ -19,12 +19,13 @@ from training.sums import SUMS, sha256_of
 from training.verify import DamagedError, FetchError
 
 if TYPE_CHECKING:
-    from paramiko import SFTPAttributes, SFTPClient
+    from paramiko import SFTPAttributes, SFTPClient, SFTPFile
 
 CHANNELS = 4
 SILENCE_S = 20.0
 """A channel on which nothing moves for this long counts as broken: a vanished head says nothing."""
 CHUNK_BYTES = 1 << 20
+WINDOW_BYTES = 4 << 20
 TEXT_BYTES = 16 << 20
 """Longest text that is read into memory: the sums of a checkpoint have some hundred bytes a file."""
 DEEPEST = 16
@@ -155,17 +156,42 @@ class Download:
 
     def _copy(self, sftp: SFTPClient, name: str, part: Path, size: int, resume: bool) -> None:
         """The first `size` bytes, which is what was announced, however much is sent."""
-        with sftp.open(f"{self.remote_folder}/{name}", "rb") as source, _opened(part, resume) as file:
+        with _opened(part, resume) as file:
             offset = file.tell()
             if offset > size:
                 file.truncate(0)
                 offset = 0
-            source.seek(offset)
-            source.prefetch(size, max_concurrent_requests=64)
-            while offset < size and (data := source.read(min(CHUNK_BYTES, size - offset))):
-                file.write(data[: size - offset])
-                offset += len(data)
+            for data in _read_ahead(sftp, f"{self.remote_folder}/{name}", offset, size):
+                file.write(data)
                 self.moved += len(data)
+
+
+def _read_ahead(sftp: SFTPClient, path: str, offset: int, size: int) -> Iterator[bytes]:
+    """A remote file from `offset` to `size`, or to its end where that comes before.
+
+    In windows, each by a handle of its own, the next one asked for while one comes: where answers overtake requests,
+    paramiko's prefetch (sftp_file.py, `_prefetch_done`) ends too early and asks for the rest of what it had been told
+    to fetch a second time, piece by piece.
+    """
+    starts = range(offset, size, WINDOW_BYTES)
+    handles = (_asked_for(sftp, path, start, min(start + WINDOW_BYTES, size)) for start in starts)
+    ahead = next(handles, None)
+    while ahead is not None:
+        (window, left), ahead = ahead, next(handles, None)
+        with window:
+            while left > 0 and (data := window.read(min(CHUNK_BYTES, left))):
+                left -= len(data)
+                yield data
+        if left > 0:
+            return
+
+
+def _asked_for(sftp: SFTPClient, path: str, start: int, end: int) -> tuple[SFTPFile, int]:
+    """A handle to which these bytes are on their way, and how many."""
+    window = sftp.open(path, "rb")
+    window.seek(start)
+    window.prefetch(end)
+    return window, end - start
 
 
 def one_component(name: str, folder: str) -> str:
