@@ -6,7 +6,7 @@ import pytest
 
 from training.causes import MISTAKES, Cause
 from training.events import Ended, Event, Failed, Started, line_of
-from training.exit_codes import FAILED, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
+from training.exit_codes import FAILED, PEER_LOST, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
 from training.launch import Host, Launch
 from training.node.diagnosis.xid import parse_xid, xid_lines
 from training.node.supervision.failure import SECONDARY, Observation, rank_end, verdict
@@ -77,6 +77,17 @@ def test_losing_every_other_node_at_once_points_at_the_head():
     for name in ("te2", "te3", "te4"):
         observation.lose(name)
     assert "its own network" in verdict(observation, False, None).reason
+
+
+def test_where_a_rank_fell_silent_it_is_named_and_not_the_one_that_left_because_of_it():
+    silent = Failed("peer_lost", "rank 2 (te3) has been silent for 31 s; leaving", peer=2)
+    followed = Failed("peer_lost", "leaving, because of rank 0", follows=True)
+    lines = [of_rank(0, silent), ended(0, PEER_LOST), of_rank(1, followed), ended(1, PEER_LOST)]
+    end = verdict(seen(*lines), False, 1)
+    assert (end.node, end.rank, end.cause) == ("te3", 2, Cause("peer_lost", peer=2))
+    assert end.reason == "rank 0 on te1 left by itself: rank 2 (te3) has been silent for 31 s; leaving"
+    nobody = verdict(seen(of_rank(0, Failed("peer_lost", "?", peer=99)), ended(0, PEER_LOST)), False, 1)
+    assert (nobody.node, nobody.rank) == ("te1", 0)
 
 
 def test_a_rank_killed_for_memory_is_named_before_a_rank_that_lost_its_peer():
