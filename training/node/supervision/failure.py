@@ -153,10 +153,8 @@ class Observation:
                 continue
             node = self.launch.host_of(rank).name
             weight, cause, words = rank_end(end, self.failed.get(rank), list(self.rank_lines[rank]))
-            peer = cause.peer
-            about = (
-                rank if peer is None or peer not in range(self.launch.world_size) else peer
-            )  # it left because of that
+            peer = cause.peer  # because of which it left
+            about = rank if peer is None or peer not in range(self.launch.world_size) else peer
             yield Symptom(weight, f"rank {rank} on {node} {words}", cause, self.launch.host_of(about).name, about)
 
     def _of_gpus(self) -> Iterable[Symptom]:
