@@ -24,7 +24,7 @@ from tests.bench import slow_model
 from tests.bench.rows import CommandFailed, Measure, Row, checked, compared
 from tests.support.local_cluster import LocalCluster, run_id_in, wait_for
 from tests.support.ssh_program import ssh_options
-from training.cost.pace import Rates, pace
+from training.cost.pace import LINE_SHARE, Rates, pace
 from training.cost.shape import ModelShape, model_shape
 from training.cost.strategies import STRATEGIES
 from training.plan.machines import Machines
@@ -36,13 +36,14 @@ OTHER_CPU = 1.0
 GATHERING = 5.0
 """Times computing, at the middle rate."""
 STEP_APART = 3.5
-COUNTED = 2
+COUNTED = 3
 """Steps of each strategy at each rate."""
+SETTLING = 8
+"""Steps before the first that count: the command that started the run, and what a process does but once, take part of
+two cores."""
 CLOSE = 0.3
 """Of the planned seconds: how near what is measured should be."""
 MODEL = "slow-links"
-PAYLOAD = 1448 / 1514
-"""Of a full Ethernet frame over TCP with time stamps."""
 START_S, STEP_S = 180, 180
 NAMES = ("pipeline_vs_zero3", "auto_vs_worst_fit", "plan_vs_measured", "uneven_vs_even_split")
 ALL = tuple(name for name in ("zero0", "zero2", "zero3", "pipeline") if name in STRATEGIES)
@@ -165,7 +166,7 @@ class Ground:
 
     def _measure(self, strategy: str, run: Running) -> None:
         self.shape("--cpu", str(CPU))
-        self.unhindered[strategy] = statistics.median(run.next(COUNTED + 1))
+        self.unhindered[strategy] = statistics.median(run.next(SETTLING + COUNTED)[SETTLING:])
         self.compute_s = self.compute_s or self.unhindered[strategy]
         for mbit in self._rates():
             self.shape("--mbit", str(mbit), "--cpu", str(CPU))
@@ -175,7 +176,7 @@ class Ground:
     def _rates(self) -> tuple[float, float, float]:
         cost, recipe = STRATEGIES["zero3"], recipe_of({"strategy": "zero3"})
         received = cost.step(self.model, recipe, 4, slow_model.ROWS // 4).received_bytes
-        middle = received / (GATHERING * self.compute_s) / PAYLOAD * 8 / 1e6
+        middle = received / (GATHERING * self.compute_s) / LINE_SHARE * 8 / 1e6
         return (round(middle / STEP_APART, 1), round(middle, 1), round(middle * STEP_APART, 1))
 
     def machines(self, mbit: float) -> Machines:
@@ -183,7 +184,7 @@ class Ground:
         recipe = recipe_of({"strategy": "zero0"})
         work = pace(self.model, recipe, 4, slow_model.LENGTH, Rates(1.0, inf)).compute_s
         assert work is not None
-        return Machines(4, 1, None, inf, inf, 0.0, inf, Rates(work / self.compute_s, mbit * 1e6 / 8 * PAYLOAD))
+        return Machines(4, 1, None, inf, inf, 0.0, inf, Rates(work / self.compute_s, LINE_SHARE * mbit * 1e6 / 8))
 
     def planned(self, mbit: float) -> Choice:
         """What the plan would take, of all strategies, and how it would lay their layers."""
@@ -235,14 +236,14 @@ def auto_vs_worst_fit(ground: Ground) -> Row:
 
 def plan_vs_measured(ground: Ground) -> Row:
     """Seconds of a step, measured against planned, of every strategy at every rate; ratio: the worst of them, without
-    those in which DeepSpeed's own CPU time rules: that is no part of the plan, and on a card it hides behind the
-    kernels. Says where the plan puts two strategies in another order than they were measured in."""
+    those that are further off than CLOSE for DeepSpeed's own CPU time alone: that is no part of the plan, and on a card
+    it hides behind the kernels. Says where the plan puts two strategies in another order than they were measured in."""
     parts, pairs = {"calibration": f"{ground.compute_s:.2f} s of computing a step"}, []
     for mbit in ground.rates:
         planned, measured = ground.predicted(mbit), {name: ground.median(name, mbit) for name in ALL}
         for name in ALL:
             own_s = ground.of_its_own(name)
-            rules = own_s > CLOSE * planned[name]
+            rules = not near(planned[name], measured[name]) and near(planned[name], measured[name] - own_s)
             pairs += [] if rules else [(planned[name], measured[name])]
             mark = f"; {own_s:.2f} s of it are DeepSpeed's own" if rules else ""
             told = f"planned {planned[name]:.2f} s, measured {measured[name]:.2f} s{mark}"
@@ -252,6 +253,10 @@ def plan_vs_measured(ground: Ground) -> Row:
     worst = max(pairs, key=lambda pair: max(pair[0] / pair[1], pair[1] / pair[0]))
     ours, peer = (round(value, 3) for value in worst)
     return {"ours": ours, "peer": peer, "ratio": round(peer / ours, 2), "unit": "s", "runs": len(pairs), "parts": parts}
+
+
+def near(planned_s: float, measured_s: float) -> bool:
+    return abs(measured_s / planned_s - 1) <= CLOSE
 
 
 def swapped(planned: Mapping[str, float], measured: Mapping[str, float], apart: float = 1.1) -> str:
