@@ -283,7 +283,7 @@ def uneven_vs_even(ground: Ground) -> Row:
         with ground.running({"strategy": "pipeline", "pipeline.layers": layers}, two) as run:
             ground.shape("--cpu", str(CPU), "--hosts", "te1")
             ground.shape("--cpu", str(OTHER_CPU), "--hosts", "te2")
-            found[layers] = run.next(2 * COUNTED)
+            found[layers] = run.next(SETTLING + 2 * COUNTED)[SETTLING:]
     return compared(list(zip(found["[3, 5]"], found["[4, 4]"], strict=True)))
 
 
