@@ -241,7 +241,8 @@ def _stages(option: Option, asked: Asked) -> str:
     lists = {"layers": split.layers, "of them again": split.checkpointed, "micro-batches held": split.held}
     each = "; ".join(f"{what} {', '.join(map(str, values))}" for what, values in lists.items())
     on = f" on {', '.join(cards[: split.stages])}" if cards else ""
-    copies = f"{option.copies} copies of {split.stages} stages" if option.copies > 1 else f"{split.stages} stages"
+    stages = f"{split.stages} stage{'s' * (split.stages > 1)}"
+    copies = f"{option.copies} copies of {stages}" if option.copies > 1 else stages
     return f"{copies}{on}: {each}"
 
 
