@@ -270,7 +270,11 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
         recipe = with_changes(asked.recipe, **option.values)
         tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.max_length)
         at = (asked.shape, asked.machines.ranks, tokens, rates)
-        if said := slow_link.advice(recipe, *at, taken_s=chosen.step_s, taken=chosen.strategy):
+        span = asked.size.work.span if asked.size else None
+        corrected = asked.machines.corrections.of(option.strategy)
+        factor = corrected.factor if corrected else 1.0
+        taken = (chosen.step_s, chosen.strategy)
+        if said := slow_link.advice(recipe, *at, span=span, factor=factor, taken=taken):
             yield said
             if option != chosen:
                 return

@@ -51,10 +51,11 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     memory = cost_of(recipe).memory(facts.shape, recipe, facts.ranks, tokens)
     at = facts.machines
     rates = at.rates.at_precision(recipe.dtype, facts.card is not None)
-    sparing = slow_link.advice(recipe, facts.shape, facts.ranks, tokens, rates)
     speed = model = pace(facts.shape, recipe, facts.ranks, tokens, rates, span=facts.span)
     if correction := at.corrections.of(recipe.strategy):
         speed = model.scaled(correction.factor)
+    factor = correction.factor if correction else 1.0
+    sparing = slow_link.advice(recipe, facts.shape, facts.ranks, tokens, rates, span=facts.span, factor=factor)
     total = recipe.total_steps(report["rows"])
     each = cost_of(recipe).memories(facts.shape, recipe, facts.ranks, tokens)
     _, tightest = at.tightest(each)

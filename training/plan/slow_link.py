@@ -27,23 +27,25 @@ def advice(
     tokens: int,
     rates: Rates,
     *,
-    taken_s: float | None = None,
-    taken: str = "",
+    span: float | None = None,
+    factor: float = 1.0,
+    taken: tuple[float | None, str] = (None, ""),
 ) -> str:
     """Half a sentence with the seconds of a step; empty where the network is not slow, a rate is not known, or the
-    strategy cannot. `rates` are of the recipe's precision, a micro-batch has `tokens` tokens. `taken`: the strategy
-    that would be taken else, and its seconds of a step; the recipe's own where that is not said.
+    strategy cannot. `rates` are of the recipe's precision, a micro-batch has `tokens` tokens, of which attention spans
+    `span`; `factor`: what runs took of such plans. `taken`: seconds of a step of the strategy that would be taken else,
+    and which that is; the recipe's own where that is not said.
     """
     if rates.flops is None or rates.bytes_per_s is None or rates.bytes_per_s >= SLOW or recipe.sync_every > 1:
         return ""
 
     def step_s(changed: Recipe) -> float:
-        found: Pace = pace(shape, changed, ranks, tokens, rates)
-        return found.step_s or 0.0
+        found: Pace = pace(shape, changed, ranks, tokens, rates, span=span)
+        return factor * (found.step_s or 0.0)
 
     ways: dict[str, Any] = {"gradient_sum": "bf16", "sync_every": STEPS_APART}
-    now, found = taken_s or step_s(recipe), []
-    named = f"--set strategy={recipe.strategy} " if taken and taken != recipe.strategy else ""
+    now, found = taken[0] or step_s(recipe), []
+    named = f"--set strategy={recipe.strategy} " if taken[1] not in {"", recipe.strategy} else ""
     for key, value in ways.items():
         changed = recipe.model_copy(update={key: value})
         if not cost_of(changed).refused_sums(changed) and now > WORTH * step_s(changed):
