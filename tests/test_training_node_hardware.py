@@ -36,7 +36,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder.mkdir()
     programs = {
         "ssh": 'shift 5; [ -f "$CARDS/$1" ] || { echo "ssh: no route to $1" >&2; exit 255; }; NODE=$1 sh -c "$2"',
-        "nvidia-smi": 'cat "$CARDS/${NODE:-te1}"',
+        "nvidia-smi": 'cat "$CARDS/${NODE:-te1}"; ! grep -q "has failed" "$CARDS/${NODE:-te1}"',
         "awk": 'echo "$((1024 * 1024 * $(wc -c < "$CARDS/${NODE:-te1}")))"',
     }
     for name, does in programs.items():
@@ -64,6 +64,12 @@ def test_a_node_that_does_not_answer_is_taken_for_one_like_the_head(nodes: Path,
     (nodes / "te1").write_text(f"{L20}, 46068\n")
     found = node_hardware.of_nodes(HereHead(tmp_path), launch(*HOSTS[:2]))
     assert found[1] == NodeHardware("te2", 1, found[0].cards, found[0].ram_bytes)
+
+
+def test_what_a_broken_driver_says_is_no_card(nodes: Path, tmp_path: Path):
+    (nodes / "te1").write_text("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver, 9\n")
+    (broken,) = node_hardware.of_nodes(HereHead(tmp_path), launch(HOSTS[0]))
+    assert broken.cards == () and broken.ram_bytes > 0
 
 
 def test_on_the_cpu_the_cards_do_not_count(nodes: Path, tmp_path: Path):

@@ -10,11 +10,13 @@ from training.laptop.head_node import Head
 from training.launch import Launch
 from training.plan.hardware import Card, NodeHardware, slowest_first
 
-CARDS = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
-RAM = "awk '/^MemTotal:/ {print $2}' /proc/meminfo"
+QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
+CARDS = f'cards=$({QUERY}) && echo "$cards"'
+"""Nothing where it fails, whatever it says then."""
+RAM = "{ awk '/^MemTotal:/ {print $2}' /proc/meminfo || echo $(($(sysctl -n hw.memsize) / 1024)); } 2>/dev/null"
 ASK = f"{{ {CARDS}; {RAM}; }}"
 """A line for each card, then the KiB of RAM."""
-REACH = "ssh -n -o BatchMode=yes -o ConnectTimeout=5"
+REACH = "timeout 20 ssh -n -o BatchMode=yes -o ConnectTimeout=5"
 NODES_S = 30.0
 SEPARATOR = "\x1e"
 
