@@ -239,8 +239,9 @@ def test_a_rank_killed_ends_the_run_with_its_name_and_leaves_no_orphan(disturbed
     disturbed.wait_beyond(SAVE_EVERY)
     disturbed.local.on("te3", "pkill -KILL -f '[p]ython -u -m training.node.finetune'")
     status = disturbed.wait_until_failed(within_s=60)
-    assert (status["failed_node"], status["failed_rank"]) == ("te3", 2)
-    assert "rank 2 on te3 was killed by signal 9" in status["reason"]
+    rank = disturbed.rank_on("te3")  # the stages' neighbours are those with the fastest links between them
+    assert (status["failed_node"], status["failed_rank"]) == ("te3", rank)
+    assert f"rank {rank} on te3 was killed by signal 9" in status["reason"]
     assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}
 
 
@@ -269,8 +270,7 @@ def test_a_run_goes_on_with_the_nodes_that_are_left(disturbed):
     before = disturbed.steps()
     disturbed.resume(local=fewer)
     disturbed.wait_beyond(before + 1)
-    launch = json.loads(disturbed.local.on("te1", f"cat {disturbed.folder}/launch.json"))
-    assert [host["name"] for host in launch["hosts"]] == NAMES[:3]
+    assert sorted(disturbed.hosts()) == NAMES[:3]
     assert "saved by 4 ranks" in disturbed.local.on("te1", f"cat {disturbed.folder}/logs/launcher.log")
     recipe = tomllib.loads(disturbed.local.on("te1", f"cat {disturbed.folder}/recipe.toml"))
     assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 3
@@ -296,8 +296,9 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
     disturbed.wait_beyond(before + 2)
     local.on("te3", "pkill -STOP -f '[p]ython -u -m training.node.finetune'")
     status = disturbed.wait_until_failed(within_s=60)
-    assert (status["failed_node"], status["failed_rank"]) == ("te3", 2), status
-    assert "rank 2 on te3 is stopped by a signal" in status["reason"]
+    rank = disturbed.rank_on("te3")
+    assert (status["failed_node"], status["failed_rank"]) == ("te3", rank), status
+    assert f"rank {rank} on te3 is stopped by a signal" in status["reason"]
     assert {name: disturbed.ranks_on(name) for name in NAMES} == {name: [] for name in NAMES}
     fetched = local.fab("fetch", "--run", disturbed.run_id)
     assert fetched.returncode == 0, fetched.stdout
@@ -315,7 +316,7 @@ def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(di
         cwd=ROOT, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        disturbed.wait_beyond(before + SAVE_EVERY)
+        wait_for("a checkpoint of its own", lambda: disturbed.checkpoints()[-1] > before, 120)
         local.happens("cut", "te1")
         said, _ = following.communicate(timeout=60)
     finally:

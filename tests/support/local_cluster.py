@@ -251,6 +251,13 @@ class DisturbedRun:
 
         return wait_for(f"{self.run_id} has failed", failed, within_s)
 
+    def hosts(self):
+        """The names of its hosts, as its ranks count them."""
+        return [host["name"] for host in json.loads(self.local.on("te1", f"cat {self.folder}/launch.json"))["hosts"]]
+
+    def rank_on(self, name):
+        return self.hosts().index(name)
+
     def ranks_on(self, name):
         return self.local.on(name, f"pgrep -af 'training.node.finetune.*[-]-run.*{self.run_id}'; true").splitlines()
 
