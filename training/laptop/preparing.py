@@ -14,6 +14,7 @@ from inventory.node_program import ProgramError
 from training import comm_report
 from training.comm_report import Result
 from training.cost.pace import LINE_SHARE
+from training.cost.strategies.pipeline import stages_of
 from training.data import DataError
 from training.data.hub import POINTER
 from training.exit_codes import UNUSABLE
@@ -146,7 +147,7 @@ def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe, nodes: 
     if newest is None:
         return launch
     gbit_s = {(pair["from"], pair["to"]): float(pair["gbit_s"]) for pair in newest["pairs"]}
-    by_name, shape = {host.name: host for host in launch.hosts}, (slots.pop(), recipe.pipeline.stages)
+    by_name, shape = {host.name: host for host in launch.hosts}, (slots.pop(), stages_of(recipe, launch.world_size))
     now, best = tuple(by_name), in_a_row(tuple(by_name), gbit_s, *shape)
     if best == now:
         return launch

@@ -104,7 +104,7 @@ def fitted(
         return change
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))
-    left |= dict.fromkeys(layout_keys(recipe, shape, launch.world_size))
+    left |= dict.fromkeys((*recipe.left_open, *layout_keys(recipe, shape, launch.world_size)))
     free = [key for key in left if key not in said]
     now_on = machines_now(cluster, launch, nodes)
     after, reason = decided_again(recipe, shape, now_on, work, free)

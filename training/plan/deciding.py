@@ -31,10 +31,13 @@ def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
 def decided_again(
     recipe: Recipe, shape: ModelShape, machines: Machines, work: Workload, left: Collection[str]
 ) -> tuple[Recipe, str]:
-    """A run's recipe for the machines it goes on with: as it is, while that fits them; else with the keys in `left`
-    decided anew, and why. Where nothing fits it stays as it is, and the reason says that."""
+    """A run's recipe for the machines it goes on with: as it is, while that fits them, but for what the table of a
+    strategy that was named for this resume leaves open; else with the keys in `left` decided anew, and why. Where
+    nothing fits it stays as it is, and the reason says that."""
     now = Search(shape, recipe, machines, work).option(recipe)
-    if now.fits or not left:
+    if now.fits:
+        left = [key for key in recipe.left_open if key in left]
+    if not left:
         return recipe, ""
     now_is = flat(recipe.model_dump())
     if "strategy" in left:
@@ -45,7 +48,8 @@ def decided_again(
     if choice.chosen is None:
         return recipe, f"{lacks}, and {choice.reason}"
     values = {key: value for key, value in choice.chosen.values.items() if key in left}
-    return with_changes(emptied, **values), f"as it was, {lacks} on {machines.ranks} ranks; {choice.reason}"
+    why = choice.reason if now.fits else f"as it was, {lacks} on {machines.ranks} ranks; {choice.reason}"
+    return with_changes(emptied, **values), why
 
 
 def layout_keys(recipe: Recipe, shape: ModelShape, ranks: int) -> tuple[str, ...]:
