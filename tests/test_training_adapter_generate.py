@@ -121,7 +121,7 @@ def test_a_prompt_longer_than_the_model_holds_is_refused(asked):
 
 @pytest.mark.torch
 def test_an_adapter_of_another_base_is_refused(asked, tmp_path: Path):
-    from training.node.adapter.models import with_adapter
+    from training.node.adapter.models import load_base, with_adapter
 
     (tmp_path / "adapter").symlink_to(asked.adapter)
     copied = tmp_path / "step-1" / "adapter"
@@ -131,6 +131,13 @@ def test_an_adapter_of_another_base_is_refused(asked, tmp_path: Path):
     (copied.parent / "trainer_state.json").write_text(json.dumps({"base_model": "f" * 64}))
     with pytest.raises(AdapterError, match="another base model"):
         with_adapter(None, asked.base, copied)
+    (copied.parent / "trainer_state.json").write_text('{"recipe": {"base_prec')
+    with pytest.raises(AdapterError, match=r"trainer_state.json cannot be read: .*; fetch the run again"):
+        load_base(asked.base, copied)
+    recipe = {"base_precision": "nf4", "dtype": "load"}
+    (copied.parent / "trainer_state.json").write_text(json.dumps({"recipe": recipe}))
+    with pytest.raises(AdapterError, match="was trained with dtype 'load'; known: bfloat16, float16, float32"):
+        load_base(asked.base, copied)
 
 
 def command(asked, *words: str) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 from training.events import EVENTS, Started, parse_rows
 from training.laptop.ship import launch_files
 from training.launch import Host, Launch, here_env, rank_env
-from training.node.diagnosis.hang import Frame, RankState, StallWatch, parse_state, state_text, straggler
+from training.node.diagnosis.hang import OWN_WAITS, Frame, RankState, StallWatch, parse_state, state_text, straggler
 from training.node.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
 from training.node.diagnosis.stacks import parse_recorder, process_state, short_path
 from training.node.supervision.end_processes import processes_of
@@ -106,6 +106,23 @@ def test_a_collective_in_a_thread_of_the_backward_pass_counts_as_waiting():
     backward = (Frame("_engine_run_backward", "torch/autograd/graph.py", 5),)
     late = straggler([state(0, backward, others=(WAITING,)), state(1, BUSY)], 312)
     assert late.rank == 1
+
+
+def test_a_stage_that_waits_for_its_neighbour_is_not_the_one_to_blame():
+    received = (
+        Frame("timed", "training/node/metrics/communication.py", 63),
+        Frame("take", "training/node/strategies/crossing.py", 43),
+        Frame("gradient", "training/node/strategies/crossing.py", 126),
+    )
+    three = [state(0, received), state(1, BUSY), state(2)]
+    assert straggler(three, 312).rank == 1
+    two = straggler([state(0, BUSY), state(1, received)], 312)
+    assert two.rank == 0 and two.sentence.endswith("the others wait in a receive from a neighbouring stage")
+
+
+def test_our_own_waits_are_where_they_are_said_to_be():
+    for file, function in OWN_WAITS:
+        assert f"def {function}(" in (ROOT / file).read_text(), (file, function)
 
 
 def test_where_collectives_run_behind_the_programs_back_the_flight_recorder_decides():

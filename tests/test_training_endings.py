@@ -136,6 +136,17 @@ def test_data_that_another_recipe_prepared_are_refused_in_one_sentence(house):
         open_work(rank)
 
 
+def test_a_base_model_with_a_cut_file_is_refused_before_it_is_loaded(house):
+    weights = house / "models" / "tiny" / "model.safetensors"
+    whole = weights.read_bytes()
+    try:
+        weights.write_bytes(whole[:-10])
+        with pytest.raises(RecipeError, match="not as long as its header says; fetch the model again with the base"):
+            open_work(SimpleNamespace(run=_run(house, "cut", BASE)))
+    finally:
+        weights.write_bytes(whole)
+
+
 def test_a_sample_beyond_the_models_window_is_refused_before_the_model_is_loaded(house):
     run = _run(house, "windowed", BASE)
     config = house / "models" / "tiny" / "config.json"

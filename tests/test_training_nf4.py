@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
 from dataclasses import asdict, replace
 
 import pytest
@@ -183,6 +185,25 @@ def test_a_model_without_room_or_without_its_weights_is_refused_in_a_sentence(mo
     with pytest.raises(RecipeError, match="holds no safetensors weights"):
         nf4.ready(tmp_path / "models" / "biased", torch.float32)
     assert [path.name for path in (tmp_path / "cache" / "nf4").iterdir()] == ["lock"]
+
+
+def test_a_nodes_other_ranks_wait_for_the_first_and_the_node_is_named_where_it_cannot(models, tmp_path, monkeypatch):
+    shutil.copytree(models / "biased", tmp_path / "models" / "biased")
+    folder = tmp_path / "models" / "biased"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    other = threading.Thread(target=nf4.make_here, args=(folder, torch.float32))
+    other.start()
+    other.join(0.2)
+    assert other.is_alive() and not nf4.place(folder, torch.float32).exists()
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    nf4.make_here(folder, torch.float32)
+    other.join(10)
+    assert not other.is_alive() and (nf4.place(folder, torch.float32) / SUMS).is_file()
+    shutil.rmtree(nf4.place(folder, torch.float32))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(RecipeError, match=rf"^base_precision nf4 on {socket.gethostname()}: .*not as long as"):
+        nf4.make_here(folder, torch.float32)
 
 
 def test_a_linear_layer_in_four_bits_is_not_trained_whole(models):

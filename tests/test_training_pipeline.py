@@ -10,6 +10,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support import tiny_adapter  # noqa: E402
 from tests.support.ranks import samples, together  # noqa: E402
 from training import tiny  # noqa: E402
+from training.cost.strategies.pipeline import SPLITTABLE  # noqa: E402
 from training.node.prove import curve  # noqa: E402
 from training.node.stages import Share, in_order  # noqa: E402
 from training.node.strategies.schedule import gone_back, passes  # noqa: E402
@@ -30,6 +31,7 @@ EXACT = {
     "seed": "4",
 }
 UNTIED = {"model": "untied"}
+OTHER_TYPES = sorted(set(SPLITTABLE) - {"qwen2"})
 KINDS = {
     "rows of any length": ({}, {}),
     "padded": ({"batching": "padded"}, {}),
@@ -48,6 +50,7 @@ KINDS = {
     "the head trained whole": ({"lora.modules_to_save": '["lm_head"]'}, UNTIED),
     "rows of tokens": ({"lora.trainable_tokens": '["<|im_end|>"]'}, UNTIED),
     "looked at between steps": ({}, {"looks": True}),
+    **{each: ({}, {"model": each}) for each in OTHER_TYPES},
     "fp16 that overflows": ({"dtype": "float16"}, {"loss_scale": 2.0**24, "steps": 6}),
 }
 """Recipe and case; each to the bit what one process gives."""
@@ -93,6 +96,8 @@ def house(tmp_path_factory):
     (folder / "curve").mkdir()
     curve.write_model(folder / "curve")
     tiny_adapter.write_variant(folder / "tiny", folder / "untied", tied=False)
+    for each in OTHER_TYPES:
+        tiny_adapter.write_of_type(folder / "tiny", folder / each, each)
     return folder
 
 
@@ -136,6 +141,7 @@ def _on(house, ranks, cases):
     cases += [{"name": n, "steps": 2, "recipe": r, "state": True} for n, r in _tables(ranks).items()]
     clip = {"optimizer.grad_clip": "0.25"} | (SPREAD["2 x 2"] if ranks == 4 else {})
     cases.append({"name": "clipped", "steps": 3, "recipe": clip, "state": True})
+    cases.append({"name": "bf16 sums", "steps": 3, "recipe": clip | {"gradient_sum": "bf16"}})
     cases.append({"name": "torch", "recipe": {}, "against torch": True})
     cases.append({"name": "curve", "curve of": "pipeline", "model": str(house / "curve")})
     return together(house, ranks, EXACT, cases)
@@ -199,6 +205,8 @@ def test_a_gradient_is_clipped_by_the_norm_over_all_stages_and_two_replicas_shar
         ours = found["clipped"]
         for key in ("losses", "norms"):
             assert ours[key] == pytest.approx(wanted[key], rel=1e-6), ranks
+            assert found["bf16 sums"][key] == pytest.approx(wanted[key], rel=1e-2), ranks
+        assert (found["bf16 sums"]["norms"] == ours["norms"]) == (ranks != 4), "only replicas have sums"
         masters = {key: value for key, value in wanted["state"].items() if key.startswith("master/")}
         apart = [((ours["state"][key] - value).norm() / value.norm()).item() for key, value in masters.items()]
         assert max(apart) < 1e-4, ranks

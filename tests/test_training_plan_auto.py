@@ -182,6 +182,16 @@ def test_a_resume_leaves_alone_what_the_recipe_said_itself():
     assert after == RESUMED and "nothing fits" in reason
 
 
+def test_a_pipeline_that_is_named_at_a_resume_is_laid_out_as_one_that_starts():
+    shape, small = known_shape(RESUMED.base_model), machines_of("NVIDIA A10", 4)
+    named = with_changes(RESUMED, strategy="pipeline", micro_batch=1, gradient_checkpointing=48)
+    after, reason = decided_again(named, shape, small, WORK, named.left_open)
+    assert after.pipeline.layers == after.pipeline.checkpointed == (25, 23) and after.left_open == ()
+    assert (after.micro_batch, after.gradient_checkpointing) == (1, 48), "which nobody asked to decide"
+    assert reason == "pipeline is what the recipe names, in the fastest way that fits"
+    assert decided_again(after, shape, small, WORK, after.left_open) == (after, "")
+
+
 def machines_of(card, ranks):
     has = card_bytes(card)
     usable, spare = room(has, gpu=True)

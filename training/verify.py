@@ -59,7 +59,7 @@ def verify_model(folder: Path) -> None:
     """Every weights file as long as its header says, no tensor empty, every tensor of the index there."""
     found: set[str] = set()
     for path in folder.glob("*.safetensors"):
-        found |= _whole_tensors(path)[0].keys()
+        found |= whole_tensors(path)[0].keys()
     index = folder / "model.safetensors.index.json"
     if index.exists():
         promised = json.loads(index.read_text(encoding="utf-8"))["weight_map"].keys()
@@ -71,7 +71,7 @@ def verify_model(folder: Path) -> None:
 
 def verify_adapter(path: Path, rank: int) -> None:
     """Every LoRA matrix full-shaped for `rank`, A and B in pairs, B not all zero; else FetchError."""
-    tensors, data_at = _whole_tensors(path)
+    tensors, data_at = whole_tensors(path)
     shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items() if _is_lora_matrix(name)}
     pairs = {name.replace(".lora_A.", ".lora_B.") for name in shapes if ".lora_A." in name}
     b_names = {name for name in shapes if ".lora_B." in name}
@@ -95,7 +95,7 @@ def _is_lora_matrix(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def _whole_tensors(path: Path) -> tuple[dict[str, Any], int]:
+def whole_tensors(path: Path) -> tuple[dict[str, Any], int]:
     """A safetensors file's tensors by name and where its data begin; FetchError where it is cut or one is empty."""
     header, data_at = read_header(path)
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -114,6 +114,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         if length > path.stat().st_size:
             raise FetchError(f"{path} is not a safetensors file")
         try:
-            return json.loads(file.read(length)), 8 + length
-        except ValueError:
+            header: dict[str, Any] = dict(json.loads(file.read(length)))
+        except (TypeError, ValueError):
             raise FetchError(f"{path} is not a safetensors file") from None
+    return header, 8 + length

@@ -39,6 +39,21 @@ def write_variant(base: Path, folder: Path, dtype: str = "float32", tied: bool =
     return folder
 
 
+def write_of_type(base: Path, folder: Path, model_type: str) -> Path:
+    """A model of another type of the base's width and vocabulary, with random weights of its own."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    was = AutoConfig.from_pretrained(base)
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings")}
+    torch.manual_seed(6)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
 def write_base_like(base: Path, folder: Path) -> Path:
     """The same model as a base model would come: it has the chat template, and ends with <|endoftext|> alone."""
     from transformers import AutoTokenizer

@@ -23,14 +23,17 @@ from transformers import AutoConfig
 
 from training.causes import OF_CODE
 from training.cost.checkpoint import checkpoint_bytes
+from training.cost.memory import NF4
 from training.data import DataError, Order, micro_batches
 from training.data.build import TRAIN, VALIDATION
 from training.data.collate import collate
 from training.data.prepared import Prepared, open_prepared
+from training.errors import AdapterError
 from training.events import Failed, Resumed, emit
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
 from training.isolation import CURE, too_long
 from training.node import checkpoint, liger, rng, strategies
+from training.node.adapter.model_files import places
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
 from training.node.diagnosis import debug
@@ -136,6 +139,10 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     """The whole run on this rank; gives the exit code."""
     work = open_work(rank)
     recipe = work.recipe
+    if recipe.base_precision == NF4:
+        from training.node import nf4  # bitsandbytes is slow to import, and loads CUDA
+
+        nf4.make_here(work.model_dir, getattr(torch, recipe.dtype))
     rank.listen_for_sigterm()
     rank.progress.note(0, "load")
     init_process_group(rank.place.local_rank, debug.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
@@ -220,6 +227,7 @@ def open_work(rank: Rank) -> Work:
     model_dir = models_folder(rank.run) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")
+    refuse_cut(model_dir)
     prepared = rank.run / "data" / "prepared"
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
@@ -228,6 +236,15 @@ def open_work(rank: Rank) -> Work:
         if reason := too_long(model_shape(model_dir), recipe, part.report.longest):
             raise RecipeError(f"{reason}; {CURE}")
     return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), outline(recipe, model_dir))
+
+
+def refuse_cut(model_dir: Path) -> None:
+    """RecipeError for a base model of which a file is missing or shorter than its header says: every way to load it
+    would end in words of its own."""
+    try:
+        places(model_dir)
+    except AdapterError as error:
+        raise RecipeError(str(error)) from error
 
 
 def refuse_other_data(recipe: Recipe, train: Prepared) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -42,13 +43,35 @@ SCALES = f"quant_state.bitsandbytes__{NF4}"
 """How the name of what says that a weight is in four bits ends."""
 
 
+def make_here(model_dir: Path, dtype: torch.dtype) -> None:
+    """The folder in four bits on this node, made or verified by its first rank, for which the others wait. For before
+    the ranks meet: a large model on slow disks takes longer than they wait for one another. RecipeError."""
+    if _first_of_the_node():
+        try:
+            ready(model_dir, dtype)
+        except (RecipeError, OSError) as error:
+            raise _refusal(socket.gethostname(), error) from error
+        return
+    while not (place(model_dir, dtype) / SUMS).is_file():  # where the first one fails the launcher ends all
+        time.sleep(1)
+
+
+def _first_of_the_node() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _refusal(node: str, why: object) -> RecipeError:
+    return RecipeError(f"base_precision {NF4} on {node}: {why}")
+
+
 def on_every_node(model_dir: Path, dtype: torch.dtype) -> Path:
     """The folder in four bits on this node, made by its first rank where it is not there yet. All ranks call it
     together and wait. RecipeError, on all of them, where one cannot be made or is not the same everywhere."""
     made, problem = "", ""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _first_of_the_node():
+        entry = place(model_dir, dtype)
         try:
-            made = sha256_of(ready(model_dir, dtype) / SUMS)
+            made = sha256_of((entry if (entry / SUMS).is_file() else ready(model_dir, dtype)) / SUMS)
         except (RecipeError, OSError) as error:
             problem = str(error)
     mine = (socket.gethostname(), made, problem)
@@ -57,7 +80,7 @@ def on_every_node(model_dir: Path, dtype: torch.dtype) -> Path:
         dist.all_gather_object(everyone, mine)
     for node, its, wrong in everyone:
         if wrong:
-            raise RecipeError(f"base_precision {NF4} on {node}: {wrong}")
+            raise _refusal(node, wrong)
         if its and its != everyone[0][1]:
             raise RecipeError(
                 f"base_precision {NF4}: {node} made other bytes of {model_dir.name} than {everyone[0][0]}, and their "

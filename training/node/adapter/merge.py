@@ -21,10 +21,18 @@ from safetensors import safe_open
 from training.errors import AdapterError
 from training.node import attached
 from training.node.adapter.end_of_turn import name_end_of_turn
-from training.node.adapter.model_files import INDEX, entries, places, read_config, shard_names, weight_bytes
+from training.node.adapter.model_files import (
+    INDEX,
+    entries,
+    places,
+    read_config,
+    shard_names,
+    trainer_state,
+    weight_bytes,
+)
 from training.node.adapter.weights import Adapter
 from training.node.checkpoint import base_model_hash
-from training.sums import ADAPTER_WEIGHTS, ORIGIN, STATE, SUMS, seal_model, sha256_of
+from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, seal_model, sha256_of
 
 ROOM_TO_SPARE = 256 * 2**20
 LEFT_BEHIND = {SUMS, ORIGIN, INDEX, "README.md", ".gitattributes"}
@@ -68,13 +76,11 @@ def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
 def refuse_other_base(model_dir: Path, adapter_dir: Path) -> str:
     """The base's hash; AdapterError where the adapter's checkpoint was trained on another one."""
     found = base_model_hash(model_dir)
-    state = adapter_dir.resolve().parent / STATE
-    if state.is_file():
-        trained_on = json.loads(state.read_text(encoding="utf-8"))["base_model"]
-        if trained_on != found:
-            raise AdapterError(
-                f"{adapter_dir} was trained on another base model ({trained_on[:12]}) than {model_dir} ({found[:12]})"
-            )
+    trained_on = trainer_state(adapter_dir).get("base_model", found)
+    if trained_on != found:
+        raise AdapterError(
+            f"{adapter_dir} was trained on another base model ({str(trained_on)[:12]}) than {model_dir} ({found[:12]})"
+        )
     return found
 
 

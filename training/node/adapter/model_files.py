@@ -8,10 +8,12 @@ from typing import Any
 
 from training.errors import AdapterError
 from training.hub_access import HubError, file_name
-from training.verify import FetchError, read_header
+from training.sums import STATE
+from training.verify import FetchError, whole_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+AGAIN = "fetch the model again with the base deploy"
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -24,7 +26,7 @@ def shard_names(folder: Path) -> list[str]:
             raise AdapterError(f"{folder / INDEX}: {error}") from None
     if (folder / SINGLE).is_file():
         return [SINGLE]
-    raise AdapterError(f"{folder} holds no safetensors weights; fetch the model again with the base deploy")
+    raise AdapterError(f"{folder} holds no safetensors weights; {AGAIN}")
 
 
 def weight_bytes(folder: Path) -> int:
@@ -41,13 +43,26 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def entries(path: Path) -> dict[str, dict[str, Any]]:
-    """dtype, shape and data_offsets of every tensor in a file, by name."""
+def trainer_state(adapter: Path | None) -> dict[str, Any]:
+    """What the checkpoint around an adapter says of its run; nothing where it is none. AdapterError for a file that
+    cannot be read."""
+    path = adapter.resolve().parent / STATE if adapter else None
+    if path is None or not path.is_file():
+        return {}
     try:
-        header, _ = read_header(path)
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}; fetch the run again") from error
+
+
+def entries(path: Path) -> dict[str, dict[str, Any]]:
+    """dtype, shape and data_offsets of every tensor in a file, by name. AdapterError for one that is missing or cut."""
+    try:
+        return whole_tensors(path)[0]
+    except OSError as error:
+        raise AdapterError(f"{path} cannot be read: {error.strerror}; {AGAIN}") from error
     except FetchError as error:
-        raise AdapterError(str(error)) from error
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+        raise AdapterError(f"{error}; {AGAIN}") from error
 
 
 def places(folder: Path) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,13 +16,14 @@ from training.cost.memory import NF4
 from training.errors import AdapterError
 from training.node.adapter.decoding import Forward
 from training.node.adapter.merge import refuse_other_base
-from training.node.adapter.model_files import read_config
+from training.node.adapter.model_files import read_config, trainer_state
 from training.node.adapter.weights import refuse_not_finite
 from training.node.device import DeviceError, device
 from training.recipe import RecipeError
-from training.sums import ADAPTER_CONFIG, STATE
+from training.sums import ADAPTER_CONFIG
 
 BASE, TUNED = "base", "tuned"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
@@ -44,11 +44,12 @@ def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
 def packed_in(adapter: Path | None) -> torch.dtype | None:
     """What the run of an adapter computed with, where its base lay in four bits; None where it did not, or where
     nothing beside the adapter says so."""
-    state = adapter.resolve().parent / STATE if adapter else None
-    if state is None or not state.is_file():
+    recipe = trainer_state(adapter).get("recipe")
+    if not isinstance(recipe, dict) or recipe.get("base_precision") != NF4:
         return None
-    recipe = json.loads(state.read_text(encoding="utf-8")).get("recipe", {})
-    return getattr(torch, recipe["dtype"]) if recipe.get("base_precision") == NF4 else None
+    if recipe.get("dtype") not in DTYPES:
+        raise AdapterError(f"{adapter} was trained with dtype {recipe.get('dtype')!r}; known: {', '.join(DTYPES)}")
+    return DTYPES[recipe["dtype"]]
 
 
 def _in_four_bits(model_dir: Path, dtype: torch.dtype) -> Any:

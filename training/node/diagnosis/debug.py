@@ -23,17 +23,8 @@ def debugged(launch: dict[str, object]) -> bool:
 
 
 def collective_timeout_s(rank: Rank, otherwise_s: float) -> float:
-    """The collectives' time-out, which a run with a debugger does without; for groups made later too."""
-    if not debugged(rank.launch):
-        return otherwise_s
-    from datetime import timedelta
-
-    from torch.distributed import distributed_c10d
-
-    # DeepSpeed makes groups of its own, which take torch's defaults and not the time-out of the first group
-    patience = timedelta(seconds=PATIENCE_S)
-    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = patience
-    return PATIENCE_S
+    """The collectives' time-out, which a run with a debugger does without."""
+    return PATIENCE_S if debugged(rank.launch) else otherwise_s
 
 
 def wait(rank: Rank) -> None:

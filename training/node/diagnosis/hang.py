@@ -21,6 +21,12 @@ LONG = 5
 """Loading, the first step, a save and an evaluation have this many times the floor: at its default of 300 s that
 is 1500 s, less than a collective's own time-out, after which there are no ranks left to be asked."""
 PACES = 50
+OWN_WAITS = {
+    ("training/node/metrics/communication.py", "timed"): "wait",
+    ("training/node/strategies/crossing.py", "take"): "a receive from a neighbouring stage",
+    ("training/node/strategies/crossing.py", "settle"): "a send to a neighbouring stage",
+}
+"""Of our code, by file and function, what waits in torch's C++ and shows no frame of it; and for what."""
 
 
 class StallWatch:
@@ -79,7 +85,12 @@ class Frame:
     @property
     def collective(self) -> bool:
         """Whether a rank standing here waits for the others."""
-        return re.search(r"(^|/)(torch/distributed|deepspeed/comm)/", self.file) is not None
+        return self.own_wait != "" or re.search(r"(^|/)(torch/distributed|deepspeed/comm)/", self.file) is not None
+
+    @property
+    def own_wait(self) -> str:
+        """What for, where our own code waits without a frame of torch's; else empty."""
+        return OWN_WAITS.get((self.file, self.function.rpartition(".")[2]), "")
 
     @property
     def foreign(self) -> bool:
@@ -114,7 +125,7 @@ class RankState:
     @property
     def collective(self) -> str:
         """The name of the collective it stands in."""
-        names = [f.function for stack in (self.stack, *self.others) for f in stack if f.collective]
+        names = [f.own_wait or f.function for stack in (self.stack, *self.others) for f in stack if f.collective]
         return next((name for name in names if "wrapper" not in name and name != "wait"), "a collective")
 
     @property

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from torch.distributed import distributed_c10d
 
 from training.cost.strategies import BUCKET, cost_of
 from training.data import micro_steps
@@ -31,15 +32,21 @@ from training.recipe import Recipe
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:
     """Join the ranks named by RANK, WORLD_SIZE and MASTER_ADDR; must precede the loading of any model. Raises
-    DeviceError."""
+    DeviceError.
+
+    The time-out is also that of groups made later, a pipeline's and DeepSpeed's own: they would take torch's, which
+    is 10 minutes of NCCL, less than a stage may take longer to load than its neighbour.
+    """
     device(local_rank)
     get_accelerator().set_device(local_rank)
     # init_distributed asks this table only whether to compile its shared-memory all-reduce, which nothing
     # here calls: answering no saves the compiler run, and the need for a compiler, on every node.
     deepspeed.ops.__compatible_ops__ = {}
     backend = "nccl" if get_accelerator().device_name() == "cuda" else "gloo"
-    join(backend, timedelta(seconds=timeout_s))
-    deepspeed.init_distributed(backend, timeout=timedelta(seconds=timeout_s), verbose=False)  # takes what is there
+    timeout = timedelta(seconds=timeout_s)
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    join(backend, timeout)
+    deepspeed.init_distributed(backend, timeout=timeout, verbose=False)  # takes what is there
 
 
 def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
