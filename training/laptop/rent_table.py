@@ -9,7 +9,7 @@ from typing import Any
 
 from inventory.renting.on_offer import OnOffer
 from inventory.shown import table
-from training.laptop.plan_options import NONE, data_line, duration, figure, finite, screen
+from training.laptop.plan_table import NONE, data_line, duration, figure, finite, screen
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
 from training.plan.frontier import Way, cheaper_in_numbers
 

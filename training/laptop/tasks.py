@@ -126,7 +126,7 @@ def plan(
     machines to rent."""
     with sentences():
         from inventory.settings import load_settings
-        from training.laptop import plan_options, start_run
+        from training.laptop import plan_options, plan_table, start_run
         from training.launch import LaunchError
 
         if take and not rent:
@@ -142,7 +142,7 @@ def plan(
                 rent_options.take(choices, take)
             return
         asked = plan_options.look(load_settings(), recipe, wish)
-        (plan_options.show_json if json else plan_options.show)(asked)
+        (plan_table.show_json if json else plan_table.show)(asked)
 
 
 @task(
