@@ -70,7 +70,7 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
     shape, size = subject(recipe, wish)
     found = fleet(settings, wish.nodes, wish.card)
     if wish.line_rate_gbps:
-        found = replace(found, line_rate_gbps=wish.line_rate_gbps)
+        found = replace(found, line_rate_gbps=wish.line_rate_gbps, own=False)
     as_it_is = not (wish.card or wish.line_rate_gbps)
     measured = known(settings.name, found.head if as_it_is else None)
     at = machines(settings, found, as_it_is, measured)

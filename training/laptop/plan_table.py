@@ -84,11 +84,10 @@ def finite(value: Any) -> Any:
 
 def _before(asked: Asked) -> Iterator[str]:
     its, at = asked.fleet, asked.machines
-    what = f"{its.cards} x {' or '.join(asked.cards)}" if at.card else "no GPU"
     ram = f", {its.ram_gib:.0f} GiB RAM" if its.ram_gib else ""
     price = f"; {money(at.price_h, at.currency)} an hour" if at.price_h is not None else "; no price is known"
     yield f"{asked.recipe.name}: {asked.shape.parameters / 1e9:.3g} billion parameters in {asked.shape.layers} layers"
-    yield f"machines: {its.nodes}, each {what}{ram} ({its.about}){price}"
+    yield f"machines: {its.nodes}, each {_cards(asked)}{ram} ({its.about}){price}"
     flops = dict.fromkeys(at.rates.each or [at.rates.flops or 0.0])
     each = " or ".join(f"{rate / 1e12:.3g}" for rate in flops)
     a_card = "a card" if at.card else "a CPU"
@@ -102,6 +101,11 @@ def _before(asked: Asked) -> Iterator[str]:
     if asked.lacks_dtype:
         yield f"{' or '.join(filter(lacks_bfloat16, asked.cards))} has no bfloat16: the same with --set dtype=float16"
     yield data_line(asked.size)
+
+
+def _cards(asked: Asked) -> str:
+    """Of each node."""
+    return f"{asked.fleet.cards_text} x {' or '.join(asked.cards)}" if asked.machines.card else "no GPU"
 
 
 def data_line(size: Size | None) -> str:
@@ -161,11 +165,6 @@ def _stages(option: Option, asked: Asked) -> str:
     return f"{copies}{on}: {each}"
 
 
-def _plain(value: Any) -> str:
-    """As `--set` takes it, in one word."""
-    return json.dumps(value, separators=(",", ":")) if isinstance(value, list) else str(value)
-
-
 def duration(minutes: float | None) -> str:
     """Minutes as a table shows them."""
     if minutes is None:
@@ -218,8 +217,18 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     if not left and now.fits and now.tokens_per_s and chosen.tokens_per_s:
         yield f"that is {chosen.tokens_per_s / now.tokens_per_s:.1f} times what the recipe does as it is"
     yield from _sparing(asked, choice, chosen)
-    dtype = ["dtype=float16"] if asked.lacks_dtype else []
-    values = {key: value for key, value in chosen.values.items() if key not in asked.wish.named}
-    settings = [*asked.wish.settings, *dtype, *(f"{key}={_plain(value)}" for key, value in values.items())]
-    words = ["fab", "train", "--model", asked.recipe.name, *(["--data", asked.wish.data] if asked.wish.data else [])]
-    yield f"next: {shlex.join([*words, *(word for setting in settings for word in ('--set', setting))])}"
+    yield _next(asked)
+
+
+def _next(asked: Asked) -> str:
+    """The start that decides the same. It is left to it: what is pinned cannot be laid out anew when a node is gone."""
+    its, wish = asked.fleet, asked.wish
+    if not its.own:
+        return (
+            f"a what-if, so no start is proposed: {its.nodes} nodes, each {_cards(asked)}; fab train decides anew for "
+            "the cluster's own machines"
+        )
+    left = [f"{key}=auto" for key in wish.free if key not in asked.recipe.auto]
+    settings = [*wish.settings, *(["dtype=float16"] if asked.lacks_dtype else []), *left]
+    words = ["fab", "train", "--model", asked.recipe.name, *(["--data", wish.data] if wish.data else [])]
+    return f"next: {shlex.join([*words, *(word for setting in settings for word in ('--set', setting))])}"
