@@ -13,13 +13,13 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, InstanceType
 from inventory.nodes import Node, price_of, static_nodes
 from inventory.settings import Settings
-from training.cost.cards import CARDS, card_bytes, sustained_flops
+from training.cost.cards import CARDS, SAME_MEMORY, card_bytes, sustained_flops
 from training.cost.memory import GIB
 from training.laptop import measurements, preparing
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
 from training.plan.calibration import Calibration
-from training.plan.hardware import SAME_MEMORY, Card, NodeHardware, machines_of, rank_cards, slowest_first
+from training.plan.hardware import Card, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.machines import Machines
 
 
@@ -173,10 +173,11 @@ def _to_be_rented(cloud: Cloud, settings: Settings, count: int) -> Fleet:
 
 
 def card_of(kind: InstanceType) -> str | None:
-    """What its cards are called here: with their memory where that is not what such cards usually have."""
+    """What its cards are called here: with their memory where that is not what such cards usually have, or nobody here
+    knows what they have."""
     card, told = kind.gpu_spec, kind.gpu_memory_gib
     usual = card_bytes(card) if card else None
-    if usual is None or not told or abs(told * GIB / usual - 1) < SAME_MEMORY:
+    if not card or not told or (usual is not None and abs(told * GIB / usual - 1) < SAME_MEMORY):
         return card or None
     return f"{card} {told:.0f}GB"
 
