@@ -294,6 +294,7 @@ def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     said = done.stdout
     assert "40 TFLOP/s a card, the table of cards; 1.7 GB/s between ranks, its promised line rate" in said
     assert "the weakest number of every row is 40 TFLOP/s of A10, from a table" in said
+    assert "time and money are of the run alone: booting, the base deploy and fetching the model come on top" in said
     assert "3000 records" in said and "(estimated: four bytes of text a token)" in said
     assert "pipeline: 2 stages: layers 14, 14; of them again 9, 4; micro-batches held 2, 1" in lines
     assert time.process_time() - began < 5
@@ -392,6 +393,8 @@ def test_json_says_the_same_and_what_is_not_known_is_null(place):
     assert sum(found["chosen"]["split"]["layers"]) == 48 and found["options"][0]["split"] is None
     assert found["machines"]["ram_bytes"] is None and found["data"] is None and found["chosen"]["minutes"] is None
     assert found["as_it_stands"]["tokens_per_s"] < found["chosen"]["tokens_per_s"]
+    assert [option["fits"] for option in found["options"]] == [False, False, False, True, True]
+    assert any(note.startswith("left out: stream: ") for note in found["notes"])
 
 
 def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from inventory.settings import Settings
 from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.shape import ModelShape, PlanError, known_shape
+from training.laptop import data_disk
 from training.laptop.data_size import Size, size_of
 from training.laptop.machines import Fleet, fleet, machines
 from training.laptop.measurements import known
@@ -74,7 +75,8 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
     as_it_is = not (wish.card or wish.line_rate_gbps)
     measured = known(settings.name, found.head if as_it_is else None)
     at = machines(settings, found, as_it_is, measured)
-    asked = Asked(wish, recipe, shape, found, at, size, measured.notes)
+    notes = (*measured.notes, *data_disk.too_small(settings, recipe, shape))
+    asked = Asked(wish, recipe, shape, found, at, size, notes)
     if old := next(filter(too_old, asked.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")
     return asked

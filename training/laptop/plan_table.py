@@ -18,7 +18,7 @@ from training.laptop.data_size import Size
 from training.laptop.plan_options import Asked
 from training.plan import slow_link
 from training.plan.options import Choice, Option, choose
-from training.recipe import LEFT_TO_THE_PLAN, with_changes
+from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
 NONE = "-"
 WIDTH = 160
+BESIDES = (
+    "time and money are of the run alone: booting, the base deploy and fetching the model come on top, and are paid "
+    "for on every machine"
+)
+LONGER = 1.1
+"""Than the mean a row has to be for padding to count."""
 
 
 def show(asked: Asked) -> None:
@@ -53,7 +59,6 @@ def screen(width: int = WIDTH) -> Console:
 def show_json(asked: Asked) -> None:
     """The same for other programs; what is not known is null."""
     choice = _choice(asked)
-    figures = {key: value for key, value in asdict(choice).items() if key != "reason"}
     values = {
         "model": asked.recipe.name,
         "parameters": asked.shape.parameters,
@@ -61,11 +66,18 @@ def show_json(asked: Asked) -> None:
         "machines": asdict(asked.machines),
         "data": None if asked.size is None else asdict(asked.size),
         "hours": asked.wish.hours or None,
-        **figures,
+        "options": [_values(option) for option in choice.options],
+        "as_it_stands": _values(choice.as_it_stands),
+        "chosen": _values(choice.chosen) if choice.chosen else None,
         "reason": choice.reason,
         "settings": choice.chosen.values if choice.chosen else None,
+        "notes": [*asked.notes, *_left_out(asked, choice), *at_worst(asked.recipe, asked.size)],
     }
     print(json.dumps(finite(values), indent=1))
+
+
+def _values(option: Option) -> dict[str, Any]:
+    return {**asdict(option), "fits": option.fits}
 
 
 def _choice(asked: Asked) -> Choice:
@@ -114,6 +126,15 @@ def data_line(size: Size | None) -> str:
         return "data: none given; --data FILE adds time and money of a whole run"
     work = size.work
     return f"data: {size.records} records, {work.tokens} tokens in {work.rows} rows to learn from ({size.how})"
+
+
+def at_worst(recipe: Recipe, size: Size | None) -> Iterator[str]:
+    """What padded rows make of all times, which are reckoned as if each were the longest."""
+    mean = size.work.tokens / size.records if size else 0.0
+    if recipe.batching != "padded" or (size and size.work.longest <= LONGER * mean):
+        return
+    longest = f"the longest: {size.work.longest} tokens, {mean:.0f} on average" if size else "max_length"
+    yield f"padded rows: speed, time and money are at worst, as if every row were as long as {longest}"
 
 
 def _mark(option: Option, choice: Choice) -> str:
@@ -194,6 +215,12 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
                 return
 
 
+def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
+    looked_at = {option.strategy for option in choice.options}
+    if "strategy" in asked.wish.free and (missing := sorted(STRATEGIES.keys() - looked_at)):
+        yield f"left out: {', '.join(missing)}: how fast weights come from RAM to a card was not measured: fab prove"
+
+
 def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     now, chosen = choice.as_it_stands, choice.chosen
     left = asked.recipe.auto == LEFT_TO_THE_PLAN
@@ -208,9 +235,10 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     if any(option.rests_on for option in choice.options):
         rests = next(option.rests_on for option in choice.options if option.rests_on)
         yield f"the weakest number of every row is {rests}; all times scale with it, and fab prove measures it"
-    looked_at = {option.strategy for option in choice.options}
-    if "strategy" in asked.wish.free and (missing := sorted(STRATEGIES.keys() - looked_at)):
-        yield f"left out: {', '.join(missing)}: how fast weights come from RAM to a card was not measured: fab prove"
+    yield from _left_out(asked, choice)
+    yield from at_worst(asked.recipe, asked.size)
+    if asked.machines.price_h is not None:
+        yield BESIDES
     yield f"{'take' if chosen else 'none'}: {choice.reason}"
     if chosen is None:
         return
