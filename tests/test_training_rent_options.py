@@ -123,6 +123,20 @@ def test_a_card_that_is_not_known_here_has_the_memory_that_the_cloud_says(cloud)
     choices = looked(types=("z80.one",))
     (note,) = [line for line in choices.notes if line.startswith("left out")]
     assert note.startswith("left out, as nobody knows how fast they are: NVIDIA Z80 96GB (from ")
+    asked = looked(types=("z80.one",), wish=Wish(card="Z80 96GB"))
+    assert {name for name, _ in named(asked)} == {"z80.one"}
+
+
+def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_cheaper(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("")
+    first, second = NODE.format(k=1).replace("11.73", "20"), NODE.format(k=2).replace("11.73", "2")
+    (toml := tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path) + first + second)
+    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-3b"), Wish(card="A10"))
+    assert {way.offered.nodes: way.offered.machines.price_h for way in choices.ways} == {1: 20, 2: 22}
+    rent_table.show(choices)
+    said = capsys.readouterr().out
+    assert "too small" not in said and "of a type" not in said
 
 
 def test_several_machines_whose_network_nobody_knows_are_said_to_be_left_out(cloud):

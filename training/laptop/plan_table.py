@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from inventory.shown import console, table
@@ -15,6 +14,7 @@ from training.cost.memory import micro_batch_tokens
 from training.cost.money import money
 from training.cost.strategies import STRATEGIES
 from training.laptop.data_size import Size
+from training.laptop.figures import NONE, duration, figure, finite
 from training.laptop.plan_options import Asked
 from training.plan import slow_link
 from training.plan.options import Choice, Option, choose
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
-NONE = "-"
 WIDTH = 160
 BESIDES = (
     "time and money are of the run alone: booting, the base deploy and fetching the model come on top, and are paid "
@@ -83,15 +82,6 @@ def _values(option: Option) -> dict[str, Any]:
 def _choice(asked: Asked) -> Choice:
     work = asked.size.work if asked.size else None
     return choose(asked.shape, asked.recipe, asked.machines, work, asked.wish.free)
-
-
-def finite(value: Any) -> Any:
-    """With null for every number that is none: for JSON."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _before(asked: Asked) -> Iterator[str]:
@@ -184,18 +174,6 @@ def _stages(option: Option, asked: Asked) -> str:
     stages = f"{split.stages} stage{'s' * (split.stages > 1)}"
     copies = f"{option.copies} copies of {stages}" if option.copies > 1 else stages
     return f"{copies}{on}: {each}"
-
-
-def duration(minutes: float | None) -> str:
-    """Minutes as a table shows them."""
-    if minutes is None:
-        return NONE
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def figure(value: float | None, how: str) -> str:
-    """A number as a table shows it, or that it is not known."""
-    return NONE if value is None else format(value, how)
 
 
 def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:

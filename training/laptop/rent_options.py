@@ -54,6 +54,11 @@ class Choices:
         return rows(self.ways)
 
     @property
+    def all_alike(self) -> bool:
+        """Whether more machines are more of the same: not where those listed have other cards or prices."""
+        return len({(node.gpus, node.price_per_hour) for node in self.settings.nodes}) <= 1
+
+    @property
     def as_it_stands(self) -> Way | None:
         """With the types and nodes of cluster.toml; None where the model does not fit there."""
         if not self.offers:
@@ -70,7 +75,7 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
         raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
     if "," in wish.card:
         raise PlanError(f"--card {wish.card}: with --rent all machines are of one kind; name one")
-    if wish.card and rates_of(wish.card) is None:
+    if wish.card and card_bytes(wish.card) is None:
         raise PlanError(f"--card {wish.card}: nothing is known of it; known: {', '.join(CARDS)}")
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
@@ -109,21 +114,27 @@ def _no_row(recipe: Recipe, offered: Sequence[Offered]) -> str:
 def _of_no_known_speed(choices: Choices) -> Iterator[str]:
     """What would do and is in no row, as its times are not known while others' are."""
     shown = {way.offered.machines.card for way in choices.rows}
-    least: dict[str, float | None] = {}
+    least: dict[str, Offered] = {}
     alone = dict[str, None]()
-    for way in sorted(choices.ways, key=lambda way: way.offered.machines.price_h or 0.0):
+    for way in sorted(choices.ways, key=lambda way: (not way.offered.in_stock, way.offered.machines.price_h or 0.0)):
         at = way.offered.machines
         kind = at.card or way.offered.type_name
         if at.rates.flops is None and at.card not in shown:
-            least.setdefault(kind, at.price_h)
+            least.setdefault(kind, way.offered)
         elif at.rates.flops is not None and way.seconds is None:
             alone[kind] = None
     if least:
-        each = [kind if price is None else f"{kind} (from {price:.2f}/h)" for kind, price in least.items()]
+        each = (f"{kind}{_from(offered)}" for kind, offered in least.items())
         yield f"left out, as nobody knows how fast they are: {', '.join(each)}"
     if alone:
         why = "nobody knows how fast their network is: [network] line_rate_gbps in cluster.toml"
         yield f"more than one machine each of {', '.join(alone)} left out, as {why}"
+
+
+def _from(offered: Offered) -> str:
+    price = offered.machines.price_h
+    said = [*([] if price is None else [f"from {price:.2f}/h"]), *([] if offered.in_stock else ["no stock"])]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
@@ -139,7 +150,10 @@ def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
 
 
 def _asked_card(kind: InstanceType, wish: Wish) -> bool:
-    return not wish.card or rates_of(wish.card) is rates_of(kind.gpu_spec)
+    """Whether its cards are of the kind that is asked for; by its name, where the kind is not known here."""
+    if (its := rates_of(wish.card)) is not None:
+        return its is rates_of(kind.gpu_spec)
+    return wish.card.lower() in (card_of(kind) or "").lower()
 
 
 def _listed(settings: Settings, wish: Wish, known: Measurements) -> Iterator[Offered]:

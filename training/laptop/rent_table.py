@@ -9,7 +9,8 @@ from typing import Any
 
 from inventory.renting.on_offer import OnOffer
 from inventory.shown import table
-from training.laptop.plan_table import BESIDES, NONE, at_worst, data_line, duration, figure, finite, screen
+from training.laptop.figures import NONE, duration, figure, finite
+from training.laptop.plan_table import BESIDES, at_worst, data_line, screen
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
 from training.plan.frontier import Way, cheaper_in_numbers
 from training.plan.options import AS_FAST
@@ -99,20 +100,27 @@ def _said(choices: Choices) -> Iterator[str]:
         yield f"computed, not measured; times and money of each row scale with its card: {'; '.join(weakest)}"
     yield from at_worst(choices.recipe, choices.size)
     yield BESIDES
+    if choices.all_alike:
+        yield from _in_numbers(choices)
+    if (line := _against_now(choices)) is not None:
+        yield line
+    if choices.offers:
+        yield "next: --take cheapest, fastest or a row's number writes it into cluster.toml; fab up --dry"
+
+
+def _in_numbers(choices: Choices) -> Iterator[str]:
+    """What more machines of a type buy."""
     priced = any(way.money is not None for way in choices.ways)
+    expense = "money" if priced else "machine-hours"
     if pair := cheaper_in_numbers(choices.ways):
         fewer, more = pair
         yield (
             f"{words(more)} {'are cheaper' if priced else 'take fewer machine-hours'} than {fewer.offered.nodes} of "
             "them, which are too small for this model to be trained well; apart from that more machines buy time, not "
-            f"{'money' if priced else 'machine-hours'}"
+            f"{expense}"
         )
     elif any(way.offered.nodes > 1 for way in choices.ways):
-        yield f"more machines of a type buy time, never {'money' if priced else 'machine-hours'}"
-    if (line := _against_now(choices)) is not None:
-        yield line
-    if choices.offers:
-        yield "next: --take cheapest, fastest or a row's number writes it into cluster.toml; fab up --dry"
+        yield f"more machines of a type buy time, never {expense}"
 
 
 def _against_now(choices: Choices) -> str | None:
