@@ -241,6 +241,7 @@ def test_an_unknown_card_or_network_gives_no_minutes_and_one_rank_needs_no_netwo
         ("NVIDIA A10", 40e12),
         ("NVIDIA A10G", 42e12),
         ("NVIDIA A100-SXM4-80GB", 150e12),
+        ("NVIDIA A800-SXM4-80GB", 150e12),
         ("NVIDIA GeForce RTX 4090", 102e12),
         ("NVIDIA A1000 Laptop", None),
         ("X", None),

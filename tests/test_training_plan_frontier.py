@@ -118,6 +118,17 @@ def test_without_a_price_hours_of_machines_stand_for_money():
     assert shown[0].money is None
 
 
+def test_what_an_estimate_cannot_tell_apart_is_not_called_cheaper():
+    few, more = (pick(found("qwen2.5-3b", cards=["A10"]), "A10", nodes) for nodes in (1, 2))
+
+    def at(price_h):
+        return Way(replace(more.offered, machines=replace(more.offered.machines, price_h=price_h)), more.option)
+
+    equal = more.offered.machines.price_h * few.expense / more.expense
+    assert cheaper_in_numbers([few, at(0.98 * equal)]) is None
+    assert cheaper_in_numbers([few, at(0.95 * equal)]) is not None
+
+
 def test_where_no_times_are_known_the_fewest_machines_of_each_type_are_shown_the_cheapest_first():
     slow = [
         replace(each, machines=replace(each.machines, rates=Rates(None, None)))

@@ -234,7 +234,15 @@ def test_fp32_is_computed_at_an_eighth_of_the_rate():
 
 @pytest.mark.parametrize(
     ("card", "gib"),
-    [(A10, 22.5), ("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA A100-SXM4-80GB", 80), ("NVIDIA H20", 95.6), ("A1000", None)],
+    [
+        (A10, 22.5),
+        ("A10 24GB", 22.5),
+        ("A10 12GB", 12),
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA A100-SXM4-80GB", 80),
+        ("NVIDIA H20", 95.6),
+        ("A1000", None),
+    ],
 )
 def test_a_cards_memory_is_known_by_its_name(card, gib):
     found = card_bytes(card)

@@ -6,9 +6,11 @@ import json
 import re
 import time
 import tomllib
+from dataclasses import replace
 
 import pytest
 
+from deploy.on_node.fetch_model import RESERVE_BYTES
 from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import InstanceType
@@ -16,6 +18,7 @@ from inventory.renting.on_offer import on_offer
 from inventory.settings import SettingsError, load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
+from training.cost.disk import SPARE
 from training.cost.shape import PlanError
 from training.laptop import rent_options, rent_table
 from training.laptop.plan_options import Wish
@@ -27,6 +30,8 @@ A10_LARGE = InstanceType("a10.large", 16, 60, 1, "NVIDIA A10", 24, 16)
 A100 = InstanceType("a100.one", 16, 125, 1, "NVIDIA A100", 80, 8)
 A100_40 = InstanceType("a100.half", 12, 94, 1, "NVIDIA A100", 40, 4)
 SLICE = InstanceType("a10.slice", 4, 15, 1, "NVIDIA A10", 4, 4)
+A800 = InstanceType("a800.one", 16, 125, 1, "NVIDIA A800", 80, 8)
+L4 = InstanceType("l4.one", 8, 60, 1, "NVIDIA L4", 24, 8)
 T4 = InstanceType("t4.one", 4, 15, 1, "NVIDIA T4", 16, 4)
 V100 = InstanceType("v100.one", 12, 92, 1, "NVIDIA V100", 32, 5)
 PRICES = [(A10, 11.73), (A10_LARGE, 12.4), (A100, 34.48), (A100_40, 30.0), (SLICE, 2.0), (T4, 3.0), (V100, 9.0)]
@@ -88,11 +93,87 @@ def test_a_card_with_less_memory_than_usual_is_planned_with_what_it_has(cloud):
 
 def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
     choices = looked(wish=Wish(card="A100", nodes=2))
-    assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} <= {
-        ("a100.one", 2),
-        ("a100.half", 2),
-        ("a10.small", 2),  # configured
-    }
+    assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} == {("a100.one", 2), ("a100.half", 2)}
+    with pytest.raises(PlanError, match=r"^--card L20: no machine with such cards is offered$"):
+        looked(wish=Wish(card="L20"))
+    with pytest.raises(PlanError, match=r"^--card Z80: nothing is known of it; known: H200, "):
+        looked(wish=Wish(card="Z80"))
+
+
+def more_types(cloud, *types):
+    for machine, price in types:
+        cloud.gpus[machine.name], cloud.prices_h[machine.name] = machine, price
+
+
+def test_an_a800_is_as_fast_as_an_a100_and_kinds_nobody_knows_the_speed_of_are_named(cloud, capsys):
+    more_types(cloud, (A800, 20.0), (L4, 5.1))
+    choices = looked()
+    assert named(choices)[0] == ("a800.one", 1)
+    note = "left out, as nobody knows how fast they are: NVIDIA L4 (from "
+    assert next(line for line in choices.notes if "nobody knows" in line).startswith(note)
+    rent_table.show(choices)
+    said = " ".join(capsys.readouterr().out.split())
+    assert note in said and re.search(r"NVIDIA L4 \(from \d+\.\d\d/h\)", said)
+    alone = looked(wish=Wish(card="L4"))
+    assert {name for name, _ in named(alone)} == {"l4.one"} and not any("left out" in line for line in alone.notes)
+
+
+def test_a_card_that_is_not_known_here_has_the_memory_that_the_cloud_says(cloud):
+    more_types(cloud, (InstanceType("z80.one", 8, 60, 1, "NVIDIA Z80", 96, 8), 9.0))
+    choices = looked(types=("z80.one",))
+    (note,) = [line for line in choices.notes if line.startswith("left out")]
+    assert note.startswith("left out, as nobody knows how fast they are: NVIDIA Z80 96GB (from ")
+    asked = looked(types=("z80.one",), wish=Wish(card="Z80 96GB"))
+    assert {name for name, _ in named(asked)} == {"z80.one"}
+
+
+def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_cheaper(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("")
+    first, second = NODE.format(k=1).replace("11.73", "20"), NODE.format(k=2).replace("11.73", "2")
+    (toml := tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path) + first + second)
+    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-3b"), Wish(card="A10"))
+    assert {way.offered.nodes: way.offered.machines.price_h for way in choices.ways} == {1: 20, 2: 22}
+    rent_table.show(choices)
+    said = capsys.readouterr().out
+    assert "too small" not in said and "of a type" not in said
+
+
+def test_several_machines_whose_network_nobody_knows_are_said_to_be_left_out(cloud):
+    more_types(cloud, (replace(A800, line_rate_gbps=0), 20.0))
+    assert any(line.startswith("more than one machine each of NVIDIA A800 left out") for line in looked().notes)
+
+
+def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(cloud, capsys, monkeypatch, tmp_path):
+    large = load_recipe("qwen2.5-72b")
+    choices = looked(large, data_disk_gib=120)
+    said = "its files need 135 GiB on the data disk, memory.data_disk_gib = 120: with environment and checkpoints "
+    (note,) = [line for line in choices.notes if line.startswith(said)]
+    need = int(note.removeprefix(said))
+    assert 150 <= need <= 200
+    with pytest.raises(PlanError, match=r"^--take 1: its files need 135 GiB .*; set it, since prices are with"):
+        rent_options.take(choices, "1")
+    assert not any("data disk" in line for line in looked(large, data_disk_gib=need).notes)
+    assert SPARE == RESERVE_BYTES
+
+
+def test_more_ranks_than_a_step_has_rows_is_the_reason_that_is_said(cloud):
+    said = r"^20 machines have 20 ranks, and a step only 16 rows for them \(global_batch = 16\): take fewer machines"
+    with pytest.raises(PlanError, match=said):
+        looked(load_recipe("qwen2.5-7b"), Wish(nodes=20))
+
+
+def test_padded_rows_of_many_lengths_are_said_to_be_reckoned_at_worst(cloud, tmp_path, capsys):
+    recipe = load_recipe("qwen2.5-7b", {"batching": "padded"})
+    record = {"prompt": "What is this?", "completion": "It is something."}
+    lines = [json.dumps(record)] * 50 + [json.dumps(record | {"completion": "long " * 5000})]
+    (file := tmp_path / "data.jsonl").write_text("\n".join(lines))
+    said = "padded rows: speed, time and money are at worst, as if every row were as long as the longest: 2048 tokens"
+    rent_table.show(looked(recipe, Wish(data=str(file))))
+    assert said in " ".join(capsys.readouterr().out.split())
+    file.write_text("\n".join(lines[:50]))
+    rent_table.show(looked(recipe, Wish(data=str(file))))
+    assert "at worst" not in capsys.readouterr().out
 
 
 def test_what_has_no_stock_gives_way_to_what_has(cloud, monkeypatch):
@@ -269,6 +350,18 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(tmp_
         rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish())
 
 
+def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("")
+    node = NODE.partition("price_per_hour")[0]
+    (toml := tmp_path / "cluster.toml").write_text(
+        LISTED.format(folder=tmp_path) + "".join(node.format(k=k) for k in (1, 2, 3))
+    )
+    rent_table.show(rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), Wish(card="A10")))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 x listed (A10) take fewer machine-hours than 2 of them" in said and "cheaper than" not in said
+
+
 def test_a_model_too_large_for_every_offer_is_said_to_be(cloud):
     with pytest.raises(PlanError, match=r"^qwen2\.5-72b fits none of the machines there are"):
         looked(load_recipe("qwen2.5-72b"), Wish(nodes=1))
@@ -280,7 +373,9 @@ def test_fab_plan_rent_prints_the_table_and_take_writes_the_file(local):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 cheapest" in done.stdout and "1 x ecs.gn7e-c16g1.4xlarge" in done.stdout
     assert load_settings(local.toml).rental.types == ("ecs.gn7e-c16g1.4xlarge",)
-    told = json.loads(local.fab("plan", "--model", "qwen2.5-14b", "--rent", "--json").stdout)
+    done = local.fab("plan", "--model", "qwen2.5-14b", "--rent", "--json", "--take", "cheapest")
+    told = json.loads(done.stdout)
+    assert "next: fab up --dry" in done.stderr
     assert told["rows"][0]["type"] == "ecs.gn7e-c16g1.4xlarge" and told["made_up"] is True
 
 

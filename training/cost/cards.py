@@ -15,20 +15,23 @@ class CardRates:
     """TFLOP/s, dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets."""
     sustained: float | None
     """TFLOP/s that LoRA training keeps up in 16 bits: published runs where there are (A100 143 to 170, 4090 102,
-    3090 50), else 0.6 of the measured matrix rate, or a third of the data sheet's; None where nobody knows."""
+    3090 50; A800 as A100, of whose chip only NVLink was made slower), else 0.6 of the measured matrix rate, or a third
+    of the data sheet's; None where nobody knows."""
     memory_mib: int
     """As nvidia-smi counts it; of cards sold with more than one size the larger."""
     memory_gb_per_s: int
     """What reads and writes of it go by, of the data sheet; of more than one kind the larger."""
 
 
+SAME_MEMORY = 0.1
+"""Within which share of their memory two cards are of one kind: 24 GB are sold as 22.5 GiB."""
 CARDS = {
     "H200": CardRates(989.0, 430.0, 143771, 4800),
     "H100 PCIe": CardRates(756.0, 430.0, 81559, 2000),
     "H100": CardRates(989.0, 430.0, 81559, 3350),
     "H20": CardRates(148.0, 80.0, 97871, 4000),
     "A100": CardRates(312.0, 150.0, 81920, 2039),
-    "A800": CardRates(312.0, None, 81920, 2039),
+    "A800": CardRates(312.0, 150.0, 81920, 2039),
     "A10G": CardRates(70.0, 42.0, 23028, 600),
     "A10": CardRates(125.0, 40.0, 23028, 600),  # the peak's boost clock is more than 150 W hold: 56 has been measured
     "A30": CardRates(165.0, None, 24576, 933),
@@ -68,12 +71,14 @@ def sustained_flops(card: str) -> float | None:
 
 
 def card_bytes(card: str) -> float | None:
-    """What a card has: as its own name says, such as `NVIDIA A100-SXM4-40GB`, else by its kind; None for an unknown
-    one."""
-    if match := re.search(r"\b(\d+) ?GB\b", card):
-        return int(match[1]) * 2**30
+    """What a card has: as its own name says, such as `NVIDIA A100-SXM4-40GB`, else, or where the name says nearly the
+    same, by its kind; None for an unknown one."""
     rates = rates_of(card)
-    return rates.memory_mib * 2**20 if rates else None
+    usual = rates.memory_mib * 2**20 if rates else None
+    if match := re.search(r"\b(\d+) ?GB\b", card):
+        said = int(match[1]) * 2**30
+        return said if usual is None or abs(said / usual - 1) >= SAME_MEMORY else usual
+    return usual
 
 
 def memory_rate(card: str) -> float | None:

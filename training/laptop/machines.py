@@ -4,20 +4,22 @@ anybody knows. Nothing is asked of the nodes themselves: what was measured of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from inventory.cloud.errors import CloudError, RentError
-from inventory.cloud.values import InstanceType
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Instance, InstanceType
 from inventory.nodes import Node, price_of, static_nodes
 from inventory.settings import Settings
-from training.cost.cards import CARDS, card_bytes, sustained_flops
+from training.cost.cards import CARDS, SAME_MEMORY, card_bytes, sustained_flops
 from training.cost.memory import GIB
 from training.laptop import measurements, preparing
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
 from training.plan.calibration import Calibration
-from training.plan.hardware import SAME_MEMORY, Card, NodeHardware, machines_of, rank_cards
+from training.plan.hardware import Card, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.machines import Machines
 
 
@@ -42,6 +44,20 @@ class Fleet:
     """The first of them, where they stand."""
     kinds: tuple[str, ...] = ()
     """Of each node's cards, where not all nodes have the same; `card` is then empty."""
+    each: tuple[int, ...] = ()
+    """How many cards each node has, where not all have as many; `cards` is then the most."""
+    own: bool = True
+    """Whether a start would find just these: not machines as somebody wishes them."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Ranks of each node, as a launch starts them: one a card, one on a node without any."""
+        return tuple(max(1, count) for count in self.each or (self.cards,) * self.nodes)
+
+    @property
+    def cards_text(self) -> str:
+        """How many cards the nodes have each, for people."""
+        return " or ".join(map(str, dict.fromkeys(self.each or (self.cards,))))
 
 
 def fleet(settings: Settings, nodes: int = 0, card: str = "") -> Fleet:
@@ -61,7 +77,7 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "") -> Fleet:
     if settings.is_listed:
         found = _listed(settings, nodes)
     elif card:
-        found = Fleet(nodes or settings.rental.nodes, 1)
+        found = Fleet(nodes or settings.rental.nodes, 1, own=False)
     else:
         try:
             found = _rented(settings, nodes)
@@ -71,65 +87,97 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "") -> Fleet:
         found = replace(found, line_rate_gbps=rate)
     if not card:
         return found
-    about = f"as if they had {card} cards"
-    if len(set(kinds)) > 1:
-        return replace(found, kinds=kinds, cards=max(1, found.cards), about=about)
-    return replace(found, card=kinds[0], cards=max(1, found.cards), about=about)
+    found = replace(found, cards=max(1, found.cards), about=f"as if they had {card} cards", own=False)
+    return replace(found, kinds=kinds) if len(set(kinds)) > 1 else replace(found, kinds=(), card=kinds[0])
 
 
 def _listed(settings: Settings, wanted: int) -> Fleet:
+    """The first so many nodes of the list; beyond it, more like them."""
     nodes = static_nodes(settings)
-    price_h, currency = price_of(nodes)
     count = wanted or len(nodes)
-    price_h = None if price_h is None else price_h * count / len(nodes)
-    cards = max(node.gpus for node in nodes)
-    return Fleet(count, cards, price_h=price_h, currency=currency, about="as listed", head=nodes[0])
+    mine, beyond = nodes[:count], count - len(nodes)
+    price_h, currency = price_of(mine)
+    each = tuple(node.gpus for node in mine)
+    about = "as listed"
+    if beyond > 0:
+        if len(set(each)) > 1:
+            have = " and ".join(map(str, sorted(set(each))))
+            raise LaunchError(f"--nodes {count}: {len(nodes)} are listed, with {have} cards; how many would more have?")
+        about += f", and {beyond} more like them" + (" at their mean price" if price_h is not None else "")
+        price_h = None if price_h is None else price_h * count / len(nodes)
+    alike = len(set(each)) == 1
+    own = count == len(nodes)
+    return Fleet(
+        *(count, max(each)),
+        price_h=price_h,
+        currency=currency,
+        about=about,
+        head=nodes[0],
+        each=() if alike else each,
+        own=own,
+    )
 
 
 def _rented(settings: Settings, wanted: int) -> Fleet:
     from inventory.cloud.opening import open_cloud
-    from inventory.renting import members, offers, tags
+    from inventory.renting import members, tags
 
     cloud = open_cloud(settings)
     there = members.present(cloud.instances(tags=tags.of_cluster(settings.name)))
     if there and wanted in {0, len(there)}:
-        kinds = cloud.types([there[0].instance_type])
-        if not kinds:
-            raise RentError(f"the cloud does not say what {there[0].instance_type} is")
-        kind = kinds[0]
-        prices = [tags.price_h(each.tags) for each in there]
-        price_h = None if None in prices else sum(price or 0.0 for price in prices)
-        currency = there[0].tags.get(tags.CURRENCY_TAG, "")
-        count, about = len(there), f"{kind.name}, as they stand"
-        head = members.as_nodes(settings, there, ())[0]
-    else:
-        quotes, _ = offers.quotes(cloud, settings, cloud.image(settings.rental.image))
-        best = quotes[0]
-        if best.machine is None:
-            raise RentError(f"the cloud does not say what {best.offer.instance_type} is")
-        kind, count = best.machine, wanted or settings.rental.nodes
-        price_h, currency = best.price.trade * count, best.price.currency
-        about = f"{kind.name} in {best.offer.zone_id}, to be rented"
-        about += f" ({best.offer.reason})" if best.offer.reason else ""
-        head = None
+        return _standing(cloud, settings, there)
+    wish = wanted or settings.rental.nodes
+    return replace(_to_be_rented(cloud, settings, wish), own=not there and wish == settings.rental.nodes)
+
+
+def _standing(cloud: Cloud, settings: Settings, there: Sequence[Instance]) -> Fleet:
+    """Machines of one type, or of several: `types` is a list of what to try one after another."""
+    from inventory.renting import members, tags
+
+    names = tuple(dict.fromkeys(each.instance_type for each in there))
+    told = {kind.name: kind for kind in cloud.types(names)}
+    if missing := [name for name in names if name not in told]:
+        raise RentError(f"the cloud does not say what {' and '.join(missing)} is")
+    its = [told[each.instance_type] for each in there]
+    prices = [tags.price_h(each.tags) for each in there]
+    cards, counts = [card_of(kind) for kind in its], [kind.gpus for kind in its]
     return Fleet(
-        count,
-        kind.gpus,
-        card_of(kind),
-        kind.memory_gib,
-        kind.line_rate_gbps or None,
-        price_h=price_h,
-        currency=currency,
-        about=about,
-        head=head,
+        *(len(there), max(counts)),
+        card=cards[0] if len(set(cards)) == 1 else None,
+        ram_gib=min(kind.memory_gib for kind in its),
+        line_rate_gbps=min(kind.line_rate_gbps for kind in its) or None,
+        price_h=None if None in prices else sum(price or 0.0 for price in prices),
+        currency=there[0].tags.get(tags.CURRENCY_TAG, ""),
+        about=f"{' and '.join(names)}, as they stand",
+        head=members.as_nodes(settings, there, ())[0],
+        kinds=() if len(set(cards)) == 1 else tuple(card or "" for card in cards),
+        each=() if len(set(counts)) == 1 else tuple(counts),
+    )
+
+
+def _to_be_rented(cloud: Cloud, settings: Settings, count: int) -> Fleet:
+    from inventory.renting import offers
+
+    quotes, _ = offers.quotes(cloud, settings, cloud.image(settings.rental.image))
+    best = quotes[0]
+    if best.machine is None:
+        raise RentError(f"the cloud does not say what {best.offer.instance_type} is")
+    kind = best.machine
+    about = f"{kind.name} in {best.offer.zone_id}, to be rented"
+    return Fleet(
+        *(count, kind.gpus, card_of(kind), kind.memory_gib, kind.line_rate_gbps or None),
+        price_h=best.price.trade * count,
+        currency=best.price.currency,
+        about=about + (f" ({best.offer.reason})" if best.offer.reason else ""),
     )
 
 
 def card_of(kind: InstanceType) -> str | None:
-    """What its cards are called here: with their memory where that is not what such cards usually have."""
+    """What its cards are called here: with their memory where that is not what such cards usually have, or nobody here
+    knows what they have."""
     card, told = kind.gpu_spec, kind.gpu_memory_gib
     usual = card_bytes(card) if card else None
-    if usual is None or not told or abs(told * GIB / usual - 1) < SAME_MEMORY:
+    if not card or not told or (usual is not None and abs(told * GIB / usual - 1) < SAME_MEMORY):
         return card or None
     return f"{card} {told:.0f}GB"
 
@@ -139,8 +187,7 @@ def machines(settings: Settings, found: Fleet, measured: bool = True, known: Mea
     network promises. `measured` is False for machines as somebody wishes them: no link of theirs was. `known`: what
     was measured; where it is left out it is looked up, on the head too where that stands. Raises LaunchError where
     nothing says which cards it has."""
-    per_node = max(1, found.cards)
-    ranks = found.nodes * per_node
+    ranks, per_node = sum(found.slots), max(found.slots)
     if known is None:
         known = measurements.known(settings.name, found.head if measured else None)
     made = known.calibration
@@ -157,7 +204,12 @@ def _cards(settings: Settings, found: Fleet, made: Calibration | None) -> tuple[
     if not found.cards:
         return ()
     kinds = found.kinds or (found.card or (made.card if made else None),) * found.nodes
-    nodes = [NodeHardware("", found.cards, (_card(settings, kind),) * found.cards, inf) for kind in kinds]
+    nodes = [
+        NodeHardware("", slots, (_card(settings, kind),) * slots, inf)
+        for slots, kind in zip(found.slots, kinds, strict=True)
+    ]
+    if found.own:  # as a start orders them
+        return rank_cards(slowest_first(nodes))
     return rank_cards(sorted(nodes, key=lambda node: sustained_flops(node.cards[0].name) or 0.0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TextIO
 
 from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.opening import open_cloud
@@ -14,15 +15,15 @@ from inventory.nodes import static_nodes
 from inventory.renting import members, tags
 from inventory.renting.on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
-from training.cost.cards import card_bytes, lacks_bfloat16, rates_of, too_old
+from training.cost.cards import CARDS, SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
-from training.laptop import measurements
+from training.laptop import data_disk, measurements
 from training.laptop.data_size import Size
-from training.laptop.machines import SAME_MEMORY, Fleet, card_of, fleet, machines
+from training.laptop.machines import Fleet, card_of, fleet, machines
 from training.laptop.measurements import Measurements
 from training.laptop.plan_options import Wish, subject
 from training.launch import LaunchError
-from training.plan.frontier import Offered, Way, rows, ways
+from training.plan.frontier import Offered, Way, has_rows, rows, ways
 from training.recipe import Recipe
 
 COUNTS = (1, 2, 3, 4, 6, 8)
@@ -53,6 +54,11 @@ class Choices:
         return rows(self.ways)
 
     @property
+    def all_alike(self) -> bool:
+        """Whether more machines are more of the same: not where those listed have other cards or prices."""
+        return len({(node.gpus, node.price_per_hour) for node in self.settings.nodes}) <= 1
+
+    @property
     def as_it_stands(self) -> Way | None:
         """With the types and nodes of cluster.toml; None where the model does not fit there."""
         if not self.offers:
@@ -69,6 +75,8 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
         raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
     if "," in wish.card:
         raise PlanError(f"--card {wish.card}: with --rent all machines are of one kind; name one")
+    if wish.card and card_bytes(wish.card) is None:
+        raise PlanError(f"--card {wish.card}: nothing is known of it; known: {', '.join(CARDS)}")
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
     known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
@@ -78,16 +86,55 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
         offered = list(_listed(settings, wish, known))
     else:
         try:
-            offers, said = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
+            there, said = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
         except (CloudError, RentError) as error:
             raise LaunchError(str(error)) from error
+        offers = tuple(each for each in there if _asked_card(each.machine, wish))
+        if not offers:
+            raise PlanError(f"--card {wish.card}: no machine with such cards is offered")
         offered, left_out = _offered(settings, wish, offers, known)
-        notes = (*notes, *said, *left_out)
+        notes = (*notes, *said, *left_out, *data_disk.too_small(settings, recipe, shape))
     found = ways(shape, recipe, offered, size.work if size else None)
     choices = Choices(settings, wish, recipe, shape, size, found, {each.machine.name: each for each in offers}, notes)
     if not choices.rows:
-        raise PlanError("; ".join((f"{recipe.name} fits none of the machines there are", *choices.notes)))
-    return choices
+        raise PlanError("; ".join((_no_row(recipe, offered), *choices.notes)))
+    return replace(choices, notes=(*notes, *_of_no_known_speed(choices)))
+
+
+def _no_row(recipe: Recipe, offered: Sequence[Offered]) -> str:
+    least = min((each for each in offered if each.nodes > 1), key=lambda each: each.machines.ranks, default=None)
+    if least is None or any(has_rows(each, recipe) for each in offered):
+        return f"{recipe.name} fits none of the machines there are"
+    return (
+        f"{least.nodes} machines have {least.machines.ranks} ranks, and a step only {recipe.global_batch} rows for "
+        f"them (global_batch = {recipe.global_batch}): take fewer machines, or a larger global_batch"
+    )
+
+
+def _of_no_known_speed(choices: Choices) -> Iterator[str]:
+    """What would do and is in no row, as its times are not known while others' are."""
+    shown = {way.offered.machines.card for way in choices.rows}
+    least: dict[str, Offered] = {}
+    alone = dict[str, None]()
+    for way in sorted(choices.ways, key=lambda way: (not way.offered.in_stock, way.offered.machines.price_h or 0.0)):
+        at = way.offered.machines
+        kind = at.card or way.offered.type_name
+        if at.rates.flops is None and at.card not in shown:
+            least.setdefault(kind, way.offered)
+        elif at.rates.flops is not None and way.seconds is None:
+            alone[kind] = None
+    if least:
+        each = (f"{kind}{_from(offered)}" for kind, offered in least.items())
+        yield f"left out, as nobody knows how fast they are: {', '.join(each)}"
+    if alone:
+        why = "nobody knows how fast their network is: [network] line_rate_gbps in cluster.toml"
+        yield f"more than one machine each of {', '.join(alone)} left out, as {why}"
+
+
+def _from(offered: Offered) -> str:
+    price = offered.machines.price_h
+    said = [*([] if price is None else [f"from {price:.2f}/h"]), *([] if offered.in_stock else ["no stock"])]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
@@ -99,7 +146,14 @@ def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
         return False
     least = SMALLER_GIB.get(kind.gpu_spec.split()[-1], usual / GIB) * (1 - SAME_MEMORY)
     sliced = 0 < kind.gpu_memory_gib < least
-    return not sliced and (not wish.card or rates_of(wish.card) is rates_of(kind.gpu_spec))
+    return not sliced and _asked_card(kind, wish)
+
+
+def _asked_card(kind: InstanceType, wish: Wish) -> bool:
+    """Whether its cards are of the kind that is asked for; by its name, where the kind is not known here."""
+    if (its := rates_of(wish.card)) is not None:
+        return its is rates_of(kind.gpu_spec)
+    return wish.card.lower() in (card_of(kind) or "").lower()
 
 
 def _listed(settings: Settings, wish: Wish, known: Measurements) -> Iterator[Offered]:
@@ -149,21 +203,23 @@ def words(way: Way) -> str:
     return f"{way.offered.nodes} x {way.offered.type_name}{f' ({card})' if card else ''}"
 
 
-def take(choices: Choices, which: str) -> None:
-    """Write one row's types and nodes into cluster.toml; says what changed. Raises PlanError for what is no row that
-    can be rented, SettingsError where the file cannot be changed."""
+def take(choices: Choices, which: str, out: TextIO | None = None) -> None:
+    """Write one row's types and nodes into cluster.toml; says what changed, on `out`. Raises PlanError for what is no
+    row that can be rented and for a data disk that is too small, SettingsError where the file cannot be changed."""
     way = _asked_for(choices, which)
+    for line in data_disk.too_small(choices.settings, choices.recipe, choices.shape):
+        raise PlanError(f"--take {which}: {line}; set it, since prices are with the disk")
     own = choices.settings.rental
     offer = choices.offers[way.offered.type_name]
     values: dict[str, Value] = {"types": [offer.machine.name, *offer.also], "nodes": way.offered.nodes}
     path = settings_path()
     changed = set_values(path, own.table, values)
     for line in changed or (f"it says {words(way)} already",):
-        print(f"{path}: {line}")
+        print(f"{path}: {line}", file=out)
     there = members.present(open_cloud(choices.settings).instances(tags=tags.of_cluster(choices.settings.name)))
     if there:
-        print(f"{members.so_many(len(there))} stand already and stay as they are; fab down gives them back")
-    print("next: fab up --dry")
+        print(f"{members.so_many(len(there))} stand already and stay as they are; fab down gives them back", file=out)
+    print("next: fab up --dry", file=out)
 
 
 def _asked_for(choices: Choices, which: str) -> Way:

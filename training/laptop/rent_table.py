@@ -9,19 +9,17 @@ from typing import Any
 
 from inventory.renting.on_offer import OnOffer
 from inventory.shown import table
-from training.laptop.plan_options import NONE, data_line, duration, figure, finite, screen
+from training.laptop.figures import NONE, duration, figure, finite
+from training.laptop.plan_table import BESIDES, at_worst, data_line, screen
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
 from training.plan.frontier import Way, cheaper_in_numbers
+from training.plan.options import AS_FAST
 
 WHAT = ("", "machines", "cards", "runs (micro_batch, layers again)", "GiB a rank", "bound by")
 SPOT = ("list/h", "spot, 24 h", "30 days: reclaimed")
 WIDTH = 200
 SHORT_MINUTES = 10
 MADE_UP = "this machine's own cloud takes no money: prices and spot figures are made up"
-BESIDES = (
-    "time and money are of the run alone: booting, the base deploy and fetching the model come on top, and are paid "
-    "for on every machine"
-)
 
 
 def show(choices: Choices) -> None:
@@ -100,24 +98,34 @@ def _said(choices: Choices) -> Iterator[str]:
     weakest = dict.fromkeys(way.offered.machines.weakest for way in choices.rows if way.offered.machines.weakest)
     if weakest:
         yield f"computed, not measured; times and money of each row scale with its card: {'; '.join(weakest)}"
+    yield from at_worst(choices.recipe, choices.size)
     yield BESIDES
-    if pair := cheaper_in_numbers(choices.ways):
-        fewer, more = pair
-        yield (
-            f"{words(more)} are cheaper than {fewer.offered.nodes} of them, which are too small for this model to be "
-            "trained well; apart from that more machines buy time, not money"
-        )
-    elif any(way.offered.nodes > 1 for way in choices.ways):
-        yield "more machines of a type buy time, never money"
+    if choices.all_alike:
+        yield from _in_numbers(choices)
     if (line := _against_now(choices)) is not None:
         yield line
     if choices.offers:
         yield "next: --take cheapest, fastest or a row's number writes it into cluster.toml; fab up --dry"
 
 
+def _in_numbers(choices: Choices) -> Iterator[str]:
+    """What more machines of a type buy."""
+    priced = any(way.money is not None for way in choices.ways)
+    expense = "money" if priced else "machine-hours"
+    if pair := cheaper_in_numbers(choices.ways):
+        fewer, more = pair
+        yield (
+            f"{words(more)} {'are cheaper' if priced else 'take fewer machine-hours'} than {fewer.offered.nodes} of "
+            "them, which are too small for this model to be trained well; apart from that more machines buy time, not "
+            f"{expense}"
+        )
+    elif any(way.offered.nodes > 1 for way in choices.ways):
+        yield f"more machines of a type buy time, never {expense}"
+
+
 def _against_now(choices: Choices) -> str | None:
     now, least = choices.as_it_stands, best(choices.rows, CHEAPEST)
-    if now is None or least is None or not now.money or not least.money or now.money <= least.money:
+    if now is None or least is None or not now.money or not least.money or now.money <= AS_FAST * least.money:
         return None
     return f"{words(least)}: {least.money / now.money:.0%} of what {words(now)} cost, which cluster.toml says now"
 
@@ -130,7 +138,7 @@ def show_json(choices: Choices) -> None:
         "rows": [_values(choices, way) for way in choices.rows],
         "as_it_stands": None if choices.as_it_stands is None else _values(choices, choices.as_it_stands),
         "made_up": choices.settings.on_this_machine,
-        "notes": choices.notes,
+        "notes": [*choices.notes, *at_worst(choices.recipe, choices.size)],
     }
     print(json.dumps(finite(values), indent=1))
 

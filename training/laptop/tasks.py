@@ -125,8 +125,10 @@ def plan(
     """Every strategy for a model on these machines: speed, memory, time and money, and which to take; --rent: which
     machines to rent."""
     with sentences():
+        import sys
+
         from inventory.settings import load_settings
-        from training.laptop import plan_options, start_run
+        from training.laptop import plan_options, plan_table, start_run
         from training.launch import LaunchError
 
         if take and not rent:
@@ -139,10 +141,10 @@ def plan(
             choices = rent_options.look(load_settings(), recipe, wish)
             (rent_table.show_json if json else rent_table.show)(choices)
             if take:
-                rent_options.take(choices, take)
+                rent_options.take(choices, take, sys.stderr if json else None)
             return
         asked = plan_options.look(load_settings(), recipe, wish)
-        (plan_options.show_json if json else plan_options.show)(asked)
+        (plan_table.show_json if json else plan_table.show)(asked)
 
 
 @task(

@@ -10,7 +10,7 @@ from math import log
 from training.cost.money import HOUR_S
 from training.cost.shape import ModelShape
 from training.plan.machines import Machines, Workload
-from training.plan.options import Option, choose
+from training.plan.options import AS_FAST, Option, choose
 from training.recipe import Recipe
 
 SHOWN = 8
@@ -62,11 +62,16 @@ def ways(
     than a step has rows."""
     found = []
     for each in offered:
-        if each.nodes > 1 and each.machines.ranks > recipe.global_batch:
+        if not has_rows(each, recipe):
             continue
         if (chosen := choose(shape, recipe, each.machines, work).chosen) is not None:
             found.append(Way(each, chosen))
     return tuple(found)
+
+
+def has_rows(offered: Offered, recipe: Recipe) -> bool:
+    """Whether a step has a row for each rank; one machine is never refused for that."""
+    return offered.nodes == 1 or offered.machines.ranks <= recipe.global_batch
 
 
 def frontier(ways: Iterable[Way], most: int = SHOWN) -> tuple[Way, ...]:
@@ -87,7 +92,8 @@ def frontier(ways: Iterable[Way], most: int = SHOWN) -> tuple[Way, ...]:
 
 def cheaper_in_numbers(ways: Sequence[Way]) -> tuple[Way, Way] | None:
     """Of one type the fewest machines that do, and more of them that are cheaper: the fewest are too small for the
-    model to be trained well. None where more machines buy time alone. The pair that differs most."""
+    model to be trained well. None where more machines buy time alone, as far as estimates tell. The pair that differs
+    most."""
     fewest: dict[str, Way] = {}
     for each in sorted(ways, key=lambda each: each.offered.nodes):
         fewest.setdefault(each.offered.type_name, each)
@@ -95,7 +101,7 @@ def cheaper_in_numbers(ways: Sequence[Way]) -> tuple[Way, Way] | None:
         (few, each)
         for each in ways
         for few in [fewest[each.offered.type_name]]
-        if few.expense is not None and each.expense is not None and each.expense < few.expense
+        if few.expense is not None and each.expense is not None and AS_FAST * each.expense < few.expense
     ]
     return max(pairs, key=lambda pair: (pair[0].expense or 0.0) / (pair[1].expense or 1.0), default=None)
 

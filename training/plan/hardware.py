@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from training.cost.cards import memory_rate, rates_of, sustained_flops
+from training.cost.cards import SAME_MEMORY, memory_rate, rates_of, sustained_flops
 from training.cost.pace import Rates
 from training.plan.calibration import Calibration
 from training.plan.machines import Machines, RankCard, room
 from training.plan.measured import Measured, corrections
-
-SAME_MEMORY = 0.1
-"""Within which share of their memory two cards are of one kind: 24 GB are sold as 22.5 GiB."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from training.cost.cards import lacks_bfloat16, too_old
+from training.cost.disk import kept_checkpoints
 from training.cost.memory import GIB, Memory, with_reserve
 from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing, too_long
@@ -78,7 +79,7 @@ def isolation(it: Situation) -> Check:
 
 def disk(it: Situation) -> Check:
     recipe = it.recipe
-    kept = recipe.keep_checkpoints + 2 + (1 if recipe.keep_best and recipe.validation.fraction else 0)
+    kept = kept_checkpoints(recipe)
     need, free = kept * it.pace.checkpoint_bytes, it.facts.disk_free_bytes
     value = f"{need / GIB:.1f} of {free / GIB:.1f} GiB free, for {kept} checkpoints"
     if need > free:
