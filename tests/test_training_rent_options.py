@@ -6,6 +6,7 @@ import json
 import re
 import time
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -16,11 +17,14 @@ from inventory.renting.on_offer import on_offer
 from inventory.settings import SettingsError, load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
+from tests.test_training_plan_measured import RUN
 from training.cost.shape import PlanError
 from training.laptop import rent_options, rent_table
 from training.laptop.plan_options import Wish
 from training.launch import LaunchError
+from training.plan.measured import text
 from training.recipe import load_recipe
+from training.run_folder import MEASURED
 
 A10 = InstanceType("a10.small", 8, 30, 1, "NVIDIA A10", 24, 16)
 A10_LARGE = InstanceType("a10.large", 16, 60, 1, "NVIDIA A10", 24, 16)
@@ -93,6 +97,21 @@ def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
         ("a100.half", 2),
         ("a10.small", 2),  # configured
     }
+
+
+def test_the_runs_that_rows_were_corrected_by_are_named(cloud, tmp_path, capsys):
+    folder = tmp_path / "runs" / RUN.run_id
+    folder.mkdir(parents=True)
+    wish = Wish(card="A10", nodes=4)
+    before = looked(wish=wish).rows[0].option
+    (folder / MEASURED).write_text(text(RUN))
+    choices = looked(wish=wish)
+    assert choices.rows[0].option.step_s == pytest.approx(1.2 * before.step_s)
+    rent_table.show(choices)
+    assert f"seconds of {before.strategy} x 1.20, as {RUN.run_id} took" in capsys.readouterr().out
+    (folder / MEASURED).write_text(text(replace(RUN, step_s=0.05, planned_step_s=0.0, model_step_s=0.0)))
+    assert looked(wish=wish).rows[0].option.step_s == before.step_s, "too short to tell"
+    assert capsys.readouterr().err == ""
 
 
 def test_what_has_no_stock_gives_way_to_what_has(cloud, monkeypatch):

@@ -181,7 +181,7 @@ def _before(asked: Asked) -> Iterator[str]:
     link = at.rates.bytes_per_s
     unknown = "network not known: [network] line_rate_gbps in cluster.toml, or fab check"
     yield f"rates: {computing}; {f'{link / 1e9:.3g} GB/s between ranks, {at.link_from}' if link else unknown}"
-    for strategy, correction in at.corrections.by_strategy.items():
+    for strategy, correction in at.corrections.by_strategy(asked.recipe.dtype, asked.recipe.tuning).items():
         yield f"seconds of {strategy} {correction.words}"
     yield from asked.notes
     if asked.lacks_dtype:
@@ -271,7 +271,7 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
         tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.max_length)
         at = (asked.shape, asked.machines.ranks, tokens, rates)
         span = asked.size.work.span if asked.size else None
-        corrected = asked.machines.corrections.of(option.strategy)
+        corrected = asked.machines.corrections.of(option.strategy, recipe.dtype, recipe.tuning)
         factor = corrected.factor if corrected else 1.0
         taken = (chosen.step_s, chosen.strategy)
         if said := slow_link.advice(recipe, *at, span=span, factor=factor, taken=taken):

@@ -100,6 +100,7 @@ def _said(choices: Choices) -> Iterator[str]:
     weakest = dict.fromkeys(way.offered.machines.weakest for way in choices.rows if way.offered.machines.weakest)
     if weakest:
         yield f"computed, not measured; times and money of each row scale with its card: {'; '.join(weakest)}"
+    yield from _corrections(choices)
     yield BESIDES
     if pair := cheaper_in_numbers(choices.ways):
         fewer, more = pair
@@ -113,6 +114,16 @@ def _said(choices: Choices) -> Iterator[str]:
         yield line
     if choices.offers:
         yield "next: --take cheapest, fastest or a row's number writes it into cluster.toml; fab up --dry"
+
+
+def _corrections(choices: Choices) -> Iterator[str]:
+    """By what runs on such machines the seconds of a row were corrected."""
+    recipe, said = choices.recipe, dict[str, None]()
+    for way in choices.rows:
+        strategy, known = way.option.strategy, way.offered.machines.corrections
+        if correction := known.of(strategy, recipe.dtype, recipe.tuning):
+            said[f"seconds of {strategy} {correction.words}"] = None
+    yield from said
 
 
 def _against_now(choices: Choices) -> str | None:

@@ -247,7 +247,7 @@ class Search:
         )
         known = stands_in.at_precision(recipe.dtype, gpu)
         speed = pace(self.shape, recipe, machines.ranks, micro.tokens, known, span=micro.span)
-        if correction := machines.corrections.of(recipe.strategy):
+        if correction := machines.corrections.of(recipe.strategy, recipe.dtype, recipe.tuning):
             speed = speed.scaled(correction.factor)
         assert speed.step_s is not None and speed.compute_s is not None and speed.wire_s is not None
         sure = rates.flops is not None and (rates.bytes_per_s is not None or not speed.wire_gb)
