@@ -11,7 +11,7 @@ import pytest
 
 from tests import test_training_plan_checks as plan_checks
 from tests.support.heads import cluster_of
-from tests.test_training_plan_calibration import MADE
+from tests.test_training_plan_calibration import MADE, SWEEP
 from tests.test_training_plan_options import a10s, tcp
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
@@ -26,7 +26,7 @@ from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import StepMetrics
 from training.plan.calibration import calibration_file
 from training.plan.calibration import text as calibration_text
-from training.plan.hardware import Card
+from training.plan.hardware import Card, NodeHardware
 from training.plan.measured import (
     LEAST,
     LEAST_PLANNED_S,
@@ -248,6 +248,7 @@ def off(watch, step_s=100.0):
 
 
 HOSTS = tuple(Host(f"te{k}", f"10.0.0.{k}", 1) for k in (1, 2, 3, 4))
+NODES = [NodeHardware(host.name, 1, (Card("NVIDIA A10", 24e9),), 60e9) for host in HOSTS]
 
 
 @pytest.fixture
@@ -318,23 +319,23 @@ def test_the_head_is_asked_once_for_its_calibration_and_its_newest_runs(folder, 
     assert measurements.of_head(head).runs == (RUN,) and len(asked) == 1
     assert "a run's measured.json is left out" in capsys.readouterr().err
     launch = replace(Launch(folder.name, str(folder), HOSTS, "m", (), "python", {}))
-    assert preparing.known_of(cluster_of(head), launch).runs == (RUN,)
+    assert preparing.known_of(cluster_of(head), launch, NODES).runs == (RUN,)
 
 
 def test_the_heads_own_calibration_and_check_count_before_anybody_fetched_them(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "runs")
     head = HereHead(tmp_path / "runs")
     launch = Launch(folder.name, str(folder), HOSTS, "m", (), "python", {})
-    assert preparing.known_of(cluster_of(head), launch).link_from == ""
+    assert preparing.known_of(cluster_of(head), launch, NODES).link_from == ""
     check = {"run_id": "check-20260101-000000", "time": 50.0, "backend": "nccl", "world_size": 4, "cluster": "mine"}
-    check |= {"nodes": [], "checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
+    check |= {"nodes": [], "checks": [], "pairs": [], "sweep": [SWEEP]}
     (head.runs / check["run_id"]).mkdir()
     (head.runs / check["run_id"] / "result.json").write_text(json.dumps(check))
-    known = preparing.known_of(cluster_of(head), launch)
+    known = preparing.known_of(cluster_of(head), launch, NODES)
     assert (known.bytes_per_s, known.link_from) == (1.25e9, check["run_id"])
     newer = replace(MADE, world_size=4)
     Path(calibration_file(head.runs)).write_text(calibration_text(newer))
-    known = preparing.known_of(cluster_of(head), launch)
+    known = preparing.known_of(cluster_of(head), launch, NODES)
     assert (known.link_from, known.calibration) == (newer.run_id, newer)
 
 

@@ -16,7 +16,7 @@ from training.cost.memory import GIB
 from training.laptop import measurements, preparing
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
-from training.plan.calibration import Calibration
+from training.plan.calibration import Calibration, Ranks
 from training.plan.hardware import SAME_MEMORY, Card, NodeHardware, machines_of, rank_cards
 from training.plan.machines import Machines
 
@@ -40,6 +40,8 @@ class Fleet:
     """Where they come from, for people."""
     head: Node | None = None
     """The first of them, where they stand."""
+    names: frozenset[str] = frozenset()
+    """Of all, where they stand."""
     kinds: tuple[str, ...] = ()
     """Of each node's cards, where not all nodes have the same; `card` is then empty."""
 
@@ -83,7 +85,8 @@ def _listed(settings: Settings, wanted: int) -> Fleet:
     count = wanted or len(nodes)
     price_h = None if price_h is None else price_h * count / len(nodes)
     cards = max(node.gpus for node in nodes)
-    return Fleet(count, cards, price_h=price_h, currency=currency, about="as listed", head=nodes[0])
+    names = frozenset(node.name for node in nodes[:count])
+    return Fleet(count, cards, price_h=price_h, currency=currency, about="as listed", head=nodes[0], names=names)
 
 
 def _rented(settings: Settings, wanted: int) -> Fleet:
@@ -101,7 +104,7 @@ def _rented(settings: Settings, wanted: int) -> Fleet:
         price_h = None if None in prices else sum(price or 0.0 for price in prices)
         currency = there[0].tags.get(tags.CURRENCY_TAG, "")
         count, about = len(there), f"{kind.name}, as they stand"
-        head = members.as_nodes(settings, there, ())[0]
+        standing = members.as_nodes(settings, there, ())
     else:
         quotes, _ = offers.quotes(cloud, settings, cloud.image(settings.rental.image))
         best = quotes[0]
@@ -111,7 +114,7 @@ def _rented(settings: Settings, wanted: int) -> Fleet:
         price_h, currency = best.price.trade * count, best.price.currency
         about = f"{kind.name} in {best.offer.zone_id}, to be rented"
         about += f" ({best.offer.reason})" if best.offer.reason else ""
-        head = None
+        standing = ()
     return Fleet(
         count,
         kind.gpus,
@@ -121,7 +124,8 @@ def _rented(settings: Settings, wanted: int) -> Fleet:
         price_h=price_h,
         currency=currency,
         about=about,
-        head=head,
+        head=standing[0] if standing else None,
+        names=frozenset(node.name for node in standing),
     )
 
 
@@ -136,19 +140,22 @@ def card_of(kind: InstanceType) -> str | None:
 
 def machines(settings: Settings, found: Fleet, measured: bool = True, known: Measurements | None = None) -> Machines:
     """A fleet with the rates that go for it: measured where these machines were, else by its cards' kind and what its
-    network promises. `measured` is False for machines as somebody wishes them: no link of theirs was. `known`: what
-    was measured; where it is left out it is looked up, on the head too where that stands. Raises LaunchError where
-    nothing says which cards it has."""
+    network promises. `measured` is False for machines as somebody wishes them: neither their link nor their RAM was, as
+    of those that are to be rented. `known`: what was measured; where it is left out it is looked up, on the head too
+    where that stands. Raises LaunchError where nothing says which cards it has."""
     per_node = max(1, found.cards)
     ranks = found.nodes * per_node
     if known is None:
         known = measurements.known(settings.name, found.head if measured else None)
     made = known.calibration
-    its = settings.name if measured else ""
-    link = preparing.known(its, ranks, found.nodes, found.line_rate_gbps, made, checks=known.checks)
-    ram_bytes = inf if found.ram_gib is None else found.ram_gib * GIB
     cards = _cards(settings, found, made)
-    at = machines_of(cards, ranks, per_node, ram_bytes, replace(link, runs=known.runs))
+    there = measured and found.head is not None
+    whose = Ranks(settings.name, ranks, tuple(dict.fromkeys(card.name for card in cards)), found.names)
+    link = preparing.known(whose if there else None, found.nodes, found.line_rate_gbps, made, checks=known.checks)
+    ram_bytes = None if found.ram_gib is None else found.ram_gib * GIB
+    if ram_bytes is None and there and made:
+        ram_bytes = made.ram(cards[0].name if cards else None)
+    at = machines_of(cards, ranks, per_node, ram_bytes or inf, replace(link, runs=known.runs))
     return replace(at, price_h=found.price_h, currency=found.currency)
 
 
