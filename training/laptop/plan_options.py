@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from inventory.settings import Settings
@@ -204,6 +204,8 @@ def _mark(option: Option, choice: Choice) -> str:
 def _cells(option: Option, asked: Asked) -> list[str]:
     has = "" if option.has_gib is None else f" of {option.has_gib:.1f}"
     lacks = f", {option.missing_gib:.1f} missing" if option.missing_gib else ""
+    if option.streamed and asked.machines.ram_bytes == inf:
+        lacks += f"; needs {option.ram_gib:.0f} GiB of RAM a node, not known"
     return [
         option.strategy,
         str(option.micro_batch),
@@ -296,7 +298,13 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
         yield f"the weakest number of every row is {rests}; all times scale with it, and fab prove measures it"
     looked_at = {option.strategy for option in choice.options}
     if "strategy" in asked.wish.free and (missing := sorted(STRATEGIES.keys() - looked_at)):
-        yield f"left out: {', '.join(missing)}: how fast weights come from RAM to a card was not measured: fab prove"
+        timed = asked.machines.rates.to_device_bytes_per_s is not None
+        what = (
+            "how much RAM a node has is not known"
+            if timed
+            else "how fast weights come from RAM to a card was not measured"
+        )
+        yield f"left out: {', '.join(missing)}: {what}: fab prove"
     yield f"{'take' if chosen else 'none'}: {choice.reason}"
     if chosen is None:
         return

@@ -14,9 +14,9 @@ from training.cost.shape import ModelShape
 from training.cost.split import Split
 from training.cost.strategies import STRATEGIES, cost_of
 from training.cost.strategies.zero0 import MicroBatch
-from training.plan.machines import Machines, Workload
+from training.plan.machines import SYSTEM, Machines, Workload
 from training.plan.staging import Staging
-from training.plan.stand_in import assumed, stood_in
+from training.plan.stand_in import assumed, guessed, stood_in, unsure
 from training.recipe import LEFT_TO_THE_PLAN, Pipeline, Recipe
 
 AS_FAST = 1.03
@@ -67,6 +67,8 @@ class Option:
     """Of the model, each with its part of a step's rows."""
     streamed: int = 0
     """Layers that wait in the nodes' RAM."""
+    ram_gib: float = 0.0
+    """That a node needs then; 0 where none do."""
 
     @property
     def fits(self) -> bool:
@@ -105,9 +107,7 @@ def choose(
     search = Search(shape, recipe, machines, work, free)
     options = tuple(search.best(name) for name in (STRATEGIES if "strategy" in free else [recipe.strategy]))
     if "strategy" in free:
-        options = tuple(
-            option for option in options if option.refused or not guessed(option.strategy, shape, recipe, machines)
-        )
+        options = tuple(each for each in options if each.refused or not unsure(each.strategy, shape, recipe, machines))
     chosen, reason = _chosen(options)
     fitting = [option for option in options if option.fits]
     if len(fitting) > 1 and fitting[0].step_s is None and (said := assumed(machines)):
@@ -115,12 +115,6 @@ def choose(
     if chosen is None and not all(option.refused for option in options):
         reason += _in_four_bits(search)
     return Choice(options, search.option(recipe), chosen, reason)
-
-
-def guessed(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
-    """Whether its speed hangs on how fast weights come from RAM, and that was not measured: such a one is no option."""
-    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
-    return bool(from_ram) and machines.rates.to_device_bytes_per_s is None
 
 
 def _in_four_bits(search: Search) -> str:
@@ -249,6 +243,7 @@ class Search:
         sure = rates.flops is not None and (rates.bytes_per_s is not None or not speed.wire_gb)
         sure = sure and (rates.memory_bytes_per_s is not None or not packed_weights(self.shape, recipe))
         sure = sure and not guessed(recipe.strategy, self.shape, recipe, machines)
+        streamed = cost.streamed(self.shape.layers, recipe)
         per_s = recipe.global_batch * micro.tokens / recipe.micro_batch / speed.step_s if sure else None
         minutes = self._minutes(speed) if sure else None
         price_s = None if machines.price_h is None else machines.price_h / HOUR_S
@@ -271,7 +266,8 @@ class Search:
             order_s=speed.step_s,
             split=split,
             copies=cost.replicas(recipe, machines.ranks),
-            streamed=cost.streamed(self.shape.layers, recipe),
+            streamed=streamed,
+            ram_gib=(machines.ram_needed(memory) + SYSTEM) / GIB if streamed else 0.0,
         )
 
     def _minutes(self, speed: Pace) -> float | None:

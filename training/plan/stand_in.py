@@ -1,11 +1,16 @@
-"""A rate for each that nobody knows: to choose by and never to show, with the words that say so. Pure."""
+"""What is not known of machines: a rate for each that nobody knows, to choose by and never to show, with the words that
+say so; and what is no option then. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from training.cost.pace import LINE_SHARE, Rates
+from training.cost.shape import ModelShape
+from training.cost.strategies import STRATEGIES
 from training.plan.machines import Machines
+from training.recipe import Recipe
 
 CARD_FLOPS, CARD_MEMORY = 40e12, 600e9
 """An A10's."""
@@ -43,3 +48,16 @@ def assumed(machines: Machines) -> str:
         how = "fab check measures it, or line_rate_gbps in cluster.toml says it"
         said.append(f"taking the network for {GBIT_S} Gbit/s: {how}")
     return "; ".join(said)
+
+
+def guessed(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
+    """Whether its speed hangs on how fast weights come from RAM, and that was not measured."""
+    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
+    return bool(from_ram) and machines.rates.to_device_bytes_per_s is None
+
+
+def unsure(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
+    """Whether weights wait in RAM, and nobody knows how fast they come from there, or how much there is: such a one is
+    no option."""
+    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
+    return bool(from_ram) and (machines.ram_bytes == inf or machines.rates.to_device_bytes_per_s is None)
