@@ -269,7 +269,12 @@ def test_tiny_brings_its_own_data_and_others_none():
         (("--model", "qwen2.5-7b"), "nothing says which cards mine has: name the kind with fab plan --card A10"),
         (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
         (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),
-        (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0, and finite"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "0"), "--hours 0: it has to be above 0, and finite"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "nan"), "--hours nan: it has to be above 0, and finite"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "soon"), "--hours needs a number, not 'soon'"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "inf"), "--line-rate-gbps inf: it has to be"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "nan"), "--line-rate-gbps nan: it has to be"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "none.jsonl"), "none.jsonl: no such file or folder"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "own/set"), "--data own/set: a data set of the Hub"),
         (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
 NONE = "-"
 WIDTH = 160
+ABOVE_0 = "it has to be above 0, and finite"
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     """The model to be planned, and how much it is to learn. Raises PlanError for flags and models that cannot be
     planned, DataError."""
     flags = {"--nodes": wish.nodes, "--hours": wish.hours, "--line-rate-gbps": wish.line_rate_gbps}
-    if wrong := next((flag for flag, value in flags.items() if value < 0), ""):
-        raise PlanError(f"{wrong} {flags[wrong]:g}: it has to be above 0")
+    if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
+        raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
     shape = known_shape(recipe.base_model)
     if shape is None:
         raise PlanError(
@@ -111,6 +112,19 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
             "training/cost/shapes.toml; fab train --dry plans with the model on the head"
         )
     return shape, size_of(wish.data, recipe)
+
+
+def hours_of(text: str) -> float:
+    """What `--hours` says; 0 where it says nothing. Raises PlanError for what is no time."""
+    if not text:
+        return 0.0
+    try:
+        hours = float(text)
+    except ValueError as error:
+        raise PlanError(f"--hours needs a number, not {text!r}") from error
+    if not 0 < hours < inf:
+        raise PlanError(f"--hours {hours:g}: {ABOVE_0}")
+    return hours
 
 
 def show(asked: Asked) -> None:
