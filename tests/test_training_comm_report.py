@@ -12,6 +12,7 @@ from training.comm_report import (
     busbw_gbyte_s,
     comparison,
     pair_table,
+    parse_result,
     problems,
     slowest_pair,
     this_and_previous,
@@ -33,7 +34,9 @@ RESULT = {
     ],
     "checks": [{"operation": "all-reduce", "dtype": "float32", "ok": True, "detail": ""}],
     "pairs": [{"from": a, "to": b, "gbit_s": 10.0, "latency_us": 50.0} for a in NAMES for b in NAMES if a != b],
-    "sweep": [{"operation": "all_reduce", "bytes": 1024, "seconds": 1.0, "busbw_gbyte_s": 1.0}],
+    "sweep": [
+        {"operation": "all_reduce", "bytes": 1024, "seconds": 1.0, "algbw_gbyte_s": 0.75, "busbw_gbyte_s": 1.0},
+    ],
 }
 
 
@@ -125,6 +128,27 @@ def test_a_result_that_cannot_be_read_is_left_out_with_a_word(tmp_path: Path):
     assert "it lacks backend" in unreadable[1]
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"time": None}, "time is None, and no number from 0 up"),
+        ({"time": "1"}, "time is '1', and no number from 0 up"),
+        ({"world_size": True}, "world_size is True, and no number from 0 up"),
+        ({"pairs": {}}, "its pairs are no list of rows"),
+        ({"pairs": [{"from": "te1", "gbit_s": 1.0}]}, "pairs: to is None, and no text"),
+        ({"pairs": [{"from": "te1", "to": "te2", "gbit_s": float("nan")}]}, "pairs: gbit_s is nan, and no number"),
+        ({"sweep": [{**RESULT["sweep"][0], "busbw_gbyte_s": -1}]}, "sweep: busbw_gbyte_s is -1, and no number"),
+        ({"sweep": [7]}, "its sweep are no list of rows"),
+        ({"checks": [{**RESULT["checks"][0], "ok": "yes"}]}, "checks: ok is 'yes', and no true or false"),
+        ({"nodes": [{"rank": 0}]}, "nodes: node is None, and no text"),
+    ],
+)
+def test_a_result_with_what_cannot_be_is_none(change, said: str):
+    assert parse_result(json.dumps(RESULT)) == RESULT
+    with pytest.raises(ValueError, match=f"^{said}"):
+        parse_result(json.dumps(changed(**change)))
+
+
 def test_the_newest_earlier_check_is_the_one_to_compare_with():
     older, newer = changed(run_id="a", time=1.0), changed(run_id="b", time=2.0)
     later = changed(run_id="c", time=300.0)
@@ -140,8 +164,7 @@ def test_the_pair_table_reads_from_row_to_column():
 
 
 def test_the_report_has_a_table_of_interfaces_of_pairs_and_of_sizes(capsys):
-    sizes = [{**row, "algbw_gbyte_s": 0.75} for row in RESULT["sweep"]]
-    check_report({**RESULT, "seconds": 2.0, "sweep": sizes}, None, None)
+    check_report({**RESULT, "seconds": 2.0}, None, None)
     words = capsys.readouterr().out
     assert "used" in words and "eth0" in words, "each node's interface"
     assert "te2" in words and "10.00" in words and "all_reduce" in words

@@ -51,7 +51,7 @@ def result(tmp_path_factory: pytest.TempPathFactory):
     (folder / "plan.json").write_text('{"cluster": "mine"}')
     for done in run_ranks(["-m", "training.node.commcheck"], folder):
         assert done.returncode == 0, done.stdout
-    return json.loads((folder / "result.json").read_text())
+    return comm_report.parse_result((folder / "result.json").read_text())
 
 
 @pytest.mark.torch

@@ -152,11 +152,13 @@ def test_a_key_that_is_changed_is_no_longer_the_plans():
     assert changed.micro_batch == 4 and changed.auto == ("strategy", "gradient_checkpointing")
 
 
-def test_where_neither_card_nor_network_is_known_it_is_the_simplest_that_fits_always_the_same():
+def test_where_neither_card_nor_network_is_known_it_is_always_the_same_and_says_what_it_assumed():
     unknown = replace(facts(), card=Card("Unheard X1", 80 * GIB), bytes_per_s=None)
     plans = [make_plan(load_recipe("qwen2.5-7b"), unknown) for _ in range(2)]
     assert plans[0].recipe == plans[1].recipe and plans[0].recipe.strategy == "zero0"
-    assert plans[0].predicted["chosen"]["reason"].endswith("how fast it is, nobody knows here")
+    reason = plans[0].predicted["chosen"]["reason"]
+    assert "taking a card for 40 TFLOP/s: fab prove measures it; taking the network for 16 Gbit/s: " in reason
+    assert plans[0].predicted["step_s"] is None
     (rates,) = [check.value for check in plans[0].checks if check.name == "rates"]
     assert rates == "computing not known; network not known"
 

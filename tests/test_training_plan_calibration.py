@@ -14,8 +14,9 @@ from training.laptop import preparing
 from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
 from training.plan import calibration
-from training.plan.calibration import Calibration
+from training.plan.calibration import Calibration, Ranks
 from training.plan.facts import Facts
+from training.plan.hardware import Card, NodeHardware
 from training.plan.predict import make_plan
 from training.recipe import load_recipe
 
@@ -31,6 +32,8 @@ MADE = Calibration(
     link_bytes_per_s=1.5e9,
 )
 HOSTS = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
+A10S = [NodeHardware(host.name, 1, (Card("NVIDIA A10", 24e9),), 60e9) for host in HOSTS]
+SWEEP = {"operation": "all_gather", "bytes": 4096, "seconds": 1e-3, "algbw_gbyte_s": 2.5, "busbw_gbyte_s": 1.25}
 TWO = Launch("tiny-20260101-000000", "/data/runs/x", HOSTS, "training.node.finetune", (), "python", {})
 
 
@@ -71,8 +74,59 @@ def test_what_is_no_calibration_is_refused(content: str):
 
 
 def test_a_rate_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="not above 0"):
+    with pytest.raises(ValueError, match=r"^matmul_flops is 0.0, and has to be a number from 1e\+09 to 1e\+17$"):
         calibration.parse(calibration.text(replace(MADE, matmul_flops=0.0)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"matmul_flops": None},
+        {"matmul_flops": 8},
+        {"matmul_flops": float("nan")},
+        {"memory_bytes_per_s": None},
+        {"memory_bytes_per_s": 1e14},
+        {"link_bytes_per_s": 100.0},
+        {"time": None},
+        {"time": "100"},
+        {"world_size": 2.5},
+        {"card": ["NVIDIA A10"]},
+        {"cluster": None},
+        {"nodes": ["te1", 2]},
+        {"nodes": "te1"},
+        {"ram_bytes": -1},
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_name(change):
+    (name,) = change
+    with pytest.raises(ValueError, match=f"^{name} is "):
+        calibration.parse(json.dumps(json.loads(calibration.text(MADE)) | change))
+
+
+def test_one_of_before_names_and_ram_were_kept_is_read():
+    older = {name: v for name, v in json.loads(calibration.text(MADE)).items() if name not in {"nodes", "ram_bytes"}}
+    assert calibration.parse(json.dumps(older)) == MADE
+    named = replace(MADE, nodes=("te1", "te2"), ram_bytes=60e9)
+    assert calibration.parse(calibration.text(named)) == named
+
+
+TWO_A10 = Ranks("mine", 2, ("A10",), frozenset({"te1", "te2"}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cluster": "other"}, {"count": 4}, {"cards": ("H20",)}, {"cards": ()}, {"cards": ("A10", "H20")}],
+    ids=["a cluster", "a number", "a card", "CPUs", "a card besides"],
+)
+def test_the_link_of_other_ranks_says_nothing(change):
+    assert MADE.link(TWO_A10) == 1.5e9
+    assert MADE.link(replace(TWO_A10, **change)) is None
+
+
+def test_nor_does_that_of_other_nodes_where_their_names_were_kept():
+    named = replace(MADE, nodes=("te2", "te1"))
+    assert named.link(TWO_A10) == named.link(replace(TWO_A10, nodes=frozenset())) == 1.5e9
+    assert named.link(replace(TWO_A10, nodes=frozenset({"te1", "te3"}))) is None
 
 
 def computing(facts: Facts) -> tuple[float | None, str]:
@@ -132,20 +186,37 @@ def test_the_newest_measurement_of_the_link_counts(tmp_path: Path, monkeypatch, 
     folder = head.runs / "check-20260101-000000"
     folder.mkdir(parents=True)
     check = {"run_id": folder.name, "time": 50.0, "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
-    check |= {"checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
+    check |= {"checks": [], "pairs": [], "sweep": [SWEEP]}
     (folder / "result.json").write_text(json.dumps(check))
     kept = Path(calibration.calibration_file(head.runs))
-    assert preparing.known_of(place, TWO).link_from == folder.name
+    assert preparing.known_of(place, TWO, A10S).link_from == folder.name
     kept.write_text(calibration.text(MADE))
-    known = preparing.known_of(place, TWO)
+    known = preparing.known_of(place, TWO, A10S)
     assert (known.bytes_per_s, known.link_from, known.calibration) == (1.5e9, MADE.run_id, MADE)
     kept.write_text(calibration.text(replace(MADE, time=10.0)))
-    assert preparing.known_of(place, TWO).link_from == folder.name
+    assert preparing.known_of(place, TWO, A10S).link_from == folder.name
     kept.write_text(calibration.text(replace(MADE, world_size=4)))
-    assert preparing.known_of(place, TWO).link_from == folder.name
+    assert preparing.known_of(place, TWO, A10S).link_from == folder.name
     kept.write_text("{cut")
-    assert preparing.known_of(place, TWO).calibration is None
+    assert preparing.known_of(place, TWO, A10S).calibration is None
     assert "is left out" in capsys.readouterr().err
+
+
+def test_a_check_of_other_nodes_or_of_ranks_without_cards_is_not_theirs(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head = HereHead(tmp_path / "runs")
+    folder = head.runs / "check-20260101-000000"
+    folder.mkdir(parents=True)
+    check = {"run_id": folder.name, "time": 50.0, "backend": "nccl", "world_size": 2, "cluster": "mine"}
+    check |= {"checks": [], "pairs": [], "sweep": [SWEEP]}
+
+    def measured(**changes) -> bool:
+        (folder / "result.json").write_text(json.dumps(check | changes))
+        return preparing.known_of(cluster_of(head), TWO, A10S).link_from == folder.name
+
+    assert measured(nodes=[{"node": "te1"}, {"node": "te2"}]) and measured(nodes=[])
+    assert not measured(nodes=[{"node": "te1"}, {"node": "te3"}])
+    assert not measured(nodes=[{"node": "te1"}, {"node": "te2"}], backend="gloo")
 
 
 def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
@@ -153,7 +224,7 @@ def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
     head = HereHead(tmp_path / "runs")
     alone = replace(TWO, hosts=(replace(TWO.hosts[0], slots=2),))
     place = cluster_of(head)
-    assert preparing.known_of(place, alone).link_from == "what PCIe 4 does"
+    assert preparing.known_of(place, alone, A10S).link_from == "what PCIe 4 does"
     head.make_runs()
     Path(calibration.calibration_file(head.runs)).write_text(calibration.text(MADE))
-    assert preparing.known_of(place, alone).link_from == MADE.run_id
+    assert preparing.known_of(place, alone, A10S).link_from == MADE.run_id

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,26 @@ def test_what_was_measured_is_of_these_machines_alone(place):
     measured(place, world_size=4)
     assert planned_on(place).link_from == "its promised line rate"
     assert planned_on(place, card="H20").flops_from == "the table of cards"
+    measured(place, run_id="prove-20260102-000000", time=200.0, nodes=("te1", "te9"))
+    assert planned_on(place).link_from == "its promised line rate"
+
+
+def test_the_ram_of_listed_nodes_is_known_once_it_was_measured(place):
+    assert planned_on(place, card="A10").ram_bytes == inf
+    made = measured(place, ram_bytes=188 * 2**30, nodes=("te2", "te1"))
+    found = planned_on(place)
+    assert (found.ram_bytes, found.link_from) == (made.ram_bytes, made.run_id)
+    assert planned_on(place, card="H20").ram_bytes == inf
+
+
+def test_without_the_nodes_ram_nothing_waits_there_unless_it_is_asked_for(place):
+    measured(place)
+    said = fab(place, "--model", "qwen2.5-72b").stdout
+    assert "left out: stream: how much RAM a node has is not known: fab prove" in said and "take: stream" not in said
+    named = fab(place, "--model", "qwen2.5-7b", "--set", "strategy=stream", "--json")
+    assert json.loads(named.stdout)["chosen"]["ram_gib"] > 8
+    table = " ".join(fab(place, "--model", "qwen2.5-7b", "--set", "strategy=stream").stdout.split())
+    assert "of RAM a node, not known" in table
 
 
 def test_cpus_are_planned_with_what_was_measured_of_them(place):
@@ -176,6 +197,14 @@ def test_machines_to_be_rented_are_planned_as_the_cloud_describes_and_prices_the
     assert (found.nodes, found.cards, found.card, found.ram_gib, found.line_rate_gbps) == (4, 1, "NVIDIA A10", 30, 16)
     assert found.price_h == pytest.approx(4 * one) and found.currency == "CNY"
     assert found.about.startswith("ecs.gn7i-c8g1.2xlarge in ") and found.about.endswith("to be rented (no stock)")
+
+
+def test_machines_to_be_rented_take_no_link_that_was_measured_on_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with PaperCluster(tmp_path, monkeypatch, aliyun='types = ["ecs.gn7i-c8g1.2xlarge"]\nnodes = 2\n') as cluster:
+        made = measured(tmp_path, cluster=cluster.settings.name)
+        found = machines.machines(cluster.settings, fleet(cluster.settings))
+    assert (found.flops_from, found.link_from) == (f"measured by {made.run_id}", "its promised line rate")
 
 
 def test_machines_that_stand_are_planned_with_what_they_cost(tmp_path, monkeypatch):
@@ -263,7 +292,12 @@ def test_tiny_brings_its_own_data_and_others_none():
         (("--model", "qwen2.5-7b"), "nothing says which cards mine has: name the kind with fab plan --card A10"),
         (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
         (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),
-        (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0, and finite"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "0"), "--hours 0: it has to be above 0, and finite"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "nan"), "--hours nan: it has to be above 0, and finite"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "soon"), "--hours needs a number, not 'soon'"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "inf"), "--line-rate-gbps inf: it has to be"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "nan"), "--line-rate-gbps nan: it has to be"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "none.jsonl"), "none.jsonl: no such file or folder"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "own/set"), "--data own/set: a data set of the Hub"),
         (

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.heads import cluster_of
+from tests.test_training_plan_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data import DataError
 from training.events import Ended
@@ -180,15 +181,15 @@ def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Pat
     hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
     two = Launch(RUN, "/data/runs/x", hosts, "training.node.finetune", (), "python", {})
     head = HereHead(tmp_path)
-    assert preparing.known_of(cluster_of(head), two).bytes_per_s is None
-    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two).bytes_per_s == pytest.approx(1.7e9)
-    check = {"run_id": "check-1", "time": "1", "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
-    check |= {"checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
+    assert preparing.known_of(cluster_of(head), two, A10S).bytes_per_s is None
+    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == pytest.approx(1.7e9)
+    check = {"run_id": "check-1", "time": 1.0, "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
+    check |= {"checks": [], "pairs": [], "sweep": [SWEEP]}
     folder = tmp_path / "runs" / "check-20260101-000000"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(check))
-    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two).bytes_per_s == 1.25e9
-    assert preparing.known_of(cluster_of(head, name="another"), two).bytes_per_s is None
+    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == 1.25e9
+    assert preparing.known_of(cluster_of(head, name="another"), two, A10S).bytes_per_s is None
 
 
 class Recorded(HereHead):

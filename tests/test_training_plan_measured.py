@@ -11,7 +11,7 @@ import pytest
 
 from tests import test_training_plan_checks as plan_checks
 from tests.support.heads import cluster_of
-from tests.test_training_plan_calibration import MADE
+from tests.test_training_plan_calibration import MADE, SWEEP
 from tests.test_training_plan_options import a10s, tcp
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
@@ -26,8 +26,10 @@ from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import StepMetrics
 from training.plan.calibration import calibration_file
 from training.plan.calibration import text as calibration_text
+from training.plan.hardware import Card, NodeHardware
 from training.plan.measured import (
     LEAST,
+    LEAST_PLANNED_S,
     MOST,
     NEWEST,
     WARM_UP,
@@ -97,7 +99,7 @@ def test_too_few_steps_and_other_ranks_than_planned_say_nothing():
 def test_a_run_whose_plan_knew_no_seconds_corrects_nothing():
     found = measure("r", rows(*[12.0] * 20), {**PREDICTED, "step_s": None, "model_step_s": None}, **ABOUT)
     assert found.factor is None and found.step_s == 12.0
-    assert corrections([found], "NVIDIA A10", Rates(40e12, 1.7e9), 4).of("zero0") is None
+    assert corrections([found], "NVIDIA A10", Rates(40e12, 1.7e9), 4).of("zero0", *LORA) is None
 
 
 def test_the_correction_is_of_the_formulas_not_of_what_an_earlier_one_made_of_them():
@@ -110,22 +112,65 @@ def test_it_comes_back_as_it_was_written_and_what_is_none_is_refused():
     for bad in ("", "[]", "{}", "{cut", text(replace(RUN, step_s=0.0)), text(replace(RUN, bytes_per_s=-1.0))):
         with pytest.raises(ValueError):
             parse(bad)
+    older = {name: value for name, value in json.loads(text(RUN)).items() if name not in {"dtype", "tuning"}}
+    assert parse(json.dumps(older)) == RUN
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"time": None}, "time is None, and has to be a number above 0"),
+        ({"strategy": ["x"]}, r"strategy is \['x'\], and no text"),
+        ({"ranks": 2.5}, "ranks is 2.5, and has to be a number above 0"),
+        ({"steps": True}, "steps is True"),
+        ({"step_s": float("inf")}, "step_s is inf"),
+        ({"flops": 8}, r"flops is 8, and has to be a number from 1e\+09 to 1e\+17"),
+        ({"card": 7}, "card is 7, and no text"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(change, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        parse(json.dumps(json.loads(text(RUN)) | change))
+
+
+def test_a_run_of_steps_too_short_to_tell_is_read_and_corrects_nothing():
+    for planned in (0.0, 0.0004, 0.99 * LEAST_PLANNED_S):
+        tiny = parse(text(replace(RUN, step_s=0.05, planned_step_s=planned, model_step_s=planned)))
+        assert corrections([tiny], *HERE).of("zero0", *LORA) is None
+        assert not off(PaceWatch(planned), 100.0)
+    assert corrections([replace(RUN, model_step_s=LEAST_PLANNED_S)], *HERE).of("zero0", *LORA).factor == MOST
+
+
+def test_few_seconds_of_a_plan_keep_their_digits():
+    fast = replace(plan_checks.facts(), bytes_per_s=1e12, card=Card("NVIDIA H200", 141e9))
+    small = {"strategy": "zero0", "max_length": "8", "global_batch": "4", "micro_batch": "1"}
+    told = make_plan(load_recipe("qwen2.5-0.5b", small), fast).predicted["step_s"]
+    assert told == float(f"{told:.6g}") != round(told, 3)
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float32"}, {"tuning": "full"}])
+def test_runs_that_compute_or_tune_otherwise_say_nothing_and_older_ones_did_not_say(change):
+    alike = dict(zip(("dtype", "tuning"), LORA, strict=True))
+    assert corrections([replace(RUN, **alike | change)], *HERE).of("zero0", *LORA) is None
+    for same in (RUN, replace(RUN, **alike)):
+        assert corrections([same], *HERE).of("zero0", *LORA).factor == pytest.approx(1.2)
 
 
 HERE = ("NVIDIA A10", Rates(40e12, 1.7e9), 4)
+LORA = ("bfloat16", "lora")
 
 
 def test_the_newest_few_count_and_of_these_the_median():
     slow = [replace(RUN, run_id=f"old-{n}", time=n, step_s=29.0) for n in range(5)]
     new = [replace(RUN, run_id=f"new-{n}", time=100 + n, step_s=s) for n, s in enumerate((11, 12, 13, 12, 100))]
-    found = corrections([*new, *slow], *HERE).of("zero0")
+    found = corrections([*new, *slow], *HERE).of("zero0", *LORA)
     assert found.factor == pytest.approx(1.2) and len(found.run_ids) == NEWEST
     assert all(each.startswith("new-") for each in found.run_ids)
 
 
 def test_a_correction_is_bounded():
-    assert corrections([replace(RUN, step_s=900.0)], *HERE).of("zero0").factor == MOST
-    assert corrections([replace(RUN, step_s=0.1)], *HERE).of("zero0").factor == pytest.approx(1 / MOST)
+    assert corrections([replace(RUN, step_s=900.0)], *HERE).of("zero0", *LORA).factor == MOST
+    assert corrections([replace(RUN, step_s=0.1)], *HERE).of("zero0", *LORA).factor == pytest.approx(1 / MOST)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +179,19 @@ def test_a_correction_is_bounded():
     ids=["another card", "a CPU", "another link", "another rate", "a single rank"],
 )
 def test_runs_on_other_machines_or_by_other_rates_say_nothing(change):
-    assert corrections([replace(RUN, **change)], *HERE).of("zero0") is None
+    assert corrections([replace(RUN, **change)], *HERE).of("zero0", *LORA) is None
 
 
 def test_of_a_single_rank_the_link_does_not_count():
     alone = replace(RUN, ranks=1, bytes_per_s=None)
-    assert corrections([alone], "A10", Rates(40e12, 20e9), 1).of("zero0").factor == pytest.approx(1.2)
+    assert corrections([alone], "A10", Rates(40e12, 20e9), 1).of("zero0", *LORA).factor == pytest.approx(1.2)
 
 
 def test_a_strategy_that_nobody_tried_is_corrected_as_the_others_were():
     found = corrections([RUN, replace(RUN, strategy="zero3", step_s=16.0, run_id="other")], *HERE)
-    assert found.of("zero0").factor == pytest.approx(1.2) and found.of("zero3").factor == pytest.approx(1.6)
-    assert found.of("zero1").factor == pytest.approx(1.4) and set(found.of("zero1").run_ids) == {RUN.run_id, "other"}
+    factors = {strategy: found.of(strategy, *LORA).factor for strategy in ("zero0", "zero3", "zero1")}
+    assert factors == pytest.approx({"zero0": 1.2, "zero3": 1.6, "zero1": 1.4})
+    assert set(found.of("zero1", *LORA).run_ids) == {RUN.run_id, "other"}
 
 
 def test_the_next_plan_of_such_machines_goes_by_it_and_says_so():
@@ -202,6 +248,7 @@ def off(watch, step_s=100.0):
 
 
 HOSTS = tuple(Host(f"te{k}", f"10.0.0.{k}", 1) for k in (1, 2, 3, 4))
+NODES = [NodeHardware(host.name, 1, (Card("NVIDIA A10", 24e9),), 60e9) for host in HOSTS]
 
 
 @pytest.fixture
@@ -230,6 +277,13 @@ def test_a_run_that_was_slowed_on_purpose_or_ran_elsewhere_tells_nothing(folder,
     (folder / "launch.json").write_text(launch_text(replace(launch, **change)))
     assert measured(folder, 100.0) is None
     assert not off(pace_watch(folder))
+
+
+def test_a_run_says_how_it_computed_and_one_of_rows_that_are_not_packed_nothing(folder):
+    (folder / "recipe.toml").write_text('strategy = "zero0"\ndtype = "float32"\ntuning = "full"\nbatching = "packed"\n')
+    assert (measured(folder, 100.0).dtype, measured(folder, 100.0).tuning) == ("float32", "full")
+    (folder / "recipe.toml").write_text('strategy = "zero0"\nbatching = "padded"\n')
+    assert measured(folder, 100.0) is None and not off(pace_watch(folder))
 
 
 def test_a_folder_without_a_plan_tells_nothing(folder):
@@ -265,23 +319,23 @@ def test_the_head_is_asked_once_for_its_calibration_and_its_newest_runs(folder, 
     assert measurements.of_head(head).runs == (RUN,) and len(asked) == 1
     assert "a run's measured.json is left out" in capsys.readouterr().err
     launch = replace(Launch(folder.name, str(folder), HOSTS, "m", (), "python", {}))
-    assert preparing.known_of(cluster_of(head), launch).runs == (RUN,)
+    assert preparing.known_of(cluster_of(head), launch, NODES).runs == (RUN,)
 
 
 def test_the_heads_own_calibration_and_check_count_before_anybody_fetched_them(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "runs")
     head = HereHead(tmp_path / "runs")
     launch = Launch(folder.name, str(folder), HOSTS, "m", (), "python", {})
-    assert preparing.known_of(cluster_of(head), launch).link_from == ""
+    assert preparing.known_of(cluster_of(head), launch, NODES).link_from == ""
     check = {"run_id": "check-20260101-000000", "time": 50.0, "backend": "nccl", "world_size": 4, "cluster": "mine"}
-    check |= {"nodes": [], "checks": [], "pairs": [], "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.25}]}
+    check |= {"nodes": [], "checks": [], "pairs": [], "sweep": [SWEEP]}
     (head.runs / check["run_id"]).mkdir()
     (head.runs / check["run_id"] / "result.json").write_text(json.dumps(check))
-    known = preparing.known_of(cluster_of(head), launch)
+    known = preparing.known_of(cluster_of(head), launch, NODES)
     assert (known.bytes_per_s, known.link_from) == (1.25e9, check["run_id"])
     newer = replace(MADE, world_size=4)
     Path(calibration_file(head.runs)).write_text(calibration_text(newer))
-    known = preparing.known_of(cluster_of(head), launch)
+    known = preparing.known_of(cluster_of(head), launch, NODES)
     assert (known.link_from, known.calibration) == (newer.run_id, newer)
 
 

@@ -22,7 +22,7 @@ from training.cost.memory import RESERVED
 from training.cost.pace import LINE_SHARE, Rates
 from training.cost.shape import known_shape
 from training.cost.strategies import STRATEGIES
-from training.plan.machines import Machines, Workload
+from training.plan.machines import Machines, Workload, room
 from training.plan.options import Search, choose
 from training.recipe import load_recipe, recipe_names, with_changes
 
@@ -177,16 +177,53 @@ def test_minutes_and_money_are_of_the_whole_run():
     )
 
 
-def test_without_rates_the_simplest_that_fits_is_taken_and_no_time_is_made_up():
-    unknown = a10s(4, None, rates=Rates(None, None), weakest="nothing")
-    found = options("qwen2.5-7b", unknown)
-    assert found.chosen.strategy == "zero0"
-    assert (found.chosen.step_s, found.chosen.tokens_per_s, found.chosen.bound, found.chosen.rests_on) == (
-        *(None, None),
-        *("", ""),
-    )
-    assert "nobody knows" in found.reason
-    assert options("qwen2.5-14b", unknown).chosen.strategy == "zero3"
+CARD = "taking a card for 40 TFLOP/s: fab prove measures it"
+NETWORK = "taking the network for 16 Gbit/s: fab check measures it, or line_rate_gbps in cluster.toml says it"
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        (Rates(None, None), f"{CARD}; {NETWORK}"),
+        (Rates(A10_FLOPS, None), NETWORK),
+        (Rates(None, tcp(16)), CARD),
+    ],
+    ids=["neither", "no network", "no card"],
+)
+def test_what_nobody_knows_is_assumed_and_said_and_no_time_is_made_up(rates, said):
+    unknown = a10s(4, None, rates=rates, weakest="nothing")
+    for model in ("qwen2.5-7b", "qwen2.5-14b"):
+        found, known = options(model, unknown), options(model, a10s(4, tcp(16)))
+        assert found.chosen.strategy == known.chosen.strategy == "pipeline"
+        assert found.chosen.values == known.chosen.values
+        assert (found.chosen.step_s, found.chosen.tokens_per_s, found.chosen.bound, found.chosen.rests_on) == (
+            *(None, None),
+            *("", ""),
+        )
+        assert found.reason == f"{known.reason}, {said}"
+
+
+def test_a_single_rank_needs_no_network_to_be_known():
+    alone = options("qwen2.5-0.5b", a10s(1, None))
+    assert alone.chosen.strategy == "zero0" and alone.chosen.step_s and "network" not in alone.reason
+
+
+@pytest.mark.parametrize("link", [None, 1e8])
+@pytest.mark.parametrize(("ranks", "ram"), [(2, 3e9), (4, 8e9)])
+def test_tiny_on_cpus_that_nobody_measured_is_replicated(link, ranks, ram):
+    cpus = Machines(ranks, 1, None, ram, *room(ram, gpu=False), ram, Rates(None, link))
+    recipe = load_recipe("tiny", {"strategy": "auto", "micro_batch": "auto", "gradient_checkpointing": "auto"})
+    found = choose(known_shape(recipe.base_model), recipe, cpus)
+    assert found.chosen.strategy == "zero0" and found.chosen.step_s is None
+    assert "taking a CPU for 0.1 TFLOP/s: fab prove measures it" in found.reason
+    assert ("network" in found.reason) is (link is None)
+
+
+def test_of_steps_too_short_to_tell_apart_the_simplest_is_taken():
+    recipe = load_recipe("tiny", {"strategy": "auto"})
+    found = choose(known_shape(recipe.base_model), recipe, a10s(2, tcp(0.8)))
+    assert found.chosen.strategy == "zero0" and by_name(found)["pipeline"].step_s < 0.9 * found.chosen.step_s
+    assert found.reason == "zero0 is the simplest that fits, and a step too short for another to be faster"
 
 
 def test_every_row_with_times_names_the_number_it_rests_on():

@@ -12,7 +12,7 @@ from tests.support.heads import cluster_of
 from training.laptop import preparing
 from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
-from training.plan.hardware import NodeHardware
+from training.plan.hardware import Card, NodeHardware
 from training.plan.rank_order import between, in_a_row
 from training.recipe import load_recipe
 
@@ -72,7 +72,7 @@ def test_a_start_takes_the_order_from_the_newest_check_of_these_nodes(tmp_path: 
     hosts = tuple(Host(name, f"10.0.0.{n}", 1) for n, name in enumerate(NAMES))
     launch = Launch("r", "/data/runs/r", hosts, "training.node.finetune", (), "python", {})
     recipe = load_recipe("qwen2.5-14b", {"strategy": strategy, "pipeline.stages": "4"})
-    nodes = [NodeHardware(host.name, 1, (), 60e9) for host in hosts]
+    nodes = [NodeHardware(host.name, 1, (Card("NVIDIA A10", 24e9),), 60e9) for host in hosts]
     found = preparing.in_stage_order(cluster_of(head), launch, recipe, nodes)
     if strategy == "zero3":
         assert found == launch

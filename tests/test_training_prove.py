@@ -196,17 +196,24 @@ def test_what_a_node_sends_is_an_outcome_or_refused():
             read([broken])
 
 
-def rates(flops: float, card: str | None = "NVIDIA A10") -> dict:
-    return {"card": card, "matmul_flops": flops, "memory_bytes_per_s": 4e11, "to_device_bytes_per_s": 2e10}
+def rates(flops: float, card: str | None = "NVIDIA A10", **more: float) -> dict:
+    return {"card": card, "matmul_flops": flops, "memory_bytes_per_s": 4e11, "to_device_bytes_per_s": 2e10, **more}
 
 
-COMM = {"sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.5}, {"operation": "all_reduce", "busbw_gbyte_s": 3}]}
+COMM = {
+    "nodes": [{"node": "te1", "rank": 0}, {"node": "te2", "rank": 1}],
+    "sweep": [{"operation": "all_gather", "busbw_gbyte_s": 1.5}, {"operation": "all_reduce", "busbw_gbyte_s": 3}],
+}
 
 
 def test_the_calibration_is_that_of_the_slowest_rank():
-    made = conduct.calibrate({"rates": [rates(56e12), rates(51e12)], "comm": COMM}, RUN, "mine", 9.0)
+    ranks = [rates(56e12, ram_bytes=64e9), rates(51e12, ram_bytes=32e9)]
+    made = conduct.calibrate({"rates": ranks, "comm": COMM}, RUN, "mine", 9.0)
     assert made is not None
     assert (made.matmul_flops, made.link_bytes_per_s, made.world_size, made.card) == (51e12, 1.5e9, 2, "NVIDIA A10")
+    assert (made.ram_bytes, made.nodes) == (32e9, ("te1", "te2"))
+    without = conduct.calibrate({"rates": [rates(56e12)]}, RUN, "mine", 9.0)
+    assert without is not None and (without.link_bytes_per_s, without.ram_bytes, without.nodes) == (None, None, ())
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,15 @@ from inventory.renting.on_offer import on_offer
 from inventory.settings import SettingsError, load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
+from tests.test_training_plan_measured import RUN
 from training.cost.disk import SPARE
 from training.cost.shape import PlanError
 from training.laptop import rent_options, rent_table
 from training.laptop.plan_options import Wish
 from training.launch import LaunchError
+from training.plan.measured import text
 from training.recipe import load_recipe
+from training.run_folder import MEASURED
 
 A10 = InstanceType("a10.small", 8, 30, 1, "NVIDIA A10", 24, 16)
 A10_LARGE = InstanceType("a10.large", 16, 60, 1, "NVIDIA A10", 24, 16)
@@ -174,6 +177,21 @@ def test_padded_rows_of_many_lengths_are_said_to_be_reckoned_at_worst(cloud, tmp
     file.write_text("\n".join(lines[:50]))
     rent_table.show(looked(recipe, Wish(data=str(file))))
     assert "at worst" not in capsys.readouterr().out
+
+
+def test_the_runs_that_rows_were_corrected_by_are_named(cloud, tmp_path, capsys):
+    folder = tmp_path / "runs" / RUN.run_id
+    folder.mkdir(parents=True)
+    wish = Wish(card="A10", nodes=4)
+    before = looked(wish=wish).rows[0].option
+    (folder / MEASURED).write_text(text(RUN))
+    choices = looked(wish=wish)
+    assert choices.rows[0].option.step_s == pytest.approx(1.2 * before.step_s)
+    rent_table.show(choices)
+    assert f"seconds of {before.strategy} x 1.20, as {RUN.run_id} took" in capsys.readouterr().out
+    (folder / MEASURED).write_text(text(replace(RUN, step_s=0.05, planned_step_s=0.0, model_step_s=0.0)))
+    assert looked(wish=wish).rows[0].option.step_s == before.step_s, "too short to tell"
+    assert capsys.readouterr().err == ""
 
 
 def test_what_has_no_stock_gives_way_to_what_has(cloud, monkeypatch):

@@ -145,7 +145,9 @@ def test_streamed_layers_are_spread_over_the_model():
 
 
 def _streamed(model_name, machines, **changes):
-    return by_name(options(model_name, machines, **changes))["stream"]
+    """With as much RAM as it takes, where nobody says how much there is."""
+    enough = replace(machines, ram_bytes=min(machines.ram_bytes, 1e13))
+    return by_name(options(model_name, enough, **changes))["stream"]
 
 
 MEASURED = Rates(40e12, tcp(16), to_device_bytes_per_s=20e9)
@@ -191,10 +193,22 @@ def test_another_model_of_its_cost_says_the_same_within_a_twentieth(model_name, 
 
 
 def test_streaming_is_chosen_only_where_its_rate_was_measured():
-    assert options("qwen2.5-14b", a10s(4, tcp(16), rates=MEASURED)).chosen.strategy == "stream"
+    roomy = a10s(4, tcp(16), rates=MEASURED, ram_bytes=188 * 2**30)
+    assert options("qwen2.5-14b", roomy).chosen.strategy == "stream"
     guessed = options("qwen2.5-14b", a10s(4, tcp(16)))
     assert guessed.chosen.strategy == "pipeline"
     assert "stream" not in by_name(guessed), "nobody knows how fast it would be"
+
+
+def test_where_nobody_knows_the_nodes_ram_it_is_no_option_and_says_what_it_needs_where_it_is_named():
+    unknown = a10s(4, tcp(16), rates=MEASURED)
+    found = options("qwen2.5-72b", unknown)
+    assert "stream" not in by_name(found) and found.chosen is None
+    recipe = load_recipe("qwen2.5-72b", {"strategy": "stream"})
+    named = choose(known_shape(recipe.base_model), recipe, unknown, free=("micro_batch", "stream.layers")).chosen
+    layers = 80 * 2 * known_shape("Qwen/Qwen2.5-72B-Instruct").layer_parameters
+    assert named.streamed == 80 and named.ram_gib == pytest.approx((layers + 8e9) / 2**30)
+    assert by_name(options("qwen2.5-14b", unknown))["zero0"].ram_gib == 0
 
 
 def test_a_recipe_that_names_it_is_planned_without_a_time_where_its_rate_was_not_measured():

@@ -23,18 +23,48 @@ SLOWER_SHARE = 0.75
 LINE_RATE_SHARE = 0.6
 """TCP and gloo do not reach the line rate; below this share of it something is wrong."""
 
+MOST = 1e300
+"""That a number can be: infinity is none."""
 Result = Mapping[str, Any]
 Rows = list[list[str]]
-REQUIRED = frozenset({"run_id", "time", "backend", "world_size", "nodes", "checks", "pairs", "sweep"})
+VALUES: Mapping[str, type] = {"run_id": str, "time": float, "backend": str, "world_size": float}
+ROWS: Mapping[str, Mapping[str, type]] = {
+    "nodes": {"node": str},
+    "checks": {"operation": str, "dtype": str, "ok": bool, "detail": str},
+    "pairs": {"from": str, "to": str, "gbit_s": float},
+    "sweep": {"operation": str, "bytes": float, "seconds": float, "algbw_gbyte_s": float, "busbw_gbyte_s": float},
+}
+"""What every result has; of each list what its rows have. Numbers are from 0 up."""
 
 
 def parse_result(text: str) -> Result:
     """The result in a JSON text; ValueError where it is none, or misses what every result has."""
     result = json.loads(text)
-    missing = REQUIRED - result.keys() if isinstance(result, dict) else REQUIRED
+    required = VALUES.keys() | ROWS.keys()
+    missing = required - result.keys() if isinstance(result, dict) else required
     if missing:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    _refuse_others("", result, VALUES)
+    for part, kinds in ROWS.items():
+        if not isinstance(result[part], list) or not all(isinstance(row, dict) for row in result[part]):
+            raise ValueError(f"its {part} are no list of rows")
+        for row in result[part]:
+            _refuse_others(f"{part}: ", row, kinds)
     return result
+
+
+def _refuse_others(where: str, row: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        value = row.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
+        if not (number if kind is float else isinstance(value, kind)):
+            wanted = {float: "number from 0 up", str: "text", bool: "true or false"}[kind]
+            raise ValueError(f"{where}{name} is {value!r:.60}, and no {wanted}")
+
+
+def node_names(result: Result) -> tuple[str, ...]:
+    """The nodes that took part, each once."""
+    return tuple(dict.fromkeys(node["node"] for node in result["nodes"]))
 
 
 def algbw_gbyte_s(size: int, seconds: float) -> float:
@@ -117,7 +147,7 @@ def _change(what: str, before: float, now: float, unit: str) -> str:
 
 def pair_table(result: Result) -> tuple[list[str], Rows]:
     """Gbit/s from each node (row) to each other (column)."""
-    names = list(dict.fromkeys(node["node"] for node in result["nodes"]))
+    names = node_names(result)
     speed = {(pair["from"], pair["to"]): pair for pair in result["pairs"]}
     rows = [[a, *(f"{speed[a, b]['gbit_s']:.2f}" if (a, b) in speed else "-" for b in names)] for a in names]
     return ["Gbit/s from \\ to", *names], rows

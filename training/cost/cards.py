@@ -58,6 +58,13 @@ def rates_of(card: str) -> CardRates | None:
     return next((rates for name, rates in CARDS.items() if f" {name.lower()} " in words), None)
 
 
+def same_kind(one: str | None, other: str | None) -> bool:
+    """Of cards as they are named, by a driver or a person; None where ranks compute on the CPU."""
+    if one is None or other is None:
+        return one is other
+    return one == other or rates_of(one) is rates_of(other) is not None
+
+
 def peak_flops(card: str) -> float | None:
     """FLOP/s of the data sheet; None for an unknown card."""
     rates = rates_of(card)

@@ -18,7 +18,7 @@ from training.cost.memory import GIB
 from training.laptop import measurements, preparing
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
-from training.plan.calibration import Calibration
+from training.plan.calibration import Calibration, Ranks
 from training.plan.hardware import Card, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.machines import Machines
 
@@ -42,6 +42,8 @@ class Fleet:
     """Where they come from, for people."""
     head: Node | None = None
     """The first of them, where they stand."""
+    names: frozenset[str] = frozenset()
+    """Of all, where they stand."""
     kinds: tuple[str, ...] = ()
     """Of each node's cards, where not all nodes have the same; `card` is then empty."""
     each: tuple[int, ...] = ()
@@ -113,6 +115,7 @@ def _listed(settings: Settings, wanted: int) -> Fleet:
         currency=currency,
         about=about,
         head=nodes[0],
+        names=frozenset(node.name for node in mine),
         each=() if alike else each,
         own=own,
     )
@@ -141,6 +144,7 @@ def _standing(cloud: Cloud, settings: Settings, there: Sequence[Instance]) -> Fl
     its = [told[each.instance_type] for each in there]
     prices = [tags.price_h(each.tags) for each in there]
     cards, counts = [card_of(kind) for kind in its], [kind.gpus for kind in its]
+    nodes = members.as_nodes(settings, there, ())
     return Fleet(
         *(len(there), max(counts)),
         card=cards[0] if len(set(cards)) == 1 else None,
@@ -149,7 +153,8 @@ def _standing(cloud: Cloud, settings: Settings, there: Sequence[Instance]) -> Fl
         price_h=None if None in prices else sum(price or 0.0 for price in prices),
         currency=there[0].tags.get(tags.CURRENCY_TAG, ""),
         about=f"{' and '.join(names)}, as they stand",
-        head=members.as_nodes(settings, there, ())[0],
+        head=nodes[0],
+        names=frozenset(node.name for node in nodes),
         kinds=() if len(set(cards)) == 1 else tuple(card or "" for card in cards),
         each=() if len(set(counts)) == 1 else tuple(counts),
     )
@@ -184,18 +189,21 @@ def card_of(kind: InstanceType) -> str | None:
 
 def machines(settings: Settings, found: Fleet, measured: bool = True, known: Measurements | None = None) -> Machines:
     """A fleet with the rates that go for it: measured where these machines were, else by its cards' kind and what its
-    network promises. `measured` is False for machines as somebody wishes them: no link of theirs was. `known`: what
-    was measured; where it is left out it is looked up, on the head too where that stands. Raises LaunchError where
-    nothing says which cards it has."""
+    network promises. `measured` is False for machines as somebody wishes them: neither their link nor their RAM was, as
+    of those that are to be rented. `known`: what was measured; where it is left out it is looked up, on the head too
+    where that stands. Raises LaunchError where nothing says which cards it has."""
     ranks, per_node = sum(found.slots), max(found.slots)
     if known is None:
         known = measurements.known(settings.name, found.head if measured else None)
     made = known.calibration
-    its = settings.name if measured else ""
-    link = preparing.known(its, ranks, found.nodes, found.line_rate_gbps, made, checks=known.checks)
-    ram_bytes = inf if found.ram_gib is None else found.ram_gib * GIB
     cards = _cards(settings, found, made)
-    at = machines_of(cards, ranks, per_node, ram_bytes, replace(link, runs=known.runs))
+    there = measured and found.head is not None
+    whose = Ranks(settings.name, ranks, tuple(dict.fromkeys(card.name for card in cards)), found.names)
+    link = preparing.known(whose if there else None, found.nodes, found.line_rate_gbps, made, checks=known.checks)
+    ram_bytes = None if found.ram_gib is None else found.ram_gib * GIB
+    if ram_bytes is None and there and made:
+        ram_bytes = made.ram(cards[0].name if cards else None)
+    at = machines_of(cards, ranks, per_node, ram_bytes or inf, replace(link, runs=known.runs))
     return replace(at, price_h=found.price_h, currency=found.currency)
 
 

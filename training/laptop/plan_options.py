@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from inventory.settings import Settings
 from training.cost.cards import lacks_bfloat16, too_old
@@ -13,6 +14,8 @@ from training.laptop.machines import Fleet, fleet, machines
 from training.laptop.measurements import known
 from training.plan.machines import Machines
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
+
+ABOVE_0 = "it has to be above 0, and finite"
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     """The model to be planned, and how much it is to learn. Raises PlanError for flags and models that cannot be
     planned, DataError."""
     flags = {"--nodes": wish.nodes, "--hours": wish.hours, "--line-rate-gbps": wish.line_rate_gbps}
-    if wrong := next((flag for flag, value in flags.items() if value < 0), ""):
-        raise PlanError(f"{wrong} {flags[wrong]:g}: it has to be above 0")
+    if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
+        raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
     shape = known_shape(recipe.base_model)
     if shape is None:
         raise PlanError(
@@ -95,3 +98,16 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
             "training/cost/shapes.toml; fab train --dry plans with the model on the head"
         )
     return shape, size_of(wish.data, recipe)
+
+
+def hours_of(text: str) -> float:
+    """What `--hours` says; 0 where it says nothing. Raises PlanError for what is no time."""
+    if not text:
+        return 0.0
+    try:
+        hours = float(text)
+    except ValueError as error:
+        raise PlanError(f"--hours needs a number, not {text!r}") from error
+    if not 0 < hours < inf:
+        raise PlanError(f"--hours {hours:g}: {ABOVE_0}")
+    return hours

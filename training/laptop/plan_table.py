@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from inventory.shown import console, table
@@ -97,7 +98,7 @@ def _before(asked: Asked) -> Iterator[str]:
     link = at.rates.bytes_per_s
     unknown = "network not known: [network] line_rate_gbps in cluster.toml, or fab check"
     yield f"rates: {computing}; {f'{link / 1e9:.3g} GB/s between ranks, {at.link_from}' if link else unknown}"
-    for strategy, correction in at.corrections.by_strategy.items():
+    for strategy, correction in at.corrections.by_strategy(asked.recipe.dtype, asked.recipe.tuning).items():
         yield f"seconds of {strategy} {correction.words}"
     yield from asked.notes
     if asked.lacks_dtype:
@@ -134,6 +135,8 @@ def _mark(option: Option, choice: Choice) -> str:
 def _cells(option: Option, asked: Asked) -> list[str]:
     has = "" if option.has_gib is None else f" of {option.has_gib:.1f}"
     lacks = f", {option.missing_gib:.1f} missing" if option.missing_gib else ""
+    if option.streamed and asked.machines.ram_bytes == inf:
+        lacks += f"; needs {option.ram_gib:.0f} GiB of RAM a node, not known"
     return [
         option.strategy,
         str(option.micro_batch),
@@ -184,7 +187,7 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
         tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.max_length)
         at = (asked.shape, asked.machines.ranks, tokens, rates)
         span = asked.size.work.span if asked.size else None
-        corrected = asked.machines.corrections.of(option.strategy)
+        corrected = asked.machines.corrections.of(option.strategy, recipe.dtype, recipe.tuning)
         factor = corrected.factor if corrected else 1.0
         taken = (chosen.step_s, chosen.strategy)
         if said := slow_link.advice(recipe, *at, span=span, factor=factor, taken=taken):
@@ -195,8 +198,12 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
 
 def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
     looked_at = {option.strategy for option in choice.options}
-    if "strategy" in asked.wish.free and (missing := sorted(STRATEGIES.keys() - looked_at)):
-        yield f"left out: {', '.join(missing)}: how fast weights come from RAM to a card was not measured: fab prove"
+    if "strategy" not in asked.wish.free or not (missing := sorted(STRATEGIES.keys() - looked_at)):
+        return
+    timed = asked.machines.rates.to_device_bytes_per_s is not None
+    unknown = "how much RAM a node has is not known"
+    why = unknown if timed else "how fast weights come from RAM to a card was not measured"
+    yield f"left out: {', '.join(missing)}: {why}: fab prove"
 
 
 def _after(asked: Asked, choice: Choice) -> Iterator[str]:

@@ -23,7 +23,7 @@ from training.laptop.comm_check import fetched_results
 from training.laptop.head_node import Head, HeadError, within
 from training.laptop.open_cluster import OpenCluster
 from training.launch import RUN_VARIABLE, Launch
-from training.plan.calibration import Calibration
+from training.plan.calibration import Calibration, Ranks
 from training.plan.facts import Facts, ModelMetadata, read_facts
 from training.plan.hardware import Known, NodeHardware, rank_cards
 from training.plan.rank_order import between, in_a_row
@@ -99,32 +99,38 @@ def find_facts(
         f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'"
     )
     metadata = ModelMetadata(recipe.base_model, prepared["model"], json.loads(generation))
-    return read_facts(prepared, metadata, nodes, known_of(cluster, launch))
+    return read_facts(prepared, metadata, nodes, known_of(cluster, launch, nodes))
 
 
-def known_of(cluster: OpenCluster, launch: Launch) -> Known:
+def known_of(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Known:
     """How fast these nodes are."""
     found = measurements.fetched("").and_also(measurements.of_head(cluster.head))
-    made = found.calibration
-    ranks, nodes, rate = launch.world_size, len(launch.hosts), cluster.line_rate_gbps
-    link = known(cluster.name, ranks, nodes, rate, made, checks=found.checks)
+    whose, rate = ranks_of(cluster, launch, nodes), cluster.line_rate_gbps
+    link = known(whose, len(launch.hosts), rate, found.calibration, checks=found.checks)
     return replace(link, runs=found.runs)
 
 
+def ranks_of(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Ranks:
+    """Those of a launch, to look up what was measured of them."""
+    names = frozenset(host.name for host in launch.hosts) if cluster.settings else frozenset()
+    cards = dict.fromkeys(card.name for card in rank_cards(nodes))
+    return Ranks(cluster.name, launch.world_size, tuple(cards), names)
+
+
 def known(
-    cluster: str,
-    ranks: int,
+    whose: Ranks | None,
     nodes: int,
     line_rate_gbps: float | None,
     made: Calibration | None,
     *,
     checks: Sequence[Result] = (),
 ) -> Known:
-    """How fast two ranks talk as these nodes were measured last, else as the network promises; and what else was
-    measured of them. `checks`: communication checks besides those that were fetched."""
-    mine = _checks(cluster, ranks, checks)
+    """How fast two ranks talk as they were measured last, else as the network promises; and what else was measured of
+    them. `whose`: None for ranks that are not there yet. `checks`: communication checks besides those that were
+    fetched."""
+    mine = _checks(whose, checks) if whose else []
     measured = [(float(r["time"]), comm_report.best_busbw(r, "all_gather") * 1e9, r["run_id"]) for r in mine]
-    if made and (proved := made.link(cluster, ranks)):
+    if made and whose and (proved := made.link(whose)):
         measured.append((made.time, proved, made.run_id))
     if measured and (newest := max(measured))[1]:
         return Known(newest[1], newest[2], made)
@@ -142,7 +148,7 @@ def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe, nodes: 
     slots = {host.slots for host in launch.hosts}
     if not recipe.staged or len(slots) != 1 or len(set(rank_cards(nodes))) > 1:
         return launch
-    checks = _checks(cluster.name, launch.world_size, measurements.of_head(cluster.head).checks)
+    checks = _checks(ranks_of(cluster, launch, nodes), measurements.of_head(cluster.head).checks)
     newest = max(checks, key=lambda result: float(result["time"]), default=None)
     if newest is None:
         return launch
@@ -159,7 +165,13 @@ def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe, nodes: 
     return replace(launch, hosts=tuple(by_name[name] for name in best))
 
 
-def _checks(cluster: str, ranks: int, more: Sequence[Result] = ()) -> list[Result]:
-    """What `fab check` measured of such a cluster, as it was fetched, and `more` of it."""
-    results = fetched_results(LOCAL_RUNS)[0] if cluster else []
-    return [each for each in (*results, *more) if each.get("cluster") == cluster and each["world_size"] == ranks]
+def _checks(whose: Ranks, more: Sequence[Result] = ()) -> list[Result]:
+    """What `fab check` measured of these ranks, as it was fetched, and `more` of it."""
+    return [each for each in (*fetched_results(LOCAL_RUNS)[0], *more) if _are_of(each, whose)]
+
+
+def _are_of(result: Result, whose: Ranks) -> bool:
+    """Whether a check was of these ranks; it says no kind of card, but whether there were any."""
+    same = (result.get("cluster"), result["world_size"]) == (whose.cluster, whose.count)
+    on_cards = result["backend"] == "nccl"
+    return same and on_cards == bool(whose.cards) and whose.are_on(comm_report.node_names(result))

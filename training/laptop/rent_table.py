@@ -98,6 +98,7 @@ def _said(choices: Choices) -> Iterator[str]:
     weakest = dict.fromkeys(way.offered.machines.weakest for way in choices.rows if way.offered.machines.weakest)
     if weakest:
         yield f"computed, not measured; times and money of each row scale with its card: {'; '.join(weakest)}"
+    yield from _corrections(choices)
     yield from at_worst(choices.recipe, choices.size)
     yield BESIDES
     if choices.all_alike:
@@ -121,6 +122,16 @@ def _in_numbers(choices: Choices) -> Iterator[str]:
         )
     elif any(way.offered.nodes > 1 for way in choices.ways):
         yield f"more machines of a type buy time, never {expense}"
+
+
+def _corrections(choices: Choices) -> Iterator[str]:
+    """By what runs on such machines the seconds of a row were corrected."""
+    recipe, said = choices.recipe, dict[str, None]()
+    for way in choices.rows:
+        strategy, known = way.option.strategy, way.offered.machines.corrections
+        if correction := known.of(strategy, recipe.dtype, recipe.tuning):
+            said[f"seconds of {strategy} {correction.words}"] = None
+    yield from said
 
 
 def _against_now(choices: Choices) -> str | None:

@@ -131,7 +131,8 @@ def untimed(plan: Mapping[str, Any]) -> str:
 def machines_now(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Machines:
     """Where a run would go on, as the nodes are and as fast as was measured."""
     per_node, ram_bytes = max(host.slots for host in launch.hosts), min(node.ram_bytes for node in nodes)
-    return machines_of(rank_cards(nodes), launch.world_size, per_node, ram_bytes, preparing.known_of(cluster, launch))
+    known = preparing.known_of(cluster, launch, nodes)
+    return machines_of(rank_cards(nodes), launch.world_size, per_node, ram_bytes, known)
 
 
 def prepare_again(head: Head, launch: Launch, kept: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from invoke import Collection, Context, Exit, task
 
@@ -114,7 +115,7 @@ def plan(
     model: str = "",
     data: str = "",
     nodes: int = 0,
-    hours: float = 0.0,
+    hours: str = "",
     card: str = "",
     line_rate_gbps: float = 0.0,
     set: Sequence[str] | None = None,
@@ -134,7 +135,8 @@ def plan(
         if take and not rent:
             raise LaunchError(f"--take {take} is for --rent")
         recipe = start_run.chosen_recipe(model, set or (), "")
-        wish = plan_options.Wish(data, nodes, hours, card, line_rate_gbps, tuple(set or ()))
+        there_h = plan_options.hours_of(hours)
+        wish = plan_options.Wish(data, nodes, there_h, card, line_rate_gbps, tuple(set or ()))
         if rent:
             from training.laptop import rent_options, rent_table
 
@@ -229,8 +231,8 @@ def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, he
 )
 def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: bool = False) -> None:
     """Check that the nodes talk correctly, and how fast."""
-    if line_rate_gbps < 0:
-        raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0", code=2)
+    if not 0 <= line_rate_gbps < inf:
+        raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0, and finite", code=2)
     from datetime import UTC, datetime
 
     from training.laptop import comm_check

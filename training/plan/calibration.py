@@ -7,13 +7,33 @@ number of ranks, and says nothing of others.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from training.cost.cards import same_kind
+from training.plan.record import BYTES_PER_S, FLOPS, read
 
 FILE = "calibration.json"
 OF_MATMUL = 0.6
 """Of a card's measured matrix rate, what LoRA training sustains: 0.55 to 0.66 where both were published (A100, 4090,
 3090)."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Whose link is asked for."""
+
+    cluster: str
+    count: int
+    cards: tuple[str, ...]
+    """Their kinds; none where they compute on the CPU."""
+    nodes: frozenset[str] = frozenset()
+    """Their names; none where they are all on this machine."""
+
+    def are_on(self, nodes: Collection[str]) -> bool:
+        """Whether these are their nodes; what was measured before names were kept has none, and may be theirs."""
+        return not nodes or not self.nodes or set(nodes) == self.nodes
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,10 @@ class Calibration:
     """Seconds of our own loss on a chunk, of the rank that was slowest with it; None where only it was there."""
     liger_loss_s: float | None = None
     """Of Liger's on the same chunk; None where it was not there, or not our loss."""
+    ram_bytes: float | None = None
+    """Of the node that has least."""
+    nodes: tuple[str, ...] = ()
+    """That were measured; none in what was written before their names were kept."""
 
     def sustained(self, card: str | None) -> float | None:
         """FLOP/s that training sustains on such a card, or where ranks compute on the CPU (None); None for another
@@ -53,9 +77,15 @@ class Calibration:
             return False
         return self.own_loss_s < self.liger_loss_s
 
-    def link(self, cluster: str, world_size: int) -> float | None:
-        """Bytes a second between the ranks of this cluster; None for another number of them."""
-        return self.link_bytes_per_s if (cluster, world_size) == (self.cluster, self.world_size) else None
+    def ram(self, card: str | None) -> float | None:
+        """Bytes of RAM of a node with such cards, or without (None); None for another kind."""
+        return self.ram_bytes if same_kind(card, self.card) else None
+
+    def link(self, whose: Ranks) -> float | None:
+        """Bytes a second between these ranks; None where others were measured."""
+        same = (whose.cluster, whose.count) == (self.cluster, self.world_size) and whose.are_on(self.nodes)
+        alike = all(same_kind(self.card, each) for each in whose.cards or (None,))
+        return self.link_bytes_per_s if same and alike else None
 
 
 def calibration_file(runs: Path) -> str:
@@ -68,15 +98,12 @@ def text(calibration: Calibration) -> str:
     return json.dumps(asdict(calibration), indent=1) + "\n"
 
 
+RANGES = {
+    "matmul_flops": FLOPS,
+    **dict.fromkeys(("memory_bytes_per_s", "to_device_bytes_per_s", "link_bytes_per_s"), BYTES_PER_S),
+}
+
+
 def parse(content: str) -> Calibration:
     """The calibration in a JSON text. Raises ValueError where it is none."""
-    found = json.loads(content)
-    try:
-        made = Calibration(**{name: value for name, value in found.items() if name in Calibration.__dataclass_fields__})
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"it is no calibration: {error}") from error
-    measured = (made.matmul_flops, made.memory_bytes_per_s, made.to_device_bytes_per_s, made.link_bytes_per_s)
-    seconds = (made.time, made.own_loss_s, made.liger_loss_s)
-    if not all(each is None or (isinstance(each, int | float) and each > 0) for each in (*measured, *seconds)):
-        raise ValueError("a rate in it is not above 0")
-    return made
+    return read(Calibration, content, RANGES)

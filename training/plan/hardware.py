@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from training.cost.cards import SAME_MEMORY, memory_rate, rates_of, sustained_flops
+from training.cost.cards import SAME_MEMORY, memory_rate, same_kind, sustained_flops
 from training.cost.pace import Rates
 from training.plan.calibration import Calibration
 from training.plan.machines import Machines, RankCard, room
@@ -64,7 +64,7 @@ def rank_cards(nodes: Sequence[NodeHardware]) -> tuple[Card, ...]:
 
 
 def _alike(one: Card, other: Card) -> bool:
-    return _same_kind(one.name, other.name) and (
+    return same_kind(one.name, other.name) and (
         one.bytes == other.bytes or one.bytes <= (1 + SAME_MEMORY) * other.bytes < inf
     )
 
@@ -130,7 +130,7 @@ def _least(rates: Sequence[float | None]) -> float | None:
 def _with_card(base: Machines, card: Card, made: Calibration | None) -> Machines:
     """With how much such a card holds, how fast it computes, and who says so."""
     usable, spare = room(card.bytes, gpu=True)
-    its = made if made and made.card and _same_kind(made.card, card.name) else None
+    its = made if made and made.card and same_kind(made.card, card.name) else None
     rates = replace(
         base.rates,
         # of the data sheet first: what is known of unpacking goes by that
@@ -145,10 +145,6 @@ def _with_card(base: Machines, card: Card, made: Calibration | None) -> Machines
         return found
     weakest = f"{flops / 1e12:.3g} TFLOP/s of {card.name}, from a table: not measured on these cards"
     return replace(found, rates=replace(rates, flops=flops), flops_from="the table of cards", weakest=weakest)
-
-
-def _same_kind(one: str, other: str) -> bool:
-    return one == other or rates_of(one) is rates_of(other) is not None
 
 
 def _measured(base: Machines, made: Calibration, card: str | None) -> Machines:

@@ -92,10 +92,14 @@ class Machines:
     def missing_bytes(self, memory: Memory, usable_bytes: float) -> float:
         """For a rank that holds so much: of a card of which so much may be filled, or of a node's RAM; below 0 what is
         left."""
-        ram = memory.host * self.ranks_per_node + memory.saved
+        ram = self.ram_needed(memory)
         if self.card is None:
             return memory.total + ram / self.ranks_per_node - usable_bytes
         return max(memory.total - usable_bytes, ram + SYSTEM - self.ram_bytes if ram else -inf)
+
+    def ram_needed(self, memory: Memory) -> float:
+        """Bytes of a node's RAM, besides the system's, for ranks that each hold so much."""
+        return memory.host * self.ranks_per_node + memory.saved
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from training.cost.cards import rates_of
+from training.cost.cards import same_kind
 from training.cost.pace import Rates
 from training.events import OffPlan
+from training.plan.record import ANY, BYTES_PER_S, FLOPS, read
 
 WARM_UP = 3
 """Steps after each start that do not count: kernels are chosen, memory is taken, files are read."""
@@ -26,6 +27,9 @@ MOST = 3.0
 """By which a plan is corrected at most, either way."""
 LIKE = 1.25
 """Within which factor two rates are the same."""
+LEAST_PLANNED_S = 0.5
+"""Of a step as the formulas have it: in a shorter one what a step costs whatever its size (Python, DeepSpeed, latency)
+is what takes the time, and says nothing of how fast the machines are."""
 OFF = 0.4
 """Of the planned seconds: a run that is further off says so."""
 
@@ -56,11 +60,14 @@ class Measured:
     memory_gib: float
     """The most that any rank held."""
     planned_memory_gib: float | None
+    dtype: str | None = None
+    """The recipe's; None in what was written before it was kept."""
+    tuning: str | None = None
 
     @property
     def factor(self) -> float | None:
-        """By which the plan's own formulas were too fast; bounded."""
-        if not self.model_step_s:
+        """By which the plan's own formulas were too fast; bounded. None where its steps are too short to tell."""
+        if self.model_step_s is None or self.model_step_s < LEAST_PLANNED_S:
             return None
         return min(MOST, max(1 / MOST, self.step_s / self.model_step_s))
 
@@ -80,6 +87,8 @@ def measure(
     strategy: str,
     ranks: int,
     resumed: Iterable[int] = (),
+    dtype: str | None = None,
+    tuning: str | None = None,
 ) -> Measured | None:
     """What came of a run; None where too few undisturbed steps are left, or it ran on other ranks than were planned."""
     left = counted(rows, resumed)
@@ -101,6 +110,8 @@ def measure(
         model_step_s=predicted.get("model_step_s", planned),
         memory_gib=max(row["memory_gib"] for row in left),
         planned_memory_gib=predicted.get("memory_gib"),
+        dtype=dtype,
+        tuning=tuning,
     )
 
 
@@ -120,19 +131,32 @@ class Correction:
 class Corrections:
     """For one kind of machines."""
 
-    by_strategy: Mapping[str, Correction] = field(default_factory=dict)
+    runs: tuple[Measured, ...] = ()
+    """On such machines, by the same rates; the newest first."""
 
-    def of(self, strategy: str) -> Correction | None:
+    def of(self, strategy: str, dtype: str, tuning: str) -> Correction | None:
         """Its own; else the median of the others': what is known of these cards and this network, so that a strategy
         does not seem fast because nobody has tried it."""
-        if found := self.by_strategy.get(strategy):
-            return found
-        if not self.by_strategy:
-            return None
-        others = self.by_strategy.values()
+        by_strategy = self.by_strategy(dtype, tuning)
+        if strategy in by_strategy or not by_strategy:
+            return by_strategy.get(strategy)
+        others = by_strategy.values()
         return Correction(
             statistics.median(each.factor for each in others), tuple(i for each in others for i in each.run_ids)
         )
+
+    def by_strategy(self, dtype: str, tuning: str) -> dict[str, Correction]:
+        """Of each strategy the newest runs' median; of runs that computed and tuned alike, as far as they say."""
+        runs: dict[str, list[Measured]] = {}
+        for each in self.runs:
+            if each.dtype in {None, dtype} and each.tuning in {None, tuning}:
+                runs.setdefault(each.strategy, []).append(each)
+        return {strategy: _correction(its[:NEWEST]) for strategy, its in runs.items()}
+
+
+def _correction(runs: Sequence[Measured]) -> Correction:
+    factors = [each.factor for each in runs if each.factor is not None]
+    return Correction(statistics.median(factors), tuple(each.run_id for each in runs))
 
 
 NONE = Corrections()
@@ -140,24 +164,15 @@ NONE = Corrections()
 
 
 def corrections(runs: Iterable[Measured], card: str | None, rates: Rates, ranks: int) -> Corrections:
-    """What runs on such machines say that were planned by the same rates: of each strategy the newest runs' median."""
-    by_strategy: dict[str, list[Measured]] = {}
-    for each in sorted(runs, key=lambda each: each.time, reverse=True):
-        if each.factor is not None and _alike(each, card, rates, ranks):
-            by_strategy.setdefault(each.strategy, []).append(each)
-    found = {}
-    for strategy, its in by_strategy.items():
-        factors = [each.factor for each in its[:NEWEST] if each.factor is not None]
-        found[strategy] = Correction(statistics.median(factors), tuple(each.run_id for each in its[:NEWEST]))
-    return Corrections(found)
+    """What runs on such machines say that were planned by the same rates, and long enough."""
+    telling = (each for each in runs if each.factor is not None and _alike(each, card, rates, ranks))
+    return Corrections(tuple(sorted(telling, key=lambda each: each.time, reverse=True)))
 
 
 def _alike(run: Measured, card: str | None, rates: Rates, ranks: int) -> bool:
-    if (run.card is None) != (card is None) or (run.ranks == 1) != (ranks == 1):
-        return False
-    same_card = run.card == card or (run.card and card and rates_of(run.card) is rates_of(card) is not None)
     same_link = ranks == 1 or _like(run.bytes_per_s, rates.bytes_per_s)
-    return bool(same_card) and _like(run.flops, rates.flops) and same_link
+    same_place = same_kind(run.card, card) and (run.ranks == 1) == (ranks == 1)
+    return same_place and _like(run.flops, rates.flops) and same_link
 
 
 def _like(one: float | None, other: float | None) -> bool:
@@ -165,7 +180,8 @@ def _like(one: float | None, other: float | None) -> bool:
 
 
 class PaceWatch:
-    """Takes each step's seconds while a run goes; says once that they are far from what was planned."""
+    """Takes each step's seconds while a run goes; says once that they are far from what was planned. Of steps too short
+    to learn from it says nothing."""
 
     def __init__(self, planned_s: float | None) -> None:
         self._planned_s, self._taken, self._said = planned_s, list[float](), False
@@ -173,7 +189,7 @@ class PaceWatch:
     def take(self, step: int, step_s: float) -> OffPlan | None:
         self._taken.append(step_s)
         left = self._taken[WARM_UP:]
-        if self._said or not self._planned_s or len(left) < LEAST:
+        if self._said or not self._planned_s or self._planned_s < LEAST_PLANNED_S or len(left) < LEAST:
             return None
         median = statistics.median(left)
         if abs(median / self._planned_s - 1) <= OFF:
@@ -187,19 +203,10 @@ def text(measured: Measured) -> str:
     return json.dumps(asdict(measured), indent=1) + "\n"
 
 
+RANGES = {"flops": FLOPS, "bytes_per_s": BYTES_PER_S} | dict.fromkeys(("planned_step_s", "model_step_s"), (0.0, ANY[1]))
+"""A plan's seconds were once rounded, to 0 where they were short."""
+
+
 def parse(content: str) -> Measured:
     """What a run left. Raises ValueError where it is none."""
-    found = json.loads(content)
-    try:
-        made = Measured(**{name: value for name, value in found.items() if name in Measured.__dataclass_fields__})
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"it tells nothing of a run: {error}") from error
-    numbers = (made.time, made.step_s, made.memory_gib, made.ranks, made.steps)
-    known = (made.flops, made.bytes_per_s, made.planned_step_s, made.model_step_s, made.planned_memory_gib)
-    if not all(_above_0(each) for each in numbers) or not all(each is None or _above_0(each) for each in known):
-        raise ValueError("a number in it is not above 0")
-    return made
-
-
-def _above_0(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return read(Measured, content, RANGES)

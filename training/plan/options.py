@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, packed_weights, with_reserve
 from training.cost.money import HOUR_S
-from training.cost.pace import Pace, Rates, pace, validation_steps
+from training.cost.pace import Pace, pace, validation_steps
 from training.cost.shape import ModelShape
 from training.cost.split import Split
 from training.cost.strategies import STRATEGIES, cost_of
 from training.cost.strategies.zero0 import MicroBatch
-from training.plan.machines import Machines, Workload
+from training.plan.machines import SYSTEM, Machines, Workload
 from training.plan.staging import Staging
+from training.plan.stand_in import assumed, guessed, stood_in, unsure
 from training.recipe import LEFT_TO_THE_PLAN, Pipeline, Recipe
 
 AS_FAST = 1.03
@@ -26,10 +27,8 @@ FULL = 2048
 """Tokens of a micro-batch from which on a card is as fast as the formulas say, which know nothing of small kernels."""
 LEAST = 512
 """Tokens of a micro-batch below which the formulas say too little to choose by, where more fit."""
-STAND_IN_FLOPS, STAND_IN_LINK, STAND_IN_MEMORY = 40e12, 1.7e9, 600e9
-"""For a rate that nobody knows, to search by and never to show: an A10's, 16 Gbit/s."""
-STAND_IN_TO_DEVICE = 20e9
-"""From RAM to a card, the same; and never to choose by."""
+INSTANT_S = 0.05
+"""Of a step, below which all are as fast: the formulas know nothing of Python and latency, which it then goes by."""
 
 Bound = Literal["compute", "link", "memory", ""]
 
@@ -68,6 +67,8 @@ class Option:
     """Of the model, each with its part of a step's rows."""
     streamed: int = 0
     """Layers that wait in the nodes' RAM."""
+    ram_gib: float = 0.0
+    """That a node needs then; 0 where none do."""
 
     @property
     def fits(self) -> bool:
@@ -106,19 +107,14 @@ def choose(
     search = Search(shape, recipe, machines, work, free)
     options = tuple(search.best(name) for name in (STRATEGIES if "strategy" in free else [recipe.strategy]))
     if "strategy" in free:
-        options = tuple(
-            option for option in options if option.refused or not guessed(option.strategy, shape, recipe, machines)
-        )
+        options = tuple(each for each in options if each.refused or not unsure(each.strategy, shape, recipe, machines))
     chosen, reason = _chosen(options)
+    fitting = [option for option in options if option.fits]
+    if len(fitting) > 1 and fitting[0].step_s is None and (said := assumed(machines)):
+        reason += f", {said}"
     if chosen is None and not all(option.refused for option in options):
         reason += _in_four_bits(search)
     return Choice(options, search.option(recipe), chosen, reason)
-
-
-def guessed(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
-    """Whether its speed hangs on how fast weights come from RAM, and that was not measured: such a one is no option."""
-    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
-    return bool(from_ram) and machines.rates.to_device_bytes_per_s is None
 
 
 def _in_four_bits(search: Search) -> str:
@@ -145,12 +141,13 @@ def _chosen(options: tuple[Option, ...]) -> tuple[Option | None, str]:
         return fitting[0], f"{fitting[0].strategy} is what the recipe names, in the fastest way that fits"
     if len(fitting) == 1:
         return fitting[0], f"{fitting[0].strategy} is the only one that fits"
-    if fitting[0].step_s is None:
-        return fitting[0], f"{fitting[0].strategy} is the simplest that fits; how fast it is, nobody knows here"
     fastest = min(fitting, key=lambda option: option.order_s)
-    chosen = next(option for option in fitting if option.order_s <= AS_FAST * fastest.order_s)
-    if chosen.order_s > fastest.order_s:
-        slower = chosen.order_s / fastest.order_s - 1
+    as_fast = max(AS_FAST * fastest.order_s, INSTANT_S)
+    chosen = next(option for option in fitting if option.order_s <= as_fast)
+    slower = chosen.order_s / fastest.order_s - 1
+    if slower > AS_FAST - 1:
+        return chosen, f"{chosen.strategy} is the simplest that fits, and a step too short for another to be faster"
+    if slower > 0:
         return chosen, f"{chosen.strategy} is simpler than {fastest.strategy} and only {slower:.1%} slower"
     return chosen, f"{chosen.strategy} is the fastest that fits, and of those as fast the simplest"
 
@@ -238,21 +235,15 @@ class Search:
         rates, micro = machines.rates, self._micro(recipe)
         missing, memory, has = self._lacks(recipe)
         split = cost.split(self.shape, recipe, machines.ranks)
-        stands_in = Rates(
-            rates.flops or STAND_IN_FLOPS,
-            rates.bytes_per_s or STAND_IN_LINK,
-            rates.memory_bytes_per_s or STAND_IN_MEMORY,
-            rates.to_device_bytes_per_s or STAND_IN_TO_DEVICE,
-            rates.each,
-        )
-        known = stands_in.at_precision(recipe.dtype, gpu)
+        known = stood_in(machines).at_precision(recipe.dtype, gpu)
         speed = pace(self.shape, recipe, machines.ranks, micro.tokens, known, span=micro.span)
-        if correction := machines.corrections.of(recipe.strategy):
+        if correction := machines.corrections.of(recipe.strategy, recipe.dtype, recipe.tuning):
             speed = speed.scaled(correction.factor)
         assert speed.step_s is not None and speed.compute_s is not None and speed.wire_s is not None
         sure = rates.flops is not None and (rates.bytes_per_s is not None or not speed.wire_gb)
         sure = sure and (rates.memory_bytes_per_s is not None or not packed_weights(self.shape, recipe))
         sure = sure and not guessed(recipe.strategy, self.shape, recipe, machines)
+        streamed = cost.streamed(self.shape.layers, recipe)
         per_s = recipe.global_batch * micro.tokens / recipe.micro_batch / speed.step_s if sure else None
         minutes = self._minutes(speed) if sure else None
         price_s = None if machines.price_h is None else machines.price_h / HOUR_S
@@ -275,7 +266,8 @@ class Search:
             order_s=speed.step_s,
             split=split,
             copies=cost.replicas(recipe, machines.ranks),
-            streamed=cost.streamed(self.shape.layers, recipe),
+            streamed=streamed,
+            ram_gib=(machines.ram_needed(memory) + SYSTEM) / GIB if streamed else 0.0,
         )
 
     def _minutes(self, speed: Pace) -> float | None:

@@ -52,7 +52,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     at = facts.machines
     rates = at.rates.at_precision(recipe.dtype, facts.card is not None)
     speed = model = pace(facts.shape, recipe, facts.ranks, tokens, rates, span=facts.span)
-    if correction := at.corrections.of(recipe.strategy):
+    if correction := at.corrections.of(recipe.strategy, recipe.dtype, recipe.tuning):
         speed = model.scaled(correction.factor)
     factor = correction.factor if correction else 1.0
     sparing = slow_link.advice(recipe, facts.shape, facts.ranks, tokens, rates, span=facts.span, factor=factor)
@@ -78,8 +78,8 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         "host_gib": round(memory.host / GIB, 3),
         "card": at.kinds,
         "card_gib": round(facts.card.bytes / GIB, 3) if facts.card else None,
-        "step_s": None if speed.step_s is None else round(speed.step_s, 3),
-        "model_step_s": None if model.step_s is None else round(model.step_s, 3),
+        "step_s": _rounded(speed.step_s),
+        "model_step_s": _rounded(model.step_s),
         "correction": None if correction is None else asdict(correction),
         "stop_grace_s": speed.stop_grace_s,
         "minutes": None if situation.minutes is None else round(situation.minutes, 1),
@@ -104,6 +104,11 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     }
     data = {key: report[key] for key in DATA if key in report}
     return Plan(recipe, run_checks(situation, anyway), predicted, data)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """To digits that count, however few the seconds are."""
+    return None if seconds is None else float(f"{seconds:.6g}")
 
 
 def _smaller(recipe: Recipe, facts: Facts) -> str:

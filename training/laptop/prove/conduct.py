@@ -131,7 +131,8 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
         known = [each[key] for each in rates if each.get(key)]
         return of(known) if len(known) == len(rates) else None
 
-    link = comm_report.best_busbw(found["comm"], "all_gather") * 1e9 if "comm" in found else 0.0
+    comm = found.get("comm") or {"sweep": [], "nodes": []}
+    link = comm_report.best_busbw(comm, "all_gather") * 1e9
     return Calibration(
         run_id=run_id,
         cluster=cluster,
@@ -144,6 +145,8 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
         link_bytes_per_s=link or None,
         own_loss_s=slowest("own_loss_s", max),
         liger_loss_s=slowest("liger_loss_s", max),
+        ram_bytes=slowest("ram_bytes"),
+        nodes=comm_report.node_names(comm),
     )
 
 

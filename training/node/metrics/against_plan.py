@@ -20,9 +20,9 @@ from training.launch import parse_launch
 from training.plan.measured import Measured, PaceWatch, measure, text
 from training.run_folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
 
-PLAIN = {"base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1}
-"""Four bits cost time of their own, half the bytes spare some, and of replicas that learn apart one step in many has
-the whole of their meeting."""
+PLAIN = {"base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
+"""Four bits cost time of their own, half the bytes spare some, of replicas that learn apart one step in many has the
+whole of their meeting, and rows that are not packed are planned as long as the longest."""
 
 
 def measured(run: Path, now: float) -> Measured | None:
@@ -39,7 +39,8 @@ def measured(run: Path, now: float) -> Measured | None:
     if launch.profile or launch.debug_rank is not None or not isinstance(predicted, dict) or not _is_plain(recipe):
         return None
     ranks, resumed = launch.world_size, resumed_from(run)
-    return measure(run.name, rows, predicted, time=now, strategy=strategy, ranks=ranks, resumed=resumed)
+    kind = {"strategy": strategy, "dtype": recipe.get("dtype"), "tuning": recipe.get("tuning")}
+    return measure(run.name, rows, predicted, time=now, ranks=ranks, resumed=resumed, **kind)
 
 
 def _is_plain(recipe: Mapping[str, Any]) -> bool:
@@ -55,12 +56,14 @@ def resumed_from(run: Path) -> list[int]:
 
 
 def pace_watch(run: Path) -> PaceWatch:
-    """Of a run that begins: by its plan, where that was made for as many ranks and nothing slows it on purpose."""
+    """Of a run that begins: by its plan, where that was made for as many ranks, the steps are all alike, and nothing
+    slows it on purpose."""
     try:
         launch = parse_launch((run / LAUNCH).read_text(encoding="utf-8"))
         predicted = json.loads((run / "plan.json").read_text(encoding="utf-8"))["predicted"]
-        together = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")).get("sync_every", 1) == 1
-        planned = float(predicted["step_s"]) if together and predicted["ranks"] == launch.world_size else None
+        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        alike = all(recipe.get(key, PLAIN[key]) == PLAIN[key] for key in ("sync_every", "batching"))
+        planned = float(predicted["step_s"]) if alike and predicted["ranks"] == launch.world_size else None
     except (OSError, ValueError, KeyError, TypeError):
         return PaceWatch(None)
     return PaceWatch(None if launch.profile or launch.debug_rank is not None else planned)

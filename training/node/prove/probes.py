@@ -19,7 +19,7 @@ import torch
 
 from training.cost.cards import has_kernels
 from training.node.device import device, half
-from training.node.strategies.machine import available_ram
+from training.node.strategies.machine import available_ram, total_ram
 from training.outcome import Outcome, as_rows, failed, judged, not_here, passed, tried
 
 REPEATS = 5
@@ -96,7 +96,7 @@ def _copy_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
 
 
 def _ram(on: torch.device, rates: dict[str, Any]) -> Outcome:
-    rates["ram_bytes"] = ram = available_ram()
+    rates["ram_bytes"], ram = total_ram(), available_ram()
     return judged(RAM, ram > LEAST_RAM, f"{ram / 2**30:.1f} GiB available")
 
 

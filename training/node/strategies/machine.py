@@ -54,6 +54,11 @@ def available_ram() -> int:
     return int(psutil.virtual_memory().available)
 
 
+def total_ram() -> int:
+    """Bytes this node has."""
+    return int(psutil.virtual_memory().total)
+
+
 def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
     """RecipeError where what is offloaded, and on the head's node what is saved, does not fit into this node's RAM."""
     ranks_here = int(os.environ.get("LOCAL_SIZE", "1"))

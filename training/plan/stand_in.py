@@ -1,0 +1,63 @@
+"""What is not known of machines: a rate for each that nobody knows, to choose by and never to show, with the words that
+say so; and what is no option then. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from training.cost.pace import LINE_SHARE, Rates
+from training.cost.shape import ModelShape
+from training.cost.strategies import STRATEGIES
+from training.plan.machines import Machines
+from training.recipe import Recipe
+
+CARD_FLOPS, CARD_MEMORY = 40e12, 600e9
+"""An A10's."""
+CPU_FLOPS = 1e11
+"""Of some cores."""
+GBIT_S = 16
+LINK = LINE_SHARE * GBIT_S / 8 * 1e9
+TO_DEVICE = 20e9
+"""From RAM to a card; not even to choose by."""
+
+
+def stood_in(machines: Machines) -> Rates:
+    """The machines' rates with nothing left open."""
+    known = machines.rates
+    return replace(
+        known,
+        flops=known.flops or _flops(machines),
+        bytes_per_s=known.bytes_per_s or LINK,
+        memory_bytes_per_s=known.memory_bytes_per_s or CARD_MEMORY,
+        to_device_bytes_per_s=known.to_device_bytes_per_s or TO_DEVICE,
+    )
+
+
+def _flops(machines: Machines) -> float:
+    return CARD_FLOPS if machines.card else CPU_FLOPS
+
+
+def assumed(machines: Machines) -> str:
+    """What a choice rests on that nobody knows, and how to know it: the end of a sentence."""
+    said = []
+    if machines.rates.flops is None:
+        what = "a card" if machines.card else "a CPU"
+        said.append(f"taking {what} for {_flops(machines) / 1e12:g} TFLOP/s: fab prove measures it")
+    if machines.rates.bytes_per_s is None and machines.ranks > 1:
+        how = "fab check measures it, or line_rate_gbps in cluster.toml says it"
+        said.append(f"taking the network for {GBIT_S} Gbit/s: {how}")
+    return "; ".join(said)
+
+
+def guessed(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
+    """Whether its speed hangs on how fast weights come from RAM, and that was not measured."""
+    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
+    return bool(from_ram) and machines.rates.to_device_bytes_per_s is None
+
+
+def unsure(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
+    """Whether weights wait in RAM, and nobody knows how fast they come from there, or how much there is: such a one is
+    no option."""
+    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
+    return bool(from_ram) and (machines.ram_bytes == inf or machines.rates.to_device_bytes_per_s is None)
