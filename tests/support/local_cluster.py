@@ -235,6 +235,11 @@ class DisturbedRun:
     def wait_beyond(self, step):
         wait_for(f"step {step} of {self.run_id}", lambda: self.steps() > step, 120)
 
+    def stepping_since(self, began):
+        """Whether a start of it after that moment is at its steps: metrics may be those of the start before."""
+        _, phase, at = (self.local.on("te1", f"cat {self.folder}/progress/rank-0").split() + ["", "", "0"])[:3]
+        return phase == "step" and float(at) > began
+
     def checkpoints(self):
         names = self.local.on("te1", f"ls {self.folder}/checkpoints 2>/dev/null; true").split()
         return sorted(int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d+", name))
