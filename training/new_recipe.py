@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from training.cost.disk import file_bytes
 from training.cost.memory import NF4, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
-from training.cost.strategies import cost_of
+from training.cost.strategies import LEANEST, SIMPLEST, cost_of
 from training.recipe import Recipe
 
 NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
@@ -96,7 +96,7 @@ def memory_lines(recipe: Recipe, shape: ModelShape) -> list[str]:
     first, *others = _needs(recipe, shape)
     least = f"Needs at least about {_on(*first)}" + "".join(f", {_gb(size)} GB on {n}" for n, size in others)
     return _wrapped(
-        f"{least} (computed, not measured): zero3, every layer computed again. Where there is more, the plan of a "
+        f"{least} (computed, not measured): {LEANEST}, every layer computed again. Where there is more, the plan of a "
         f"start takes what is faster. Downloads {file_bytes(shape) / 1e9:.1f} GB."
     )
 
@@ -115,7 +115,7 @@ def _on(number: str, size: float) -> str:
 
 def _needs(recipe: Recipe, shape: ModelShape) -> list[tuple[str, float]]:
     """Numbers of GPUs with the bytes each of them needs, the most GPUs first; once where all need about the same."""
-    lean = recipe.model_copy(update={"strategy": "zero3", "micro_batch": 1, "gradient_checkpointing": True})
+    lean = recipe.model_copy(update={"strategy": LEANEST, "micro_batch": 1, "gradient_checkpointing": True})
     sizes = {count: _needed(lean, shape, count) for count in NUMBERS}
     counts = [count for count in ((4, 2, 1) if sizes[4] <= CARD / 4 else (8, 4, 2)) if sizes[count] <= CARD]
     if max(sizes.values()) - min(sizes.values()) <= 2 * STEP:
@@ -130,7 +130,7 @@ def _needed(recipe: Recipe, shape: ModelShape, ranks: int) -> float:
 
 def _four_bits(use: str, recipe: Recipe, shape: ModelShape) -> str:
     """How it fits one card of 20 GB or more, where it would not in 16 bits and does in four; else empty."""
-    lean = {"strategy": "zero0", "micro_batch": 1, "gradient_checkpointing": True}
+    lean = {"strategy": SIMPLEST, "micro_batch": 1, "gradient_checkpointing": True}
     whole = _needed(recipe.model_copy(update=lean), shape, 1)
     packed = _needed(recipe.model_copy(update=lean | {"base_precision": NF4}), shape, 1)
     if whole <= CARD / 4 or packed > CARD:
