@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("transformers", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from training.isolation import ISOLATED, mixing, sliding_window, too_long  # noqa: E402
+from training.isolation import ISOLATED, mixing  # noqa: E402
 from training.node.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
 from training.node.model import trainable  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
@@ -64,7 +64,7 @@ def _tiny(model_type, **changes):
 
     shape = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(model_type, **shape, **heads, **changes)
+    config = AutoConfig.for_model(model_type, **shape, **heads, **{"sliding_window": WINDOW, **changes})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=SEGMENTS).eval()
     for p in model.parameters():  # not as made: ones and zeros would hide a layer that mixes
@@ -72,12 +72,51 @@ def _tiny(model_type, **changes):
     return model
 
 
+WINDOW = 8
+
+
+def _plainly(query, key, value, *, scaling, window, softcap, sinks):
+    """Each sample by its definition, query by query."""
+    groups = query.shape[1] // key.shape[1]
+    key, value, outs, first = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), [], 0
+    for length in LENGTHS:
+        for last in range(first, first + length):
+            since = first if window is None else max(first, last - window + 1)
+            scores = (key[:, :, since : last + 1] @ query[:, :, last, :, None])[..., 0] * scaling
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+            bottom = 0.0 if sinks is None else sinks.exp()[None, :, None]
+            weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + bottom)
+            outs.append((weights[..., None] * value[:, :, since : last + 1]).sum(2))
+        first += length
+    return torch.stack(outs, 1)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, WINDOW, 2])
+def test_windows_caps_and_sinks_are_computed_within_each_sample_with_their_gradients(window, softcap, sinks):
+    torch.manual_seed(2)
+    shapes = [(1, 4, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 6), (4,)]
+    q, k, v, s = given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    asked = {"sliding_window": window, "softcap": softcap, "s_aux": s if sinks else None}
+    segments = Segments.of(_row()[1])
+    ours, _ = segment_attention(None, q, k, v, None, segments=segments, scaling=0.5, **asked)
+    right = _plainly(q, k, v, scaling=0.5, window=window, softcap=softcap, sinks=s if sinks else None)
+    pull = torch.randn_like(right)
+    mine, wanted = (
+        torch.autograd.grad(out, given if sinks else given[:3], pull, retain_graph=True) for out in (ours, right)
+    )
+    assert (ours - right).abs().max() < 1e-6 * right.abs().max()
+    for got, want in zip(mine, wanted, strict=True):
+        assert (got - want).norm() < 1e-6 * want.norm()
+
+
 def _leak(model):
     """How far the logits of a packed row are from those of its samples alone."""
     ids, positions = _row()
     with torch.no_grad():
         packed = model(input_ids=ids, position_ids=positions, segments=Segments.of(positions), use_cache=False).logits
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("eager")
         alone = torch.cat([model(input_ids=part, use_cache=False).logits for part in ids.split(LENGTHS, dim=1)], dim=1)
     return (packed - alone).abs().max() / alone.abs().max()
 
@@ -96,33 +135,12 @@ def test_a_model_with_convolutions_would_leak_and_is_refused_when_loaded():
     assert mixing("lfm2", load_recipe("tiny", {"batching": "padded"})) == ""
 
 
-@pytest.mark.parametrize(
-    ("config", "window"),
-    [
-        ({"model_type": "llama"}, None),
-        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
-        ({"model_type": "mistral", "sliding_window": None}, None),
-        ({"model_type": "qwen2", "sliding_window": 4096, "num_hidden_layers": 48}, None),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "num_hidden_layers": 48}, None),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "num_hidden_layers": 48}, 4096),
-        ({"model_type": "qwen3", "sliding_window": 512, "layer_types": ["full_attention"] * 4}, None),
-        ({"model_type": "qwen3", "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}, 512),
-    ],
-)
-def test_a_window_is_known_from_config_json(config, window):
-    assert sliding_window(config) == window
-    recipe = load_recipe("tiny")
-    assert bool(too_long(config, recipe, 10_000)) == (window is not None)
-    assert not too_long(config, recipe, 512) and not too_long(config, load_recipe("tiny", PADDED), 10_000)
-
-
 def test_what_would_change_attention_is_refused_and_what_would_not_is_let_through():
     _, positions = _row()
     segments = Segments.of(positions)
     q = torch.randn(1, 4, sum(LENGTHS), 8)
-    for name, value in (("softcap", 30.0), ("s_aux", torch.zeros(4))):
-        with pytest.raises(ValueError, match=f"without {name}"):
-            segment_attention(None, q, q, q, None, segments=segments, **{name: value})
+    with pytest.raises(ValueError, match="without score_bias"):
+        segment_attention(None, q, q, q, None, segments=segments, score_bias=torch.zeros(4))
     with pytest.raises(ValueError, match="without a view ahead"):
         segment_attention(None, q, q, q, None, segments=segments, is_causal=False)
     segment_attention(None, q, q, q, None, segments=segments, softcap=None, position_ids=positions, is_causal=True)
@@ -166,13 +184,11 @@ def test_segments_are_counted_from_positions_that_start_again():
     assert segments.bounds.tolist() == [0, 5, 22, 23, 32] and segments.bounds.dtype == torch.int32
 
 
-def test_a_mask_beside_segments_and_a_sample_beyond_the_window_are_refused():
+def test_a_mask_beside_segments_is_refused():
     _, positions = _row()
     segments = Segments.of(positions)
     q = torch.randn(1, 4, sum(LENGTHS), 8)
     with pytest.raises(ValueError, match="a mask beside them"):
         segment_attention(None, q, q, q, torch.ones(1, 1), segments=segments)
-    with pytest.raises(ValueError, match="17 tokens exceeds the model's window of 8"):
-        segment_attention(None, q, q, q, None, segments=segments, sliding_window=8)
     with pytest.raises(ValueError, match="share one row, found 2"):
         Segments.of(positions.repeat(2, 1))

@@ -12,7 +12,10 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from transformers import AutoConfig  # noqa: E402
 
 from training import isolation  # noqa: E402
-from training.node.head_check import LIMIT, difference, refuse_other_logits  # noqa: E402
+from training.node import head_check  # noqa: E402
+from training.node.attention import SEGMENTS  # noqa: E402
+from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402
+from training.node.loss import Logits  # noqa: E402
 from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
 
@@ -31,7 +34,7 @@ def _papers(folder, kind, **settings):
 
 
 @pytest.mark.parametrize(
-    ("kind", "batching"), [*((kind, "packed") for kind in sorted(isolation.ISOLATED)), ("qwen2", "padded")]
+    ("kind", "batching"), [(kind, how) for kind in sorted(isolation.ISOLATED) for how in ("packed", "padded")]
 )
 def test_the_loss_of_every_type_that_may_share_rows_is_its_own(tmp_path, kind, batching):
     found = difference(_papers(tmp_path, kind), batching)
@@ -44,12 +47,9 @@ def test_the_loss_of_every_type_that_may_share_rows_is_its_own(tmp_path, kind, b
     [
         ("falcon_h1", {"lm_head_multiplier": 0.04, "hidden_size": 64, "mamba_d_ssm": 64, "mamba_n_heads": 4} | SMALL),
         ("recurrent_gemma", {"lru_width": 64, "hidden_size": 64, "num_attention_heads": 4} | SMALL),
-        ("minicpm3", {}),
-        ("granite", {"logits_scaling": 8.0}),
-        ("cohere", {}),
     ],
 )
-def test_logits_that_are_scaled_or_capped_are_refused_by_what_they_are(tmp_path, kind, settings):
+def test_logits_that_are_made_in_a_way_we_do_not_know_are_refused_by_what_they_are(tmp_path, kind, settings):
     """falcon_h1's multiplier trained on a loss that was off by 5.7e-2, padded and without a word."""
     folder = _papers(tmp_path, kind, **settings)
     with pytest.raises(
@@ -58,9 +58,39 @@ def test_logits_that_are_scaled_or_capped_are_refused_by_what_they_are(tmp_path,
         refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), folder)
 
 
-def test_scaling_by_one_is_no_scaling(tmp_path):
-    folder = _papers(tmp_path, "granite", logits_scaling=1.0)
-    assert difference(folder, "padded").worst < LIMIT / 10
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+@pytest.mark.parametrize(
+    ("kind", "settings", "made"),
+    [
+        ("granite", {"logits_scaling": 1.0}, Logits()),
+        ("granite", {"logits_scaling": 8.0}, Logits(1 / 8)),
+        ("minicpm3", {}, Logits(1 / 10)),
+        ("cohere", {}, Logits(0.0625)),
+        ("cohere2", {"logit_scale": 0.25}, Logits(0.25)),
+        ("gemma2", {}, Logits(1.0, 30.0)),
+        ("gemma3_text", {"final_logit_softcapping": 5.0}, Logits(1.0, 5.0)),
+    ],
+)
+def test_logits_that_are_scaled_or_capped_are_made_as_the_model_makes_them(tmp_path, kind, settings, made, batching):
+    folder = _papers(tmp_path, kind, **settings)
+    assert Logits.of(AutoConfig.from_pretrained(folder)) == made
+    assert difference(folder, batching).worst < LIMIT / 10
+
+
+def test_the_copy_is_tried_with_our_attention_and_not_with_the_models_own(tmp_path, monkeypatch):
+    """Two models of one configuration both have the attention that was asked for last."""
+    seen = []
+    monkeypatch.setattr(head_check, "_enlarge", lambda ours, theirs, ids: seen.extend((ours, theirs)))
+    difference(_papers(tmp_path, "qwen2", hidden_size=32, **SMALL), "packed")
+    assert [model.config._attn_implementation for model in seen] == [SEGMENTS, "eager"]
+
+
+def test_a_copy_has_a_layer_of_each_kind_and_a_window_that_samples_exceed():
+    config = AutoConfig.for_model("gemma3_text")
+    assert config.layer_types[:5] == ["sliding_attention"] * 5
+    small = next(copies(config))
+    assert sorted(small.layer_types) == ["full_attention", *["sliding_attention"] * 3]
+    assert small.sliding_window < max(LENGTHS)
 
 
 def test_a_model_whose_packed_samples_see_each_other_is_caught_by_the_same_look(tmp_path):
@@ -71,11 +101,10 @@ def test_a_model_whose_packed_samples_see_each_other_is_caught_by_the_same_look(
         refuse_other_logits(load_recipe("tiny"), folder)
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "t5"])
+@pytest.mark.parametrize("kind", ["stablelm", "t5"])
 def test_what_cannot_even_be_tried_is_said_in_one_sentence(tmp_path, kind):
-    """Gemma 2 ended in a traceback of transformers."""
     with pytest.raises(RecipeError) as refused:
-        refuse_other_logits(load_recipe("tiny", {"batching": "padded"}), _papers(tmp_path, kind))
+        refuse_other_logits(load_recipe("tiny"), _papers(tmp_path, kind))
     assert "\n" not in str(refused.value) and f"'{kind}' cannot be trained" in str(refused.value)
     assert "llama" in str(refused.value)
 

@@ -345,10 +345,23 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """The recipe `name`, with `overrides` such as {"lora.rank": "32"}; RecipeError says all that is wrong."""
-    if name not in recipe_names():
-        raise RecipeError(f"unknown model {name!r}; known: {', '.join(recipe_names())}")
+    """The recipe `name`, or that of the base model with this id on the hub, with `overrides` such as
+    {"lora.rank": "32"}; RecipeError says all that is wrong."""
+    name = recipe_name(name)
     return _checked(_overridden(_parsed(RECIPES / f"{name}.toml"), overrides or {}), f"recipe {name}")
+
+
+def recipe_name(model: str) -> str:
+    """The recipe that a name or an id, as in `Qwen/Qwen3-8B`, means; RecipeError for an unknown one."""
+    known = recipe_names()
+    if model in known:
+        return model
+    ids = {str(_parsed(RECIPES / f"{name}.toml").get("base_model", "")).lower(): name for name in known}
+    if found := ids.get(model.lower()):
+        return found
+    near = difflib.get_close_matches(model.lower().rpartition("/")[2], known, n=3, cutoff=0.6)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    raise RecipeError(f"unknown model {model!r}; {meant}known: {', '.join(known)}")
 
 
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:

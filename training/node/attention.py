@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 SEGMENTS = "segments"
 HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"})
-"""What transformers passes along and attention does not compute with; anything else (softcap, s_aux) it would."""
+"""What transformers passes along and attention does not compute with; anything else it would."""
 
 
 @dataclass(frozen=True)
@@ -52,42 +52,98 @@ def segment_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(1, heads, length, width) queries and keys, as transformers passes them; gives (1, length, heads, width)."""
+    """(1, heads, length, width) queries, keys and values, as transformers passes them; gives (1, length, heads, width).
+
+    Of the arguments that some model types give besides: `sliding_window`, the tokens that one sees, itself among them
+    (Mistral, arXiv 2310.06825); `softcap` c, for scores of c tanh(score / c) (Gemma 2, arXiv 2408.00118); `s_aux`, a
+    head's sink: one more score that weighs nothing (gpt-oss; attention sinks, arXiv 2309.17453).
+    """
     if attention_mask is not None:
         raise ValueError("segments are isolated by their positions; a mask beside them would be ignored")
     unknown = sorted(name for name, value in others.items() if name not in HARMLESS and value is not None)
     if unknown or is_causal is False:
-        raise ValueError(f"segments know plain causal attention, without {', '.join(unknown) or 'a view ahead'}")
-    if sliding_window is not None and max(segments.lengths) > sliding_window:
-        raise ValueError(f"a sample of {max(segments.lengths)} tokens exceeds the model's window of {sliding_window}")
-    if _one_kernel_takes(query) and not dropout:
-        return _in_one_kernel(query, key, value, segments, scaling), None
-    grouped = query.shape[1] != key.shape[1]
+        raise ValueError(f"segments know causal attention, without {', '.join(unknown) or 'a view ahead'}")
+    scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    if scores.plain and not dropout and _one_kernel_takes(query, value):
+        return _in_one_kernel(query, key, value, segments, scores), None
+    of_one = _by_sdpa if scores.plain else _by_softmax
     parts = [tensor.split(segments.lengths, dim=2) for tensor in (query, key, value)]
-    outs = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped, dropout_p=dropout)
-        for q, k, v in zip(*parts, strict=True)
-    ]
+    outs = [of_one(q, k, v, scores, dropout) for q, k, v in zip(*parts, strict=True)]
     return torch.cat(outs, dim=2).transpose(1, 2), None
 
 
-def _one_kernel_takes(query: torch.Tensor) -> bool:
-    """FlashAttention's variable-length kernel, part of torch: half precision, from Ampere on."""
-    return query.is_cuda and query.dtype != torch.float32 and torch.cuda.get_device_capability(query.device) >= (8, 0)
+@dataclass(frozen=True)
+class Scores:
+    """What is done with the products of queries and keys before they weigh the values."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    """(heads)."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether every kernel can: they know windows, and neither caps nor sinks."""
+        return self.softcap is None and self.sinks is None
+
+
+def _by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, dropout: float) -> torch.Tensor:
+    """One sample by torch's own choice of kernel."""
+    length, grouped = q.shape[2], q.shape[1] != k.shape[1]
+    slides = scores.window is not None and length > scores.window
+    seen = _seen(length, scores.window, q.device) if slides else None
+    return F.scaled_dot_product_attention(
+        q, k, v, seen, dropout, is_causal=seen is None, scale=scores.scale, enable_gqa=grouped
+    )
+
+
+def _by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, dropout: float) -> torch.Tensor:
+    """One sample with all its scores at once, in fp32: heads x length x length of them. No kernel of torch 2.13 gives a
+    sink its gradient: the log-sum-exp that they return has none on CPUs."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    products = (q @ k.transpose(2, 3)).float() * scores.scale
+    if scores.softcap is not None:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
+    products = products.masked_fill(~_seen(q.shape[2], scores.window, q.device), float("-inf"))
+    if scores.sinks is not None:
+        sinks = scores.sinks.float().view(1, -1, 1, 1).expand(*products.shape[:3], 1)
+        products = torch.cat((products, sinks), dim=3)
+    weights = products.softmax(3)[..., : q.shape[2]].to(v.dtype)
+    return F.dropout(weights, dropout) @ v
+
+
+def _seen(length: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """(length, length): whether a token, by row, sees another."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if window is None else seen.triu(1 - window)
+
+
+def _one_kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """FlashAttention's variable-length kernel, part of torch: half precision, from Ampere on. Values of another width
+    than the queries' (multi-head latent attention) were not tried in it."""
+    if not query.is_cuda or query.dtype == torch.float32 or query.shape[-1] != value.shape[-1]:
+        return False
+    return torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _in_one_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scores: Scores
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     longest, bounds = max(segments.lengths), segments.bounds
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    grouped = q.shape[1] != k.shape[1]
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(-1, 0), scale=scaling, enable_gqa=grouped)
+    grouped, before = q.shape[1] != k.shape[1], -1 if scores.window is None else scores.window - 1
+    out = varlen_attn(
+        q, k, v, bounds, bounds, longest, longest, window_size=(before, 0), scale=scores.scale, enable_gqa=grouped
+    )
     return out.unsqueeze(0)
 
 

@@ -31,7 +31,6 @@ from training.data.prepared import Prepared, open_prepared
 from training.errors import AdapterError
 from training.events import Failed, Resumed, emit
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
-from training.isolation import CURE, too_long
 from training.node import checkpoint, liger, rng, strategies
 from training.node.adapter.model_files import places
 from training.node.checkpoint import CheckpointError, TrainerState
@@ -45,7 +44,7 @@ from training.node.metrics.devices import DeviceWatch
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import StepMetrics
 from training.node.model import Outline, outline
-from training.node.prepare import model_shape, models_folder
+from training.node.prepare import models_folder
 from training.node.rank import Rank
 from training.node.resuming import (
     SameRun,
@@ -232,9 +231,6 @@ def open_work(rank: Rank) -> Work:
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
     held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
-    for part in filter(None, (train, held_out)):
-        if reason := too_long(model_shape(model_dir), recipe, part.report.longest):
-            raise RecipeError(f"{reason}; {CURE}")
     return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), outline(recipe, model_dir))
 
 

@@ -7,6 +7,7 @@ see each other. No list of settings knows them all, but each shows itself on a c
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
 from training.isolation import CURE, ISOLATED
 from training.node.liger import LARGE
-from training.node.loss import learned_rows
+from training.node.loss import Logits, learned_rows
 from training.node.model import LossModel, attention_of, inputs
 from training.recipe import Recipe, RecipeError
 
 LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""
-VOCABULARY, HEADS = 256, 4
+VOCABULARY, HEADS, WINDOW = 256, 4, 8
 LENGTHS = (23, 9)
+"""Of two samples; the first is longer than a copy's window."""
 RECIPE = Recipe(
     name="copy", about="", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16
 )
@@ -88,7 +90,13 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     heads = getattr(config, "num_attention_heads", None) or HEADS
     width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 64 * heads) // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
-    shallow = {"vocab_size": VOCABULARY, "intermediate_size": 96, "moe_intermediate_size": 32}
+    shallow = {
+        "vocab_size": VOCABULARY,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "sliding_window": WINDOW,
+        "vocab_size_per_layer_input": VOCABULARY,
+    }
     thin = {
         "hidden_size": HEADS * width,
         "num_attention_heads": HEADS,
@@ -101,25 +109,27 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConfig:
-    """Two layers (four, where kinds of layers alternate), and what `change` says of what the configuration has."""
+    """Two layers (four, where there are kinds of layers, each kind among them), and what `change` says of what the
+    configuration has."""
     values: dict[str, Any] = config.to_dict()
     depth_key = next((key for key in ("num_hidden_layers", "n_layer") if key in values), "num_hidden_layers")
     depth = values.get(depth_key) or 2
     kinds = values.get("layer_types") or values.get("block_types") or ()
     layers = min(depth, 4 if len(set(kinds)) > 1 else 2)
+    chosen = {kinds.index(kind) for kind in dict.fromkeys(kinds)} if len(kinds) == depth else set()
+    chosen |= set([number for number in range(depth) if number not in chosen][: layers - len(chosen)])
     for key, value in values.items():
         if isinstance(value, list) and len(value) == depth and depth > 2:
-            values[key] = value[:layers]  # what each layer is
+            values[key] = [value[number] for number in sorted(chosen)]  # what each layer is
         elif key.endswith("_token_id"):
             values[key] = None
     values |= {key: size for key, size in change.items() if values.get(key) is not None}
-    values[depth_key] = layers
+    values[depth_key] = max(layers, len(chosen))
     return type(config).from_dict(values)
 
 
 def _difference(config: PretrainedConfig, batching: str) -> Difference:
-    ours = AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(batching)).float().eval()
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    ours, theirs = (_made(config, attention) for attention in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())
     ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]
     batch = inputs(collate([[Sample(one, [IGNORED, *one[1:]]) for one in ids]], 0, batching), "cpu")
@@ -132,8 +142,14 @@ def _difference(config: PretrainedConfig, batching: str) -> Difference:
         targets = batch.pop("targets")
         rows, targets = learned_rows(fused.hidden(**batch), targets)
         right = F.cross_entropy(wanted, targets, reduction="sum")
-        apart = (product(rows).float() - wanted).abs().max() / wanted.abs().max()
+        apart = (Logits.of(config)(product(rows).float()) - wanted).abs().max() / wanted.abs().max()
     return Difference(apart.item(), ((sums[0] - right).abs() / right).item())
+
+
+def _made(config: PretrainedConfig, attention: str) -> PreTrainedModel:
+    """Of a configuration of its own: two models of one would both have the attention that was asked for last."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
+    return model.float().eval()
 
 
 def _enlarge(ours: PreTrainedModel, theirs: PreTrainedModel, ids: list[int]) -> None:

@@ -11,6 +11,7 @@ more. So each micro-batch gives its *sum*, and the caller divides by the whole g
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,28 +20,71 @@ import torch.nn.functional as F
 from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PretrainedConfig
 
 from training.data.sample import IGNORED
 from training.node import liger
 
+
+@dataclass(frozen=True)
+class Logits:
+    """What a model makes of its head's products, in fp32."""
+
+    scale: float = 1.0
+    """Cohere (logit_scale), Granite and MiniCPM3 (1 / logits_scaling)."""
+    cap: float | None = None
+    """Gemma 2 to 4 (final_logit_softcapping): products z become cap tanh(z / cap), arXiv 2408.00118."""
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> Logits:
+        """As a model's configuration says, or that of its text."""
+        own = config.get_text_config(decoder=True)
+        scale = getattr(own, "logit_scale", None) or 1.0
+        scale /= getattr(own, "logits_scaling", None) or 1.0
+        return cls(scale, getattr(own, "final_logit_softcapping", None))
+
+    @property
+    def plain(self) -> bool:
+        return self == Logits()
+
+    def __call__(self, products: torch.Tensor) -> torch.Tensor:
+        """Of fp32 products; in place where nobody asks for their gradient."""
+        if self.plain:
+            return products
+        if torch.is_grad_enabled() and products.requires_grad:
+            scaled = products * self.scale
+            return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
+        products.mul_(self.scale)
+        return products if self.cap is None else products.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """Of logits by products, at the logits."""
+        return self.scale if self.cap is None else (1 - (logits / self.cap).square_()).mul_(self.scale)
+
+    def rows(self, chunk: int) -> int:
+        """How many rows at once take the memory of `chunk` plain ones: a cap's slope lies beside the logits."""
+        return chunk if self.cap is None else max(1, chunk // 2)
+
+
+PLAIN = Logits()
 HeadLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(rows, length, hidden) and (rows, length) targets -> fp32 [loss sum, correct predictions]; only the first learns."""
 
 
-def fuse(head: nn.Module, chunk: int) -> HeadLoss:
+def fuse(head: nn.Module, chunk: int, logits: Logits = PLAIN) -> HeadLoss:
     """The module that holds the head's weights, called for the loss. It keeps its place and its name, and the loss is
     its forward: under ZeRO-3 DeepSpeed's hooks gather the weights around exactly this call, once a micro-batch on
     every rank, however many chunks a rank has."""
     owner = _owner(head)
     if owner is None:
         set_z3_leaf_module(head, True)  # what lies inside is gathered with it, not by calls of its own
-        head.forward = partial(_by_chunks_of, head.forward, chunk)
+        head.forward = partial(_by_chunks_of, head.forward, chunk, logits)
         return head
     weight_of, module = owner
 
     def forward(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         rows, wanted = learned_rows(hidden, targets)
-        return linear_cross_entropy(rows, weight_of(module), getattr(module, "bias", None), wanted, chunk)
+        return linear_cross_entropy(rows, weight_of(module), getattr(module, "bias", None), wanted, chunk, logits)
 
     module.forward = forward
     return module
@@ -56,21 +100,32 @@ def learned_rows(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Ten
     return flat.index_select(0, kept), wanted.index_select(0, kept)
 
 
-def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: int
+def linear_cross_entropy(  # noqa: PLR0917
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    chunk: int,
+    logits: Logits = PLAIN,
 ) -> torch.Tensor:
-    """fp32 [sum of cross-entropies, correct predictions] of `hidden @ weight.T + bias` against `targets`."""
-    if bias is None and (theirs := liger.loss_for(hidden)) is not None:
+    """fp32 [sum of cross-entropies, correct predictions] of `hidden @ weight.T + bias`, as `logits` has them, against
+    `targets`."""
+    if bias is None and logits.plain and (theirs := liger.loss_for(hidden)) is not None:
         return theirs(hidden, weight, targets)
-    return own_cross_entropy(hidden, weight, bias, targets, chunk)
+    return own_cross_entropy(hidden, weight, bias, targets, chunk, logits)
 
 
-def own_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, chunk: int
+def own_cross_entropy(  # noqa: PLR0917
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    chunk: int,
+    logits: Logits = PLAIN,
 ) -> torch.Tensor:
     """The same without Liger's kernels."""
     learning = torch.is_grad_enabled()
-    loss, correct = _LinearCrossEntropy.apply(hidden, weight, bias, targets, chunk, learning)
+    loss, correct = _LinearCrossEntropy.apply(hidden, weight, bias, targets, chunk, learning, logits)
     return torch.stack((loss, correct))
 
 
@@ -84,6 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         chunk: int,
         learning: bool,
+        made: Logits,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wanted = [learning and ctx.needs_input_grad[i] for i in range(3)]
         grads = [
@@ -93,9 +149,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         correct = torch.zeros_like(loss)
+        chunk = made.rows(chunk)
         for start in range(0, len(hidden), chunk):
             rows, answers = hidden[start : start + chunk], targets[start : start + chunk]
-            logits = _fp32_logits(rows, weight, bias)
+            logits = made(_fp32_logits(rows, weight, bias))
             slots = answers.clamp(min=0).unsqueeze(1)
             learned = (answers != IGNORED).float()
             correct += ((logits.argmax(1) == answers) * learned).sum()
@@ -103,8 +160,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += ((normaliser - logits.gather(1, slots).squeeze(1)) * learned).sum()
             if any(wanted):
                 # The logits' memory becomes their gradient: softmax minus one at the target.
+                inner = None if made.plain else made.slope(logits)
                 slope = logits.sub_(normaliser.unsqueeze(1)).exp_()
                 slope.scatter_add_(1, slots, torch.full_like(slots, -1, dtype=slope.dtype)).mul_(learned.unsqueeze(1))
+                if inner is not None:
+                    slope.mul_(inner)
+                    del inner
                 if grads[2] is not None:
                     grads[2] += slope.sum(0)
                 narrow = slope.to(weight.dtype)
@@ -126,7 +187,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad is None else (grad * grad_loss).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def _fp32_logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -152,18 +213,24 @@ def _owner(head: nn.Module) -> tuple[Callable[[Any], torch.Tensor], nn.Module] |
 
 
 def _by_chunks_of(
-    head: Callable[[torch.Tensor], torch.Tensor], chunk: int, hidden: torch.Tensor, targets: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor],
+    chunk: int,
+    logits: Logits,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
 ) -> torch.Tensor:
     """Any head's own forward: a chunk's logits are made, and made again in the backward pass."""
     rows, wanted = learned_rows(hidden, targets)
     total = torch.zeros(2, dtype=torch.float32, device=hidden.device)
     for start in range(0, len(rows), chunk):
-        part = (head, rows[start : start + chunk], wanted[start : start + chunk])
+        part = (head, logits, rows[start : start + chunk], wanted[start : start + chunk])
         total = total + checkpoint(_of_chunk, *part, use_reentrant=False)
     return total
 
 
-def _of_chunk(head: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    logits = head(rows).float()
-    loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-    return torch.stack((loss, (logits.detach().argmax(1) == targets).sum().float()))
+def _of_chunk(
+    head: Callable[[torch.Tensor], torch.Tensor], logits: Logits, rows: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    made = logits(head(rows).float())
+    loss = F.cross_entropy(made, targets, ignore_index=IGNORED, reduction="sum")
+    return torch.stack((loss, (made.detach().argmax(1) == targets).sum().float()))

@@ -17,14 +17,21 @@ from deepspeed.utils import set_z3_leaf_modules
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing
 from training.node.attention import SEGMENTS, Segments
-from training.node.loss import fuse
+from training.node.loss import Logits, fuse
 from training.recipe import Recipe, RecipeError
 
 if TYPE_CHECKING:
@@ -42,7 +49,7 @@ class LossModel(nn.Module):
         self.model = model
         causal = causal_model(model)
         self.decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
-        self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk)
+        self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
 
     def forward(
         self,
@@ -95,7 +102,8 @@ def load(recipe: Recipe, model_dir: Path) -> nn.Module:
     The adapter's first values come from the recipe's seed and the modules' names: the same on every rank and under
     every strategy.
     """
-    dtype, attention = getattr(torch, recipe.dtype), attention_of(recipe.batching)
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    dtype, attention = getattr(torch, recipe.dtype), attention_of(recipe.batching, config)
     if recipe.base_precision == NF4:
         from training.node import nf4  # bitsandbytes is slow to import, and loads CUDA
 
@@ -162,9 +170,13 @@ def draw(adapted: PeftModel, seed: int) -> None:
             p.data = place.copy_(p.data)
 
 
-def attention_of(batching: str) -> str:
-    """What isolates the samples: a mask where each has a row of its own, their positions where they share rows."""
-    return "sdpa" if batching == "padded" else SEGMENTS
+def attention_of(batching: str, config: PretrainedConfig) -> str:
+    """What isolates the samples: a mask where each has a row of its own, their positions where they share rows. Types
+    with caps or sinks have no other masked attention than transformers' plain one."""
+    if batching != "padded":
+        return SEGMENTS
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "eager" if kind is not None and not kind._supports_sdpa else "sdpa"
 
 
 def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraConfig:

@@ -23,7 +23,7 @@ from training.node.prove.probes import NO_GPU, Found, timed
 from training.outcome import Outcome, judged, not_here, tried
 
 ATTENTION, OWN_LOSS, LIGER = "attention in packed rows", "our fused loss", "Liger's fused loss"
-LENGTHS = (5, 130, 1, 64)
+LENGTHS, WINDOW = (5, 130, 1, 64), 48
 HEADS, KV_HEADS, WIDTH = 8, 2, 64
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 VOCABULARY = {"cuda": 152_064, "cpu": 8_192}
@@ -49,7 +49,16 @@ def gap(ours: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
-    """Against one dense block-diagonal causal mask, which isolates by construction."""
+    """With and without a window that is shorter than the longest samples."""
+    found = [_against_a_mask(on, dtype, window) for window in (None, WINDOW)]
+    off, apart = max(off for off, _ in found), all(apart for _, apart in found)
+    words = f"off by {off:.1e}; a changed neighbour {'changes nothing' if apart else 'LEAKS into the others'}"
+    return judged(ATTENTION, apart and off < TOLERANCE[dtype], words)
+
+
+def _against_a_mask(on: torch.device, dtype: torch.dtype, window: int | None) -> tuple[float, bool]:
+    """How far off from one dense block-diagonal causal mask, which isolates by construction; and whether a changed
+    neighbour changes nothing."""
     generator = torch.Generator().manual_seed(0)
     length = sum(LENGTHS)
     given = [torch.randn(1, heads, length, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
@@ -57,6 +66,7 @@ def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
     right = [t.clone().requires_grad_() for t in given]
     sample = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     mask = (sample[:, None] == sample[None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
+    mask = mask if window is None else mask.triu(1 - window)
     query, key, value = right
     wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
     wanted.backward(slope)
@@ -65,7 +75,7 @@ def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
     def ours(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         mine = [t.detach().to(on, dtype).requires_grad_() for t in tensors]
         q, k, v = mine
-        out, _ = segment_attention(torch.nn.Identity(), q, k, v, None, segments=segments)
+        out, _ = segment_attention(torch.nn.Identity(), q, k, v, None, segments=segments, sliding_window=window)
         out.backward(slope.to(out))
         return out.detach(), [t.grad for t in mine if t.grad is not None]
 
@@ -79,8 +89,7 @@ def _attention(on: torch.device, dtype: torch.dtype) -> Outcome:
     apart = torch.equal(out[:, LENGTHS[0] :], changed[:, LENGTHS[0] :]) and all(
         torch.equal(a[:, :, LENGTHS[0] :], b[:, :, LENGTHS[0] :]) for a, b in zip(grads, other_grads, strict=True)
     )
-    words = f"off by {max(off):.1e}; a changed neighbour {'changes nothing' if apart else 'LEAKS into the others'}"
-    return judged(ATTENTION, apart and max(off) < TOLERANCE[dtype], words)
+    return max(off), apart
 
 
 def _given(on: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from training.errors import AdapterError
 from training.node import model
 from training.node.adapter.weights import PREFIX
 from training.node.attention import Segments
-from training.node.loss import fuse
+from training.node.loss import Logits, fuse
 from training.node.stages import LAYERS, Share, in_order, read_tensors
 from training.recipe import Recipe, RecipeError
 
@@ -63,7 +63,8 @@ class Stage(nn.Module):
         self.model = whole
         causal = model.causal_model(whole)
         self._decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
-        self._head = fuse(causal.get_output_embeddings(), recipe.loss_chunk) if self.share.is_last else None
+        logits = Logits.of(causal.config)
+        self._head = fuse(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 
     def forward(
         self,
@@ -107,7 +108,7 @@ def without_memory(recipe: Recipe, model_dir: Path, config: Any) -> nn.Module:
     """The whole model as it is trained, on tensors that hold nothing."""
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, recipe.dtype), attn_implementation=model.attention_of(recipe.batching)
+            config, dtype=getattr(torch, recipe.dtype), attn_implementation=model.attention_of(recipe.batching, config)
         )
         return model.trainable(base, recipe, model_dir)
 

@@ -1,0 +1,96 @@
+"""What shipped recipes say of their memory is computed, and every one can be planned by name and by id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import models_page
+from training.cost.shape import known_shape, model_shape
+from training.new_recipe import Source, about, memory_lines, new_recipe
+from training.recipe import RECIPES, RecipeError, load_recipe, read_recipe, recipe_name, recipe_names
+
+DOWNLOADED = [name for name in recipe_names() if name != "tiny"]
+BILLIONS = {
+    "qwen3-0.6b": 0.596,
+    "qwen3-1.7b": 1.721,
+    "qwen3-4b": 4.022,
+    "qwen3-8b": 8.191,
+    "qwen3-14b": 14.768,
+    "qwen3-32b": 32.762,
+    "llama3.2-1b": 1.236,
+    "llama3.2-3b": 3.213,
+    "llama3.1-8b": 8.030,
+    "llama3.3-70b": 70.554,
+    "mistral-7b": 7.248,
+    "mistral-nemo-12b": 12.248,
+    "smollm3-3b": 3.075,
+    "olmo3-7b": 7.298,
+    "gemma3-1b": 1.000,
+    "deepseek-llm-67b-chat": 67.425,
+    "deepseek-coder-33b-instruct": 33.343,
+}
+"""As their makers, or the safetensors of these models, say."""
+
+
+@pytest.mark.parametrize("name", DOWNLOADED)
+def test_the_memory_in_a_shipped_recipe_is_what_is_computed(name):
+    recipe = load_recipe(name)
+    shape = known_shape(recipe.base_model)
+    assert shape is not None
+    comment = "".join(f"# {line}\n" for line in memory_lines(recipe, shape))
+    assert (RECIPES / f"{name}.toml").read_text().startswith(comment)
+    assert recipe.about == about(recipe, shape)
+    assert not recipe.left_open or recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
+
+
+@pytest.mark.parametrize(("name", "billions"), BILLIONS.items())
+def test_a_shape_has_the_parameters_that_the_model_has(name, billions):
+    shape = known_shape(load_recipe(name).base_model)
+    assert shape.parameters / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b"])
+def test_a_recipe_is_found_by_its_name_and_by_its_models_id(model):
+    assert recipe_name(model) == "qwen3-8b"
+    assert load_recipe(model, {"lora.rank": "32"}).lora.rank == 32
+
+
+def test_an_unknown_model_is_told_with_what_may_be_meant():
+    with pytest.raises(RecipeError, match=r"^unknown model 'qwen3-9b'; did you mean qwen3-8b or .*\? known: .*tiny$"):
+        recipe_name("qwen3-9b")
+    with pytest.raises(RecipeError, match=r"^unknown model 'x/y'; known: "):
+        recipe_name("x/y")
+
+
+def test_the_page_of_models_is_what_the_recipes_and_the_types_are():
+    assert models_page.PAGE.read_text(encoding="utf-8") == models_page.page()
+
+
+CONFIG = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 25600,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+
+
+def test_a_new_recipe_is_a_recipe_that_says_how_much_it_needs(tmp_path: Path):
+    text = new_recipe("mine", Source("me/Mine-32B", 4096, "A note."), model_shape(CONFIG))
+    (tmp_path / "mine.toml").write_text(text)
+    recipe = read_recipe(tmp_path / "mine.toml")
+    assert (recipe.base_model, recipe.model_dir, recipe.max_length) == ("me/Mine-32B", "mine-32b", 2048)
+    assert (recipe.optimizer.lr, recipe.epochs) == (1e-4, 2)
+    assert recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
+    comment = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    assert comment[0].startswith("Needs at least about 19") and "on eight GPUs" in comment[0]
+    assert "A note." in comment and "The model reads at most 4096 tokens." in comment
+    assert "--set base_precision=nf4    # 2" in text and max(map(len, comment)) < 120
+    small = new_recipe("short", Source("me/Short", 512), model_shape({**CONFIG, "num_hidden_layers": 4}))
+    assert "max_length = 512\n" in small and "lr = 2e-4\n" in small

@@ -1,0 +1,146 @@
+"""A recipe's text for a base model of a known shape: its keys by the model's size, its memory computed. Pure.
+
+Rates of learning are what is usual for LoRA at these sizes; nothing was tuned for any one model.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+
+from training.cost.disk import file_bytes
+from training.cost.memory import NF4, micro_batch_tokens, with_reserve
+from training.cost.shape import ModelShape
+from training.cost.strategies import LEANEST, SIMPLEST, cost_of
+from training.recipe import Recipe
+
+NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
+"""Of GPUs that memory is told for."""
+CARD = 80e9
+"""Bytes of the largest card that most can rent."""
+STEP = 0.5e9
+WIDTH = 120
+LENGTH = 2048
+MIDDLE, LARGE = 10e9, 40e9
+"""Parameters from which on a model is trained more gently."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a base model is from, and how far it reads."""
+
+    repo: str
+    positions: int
+    """max_position_embeddings."""
+    note: str = ""
+    """A sentence for whoever opens the recipe."""
+
+    @property
+    def folder(self) -> str:
+        return self.repo.rpartition("/")[2].lower()
+
+
+def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
+    """The file's whole text."""
+    size = shape.parameters
+    lr, epochs, save_every = ("2e-4", 3, 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 2, 25)
+    recipe = Recipe(
+        name=name,
+        about="",
+        base_model=source.repo,
+        model_dir=source.folder,
+        max_length=min(LENGTH, source.positions),
+        global_batch=16,
+        epochs=epochs,
+    )
+    note = [source.note] if source.note else []
+    note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
+    use = f"  fab train --model {name} --data FILE"
+    uses = [use, _four_bits(use, recipe, shape) or f"{use} --set lora.rank=32"]
+    lines = [*memory_lines(recipe, shape), *(line for words in note for line in _wrapped(words)), "", *uses]
+    comment = "\n".join(f"# {line}".rstrip() for line in lines)
+    return f"""{comment}
+
+name = {json.dumps(name)}
+about = {json.dumps(about(recipe, shape))}
+base_model = {json.dumps(source.repo)}
+revision = "main"
+model_dir = {json.dumps(source.folder)}
+
+max_length = {recipe.max_length}
+global_batch = 16
+micro_batch = "auto"
+epochs = {epochs}
+seed = 0
+dtype = "bfloat16"
+save_every = {save_every}
+keep_checkpoints = 3
+gradient_checkpointing = "auto"
+strategy = "auto"
+
+[lora]
+rank = 16
+alpha = 32
+dropout = 0.0
+
+[optimizer]
+lr = {lr}
+warmup_steps = 10
+schedule = "cosine"
+"""
+
+
+def memory_lines(recipe: Recipe, shape: ModelShape) -> list[str]:
+    """What a recipe's first comment says of memory."""
+    first, *others = _needs(recipe, shape)
+    least = f"Needs at least about {_on(*first)}" + "".join(f", {_gb(size)} GB on {n}" for n, size in others)
+    return _wrapped(
+        f"{least} (computed, not measured): {LEANEST}, every layer computed again. Where there is more, the plan of a "
+        f"start takes what is faster. Downloads {file_bytes(shape) / 1e9:.1f} GB."
+    )
+
+
+def about(recipe: Recipe, shape: ModelShape) -> str:
+    """The same in a line."""
+    number, size = _needs(recipe, shape)[0]
+    digit = {words: str(count) for count, words in NUMBERS.items()}.get(number, number)
+    gpus = "1 GPU" if digit == "1" else f"{digit} GPUs"
+    return f"at least {_gb(size)} GB a GPU on {gpus}, {file_bytes(shape) / 1e9:.0f} GB to download"
+
+
+def _on(number: str, size: float) -> str:
+    return f"{_gb(size)} GB of GPU memory a GPU at {LENGTH} tokens on {number} GPUs"
+
+
+def _needs(recipe: Recipe, shape: ModelShape) -> list[tuple[str, float]]:
+    """Numbers of GPUs with the bytes each of them needs, the most GPUs first; once where all need about the same."""
+    lean = recipe.model_copy(update={"strategy": LEANEST, "micro_batch": 1, "gradient_checkpointing": True})
+    sizes = {count: _needed(lean, shape, count) for count in NUMBERS}
+    counts = [count for count in ((4, 2, 1) if sizes[4] <= CARD / 4 else (8, 4, 2)) if sizes[count] <= CARD]
+    if max(sizes.values()) - min(sizes.values()) <= 2 * STEP:
+        return [("any number of", max(sizes.values()))]
+    return [(NUMBERS[count], sizes[count]) for count in counts]
+
+
+def _needed(recipe: Recipe, shape: ModelShape, ranks: int) -> float:
+    memory = cost_of(recipe).memory(shape, recipe, ranks, micro_batch_tokens(recipe, recipe.max_length))
+    return with_reserve(memory.held(gpu=True), gpu=True)
+
+
+def _four_bits(use: str, recipe: Recipe, shape: ModelShape) -> str:
+    """How it fits one card of 20 GB or more, where it would not in 16 bits and does in four; else empty."""
+    lean = {"strategy": SIMPLEST, "micro_batch": 1, "gradient_checkpointing": True}
+    whole = _needed(recipe.model_copy(update=lean), shape, 1)
+    packed = _needed(recipe.model_copy(update=lean | {"base_precision": NF4}), shape, 1)
+    if whole <= CARD / 4 or packed > CARD:
+        return ""
+    return f"{use} --set base_precision=nf4    # {_gb(packed)} GB: one card is enough"
+
+
+def _gb(size: float) -> str:
+    return f"{STEP * -(-size // STEP) / 1e9:g}"
+
+
+def _wrapped(words: str) -> list[str]:
+    return textwrap.wrap(words, WIDTH - 2)
