@@ -237,8 +237,8 @@ class DisturbedRun:
 
     def stepping_since(self, began):
         """Whether a start of it after that moment is at its steps: metrics may be those of the start before."""
-        _, phase, at = (self.local.on("te1", f"cat {self.folder}/progress/rank-0").split() + ["", "", "0"])[:3]
-        return phase == "step" and float(at) > began
+        words = self.local.on("te1", f"cat {self.folder}/progress/rank-0").split()
+        return len(words) == 3 and words[1] == "step" and float(words[2]) > began
 
     def checkpoints(self):
         names = self.local.on("te1", f"ls {self.folder}/checkpoints 2>/dev/null; true").split()
