@@ -103,11 +103,63 @@ def refused(done):
     return line
 
 
+def with_cards(place, *kinds):
+    """What the listed nodes are said to have."""
+    parts = (place / "cluster.toml").read_text().split("price_per_hour")
+    for k, kind in enumerate(kinds):
+        parts[k] += f'card = "{kind}"\n' if kind else ""
+    (place / "cluster.toml").write_text("price_per_hour".join(parts))
+
+
 def test_listed_machines_are_planned_with_their_number_price_and_promised_network(place):
+    with_cards(place, "A10", "A10")
     found = planned_on(place, card="A10")
     assert (found.ranks, found.ranks_per_node, found.price_h, found.currency) == (2, 1, 20, "CNY")
     assert found.rates == Rates(40e12, pytest.approx(1.7e9), 600e9) and found.link_from == "its promised line rate"
     assert planned_on(place, card="A10", nodes=3).price_h == 30
+
+
+def test_another_kind_of_card_is_not_charged_at_the_listed_machines_price(place):
+    for kinds in ((), ("A10", "A10")):
+        with_cards(place, *kinds)
+        found = fleet(settings_of(place), card="H200", nodes=1)
+        assert found.price_h is None and found.notes[0].startswith("the price of the listed machines is not taken: ")
+    said = fleet(settings_of(place), card="H200", nodes=2, node_price_h=34.5)
+    assert (said.price_h, said.notes) == (69, ())
+
+
+def test_nodes_that_say_which_cards_they_have_need_no_card_and_get_a_start(place):
+    with_cards(place, "A10", "A10")
+    assert (planned_on(place).card, fleet(settings_of(place)).own) == ("A10", True)
+    (command,) = next_line(place, "--model", "qwen2.5-14b", "--card", "NVIDIA A10")
+    assert command == "next: fab train --model qwen2.5-14b"
+    assert not fleet(settings_of(place), card="A100").own
+
+
+def test_nodes_of_several_kinds_are_planned_as_mixed_cards(place):
+    with_cards(place, "RTX4090", "A10")
+    assert fleet(settings_of(place)).kinds == ("RTX 4090", "A10")
+    assert {card.card for card in planned_on(place).mixed} == {"A10", "RTX 4090"}
+    with pytest.raises(LaunchError, match=r"^--nodes 3: 2 are listed, with RTX 4090 and A10 cards; which would more"):
+        fleet(settings_of(place), nodes=3)
+
+
+def test_the_node_that_lacks_a_card_or_a_price_is_named(place):
+    with_cards(place, "A10")
+    with pytest.raises(LaunchError, match=r'^nothing says which cards te2 has: write card = "A10" into its \[\[nodes'):
+        planned_on(place)
+    text = (place / "cluster.toml").read_text()
+    (place / "cluster.toml").write_text(text[: text.rindex("price_per_hour")] + 'card = "A10"\ncurrency = "CNY"\n')
+    (note,) = fleet(settings_of(place)).notes
+    assert note.startswith("no price is known, as te2 has none")
+
+
+def test_a_listed_card_that_is_not_known_is_refused(place):
+    with_cards(place, "Z80", "A10")
+    with pytest.raises(
+        LaunchError, match=r"^cluster.toml: nodes.card of te1: Z80: nothing is known of it; known: H200"
+    ):
+        fleet(settings_of(place))
 
 
 def test_a_rate_from_the_table_is_called_the_weakest_number_until_the_card_was_measured(place):
@@ -176,7 +228,7 @@ def test_cards_of_several_kinds_are_planned_by_the_weakest_but_in_stages(place):
 
 def test_another_clusters_measurements_are_not_gone_by(place):
     measured(place, cluster="other")
-    with pytest.raises(LaunchError, match="nothing says which cards mine has"):
+    with pytest.raises(LaunchError, match=r"nothing says which cards te1 and te2 .*fab plan --model NAME --card A10$"):
         planned_on(place)
 
 
@@ -238,7 +290,7 @@ def test_machines_of_two_types_that_stand_together_are_planned_as_cards_of_two_k
 def test_a_cloud_that_does_not_answer_leaves_a_way_to_plan(tmp_path, monkeypatch):
     with PaperCluster(tmp_path, monkeypatch) as cluster:
         settings = cluster.settings
-    with pytest.raises(LaunchError, match=r"to plan without asking the cloud: fab plan --card A10$"):
+    with pytest.raises(LaunchError, match=r"to plan without asking the cloud: fab plan --model NAME --card A10$"):
         fleet(settings)
     assert fleet(settings, card="A10").cards == 1
 
@@ -289,7 +341,7 @@ def test_tiny_brings_its_own_data_and_others_none():
     [
         ((), "say which model: --model NAME; known: "),
         (("--model", "gpt-5"), "unknown model 'gpt-5'; known: "),
-        (("--model", "qwen2.5-7b"), "nothing says which cards mine has: name the kind with fab plan --card A10"),
+        (("--model", "qwen2.5-7b"), "nothing says which cards te1 and te2 have: write card = "),
         (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
         (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0, and finite"),
@@ -313,6 +365,7 @@ def test_bad_input_is_one_sentence(place, words, said):
 def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     data = records(place, 3000)
     began = time.process_time()
+    with_cards(place, "A10", "A10")
     done = fab(place, "--model", "qwen2.5-7b", "--card", "A10", "--data", data, "--hours", "1", "--set", "seed=3",
                "--set", "micro_batch=2")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -378,11 +431,12 @@ def listed(place, *nodes):
 
 def test_listed_nodes_with_different_cards_and_prices_have_the_ranks_that_a_launch_starts_there(place):
     listed(place, (1, 10), (8, 80))
+    with_cards(place, "A10", "A10")
     both, first = planned_on(place, card="A10"), planned_on(place, card="A10", nodes=1)
     assert (both.ranks, both.ranks_per_node, both.price_h) == (9, 8, 90)
     assert (first.ranks, first.ranks_per_node, first.price_h) == (1, 1, 10)
     done = fab(place, "--model", "qwen2.5-3b", "--card", "A10")
-    assert "machines: 2, each 1 or 8 x A10 (as if they had A10 cards); 90.00 an hour" in done.stdout
+    assert "machines: 2, each 1 or 8 x A10 (as listed); 90.00 an hour" in done.stdout
     with pytest.raises(LaunchError, match=r"^--nodes 3: 2 are listed, with 1 and 8 cards; how many would more have"):
         planned_on(place, card="A10", nodes=3)
 

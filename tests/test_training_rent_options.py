@@ -99,7 +99,7 @@ def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
     assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} == {("a100.one", 2), ("a100.half", 2)}
     with pytest.raises(PlanError, match=r"^--card L20: no machine with such cards is offered$"):
         looked(wish=Wish(card="L20"))
-    with pytest.raises(PlanError, match=r"^--card Z80: nothing is known of it; known: H200, "):
+    with pytest.raises(LaunchError, match=r"^--card Z80: nothing is known of it; known: H200, "):
         looked(wish=Wish(card="Z80"))
 
 
@@ -345,10 +345,10 @@ key = "{folder}/key"
 [network]
 line_rate_gbps = 16
 """
-NODE = '[[nodes]]\nname = "te{k}"\naddress = "203.0.113.{k}"\nprice_per_hour = 11.73\ncurrency = "CNY"\n'
+NODE = '[[nodes]]\nname = "te{k}"\naddress = "203.0.113.{k}"\ncard = "A10"\nprice_per_hour = 11.73\ncurrency = "CNY"\n'
 
 
-def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(tmp_path, monkeypatch, capsys):
+def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(cloud, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key").write_text("")
     toml = tmp_path / "cluster.toml"
@@ -364,8 +364,11 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(tmp_
         rent_options.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
         rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish(card="A10", nodes=5))
-    with pytest.raises(LaunchError, match="nothing says which cards mine has"):
-        rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish())
+    toml.write_text(toml.read_text().replace('card = "A10"\n', ""))
+    with pytest.raises(LaunchError, match=r"nothing says which cards te1 has.*--model qwen2.5-7b --card A10"):
+        rent_options.look(load_settings(toml), load_recipe("qwen2.5-7b"), Wish())
+    with pytest.raises(PlanError, match=r"^--price-per-hour is for listed machines"):
+        looked(wish=Wish(price_per_hour=3.0))
 
 
 def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypatch, capsys):

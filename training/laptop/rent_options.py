@@ -15,11 +15,12 @@ from inventory.nodes import static_nodes
 from inventory.renting import members, tags
 from inventory.renting.on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
-from training.cost.cards import CARDS, SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
+from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
 from training.laptop import data_disk, measurements
 from training.laptop.data_size import Size
-from training.laptop.machines import Fleet, card_of, fleet, machines
+from training.laptop.fleet import Fleet
+from training.laptop.machines import card_of, fleet, machines, named_cards
 from training.laptop.measurements import Measurements
 from training.laptop.plan_options import Wish, subject
 from training.launch import LaunchError
@@ -75,15 +76,17 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
         raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
     if "," in wish.card:
         raise PlanError(f"--card {wish.card}: with --rent all machines are of one kind; name one")
-    if wish.card and card_bytes(wish.card) is None:
-        raise PlanError(f"--card {wish.card}: nothing is known of it; known: {', '.join(CARDS)}")
+    if wish.price_per_hour and not settings.is_listed:
+        raise PlanError("--price-per-hour is for listed machines: with --rent the cloud says its prices")
+    wish = replace(wish, card="".join(named_cards(wish.card)))
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
     known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
     offers: tuple[OnOffer, ...] = ()
     notes = known.notes
     if settings.is_listed:
-        offered = list(_listed(settings, wish, known))
+        offered = list(_listed(settings, wish, known, recipe.name))
+        notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)
     else:
         try:
             there, said = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
@@ -156,13 +159,13 @@ def _asked_card(kind: InstanceType, wish: Wish) -> bool:
     return wish.card.lower() in (card_of(kind) or "").lower()
 
 
-def _listed(settings: Settings, wish: Wish, known: Measurements) -> Iterator[Offered]:
+def _listed(settings: Settings, wish: Wish, known: Measurements, model: str) -> Iterator[Offered]:
     most = len(settings.nodes)
     if wish.nodes > most:
         raise PlanError(f"--nodes {wish.nodes}: {most} are listed")
     for count in [wish.nodes] if wish.nodes else range(1, most + 1):
-        found = _at_rate(fleet(settings, count, wish.card), wish)
-        its = machines(settings, found, measured=not (wish.card or wish.line_rate_gbps), known=known)
+        found = _at_rate(fleet(settings, count, wish.card, wish.price_per_hour, model), wish)
+        its = machines(settings, found, not (wish.card or wish.line_rate_gbps), known, model)
         yield Offered("listed", count, its)
 
 
