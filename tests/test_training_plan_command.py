@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -381,8 +382,12 @@ def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     said = done.stdout
     assert "40 TFLOP/s a card, the table of cards; 1.7 GB/s between ranks, its promised line rate" in said
     assert "the weakest number of every row is 40 TFLOP/s of A10, from a table" in said
-    assert "time and money are of the run alone: booting, the base deploy and fetching the model come on top" in said
-    assert "3000 records" in said and "(estimated: four bytes of text a token)" in said
+    assert (
+        "time and money are of the run alone, loading the model and the first step are in it: booting, the base" in said
+    )
+    assert "3000 records" in said and "(estimated: four bytes of text a token), x 3 epochs = " in said
+    rows, steps = (int(re.search(words, said)[1]) for words in (r" in (\d+) rows to learn", r"epochs = (\d+) steps"))
+    assert steps == math.ceil(3 * rows / 16)
     assert "pipeline: 2 stages: layers 14, 14; of them again 9, 4; micro-batches held 2, 1" in lines
     assert time.process_time() - began < 5
 
@@ -479,6 +484,7 @@ def test_json_says_the_same_and_what_is_not_known_is_null(place):
         **{f"pipeline.{key}": found["chosen"]["split"][key] for key in ("layers", "checkpointed", "held")},
     }
     assert sum(found["chosen"]["split"]["layers"]) == 48 and found["options"][0]["split"] is None
+    assert (found["epochs"], found["steps"]) == (3.0, None)
     assert found["machines"]["ram_bytes"] is None and found["data"] is None and found["chosen"]["minutes"] is None
     assert found["as_it_stands"]["tokens_per_s"] < found["chosen"]["tokens_per_s"]
     assert [option["fits"] for option in found["options"]] == [False, False, False, True, True]

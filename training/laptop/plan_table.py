@@ -15,7 +15,7 @@ from training.cost.memory import micro_batch_tokens
 from training.cost.money import money
 from training.cost.strategies import STRATEGIES
 from training.laptop.data_size import Size
-from training.laptop.figures import NONE, duration, figure, finite
+from training.laptop.figures import NONE, duration, figure, finite, many
 from training.laptop.plan_options import Asked
 from training.plan import slow_link
 from training.plan.options import Choice, Option, choose
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
 WIDTH = 160
 BESIDES = (
-    "time and money are of the run alone: booting, the base deploy and fetching the model come on top, and are paid "
-    "for on every machine"
+    "time and money are of the run alone, loading the model and the first step are in it: booting, the base deploy and "
+    "fetching the model come on top, and are paid for on every machine"
 )
 LONGER = 1.1
 """Than the mean a row has to be for padding to count."""
@@ -65,6 +65,8 @@ def show_json(asked: Asked) -> None:
         "nodes": asked.fleet.nodes,
         "machines": asdict(asked.machines),
         "data": None if asked.size is None else asdict(asked.size),
+        "epochs": asked.recipe.epochs,
+        "steps": steps_of(asked.size, asked.recipe),
         "hours": asked.wish.hours or None,
         "options": [_values(option) for option in choice.options],
         "as_it_stands": _values(choice.as_it_stands),
@@ -103,7 +105,7 @@ def _before(asked: Asked) -> Iterator[str]:
     yield from asked.notes
     if asked.lacks_dtype:
         yield f"{' or '.join(filter(lacks_bfloat16, asked.cards))} has no bfloat16: the same with --set dtype=float16"
-    yield data_line(asked.size)
+    yield data_line(asked.size, asked.recipe)
 
 
 def _cards(asked: Asked) -> str:
@@ -111,12 +113,21 @@ def _cards(asked: Asked) -> str:
     return f"{asked.fleet.cards_text} x {' or '.join(asked.cards)}" if asked.machines.card else "no GPU"
 
 
-def data_line(size: Size | None) -> str:
-    """How much there is to learn, and how that is known."""
+def data_line(size: Size | None, recipe: Recipe) -> str:
+    """How much there is to learn, how that is known, and in how many steps."""
+    steps = steps_of(size, recipe)
     if size is None:
-        return "data: none given; --data FILE adds time and money of a whole run"
+        what = "--data FILE adds time and money of a whole run" if steps is None else many(steps, "step")
+        return f"data: none given; {what}"
     work = size.work
-    return f"data: {size.records} records, {work.tokens} tokens in {work.rows} rows to learn from ({size.how})"
+    learned = f"data: {many(size.records, 'record')}, {work.tokens} tokens in {many(work.rows, 'row')} to learn from"
+    times = "" if recipe.epochs is None else f"x {recipe.epochs:g} epoch{'s' * (recipe.epochs != 1)} = "
+    return f"{learned} ({size.how}), {times}{many(steps or 0, 'step')}"
+
+
+def steps_of(size: Size | None, recipe: Recipe) -> int | None:
+    """Of the whole run; None where it depends on data that are not given."""
+    return recipe.steps if size is None else recipe.total_steps(size.work.rows)
 
 
 def at_worst(recipe: Recipe, size: Size | None) -> Iterator[str]:
