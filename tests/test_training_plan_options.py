@@ -179,7 +179,10 @@ def test_minutes_and_money_are_of_the_whole_run():
 
 
 CARD = "taking a card for 40 TFLOP/s: fab prove measures it"
-NETWORK = "taking the network for 16 Gbit/s: fab check measures it, or line_rate_gbps in cluster.toml says it"
+NETWORK = (
+    "taking the network for 16 Gbit/s: fab check measures it, line_rate_gbps in cluster.toml says it, "
+    "or fab plan --line-rate-gbps 16"
+)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ class Asked:
         return self.recipe.dtype == "bfloat16" and any(map(lacks_bfloat16, self.cards))
 
     @property
+    def each_node(self) -> str:
+        """What cards each has, for people."""
+        return f"{self.fleet.cards_text} x {' or '.join(self.cards)}" if self.machines.card else "no GPU"
+
+    @property
     def cards(self) -> list[str]:
         """Their kinds; none where ranks compute on the CPU."""
         kinds = [each.card for each in self.machines.mixed] or [self.machines.card or ""]

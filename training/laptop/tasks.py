@@ -148,7 +148,8 @@ def plan(
                 rent_options.take(choices, take, sys.stderr if json else None)
             return
         asked = plan_options.look(load_settings(), recipe, wish)
-        (plan_table.show_json if json else plan_table.show)(asked)
+        if not (plan_table.show_json if json else plan_table.show)(asked):
+            raise Exit(code=2)
 
 
 @task(
