@@ -29,6 +29,8 @@ class Node:
     price_h: float | None = None
     """What an hour of it costs; None where nobody said."""
     currency: str = ""
+    card: str = ""
+    """What kind its GPUs are; empty where nobody said."""
 
     @property
     def slots(self) -> int:
@@ -53,6 +55,7 @@ def static_nodes(settings: Settings) -> tuple[Node, ...]:
             disk_serial=entry.disk_serial,
             price_h=entry.price_per_hour,
             currency=entry.currency,
+            card=entry.card,
         )
         for rank, entry in enumerate(settings.nodes)
     )

@@ -52,6 +52,8 @@ class StaticNode(Section):
     private_address: IpAddress | None = None
     """How the nodes reach each other; the address itself where it is left out."""
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
+    card: str = ""
+    """What kind its GPUs are, as in "A10" or "A100 40GB", for `fab plan`; without it only `fab prove` can say."""
     disk_serial: str | None = None
     """Serial of the data disk, as in /dev/disk/by-id/; without it /data must already be mounted."""
     user: UserName | None = None
@@ -255,6 +257,9 @@ def _static_contradictions(nodes: list[dict[str, Any]], ssh: Mapping[str, Any]) 
                 f"nodes.private_address: {name} has the name {address!r} as address; "
                 "give the address the other nodes reach it by"
             )
+    for node in nodes:
+        if node.get("card") and node.get("gpus") == 0:
+            yield f"nodes.card: {node.get('name')} has gpus = 0, and says card = {node['card']!r}; one of them is wrong"
     if len(currencies := sorted({str(node["currency"]) for node in nodes if node.get("currency")})) > 1:
         yield f"nodes.currency: {', '.join(currencies)}; prices are added up, give them all in one currency"
     shared = ssh.get("key", str(Ssh().key))

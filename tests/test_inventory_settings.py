@@ -107,6 +107,12 @@ def test_a_value_of_another_type_is_refused(tmp_path, text, key):
     assert f": {key}: " in line
 
 
+def test_a_node_without_gpus_has_no_kind_of_card(tmp_path):
+    node = 'name = "te1"\naddress = "192.0.2.1"\ngpus = 0\ncard = "A10"'
+    (line,) = problems(tmp_path, static(tmp_path, node))
+    assert "nodes.card: te1 has gpus = 0, and says card = 'A10'" in line
+
+
 def test_a_boolean_is_no_number_of_gpus(tmp_path):
     (line,) = problems(tmp_path, static(tmp_path, 'name = "te1"\naddress = "192.0.2.1"\ngpus = true'))
     assert "nodes.0.gpus" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -103,11 +104,63 @@ def refused(done):
     return line
 
 
+def with_cards(place, *kinds):
+    """What the listed nodes are said to have."""
+    parts = (place / "cluster.toml").read_text().split("price_per_hour")
+    for k, kind in enumerate(kinds):
+        parts[k] += f'card = "{kind}"\n' if kind else ""
+    (place / "cluster.toml").write_text("price_per_hour".join(parts))
+
+
 def test_listed_machines_are_planned_with_their_number_price_and_promised_network(place):
+    with_cards(place, "A10", "A10")
     found = planned_on(place, card="A10")
     assert (found.ranks, found.ranks_per_node, found.price_h, found.currency) == (2, 1, 20, "CNY")
     assert found.rates == Rates(40e12, pytest.approx(1.7e9), 600e9) and found.link_from == "its promised line rate"
     assert planned_on(place, card="A10", nodes=3).price_h == 30
+
+
+def test_another_kind_of_card_is_not_charged_at_the_listed_machines_price(place):
+    for kinds in ((), ("A10", "A10")):
+        with_cards(place, *kinds)
+        found = fleet(settings_of(place), card="H200", nodes=1)
+        assert found.price_h is None and found.notes[0].startswith("the price of the listed machines is not taken: ")
+    said = fleet(settings_of(place), card="H200", nodes=2, node_price_h=34.5)
+    assert (said.price_h, said.notes) == (69, ())
+
+
+def test_nodes_that_say_which_cards_they_have_need_no_card_and_get_a_start(place):
+    with_cards(place, "A10", "A10")
+    assert (planned_on(place).card, fleet(settings_of(place)).own) == ("A10", True)
+    (command,) = next_line(place, "--model", "qwen2.5-14b", "--card", "NVIDIA A10")
+    assert command == "next: fab train --model qwen2.5-14b"
+    assert not fleet(settings_of(place), card="A100").own
+
+
+def test_nodes_of_several_kinds_are_planned_as_mixed_cards(place):
+    with_cards(place, "RTX4090", "A10")
+    assert fleet(settings_of(place)).kinds == ("RTX 4090", "A10")
+    assert {card.card for card in planned_on(place).mixed} == {"A10", "RTX 4090"}
+    with pytest.raises(LaunchError, match=r"^--nodes 3: 2 are listed, with RTX 4090 and A10 cards; which would more"):
+        fleet(settings_of(place), nodes=3)
+
+
+def test_the_node_that_lacks_a_card_or_a_price_is_named(place):
+    with_cards(place, "A10")
+    with pytest.raises(LaunchError, match=r'^nothing says which cards te2 has: write card = "A10" into its \[\[nodes'):
+        planned_on(place)
+    text = (place / "cluster.toml").read_text()
+    (place / "cluster.toml").write_text(text[: text.rindex("price_per_hour")] + 'card = "A10"\ncurrency = "CNY"\n')
+    (note,) = fleet(settings_of(place)).notes
+    assert note.startswith("no price is known, as te2 has none")
+
+
+def test_a_listed_card_that_is_not_known_is_refused(place):
+    with_cards(place, "Z80", "A10")
+    with pytest.raises(
+        LaunchError, match=r"^cluster.toml: nodes.card of te1: Z80: nothing is known of it; known: H200"
+    ):
+        fleet(settings_of(place))
 
 
 def test_a_rate_from_the_table_is_called_the_weakest_number_until_the_card_was_measured(place):
@@ -176,7 +229,7 @@ def test_cards_of_several_kinds_are_planned_by_the_weakest_but_in_stages(place):
 
 def test_another_clusters_measurements_are_not_gone_by(place):
     measured(place, cluster="other")
-    with pytest.raises(LaunchError, match="nothing says which cards mine has"):
+    with pytest.raises(LaunchError, match=r"nothing says which cards te1 and te2 .*fab plan --model NAME --card A10$"):
         planned_on(place)
 
 
@@ -238,7 +291,7 @@ def test_machines_of_two_types_that_stand_together_are_planned_as_cards_of_two_k
 def test_a_cloud_that_does_not_answer_leaves_a_way_to_plan(tmp_path, monkeypatch):
     with PaperCluster(tmp_path, monkeypatch) as cluster:
         settings = cluster.settings
-    with pytest.raises(LaunchError, match=r"to plan without asking the cloud: fab plan --card A10$"):
+    with pytest.raises(LaunchError, match=r"to plan without asking the cloud: fab plan --model NAME --card A10$"):
         fleet(settings)
     assert fleet(settings, card="A10").cards == 1
 
@@ -289,7 +342,7 @@ def test_tiny_brings_its_own_data_and_others_none():
     [
         ((), "say which model: --model NAME; known: "),
         (("--model", "gpt-5"), "unknown model 'gpt-5'; known: "),
-        (("--model", "qwen2.5-7b"), "nothing says which cards mine has: name the kind with fab plan --card A10"),
+        (("--model", "qwen2.5-7b"), "nothing says which cards te1 and te2 have: write card = "),
         (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
         (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--hours=-2"), "--hours -2: it has to be above 0, and finite"),
@@ -313,6 +366,7 @@ def test_bad_input_is_one_sentence(place, words, said):
 def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     data = records(place, 3000)
     began = time.process_time()
+    with_cards(place, "A10", "A10")
     done = fab(place, "--model", "qwen2.5-7b", "--card", "A10", "--data", data, "--hours", "1", "--set", "seed=3",
                "--set", "micro_batch=2")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -321,17 +375,50 @@ def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     assert [row[: 2 + (row[0] == "as")] for row in rows] == [
         *(["zero0", "2"], ["zero1", "2"], ["zero2", "2"], ["zero3", "2"]),
         ["take", "pipeline"],
-        ["as", "is", "zero3"],
     ]
+    assert "the recipe leaves strategy and gradient_checkpointing to the plan of a start" in said_by(done)
     header = next(line for line in lines if "strategy" in line)
     assert [word in header for word in ("tokens/s", "in 1 h", "CNY", "a million tokens")] == [True] * 4
     said = done.stdout
     assert "40 TFLOP/s a card, the table of cards; 1.7 GB/s between ranks, its promised line rate" in said
-    assert "the weakest number of every row is 40 TFLOP/s of A10, from a table" in said
-    assert "time and money are of the run alone: booting, the base deploy and fetching the model come on top" in said
-    assert "3000 records" in said and "(estimated: four bytes of text a token)" in said
+    assert (
+        "the weakest number is 40 TFLOP/s of A10, from a table: not measured on these cards; times of rows bound"
+        in said
+    )
+    assert (
+        "time and money are of the run alone, loading the model and the first step are in it: booting, the base" in said
+    )
+    assert "3000 records" in said and "(estimated: four bytes of text a token), x 3 epochs = " in said
+    rows, steps = (int(re.search(words, said)[1]) for words in (r" in (\d+) rows to learn", r"epochs = (\d+) steps"))
+    assert steps == math.ceil(3 * rows / 16)
     assert "pipeline: 2 stages: layers 14, 14; of them again 9, 4; micro-batches held 2, 1" in lines
     assert time.process_time() - began < 5
+
+
+def said_by(done):
+    return " ".join(done.stdout.split())
+
+
+def test_a_recipe_that_leaves_nothing_open_has_its_own_row(place):
+    named = [
+        word for key in ("strategy=zero3", "micro_batch=1", "gradient_checkpointing=true") for word in ("--set", key)
+    ]
+    said = said_by(fab(place, "--model", "qwen2.5-3b", "--card", "A10", *named))
+    assert "as is zero3" in said and "as is: what the recipe says now" in said
+
+
+def test_where_nothing_fits_the_status_says_so_and_one_step_is_proposed(place):
+    small = fab(place, "--model", "qwen2.5-14b", "--card", "A10", "--nodes", "1", "--price-per-hour", "10")
+    assert small.returncode == 2 and small.stderr == ""
+    words = "--nodes 1 --card A10 --price-per-hour 10 --set base_precision=nf4"
+    assert small.stdout.splitlines()[-1] == f"next: fab plan --model qwen2.5-14b {words}"
+    assert "of the run alone" not in small.stdout and "weakest number" not in small.stdout
+    assert "stages: layers" not in small.stdout and "between ranks" not in small.stdout
+    more = fab(place, "--model", "qwen2.5-32b", "--card", "A10", "--nodes", "1")
+    step = "next: 4 such nodes would do: fab plan --model qwen2.5-32b --nodes 4 --card A10"
+    assert (more.returncode, more.stdout.splitlines()[-1]) == (2, step)
+    none = fab(place, "--model", "qwen2.5-72b", "--card", "T4", "--nodes", "1", "--set", "dtype=float16", "--json")
+    assert none.returncode == 2 and json.loads(none.stdout)["chosen"] is None
 
 
 def next_line(place, *words):
@@ -378,11 +465,12 @@ def listed(place, *nodes):
 
 def test_listed_nodes_with_different_cards_and_prices_have_the_ranks_that_a_launch_starts_there(place):
     listed(place, (1, 10), (8, 80))
+    with_cards(place, "A10", "A10")
     both, first = planned_on(place, card="A10"), planned_on(place, card="A10", nodes=1)
     assert (both.ranks, both.ranks_per_node, both.price_h) == (9, 8, 90)
     assert (first.ranks, first.ranks_per_node, first.price_h) == (1, 1, 10)
     done = fab(place, "--model", "qwen2.5-3b", "--card", "A10")
-    assert "machines: 2, each 1 or 8 x A10 (as if they had A10 cards); 90.00 an hour" in done.stdout
+    assert "machines: 2, each 1 or 8 x A10 (as listed); 90.00 an hour" in done.stdout
     with pytest.raises(LaunchError, match=r"^--nodes 3: 2 are listed, with 1 and 8 cards; how many would more have"):
         planned_on(place, card="A10", nodes=3)
 
@@ -409,7 +497,10 @@ def test_a_recipe_that_leaves_all_to_the_plan_has_no_row_of_its_own(place):
 
 def test_a_card_without_bfloat16_is_said_to_want_another_number_type(place):
     words = ("--model", "qwen2.5-0.5b", "--card", "T4")
-    assert "T4 has no bfloat16: the same with --set dtype=float16" in fab(place, *words).stdout
+    assert (
+        "T4 has no bfloat16: the table is as of float16, and a start needs --set dtype=float16"
+        in fab(place, *words).stdout
+    )
     assert "no bfloat16" not in fab(place, *words, "--set", "dtype=float16").stdout
 
 
@@ -425,8 +516,9 @@ def test_json_says_the_same_and_what_is_not_known_is_null(place):
         **{f"pipeline.{key}": found["chosen"]["split"][key] for key in ("layers", "checkpointed", "held")},
     }
     assert sum(found["chosen"]["split"]["layers"]) == 48 and found["options"][0]["split"] is None
+    assert (found["epochs"], found["steps"]) == (2.0, None)
     assert found["machines"]["ram_bytes"] is None and found["data"] is None and found["chosen"]["minutes"] is None
-    assert found["as_it_stands"]["tokens_per_s"] < found["chosen"]["tokens_per_s"]
+    assert found["as_it_stands"] is None, "the recipe leaves it all to the plan"
     assert [option["fits"] for option in found["options"]] == [False, False, False, True, True]
     assert any(note.startswith("left out: stream: ") for note in found["notes"])
 

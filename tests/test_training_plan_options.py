@@ -168,17 +168,21 @@ def test_minutes_and_money_are_of_the_whole_run():
     machines = a10s(4, tcp(16), price_h=46.92, currency="CNY")
     found = choose(known_shape(recipe.base_model), recipe, machines, Workload(rows=800, tokens=1_600_000, longest=2048))
     chosen = found.chosen
-    assert chosen.minutes == pytest.approx((90 + recipe.total_steps(800) * chosen.step_s) / 60)
+    start = 60 + 2 * known_shape(recipe.base_model).parameters / 150e6 / (chosen.split.stages if chosen.split else 1)
+    assert chosen.minutes == pytest.approx((start + recipe.total_steps(800) * chosen.step_s) / 60)
     assert chosen.money == pytest.approx(46.92 * chosen.minutes / 60)
     assert chosen.money_per_million == pytest.approx(46.92 / 3600 / chosen.tokens_per_s * 1e6)
     assert choose(known_shape(recipe.base_model), recipe, machines).chosen.minutes is None
     assert options("qwen2.5-7b", machines, steps=100, epochs=None).chosen.minutes == pytest.approx(
-        (90 + 100 * chosen.step_s) / 60
+        (start + 100 * chosen.step_s) / 60
     )
 
 
 CARD = "taking a card for 40 TFLOP/s: fab prove measures it"
-NETWORK = "taking the network for 16 Gbit/s: fab check measures it, or line_rate_gbps in cluster.toml says it"
+NETWORK = (
+    "taking the network for 16 Gbit/s: fab check measures it, line_rate_gbps in cluster.toml says it, "
+    "or fab plan --line-rate-gbps 16"
+)
 
 
 @pytest.mark.parametrize(

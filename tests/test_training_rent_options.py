@@ -99,7 +99,7 @@ def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
     assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} == {("a100.one", 2), ("a100.half", 2)}
     with pytest.raises(PlanError, match=r"^--card L20: no machine with such cards is offered$"):
         looked(wish=Wish(card="L20"))
-    with pytest.raises(PlanError, match=r"^--card Z80: nothing is known of it; known: H200, "):
+    with pytest.raises(LaunchError, match=r"^--card Z80: nothing is known of it; known: H200, "):
         looked(wish=Wish(card="Z80"))
 
 
@@ -145,6 +145,34 @@ def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_che
 def test_several_machines_whose_network_nobody_knows_are_said_to_be_left_out(cloud):
     more_types(cloud, (replace(A800, line_rate_gbps=0), 20.0))
     assert any(line.startswith("more than one machine each of NVIDIA A800 left out") for line in looked().notes)
+
+
+def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_text("")
+    text = LISTED.replace("line_rate_gbps = 16\n", "").format(folder=tmp_path) + NODE.format(k=1) + NODE.format(k=2)
+    (toml := tmp_path / "cluster.toml").write_text(text)
+    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), Wish())
+    assert named(choices) == [("listed", 2)]
+    rent_table.show(choices)
+    said = capsys.readouterr().out
+    assert "1 cheapest" not in said and "1 fastest" not in said and "left out" not in said
+    assert "without a time: 2 x listed (A10), as nobody knows how fast their network is: --line-rate-gbps 16" in said
+
+
+def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
+    rows = looked(load_recipe("qwen2.5-3b"), Wish(card="A10")).rows
+    least = min(way.money for way in rows)
+    found = rent_options.best(rows, "cheapest")
+    assert found.money <= 1.03 * least
+    assert all(way.seconds >= found.seconds for way in rows if way.money <= 1.03 * least)
+    alike = [way for way in rows if way.money <= 1.03 * least]
+    assert len(alike) > 1 and found is alike[-1]
+
+
+def test_four_bits_are_offered_where_nothing_fits(cloud):
+    with pytest.raises(PlanError, match=r"fits none of the machines there are; .* would fit .*base_precision=nf4"):
+        looked(wish=Wish(card="A10", nodes=1))
 
 
 def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(cloud, capsys, monkeypatch, tmp_path):
@@ -279,7 +307,9 @@ def test_listed_types_that_compute_on_cpus_are_shown_without_times(local, capsys
     choices = chosen(local, "tiny")
     (way,) = [way for way in choices.rows if way.offered.in_stock]
     assert (way.offered.type_name, way.offered.nodes, way.seconds) == ("ecs.local.small", 1, None)
-    rent_options.take(choices, "cheapest")
+    rent_table.show(choices)
+    assert "cheapest\n" not in capsys.readouterr().out and rent_options.best(choices.rows, "cheapest") is None
+    rent_options.take(choices, str(1 + choices.rows.index(way)))
     own = load_settings(local.toml).rental
     assert (own.types, own.nodes) == (("ecs.local.small",), 1)
     with pytest.raises(PlanError, match=r"--take fastest: nobody knows how fast they are"):
@@ -345,10 +375,10 @@ key = "{folder}/key"
 [network]
 line_rate_gbps = 16
 """
-NODE = '[[nodes]]\nname = "te{k}"\naddress = "203.0.113.{k}"\nprice_per_hour = 11.73\ncurrency = "CNY"\n'
+NODE = '[[nodes]]\nname = "te{k}"\naddress = "203.0.113.{k}"\ncard = "A10"\nprice_per_hour = 11.73\ncurrency = "CNY"\n'
 
 
-def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(tmp_path, monkeypatch, capsys):
+def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(cloud, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key").write_text("")
     toml = tmp_path / "cluster.toml"
@@ -364,8 +394,11 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(tmp_
         rent_options.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
         rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish(card="A10", nodes=5))
-    with pytest.raises(LaunchError, match="nothing says which cards mine has"):
-        rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish())
+    toml.write_text(toml.read_text().replace('card = "A10"\n', ""))
+    with pytest.raises(LaunchError, match=r"nothing says which cards te1 has.*--model qwen2.5-7b --card A10"):
+        rent_options.look(load_settings(toml), load_recipe("qwen2.5-7b"), Wish())
+    with pytest.raises(PlanError, match=r"^--price-per-hour is for listed machines"):
+        looked(wish=Wish(price_per_hour=3.0))
 
 
 def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from training.cost.cards import at_precision
 from training.cost.checkpoint import checkpoint_bytes
+from training.cost.disk import file_bytes
 from training.cost.memory import WIDTH
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
@@ -17,14 +18,14 @@ from training.cost.strategies.zero0 import MicroBatch
 from training.launch import STOP_GRACE_S
 from training.recipe import Recipe
 
-START_S = 90.0
-"""Loading the model, the first step."""
+FIRST_STEP_S = 60.0
+"""Python, CUDA and NCCL, and what the first step takes longer: guessed, not measured."""
 FORWARD = 0.4
 """Of a step's time, for the same rows without learning from them: a third of the computing, half of the gathering."""
 LINE_SHARE = 0.85
 """Of the line rate, over TCP."""
 DISK_BYTES_PER_S = 150e6
-"""What a slow cloud disk takes of a checkpoint."""
+"""What a slow cloud disk takes of a checkpoint, and gives of a model."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Pace:
     checkpoint_bytes: int
     meeting_s: float = 0.0
     """Of replicas that learn apart, when they meet: `wire_s` is a step's share of it. 0 where nobody knows."""
+    start_s: float = FIRST_STEP_S
+    """Loading the model, and the first step."""
 
     @property
     def stop_grace_s(self) -> int:
@@ -82,7 +85,13 @@ class Pace:
         return replace(self, compute_s=compute_s, wire_s=wire_s, step_s=step_s)
 
     def minutes(self, steps: float) -> float | None:
-        return None if self.step_s is None else (START_S + steps * self.step_s) / 60
+        return None if self.step_s is None else (self.start_s + steps * self.step_s) / 60
+
+
+def start_s(shape: ModelShape, recipe: Recipe, ranks: int) -> float:
+    """Loading the model and the first step: a node reads all of the model's files, of one in stages its share."""
+    split = cost_of(recipe).split(shape, recipe, ranks)
+    return FIRST_STEP_S + file_bytes(shape) / (split.stages if split else 1) / DISK_BYTES_PER_S
 
 
 def validation_steps(recipe: Recipe, total: int, rows: int) -> float:
@@ -106,5 +115,6 @@ def pace(
         wire_gb=timing.received_bytes / 1e9,
         step_s=timing.step_s,
         checkpoint_bytes=checkpoint_bytes(shape.facts(recipe).trainable, WIDTH[recipe.dtype], apart),
+        start_s=start_s(shape, recipe, ranks),
         meeting_s=recipe.sync_every * (timing.wire_s or 0.0) if apart else 0.0,
     )

@@ -20,6 +20,11 @@ def figure(value: float | None, how: str) -> str:
     return NONE if value is None else format(value, how)
 
 
+def many(count: int, noun: str) -> str:
+    """So many of something: 1 node, 2 nodes."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def finite(value: Any) -> Any:
     """With null for every number that is none: for JSON."""
     if isinstance(value, dict):

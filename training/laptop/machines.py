@@ -5,7 +5,7 @@ anybody knows. Nothing is asked of the nodes themselves: what was measured of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from inventory.cloud.errors import CloudError, RentError
@@ -13,9 +13,11 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, InstanceType
 from inventory.nodes import Node, price_of, static_nodes
 from inventory.settings import Settings
-from training.cost.cards import CARDS, SAME_MEMORY, card_bytes, sustained_flops
+from training.cost.card_names import meant, unknown
+from training.cost.cards import SAME_MEMORY, card_bytes, same_kind, sustained_flops
 from training.cost.memory import GIB
 from training.laptop import measurements, preparing
+from training.laptop.fleet import Fleet
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
 from training.plan.calibration import Calibration, Ranks
@@ -23,56 +25,13 @@ from training.plan.hardware import Card, NodeHardware, machines_of, rank_cards, 
 from training.plan.machines import Machines
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """Machines of one kind."""
-
-    nodes: int
-    cards: int
-    """Of a node; 0: the ranks compute on its CPU."""
-    card: str | None = None
-    """What kind they are; None where nobody says."""
-    ram_gib: float | None = None
-    """Of a node."""
-    line_rate_gbps: float | None = None
-    price_h: float | None = None
-    """Of all together."""
-    currency: str = ""
-    about: str = ""
-    """Where they come from, for people."""
-    head: Node | None = None
-    """The first of them, where they stand."""
-    names: frozenset[str] = frozenset()
-    """Of all, where they stand."""
-    kinds: tuple[str, ...] = ()
-    """Of each node's cards, where not all nodes have the same; `card` is then empty."""
-    each: tuple[int, ...] = ()
-    """How many cards each node has, where not all have as many; `cards` is then the most."""
-    own: bool = True
-    """Whether a start would find just these: not machines as somebody wishes them."""
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """Ranks of each node, as a launch starts them: one a card, one on a node without any."""
-        return tuple(max(1, count) for count in self.each or (self.cards,) * self.nodes)
-
-    @property
-    def cards_text(self) -> str:
-        """How many cards the nodes have each, for people."""
-        return " or ".join(map(str, dict.fromkeys(self.each or (self.cards,))))
-
-
-def fleet(settings: Settings, nodes: int = 0, card: str = "") -> Fleet:
+def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: float = 0.0, model: str = "NAME") -> Fleet:
     """The cluster's machines, or so many nodes of its kind; with `card`, as if they had one such each. Several, with
-    commas between them, are of a node each.
+    commas between them, are of a node each. `node_price_h` is what one costs, where somebody says so.
 
     Raises LaunchError where the cloud does not say what it has, and for a card that is not known.
     """
-    kinds = tuple(kind.strip() for kind in card.split(",")) if card else ()
-    unknown = next((kind for kind in kinds if card_bytes(kind) is None), None)
-    if unknown is not None:
-        named = f"--card {unknown}: nothing is known of it" if unknown else f"--card {card}: one kind is empty"
-        raise LaunchError(f"{named}; known: {', '.join(CARDS)}")
+    kinds = named_cards(card)
     if len(kinds) > 1 and nodes not in {0, len(kinds)}:
         raise LaunchError(f"--card {card} names the cards of {len(kinds)} nodes, and --nodes says {nodes}")
     nodes = len(kinds) if len(kinds) > 1 else nodes
@@ -84,13 +43,51 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "") -> Fleet:
         try:
             found = _rented(settings, nodes)
         except (CloudError, RentError) as error:
-            raise LaunchError(f"{error}; to plan without asking the cloud: fab plan --card A10") from error
+            ask = f"fab plan --model {model} --card A10"
+            raise LaunchError(f"{error}; to plan without asking the cloud: {ask}") from error
     if rate := settings.network.line_rate_gbps:
         found = replace(found, line_rate_gbps=rate)
-    if not card:
-        return found
-    found = replace(found, cards=max(1, found.cards), about=f"as if they had {card} cards", own=False)
-    return replace(found, kinds=kinds) if len(set(kinds)) > 1 else replace(found, kinds=(), card=kinds[0])
+    if card and not _has(found, kinds):
+        found = _as_if(found, kinds)
+    return replace(found, price_h=node_price_h * found.nodes, notes=()) if node_price_h else found
+
+
+def named_cards(card: str) -> tuple[str, ...]:
+    """The kinds that `--card` names. Raises LaunchError for one that is not known."""
+    texts = [text.strip() for text in card.split(",")] if card else []
+    kinds = [meant(text) if text else None for text in texts]
+    for text, kind in zip(texts, kinds, strict=True):
+        if kind is None:
+            raise LaunchError(f"--card {text}: {unknown(text)}" if text else f"--card {card}: one kind is empty")
+    return tuple(kind for kind in kinds if kind)
+
+
+def _has(found: Fleet, kinds: Sequence[str]) -> bool:
+    """Whether the machines are known to have just these cards."""
+    its = found.kinds or (found.card,) * found.nodes
+    asked = tuple(kinds) if len(kinds) > 1 else tuple(kinds) * found.nodes
+    pairs = zip(its, asked, strict=True)
+    return all(one and same_kind(one, other) and card_bytes(one) == card_bytes(other) for one, other in pairs)
+
+
+def _as_if(found: Fleet, kinds: Sequence[str]) -> Fleet:
+    """With other cards, whose price is then not that of the machines."""
+    named = ", ".join(kinds)
+    price = (
+        f"the price of the listed machines is not taken: cluster.toml does not say that they have {named} cards; "
+        "--price-per-hour says what one node costs"
+    )
+    return replace(
+        found,
+        cards=max(1, found.cards),
+        each=tuple(max(1, count) for count in found.each),
+        card=kinds[0] if len(set(kinds)) == 1 else None,
+        kinds=tuple(kinds) if len(set(kinds)) > 1 else (),
+        about=f"as if they had {named} cards",
+        own=False,
+        price_h=None,
+        notes=() if found.price_h is None else (price,),
+    )
 
 
 def _listed(settings: Settings, wanted: int) -> Fleet:
@@ -109,16 +106,42 @@ def _listed(settings: Settings, wanted: int) -> Fleet:
         price_h = None if price_h is None else price_h * count / len(nodes)
     alike = len(set(each)) == 1
     own = count == len(nodes)
+    kinds = _listed_cards(mine, beyond)
     return Fleet(
         *(count, max(each)),
+        card=kinds[0] or None if len(set(kinds)) == 1 else None,
         price_h=price_h,
         currency=currency,
         about=about,
         head=nodes[0],
         names=frozenset(node.name for node in mine),
+        kinds=kinds if len(set(kinds)) > 1 else (),
         each=() if alike else each,
         own=own,
+        notes=_without_price(mine),
     )
+
+
+def _listed_cards(nodes: Sequence[Node], beyond: int) -> tuple[str, ...]:
+    """What kind of cards each node is said to have; empty where nobody says."""
+    for node in nodes:
+        if node.card and meant(node.card) is None:
+            raise LaunchError(f"cluster.toml: nodes.card of {node.name}: {node.card}: {unknown(node.card)}")
+    kinds = [meant(node.card) or "" for node in nodes]
+    if beyond > 0 and len(set(kinds)) > 1:
+        count, have = len(nodes) + beyond, " and ".join(kind or "unknown" for kind in dict.fromkeys(kinds))
+        raise LaunchError(f"--nodes {count}: {len(nodes)} are listed, with {have} cards; which would more have?")
+    with_gpus = [kind for kind, node in zip(kinds, nodes, strict=True) if node.gpus]
+    kinds = [kind if node.gpus else (with_gpus or [""])[0] for kind, node in zip(kinds, nodes, strict=True)]
+    return (*kinds, *kinds[:1] * max(0, beyond))
+
+
+def _without_price(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Which of them has no price, where others have one."""
+    missing = [node.name for node in nodes if node.price_h is None]
+    if not missing or len(missing) == len(nodes):
+        return ()
+    return (f"no price is known, as {', '.join(missing)} has none: [[nodes]] price_per_hour in cluster.toml",)
 
 
 def _rented(settings: Settings, wanted: int) -> Fleet:
@@ -187,7 +210,9 @@ def card_of(kind: InstanceType) -> str | None:
     return f"{card} {told:.0f}GB"
 
 
-def machines(settings: Settings, found: Fleet, measured: bool = True, known: Measurements | None = None) -> Machines:
+def machines(
+    settings: Settings, found: Fleet, measured: bool = True, known: Measurements | None = None, model: str = "NAME"
+) -> Machines:
     """A fleet with the rates that go for it: measured where these machines were, else by its cards' kind and what its
     network promises. `measured` is False for machines as somebody wishes them: neither their link nor their RAM was, as
     of those that are to be rented. `known`: what was measured; where it is left out it is looked up, on the head too
@@ -196,7 +221,7 @@ def machines(settings: Settings, found: Fleet, measured: bool = True, known: Mea
     if known is None:
         known = measurements.known(settings.name, found.head if measured else None)
     made = known.calibration
-    cards = _cards(settings, found, made)
+    cards = _cards(settings, found, made, model)
     there = measured and found.head is not None
     whose = Ranks(settings.name, ranks, tuple(dict.fromkeys(card.name for card in cards)), found.names)
     link = preparing.known(whose if there else None, found.nodes, found.line_rate_gbps, made, checks=known.checks)
@@ -207,13 +232,16 @@ def machines(settings: Settings, found: Fleet, measured: bool = True, known: Mea
     return replace(at, price_h=found.price_h, currency=found.currency)
 
 
-def _cards(settings: Settings, found: Fleet, made: Calibration | None) -> tuple[Card, ...]:
+def _cards(settings: Settings, found: Fleet, made: Calibration | None, model: str) -> tuple[Card, ...]:
     """Every rank's, the slowest first; none where the ranks compute on the CPU."""
     if not found.cards:
         return ()
-    kinds = found.kinds or (found.card or (made.card if made else None),) * found.nodes
+    measured = made.card if made else None
+    kinds = [kind or measured for kind in found.kinds or (found.card,) * found.nodes]
+    if None in kinds:
+        raise LaunchError(_says_no_card(settings, [not kind for kind in kinds], model))
     nodes = [
-        NodeHardware("", slots, (_card(settings, kind),) * slots, inf)
+        NodeHardware("", slots, (_card(kind or ""),) * slots, inf)
         for slots, kind in zip(found.slots, kinds, strict=True)
     ]
     if found.own:  # as a start orders them
@@ -221,11 +249,19 @@ def _cards(settings: Settings, found: Fleet, made: Calibration | None) -> tuple[
     return rank_cards(sorted(nodes, key=lambda node: sustained_flops(node.cards[0].name) or 0.0))
 
 
-def _card(settings: Settings, kind: str | None) -> Card:
-    has = card_bytes(kind) if kind else None
-    if kind and has:
-        return Card(kind, has)
-    if kind:
+def _card(kind: str) -> Card:
+    has = card_bytes(kind)
+    if not has:
         raise LaunchError(f'how much memory {kind} cards have is not known: say it, as in --card "{kind} 24GB"')
-    name = f"nothing says which cards {settings.name} has"
-    raise LaunchError(f"{name}: name the kind with fab plan --card A10, or measure them: fab prove")
+    return Card(kind, has)
+
+
+def _says_no_card(settings: Settings, missing: Sequence[bool], model: str) -> str:
+    """Whose kind of cards nobody says, and how to say it."""
+    listed = [node.name for node, lacks in zip(settings.nodes, missing, strict=False) if lacks]
+    names = " and ".join(listed) or settings.name
+    key = 'write card = "A10" into its [[nodes]] of cluster.toml, or ' if listed else ""
+    return (
+        f"nothing says which cards {names} {'have' if len(listed) > 1 else 'has'}: {key}measure them: fab prove; "
+        f"or name the kind for this plan: fab plan --model {model} --card A10"
+    )

@@ -10,7 +10,8 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.shape import ModelShape, PlanError, known_shape
 from training.laptop import data_disk
 from training.laptop.data_size import Size, size_of
-from training.laptop.machines import Fleet, fleet, machines
+from training.laptop.fleet import Fleet
+from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
 from training.plan.machines import Machines
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
@@ -28,6 +29,8 @@ class Wish:
     """That the machines are there."""
     card: str = ""
     line_rate_gbps: float = 0.0
+    price_per_hour: float = 0.0
+    """Of one node."""
     settings: tuple[str, ...] = ()
     """What the recipe was changed by, as `--set` takes it."""
 
@@ -62,6 +65,11 @@ class Asked:
         return self.recipe.dtype == "bfloat16" and any(map(lacks_bfloat16, self.cards))
 
     @property
+    def each_node(self) -> str:
+        """What cards each has, for people."""
+        return f"{self.fleet.cards_text} x {' or '.join(self.cards)}" if self.machines.card else "no GPU"
+
+    @property
     def cards(self) -> list[str]:
         """Their kinds; none where ranks compute on the CPU."""
         kinds = [each.card for each in self.machines.mixed] or [self.machines.card or ""]
@@ -72,13 +80,13 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)
-    found = fleet(settings, wish.nodes, wish.card)
+    found = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, recipe.name)
     if wish.line_rate_gbps:
         found = replace(found, line_rate_gbps=wish.line_rate_gbps, own=False)
-    as_it_is = not (wish.card or wish.line_rate_gbps)
+    as_it_is = found.own or not (wish.card or wish.line_rate_gbps)
     measured = known(settings.name, found.head if as_it_is else None)
-    at = machines(settings, found, as_it_is, measured)
-    notes = (*measured.notes, *data_disk.too_small(settings, recipe, shape))
+    at = machines(settings, found, as_it_is, measured, recipe.name)
+    notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape))
     asked = Asked(wish, recipe, shape, found, at, size, notes)
     if old := next(filter(too_old, asked.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")
@@ -88,7 +96,12 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
 def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     """The model to be planned, and how much it is to learn. Raises PlanError for flags and models that cannot be
     planned, DataError."""
-    flags = {"--nodes": wish.nodes, "--hours": wish.hours, "--line-rate-gbps": wish.line_rate_gbps}
+    flags = {
+        "--nodes": wish.nodes,
+        "--hours": wish.hours,
+        "--line-rate-gbps": wish.line_rate_gbps,
+        "--price-per-hour": wish.price_per_hour,
+    }
     if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
         raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
     shape = known_shape(recipe.base_model)

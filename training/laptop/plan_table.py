@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import inf
@@ -14,8 +13,9 @@ from training.cost.cards import lacks_bfloat16
 from training.cost.memory import micro_batch_tokens
 from training.cost.money import money
 from training.cost.strategies import STRATEGIES
+from training.laptop import next_step
 from training.laptop.data_size import Size
-from training.laptop.figures import NONE, duration, figure, finite
+from training.laptop.figures import NONE, duration, figure, finite, many
 from training.laptop.plan_options import Asked
 from training.plan import slow_link
 from training.plan.options import Choice, Option, choose
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
 WIDTH = 160
 BESIDES = (
-    "time and money are of the run alone: booting, the base deploy and fetching the model come on top, and are paid "
-    "for on every machine"
+    "time and money are of the run alone, loading the model and the first step are in it: booting, the base deploy and "
+    "fetching the model come on top, and are paid for on every machine"
 )
 LONGER = 1.1
 """Than the mean a row has to be for padding to count."""
 
 
-def show(asked: Asked) -> None:
-    """The table, with what it rests on before it and what to type after it."""
+def show(asked: Asked) -> bool:
+    """The table, with what it rests on before it and what to type after it; whether anything fits."""
     choice = _choice(asked)
     terminal = screen()
     for line in _before(asked):
         terminal.print(line, soft_wrap=True)
-    stands = choice.as_it_stands if asked.recipe.auto != LEFT_TO_THE_PLAN else None
+    stands = _as_it_stands(asked, choice)
     header = [*WHAT, *_figures(choice.options[0], asked)]
     rows = [[_mark(option, choice), *_cells(option, asked)] for option in choice.options]
     if stands:
@@ -48,6 +48,12 @@ def show(asked: Asked) -> None:
     terminal.print(table(header, rows))
     for line in _after(asked, choice):
         terminal.print(line, soft_wrap=True)
+    return choice.chosen is not None
+
+
+def _as_it_stands(asked: Asked, choice: Choice) -> Option | None:
+    """None where the recipe leaves something to the plan: nobody would run it with that as it is."""
+    return None if asked.recipe.auto else choice.as_it_stands
 
 
 def screen(width: int = WIDTH) -> Console:
@@ -56,24 +62,28 @@ def screen(width: int = WIDTH) -> Console:
     return terminal if terminal.is_terminal else console(width=width)
 
 
-def show_json(asked: Asked) -> None:
+def show_json(asked: Asked) -> bool:
     """The same for other programs; what is not known is null."""
     choice = _choice(asked)
+    stands = _as_it_stands(asked, choice)
     values = {
         "model": asked.recipe.name,
         "parameters": asked.shape.parameters,
         "nodes": asked.fleet.nodes,
         "machines": asdict(asked.machines),
         "data": None if asked.size is None else asdict(asked.size),
+        "epochs": asked.recipe.epochs,
+        "steps": steps_of(asked.size, asked.recipe),
         "hours": asked.wish.hours or None,
         "options": [_values(option) for option in choice.options],
-        "as_it_stands": _values(choice.as_it_stands),
+        "as_it_stands": _values(stands) if stands else None,
         "chosen": _values(choice.chosen) if choice.chosen else None,
         "reason": choice.reason,
         "settings": choice.chosen.values if choice.chosen else None,
         "notes": [*asked.notes, *_left_out(asked, choice), *at_worst(asked.recipe, asked.size)],
     }
     print(json.dumps(finite(values), indent=1))
+    return choice.chosen is not None
 
 
 def _values(option: Option) -> dict[str, Any]:
@@ -90,33 +100,39 @@ def _before(asked: Asked) -> Iterator[str]:
     ram = f", {its.ram_gib:.0f} GiB RAM" if its.ram_gib else ""
     price = f"; {money(at.price_h, at.currency)} an hour" if at.price_h is not None else "; no price is known"
     yield f"{asked.recipe.name}: {asked.shape.parameters / 1e9:.3g} billion parameters in {asked.shape.layers} layers"
-    yield f"machines: {its.nodes}, each {_cards(asked)}{ram} ({its.about}){price}"
+    yield f"machines: {its.nodes}, each {asked.each_node}{ram} ({its.about}){price}"
     flops = dict.fromkeys(at.rates.each or [at.rates.flops or 0.0])
     each = " or ".join(f"{rate / 1e12:.3g}" for rate in flops)
     a_card = "a card" if at.card else "a CPU"
     computing = f"{each} TFLOP/s {a_card}, {at.flops_from}" if at.rates.flops else "computing not known"
     link = at.rates.bytes_per_s
-    unknown = "network not known: [network] line_rate_gbps in cluster.toml, or fab check"
-    yield f"rates: {computing}; {f'{link / 1e9:.3g} GB/s between ranks, {at.link_from}' if link else unknown}"
+    unknown = "network not known: --line-rate-gbps 16, [network] line_rate_gbps in cluster.toml, or fab check"
+    between = f"{link / 1e9:.3g} GB/s between ranks, {at.link_from}" if link else unknown
+    yield f"rates: {computing}" + (f"; {between}" if at.ranks > 1 else "")
     for strategy, correction in at.corrections.by_strategy(asked.recipe.dtype, asked.recipe.tuning).items():
         yield f"seconds of {strategy} {correction.words}"
     yield from asked.notes
     if asked.lacks_dtype:
-        yield f"{' or '.join(filter(lacks_bfloat16, asked.cards))} has no bfloat16: the same with --set dtype=float16"
-    yield data_line(asked.size)
+        kinds = " or ".join(filter(lacks_bfloat16, asked.cards))
+        yield f"{kinds} has no bfloat16: the table is as of float16, and a start needs --set dtype=float16"
+    yield data_line(asked.size, asked.recipe)
 
 
-def _cards(asked: Asked) -> str:
-    """Of each node."""
-    return f"{asked.fleet.cards_text} x {' or '.join(asked.cards)}" if asked.machines.card else "no GPU"
-
-
-def data_line(size: Size | None) -> str:
-    """How much there is to learn, and how that is known."""
+def data_line(size: Size | None, recipe: Recipe) -> str:
+    """How much there is to learn, how that is known, and in how many steps."""
+    steps = steps_of(size, recipe)
     if size is None:
-        return "data: none given; --data FILE adds time and money of a whole run"
+        what = "--data FILE adds time and money of a whole run" if steps is None else many(steps, "step")
+        return f"data: none given; {what}"
     work = size.work
-    return f"data: {size.records} records, {work.tokens} tokens in {work.rows} rows to learn from ({size.how})"
+    learned = f"data: {many(size.records, 'record')}, {work.tokens} tokens in {many(work.rows, 'row')} to learn from"
+    times = "" if recipe.epochs is None else f"x {recipe.epochs:g} epoch{'s' * (recipe.epochs != 1)} = "
+    return f"{learned} ({size.how}), {times}{many(steps or 0, 'step')}"
+
+
+def steps_of(size: Size | None, recipe: Recipe) -> int | None:
+    """Of the whole run; None where it depends on data that are not given."""
+    return recipe.steps if size is None else recipe.total_steps(size.work.rows)
 
 
 def at_worst(recipe: Recipe, size: Size | None) -> Iterator[str]:
@@ -208,40 +224,35 @@ def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
 
 def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     now, chosen = choice.as_it_stands, choice.chosen
-    left = asked.recipe.auto == LEFT_TO_THE_PLAN
+    left = asked.recipe.auto
+    what = "all this" if left == LEFT_TO_THE_PLAN else " and ".join(left)
     yield "computed, not measured; " + (
-        "the recipe leaves all this to the plan of a start" if left else "as is: what the recipe says now"
+        f"the recipe leaves {what} to the plan of a start" if left else "as is: what the recipe says now"
     )
-    for option in (option for option in choice.options if not option.refused):
-        if option.split:
-            yield f"{option.strategy}: {_stages(option, asked)}"
-        if option.streamed:
-            yield f"{option.strategy}: {option.streamed} of {option.layers} layers wait in RAM"
-    if any(option.rests_on for option in choice.options):
-        rests = next(option.rests_on for option in choice.options if option.rests_on)
-        yield f"the weakest number of every row is {rests}; all times scale with it, and fab prove measures it"
+    yield from _figures_rest_on(asked, choice)
     yield from _left_out(asked, choice)
     yield from at_worst(asked.recipe, asked.size)
-    if asked.machines.price_h is not None:
+    if chosen is not None and asked.machines.price_h is not None:
         yield BESIDES
     yield f"{'take' if chosen else 'none'}: {choice.reason}"
     if chosen is None:
+        if said := next_step.where_nothing_fits(asked, choice):
+            yield said
         return
     if not left and now.fits and now.tokens_per_s and chosen.tokens_per_s:
         yield f"that is {chosen.tokens_per_s / now.tokens_per_s:.1f} times what the recipe does as it is"
     yield from _sparing(asked, choice, chosen)
-    yield _next(asked)
+    yield next_step.start(asked)
 
 
-def _next(asked: Asked) -> str:
-    """The start that decides the same. It is left to it: what is pinned cannot be laid out anew when a node is gone."""
-    its, wish = asked.fleet, asked.wish
-    if not its.own:
-        return (
-            f"a what-if, so no start is proposed: {its.nodes} nodes, each {_cards(asked)}; fab train decides anew for "
-            "the cluster's own machines"
-        )
-    left = [f"{key}=auto" for key in wish.free if key not in asked.recipe.auto]
-    settings = [*wish.settings, *(["dtype=float16"] if asked.lacks_dtype else []), *left]
-    words = ["fab", "train", "--model", asked.recipe.name, *(["--data", wish.data] if wish.data else [])]
-    return f"next: {shlex.join([*words, *(word for setting in settings for word in ('--set', setting))])}"
+def _figures_rest_on(asked: Asked, choice: Choice) -> Iterator[str]:
+    """How the layers of what fits lie, and the weakest number behind its times."""
+    fitting = [option for option in choice.options if option.fits]
+    for option in fitting:
+        if option.split:
+            yield f"{option.strategy}: {_stages(option, asked)}"
+        if option.streamed:
+            yield f"{option.strategy}: {option.streamed} of {option.layers} layers wait in RAM"
+    if rests := next((option.rests_on for option in fitting if option.rests_on), ""):
+        weakest = "the weakest numbers are" if "; " in rests else "the weakest number is"
+        yield f"{weakest} {rests}; times of rows bound by computing scale with it, and fab prove measures it"

@@ -15,20 +15,23 @@ from inventory.nodes import static_nodes
 from inventory.renting import members, tags
 from inventory.renting.on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
-from training.cost.cards import CARDS, SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
+from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
 from training.laptop import data_disk, measurements
 from training.laptop.data_size import Size
-from training.laptop.machines import Fleet, card_of, fleet, machines
+from training.laptop.fleet import Fleet
+from training.laptop.machines import card_of, fleet, machines, named_cards
 from training.laptop.measurements import Measurements
 from training.laptop.plan_options import Wish, subject
 from training.launch import LaunchError
 from training.plan.frontier import Offered, Way, has_rows, rows, ways
+from training.plan.options import AS_FAST, Search, in_four_bits
 from training.recipe import Recipe
 
 COUNTS = (1, 2, 3, 4, 6, 8)
 """Of machines, besides the number in cluster.toml."""
 CHEAPEST, FASTEST = "cheapest", "fastest"
+NETWORK_IS = "--line-rate-gbps 16, or [network] line_rate_gbps in cluster.toml"
 GIB = 2**30
 SMALLER_GIB = {"A100": 40.0}
 """Cards that are sold whole with less memory too; others with less are slices."""
@@ -75,15 +78,17 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
         raise PlanError("--hours is for machines that are chosen; leave it out with --rent")
     if "," in wish.card:
         raise PlanError(f"--card {wish.card}: with --rent all machines are of one kind; name one")
-    if wish.card and card_bytes(wish.card) is None:
-        raise PlanError(f"--card {wish.card}: nothing is known of it; known: {', '.join(CARDS)}")
+    if wish.price_per_hour and not settings.is_listed:
+        raise PlanError("--price-per-hour is for listed machines: with --rent the cloud says its prices")
+    wish = replace(wish, card="".join(named_cards(wish.card)))
     shape, size = subject(recipe, wish)
     stands = settings.is_listed and not (wish.card or wish.line_rate_gbps)
     known = measurements.known(settings.name, static_nodes(settings)[0] if stands else None)
     offers: tuple[OnOffer, ...] = ()
     notes = known.notes
     if settings.is_listed:
-        offered = list(_listed(settings, wish, known))
+        offered = list(_listed(settings, wish, known, recipe.name))
+        notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)
     else:
         try:
             there, said = on_offer(open_cloud(settings), settings, lambda kind: _wanted(kind, recipe, wish))
@@ -97,14 +102,18 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
     found = ways(shape, recipe, offered, size.work if size else None)
     choices = Choices(settings, wish, recipe, shape, size, found, {each.machine.name: each for each in offers}, notes)
     if not choices.rows:
-        raise PlanError("; ".join((_no_row(recipe, offered), *choices.notes)))
+        raise PlanError("; ".join((_no_row(choices, offered), *choices.notes)))
     return replace(choices, notes=(*notes, *_of_no_known_speed(choices)))
 
 
-def _no_row(recipe: Recipe, offered: Sequence[Offered]) -> str:
+def _no_row(choices: Choices, offered: Sequence[Offered]) -> str:
+    recipe = choices.recipe
     least = min((each for each in offered if each.nodes > 1), key=lambda each: each.machines.ranks, default=None)
     if least is None or any(has_rows(each, recipe) for each in offered):
-        return f"{recipe.name} fits none of the machines there are"
+        work = choices.size.work if choices.size else None
+        tried = (Search(choices.shape, recipe, each.machines, work) for each in offered if has_rows(each, recipe))
+        hint = next((said for search in tried if (said := in_four_bits(search))), "")
+        return f"{recipe.name} fits none of the machines there are{hint}"
     return (
         f"{least.nodes} machines have {least.machines.ranks} ranks, and a step only {recipe.global_batch} rows for "
         f"them (global_batch = {recipe.global_batch}): take fewer machines, or a larger global_batch"
@@ -114,6 +123,7 @@ def _no_row(recipe: Recipe, offered: Sequence[Offered]) -> str:
 def _of_no_known_speed(choices: Choices) -> Iterator[str]:
     """What would do and is in no row, as its times are not known while others' are."""
     shown = {way.offered.machines.card for way in choices.rows}
+    untimed = [way for way in choices.rows if way.seconds is None and way.offered.machines.rates.flops is not None]
     least: dict[str, Offered] = {}
     alone = dict[str, None]()
     for way in sorted(choices.ways, key=lambda way: (not way.offered.in_stock, way.offered.machines.price_h or 0.0)):
@@ -121,13 +131,16 @@ def _of_no_known_speed(choices: Choices) -> Iterator[str]:
         kind = at.card or way.offered.type_name
         if at.rates.flops is None and at.card not in shown:
             least.setdefault(kind, way.offered)
-        elif at.rates.flops is not None and way.seconds is None:
+        elif at.rates.flops is not None and way.seconds is None and way not in untimed:
             alone[kind] = None
     if least:
         each = (f"{kind}{_from(offered)}" for kind, offered in least.items())
         yield f"left out, as nobody knows how fast they are: {', '.join(each)}"
+    why = f"nobody knows how fast their network is: {NETWORK_IS}"
+    if untimed:
+        yield f"without a time: {', '.join(map(words, untimed))}, as {why}"
+        alone = {kind: None for kind in alone if kind not in shown}
     if alone:
-        why = "nobody knows how fast their network is: [network] line_rate_gbps in cluster.toml"
         yield f"more than one machine each of {', '.join(alone)} left out, as {why}"
 
 
@@ -156,13 +169,13 @@ def _asked_card(kind: InstanceType, wish: Wish) -> bool:
     return wish.card.lower() in (card_of(kind) or "").lower()
 
 
-def _listed(settings: Settings, wish: Wish, known: Measurements) -> Iterator[Offered]:
+def _listed(settings: Settings, wish: Wish, known: Measurements, model: str) -> Iterator[Offered]:
     most = len(settings.nodes)
     if wish.nodes > most:
         raise PlanError(f"--nodes {wish.nodes}: {most} are listed")
     for count in [wish.nodes] if wish.nodes else range(1, most + 1):
-        found = _at_rate(fleet(settings, count, wish.card), wish)
-        its = machines(settings, found, measured=not (wish.card or wish.line_rate_gbps), known=known)
+        found = _at_rate(fleet(settings, count, wish.card, wish.price_per_hour, model), wish)
+        its = machines(settings, found, not (wish.card or wish.line_rate_gbps), known, model)
         yield Offered("listed", count, its)
 
 
@@ -189,12 +202,15 @@ def _at_rate(found: Fleet, wish: Wish) -> Fleet:
 
 
 def best(shown: Sequence[Way], which: str) -> Way | None:
-    """The cheapest or the fastest of those in stock; where nobody knows their times the cheapest by the hour."""
+    """The fastest of those in stock, or of those within 3 % of the least money the fastest; None where nobody knows
+    their times, or what they cost."""
     there = [way for way in shown if way.offered.in_stock]
     timed = [way for way in there if way.seconds is not None]
     if which == FASTEST:
         return timed[-1] if timed else None
-    return timed[0] if timed else next(iter(there), None)
+    paid = [(way.money, way) for way in timed if way.money is not None]
+    least = min((money for money, _ in paid), default=0.0)
+    return next((way for money, way in reversed(paid) if money <= AS_FAST * least), None)
 
 
 def words(way: Way) -> str:
@@ -230,9 +246,8 @@ def _asked_for(choices: Choices, which: str) -> Way:
     if which in (CHEAPEST, FASTEST):
         way = best(shown, which)
         if way is None:
-            reason = (
-                "nobody knows how fast they are" if any(w.offered.in_stock for w in shown) else "nothing is in stock"
-            )
+            unknown = f"nobody knows how fast they are; there is 1 to {len(shown)}"
+            reason = unknown if any(w.offered.in_stock for w in shown) else "nothing is in stock"
             raise PlanError(f"--take {which}: {reason}")
         return way
     if not which.isdecimal() or not 1 <= int(which) <= len(shown):

@@ -9,8 +9,8 @@ from typing import Any
 
 from inventory.renting.on_offer import OnOffer
 from inventory.shown import table
-from training.laptop.figures import NONE, duration, figure, finite
-from training.laptop.plan_table import BESIDES, at_worst, data_line, screen
+from training.laptop.figures import NONE, duration, figure, finite, many
+from training.laptop.plan_table import BESIDES, at_worst, data_line, screen, steps_of
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
 from training.plan.frontier import Way, cheaper_in_numbers
 from training.plan.options import AS_FAST
@@ -27,9 +27,9 @@ def show(choices: Choices) -> None:
     terminal = screen(WIDTH)
     shape = choices.shape
     model = f"{shape.parameters / 1e9:.3g} billion parameters in {shape.layers} layers"
-    many = f"{len(choices.ways)} kinds and numbers of machines that it fits on"
-    terminal.print(f"{choices.recipe.name}: {model}; {many}", soft_wrap=True)
-    terminal.print(data_line(choices.size), soft_wrap=True)
+    fitting = f"it fits on {many(len(choices.ways), 'choice')} of machines"
+    terminal.print(f"{choices.recipe.name}: {model}; {fitting}", soft_wrap=True)
+    terminal.print(data_line(choices.size, choices.recipe), soft_wrap=True)
     found = [_cells(choices, name, way) for name, way in _named(choices.rows)]
     if (now := choices.as_it_stands) is not None and now not in choices.rows:
         found.append(_cells(choices, "as is", now))
@@ -97,7 +97,7 @@ def _said(choices: Choices) -> Iterator[str]:
         yield MADE_UP
     weakest = dict.fromkeys(way.offered.machines.weakest for way in choices.rows if way.offered.machines.weakest)
     if weakest:
-        yield f"computed, not measured; times and money of each row scale with its card: {'; '.join(weakest)}"
+        yield f"computed, not measured; times of rows bound by computing scale with their card: {'; '.join(weakest)}"
     yield from _corrections(choices)
     yield from at_worst(choices.recipe, choices.size)
     yield BESIDES
@@ -146,6 +146,8 @@ def show_json(choices: Choices) -> None:
     values = {
         "model": choices.recipe.name,
         "data": None if choices.size is None else asdict(choices.size),
+        "epochs": choices.recipe.epochs,
+        "steps": steps_of(choices.size, choices.recipe),
         "rows": [_values(choices, way) for way in choices.rows],
         "as_it_stands": None if choices.as_it_stands is None else _values(choices, choices.as_it_stands),
         "made_up": choices.settings.on_this_machine,

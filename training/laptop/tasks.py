@@ -103,6 +103,7 @@ def train(
         "hours": "how long they are there: adds what of the run is done by then",
         "card": "as if the machines had this kind of card, such as A10; or A10,L20: a node each; no cloud is asked",
         "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
+        "price_per_hour": "what one node costs, instead of what cluster.toml or the cloud says",
         "set": "key=value for any recipe key; may be repeated",
         "rent": "before any machine is there: which to rent, and how many, by money and time",
         "take": "with --rent: cheapest, fastest or a row's number; writes its types and nodes into cluster.toml",
@@ -118,6 +119,7 @@ def plan(
     hours: str = "",
     card: str = "",
     line_rate_gbps: float = 0.0,
+    price_per_hour: float = 0.0,
     set: Sequence[str] | None = None,
     rent: bool = False,
     take: str = "",
@@ -136,7 +138,7 @@ def plan(
             raise LaunchError(f"--take {take} is for --rent")
         recipe = start_run.chosen_recipe(model, set or (), "")
         there_h = plan_options.hours_of(hours)
-        wish = plan_options.Wish(data, nodes, there_h, card, line_rate_gbps, tuple(set or ()))
+        wish = plan_options.Wish(data, nodes, there_h, card, line_rate_gbps, price_per_hour, tuple(set or ()))
         if rent:
             from training.laptop import rent_options, rent_table
 
@@ -146,7 +148,8 @@ def plan(
                 rent_options.take(choices, take, sys.stderr if json else None)
             return
         asked = plan_options.look(load_settings(), recipe, wish)
-        (plan_table.show_json if json else plan_table.show)(asked)
+        if not (plan_table.show_json if json else plan_table.show)(asked):
+            raise Exit(code=2)
 
 
 @task(

@@ -21,6 +21,8 @@ from training.recipe import LEFT_TO_THE_PLAN, Pipeline, Recipe
 
 AS_FAST = 1.03
 """Seconds by which a simpler strategy may be slower and is taken all the same: estimates are no better than that."""
+HARDLY = 0.0005
+"""Below this part of a step nothing is slower: it would be shown as 0.0 %."""
 FASTER = 1.1
 """By which a larger card has to be faster for memory to be what bounds."""
 FULL = 2048
@@ -113,11 +115,11 @@ def choose(
     if len(fitting) > 1 and fitting[0].step_s is None and (said := assumed(machines)):
         reason += f", {said}"
     if chosen is None and not all(option.refused for option in options):
-        reason += _in_four_bits(search)
+        reason += in_four_bits(search)
     return Choice(options, search.option(recipe), chosen, reason)
 
 
-def _in_four_bits(search: Search) -> str:
+def in_four_bits(search: Search) -> str:
     """What would fit if the frozen layers were rounded; empty where nothing would, or they are."""
     recipe = search.recipe
     if recipe.base_precision == NF4 or recipe.tuning == "full":
@@ -147,8 +149,10 @@ def _chosen(options: tuple[Option, ...]) -> tuple[Option | None, str]:
     slower = chosen.order_s / fastest.order_s - 1
     if slower > AS_FAST - 1:
         return chosen, f"{chosen.strategy} is the simplest that fits, and a step too short for another to be faster"
-    if slower > 0:
+    if slower >= HARDLY:
         return chosen, f"{chosen.strategy} is simpler than {fastest.strategy} and only {slower:.1%} slower"
+    if chosen != fastest and slower > 0:
+        return chosen, f"{chosen.strategy} is simpler than {fastest.strategy} and as fast"
     return chosen, f"{chosen.strategy} is the fastest that fits, and of those as fast the simplest"
 
 

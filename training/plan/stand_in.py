@@ -45,7 +45,7 @@ def assumed(machines: Machines) -> str:
         what = "a card" if machines.card else "a CPU"
         said.append(f"taking {what} for {_flops(machines) / 1e12:g} TFLOP/s: fab prove measures it")
     if machines.rates.bytes_per_s is None and machines.ranks > 1:
-        how = "fab check measures it, or line_rate_gbps in cluster.toml says it"
+        how = "fab check measures it, line_rate_gbps in cluster.toml says it, or fab plan --line-rate-gbps 16"
         said.append(f"taking the network for {GBIT_S} Gbit/s: {how}")
     return "; ".join(said)
 

@@ -46,10 +46,7 @@ class Zero3(Zero0):
         """PEFT 0.21.2 hands the rows of a partitioned embedding around on a GPU alone. A matrix of four bits has scales
         beside it that are no parameters, and ZeRO-3 would not divide."""
         if recipe.base_precision == NF4:
-            return (
-                f"base_precision nf4 needs each rank to hold whole weights: not {recipe.strategy}, but zero0, zero2 or "
-                "pipeline"
-            )
+            return f"base_precision nf4 needs strategy zero0, zero1, zero2 or pipeline, not {recipe.strategy}"
         if recipe.lora.trainable_tokens and not gpu:
             return "lora.trainable_tokens under zero3 need a GPU; without one take strategy zero2"
         return self.refused_sums(recipe)
