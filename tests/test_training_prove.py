@@ -107,7 +107,7 @@ def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(kernels, monkeypa
 def test_attention_that_sees_its_neighbours_fails(kernels, monkeypatch):
     import torch
 
-    def leaky(module, query, key, value, mask, *, segments):
+    def leaky(module, query, key, value, mask, *, segments, sliding_window):
         whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return whole.transpose(1, 2), None
 
