@@ -310,14 +310,13 @@ def test_a_rank_that_stands_still_is_named_and_every_stack_comes_home(disturbed)
 
 def test_a_head_cut_off_ends_the_command_in_words_and_the_ranks_by_themselves(disturbed):
     local = disturbed.local
-    began = time.time()
     following = subprocess.Popen(
         ["fab", "train", "--resume", disturbed.run_id, "--set", f"save_every={SAVE_EVERY}"],
         cwd=ROOT, env=local.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        wait_for("its first step", lambda: disturbed.stepping_since(began), 120)
-        local.happens("cut", "te1")
+        disturbed.wait_until_stepping()
+        local.cut("te1")
         said, _ = following.communicate(timeout=60)
     finally:
         local.happens("heal", "te1")

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -157,6 +158,14 @@ class LocalCluster:
         done = self.fab(f"local.{what}", *argv)
         assert done.returncode == 0, done.stdout
 
+    def cut(self, name):
+        """As `fab local.cut`, at once: steps do not wait until it has started."""
+        from inventory.localcloud import served
+        from inventory.localcloud.places import Places
+
+        with self.at_home():
+            served.cut(Places.of(self.name), name)
+
     def leave(self):
         """Nothing of it stays on this machine, whatever state it is in."""
         self.changed()
@@ -235,10 +244,13 @@ class DisturbedRun:
     def wait_beyond(self, step):
         wait_for(f"step {step} of {self.run_id}", lambda: self.steps() > step, 120)
 
-    def stepping_since(self, began):
-        """Whether a start of it after that moment is at its steps: metrics may be those of the start before."""
-        words = self.local.on("te1", f"cat {self.folder}/progress/rank-0").split()
-        return len(words) == 3 and words[1] == "step" and float(words[2]) > began
+    def wait_until_stepping(self, timeout_s=120):
+        """Until a start that was asked for just now is at its steps. Waited for on the head itself, since a look from
+        here may take seconds; what its progress said before belongs to the start before."""
+        file = f"{self.folder}/progress/rank-0"
+        there = f"[ {file} -nt /tmp/asked ] && ! grep -Eq 'prepare|load' {file}"
+        look = f"touch /tmp/asked; until {there}; do sleep 0.05; done"
+        self.local.on("te1", f"timeout {timeout_s} sh -c {shlex.quote(look)}", timeout=timeout_s + 10)
 
     def checkpoints(self):
         names = self.local.on("te1", f"ls {self.folder}/checkpoints 2>/dev/null; true").split()
