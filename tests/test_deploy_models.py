@@ -385,7 +385,7 @@ def test_the_models_of_the_settings_come_from_their_recipes() -> None:
 
 
 def test_an_unknown_recipe_lists_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"'tinny'; known: .*tiny"):
+    with pytest.raises(RecipeError, match=r"'tinny'; did you mean tiny\? known: .*tiny"):
         models.base_models(["tiny", "tinny"])
 
 
