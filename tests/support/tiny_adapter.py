@@ -39,7 +39,7 @@ def write_variant(base: Path, folder: Path, dtype: str = "float32", tied: bool =
     return folder
 
 
-def write_of_type(base: Path, folder: Path, model_type: str) -> Path:
+def write_of_type(base: Path, folder: Path, model_type: str, **changes: Any) -> Path:
     """A model of another type of the base's width and vocabulary, with random weights of its own."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -48,7 +48,7 @@ def write_of_type(base: Path, folder: Path, model_type: str) -> Path:
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings")}
     torch.manual_seed(6)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | changes))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder
