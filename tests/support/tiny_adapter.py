@@ -46,7 +46,8 @@ def write_of_type(base: Path, folder: Path, model_type: str, **changes: Any) -> 
 
     was = AutoConfig.from_pretrained(base)
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings")}
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings", *tokens)}
     torch.manual_seed(6)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | changes))
     model.save_pretrained(folder)
