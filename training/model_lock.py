@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.cost.shape import FOLDER
 from training.recipe import RECIPES, RecipeError
 
 LOCK = RECIPES / "models.lock"
@@ -26,6 +27,8 @@ HEAD = """\
 """
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BUILT_IN = "built-in:"
+LOCAL = (BUILT_IN, FOLDER)
+"""How the base_model of what no hub has begins: made by spotune itself, or a folder of the user's."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def pinned(pins: Pins, repo: str, revision: str) -> Pin:
 def disagreement(pins: Pins, recorded: Mapping[str, Any], repo: str, revision: str) -> str | None:
     """How a fetched model (its spotune-model.json) is another than what is wanted; None where it is that one."""
     pin, what = pinned(pins, repo, revision), f"{repo} at {revision}"
-    if repo.startswith(BUILT_IN):
+    if repo.startswith(LOCAL):
         return None
     there = {"repo": repo, "revision": revision, "commit": pin.commit} | dict(recorded)
     if there["repo"] != repo:
@@ -88,7 +91,7 @@ def remember(recorded: Mapping[str, Any], repo: str, revision: str, lock: Path |
     """Write what was fetched into the lock, where that says nothing of it yet; whether it was written."""
     lock, pins = lock or LOCK, read_pins(lock)
     commit = recorded.get("commit", "")
-    new = (repo, revision) not in pins and not repo.startswith(BUILT_IN)
+    new = (repo, revision) not in pins and not repo.startswith(LOCAL)
     if not new or not COMMIT.fullmatch(commit) or recorded.get("repo") != repo:
         return False
     write_pins({**pins, (repo, revision): Pin(commit, recorded["hash"])}, lock)

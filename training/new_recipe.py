@@ -6,12 +6,14 @@ Rates of learning are what is usual for LoRA at these sizes; nothing was tuned f
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from dataclasses import dataclass
+from hashlib import sha256
 
 from training.cost.disk import file_bytes
 from training.cost.memory import NF4, micro_batch_tokens, with_reserve
-from training.cost.shape import ModelShape
+from training.cost.shape import FOLDER, ModelShape
 from training.cost.strategies import LEANEST, SIMPLEST, cost_of
 from training.recipe import Recipe
 
@@ -38,7 +40,10 @@ class Source:
 
     @property
     def folder(self) -> str:
-        return self.repo.rpartition("/")[2].lower()
+        """Where it lies among models; of a folder of the user's, told from others of its name."""
+        name = re.sub(r"[^a-z0-9._-]+", "-", self.repo.rpartition("/")[2].lower()).strip("-._") or "model"
+        mine = self.repo.startswith(FOLDER)
+        return f"{name}-{sha256(self.repo.encode()).hexdigest()[:8]}" if mine else name
 
 
 def new_recipe(name: str, source: Source, shape: ModelShape) -> str:

@@ -364,6 +364,11 @@ def recipe_name(model: str) -> str:
     raise RecipeError(f"unknown model {model!r}; {meant}known: {', '.join(known)}")
 
 
+def parse_recipe(text: str, overrides: Mapping[str, str] | None, source: str) -> Recipe:
+    """A recipe's text, with `overrides`; `source` names it in what is wrong."""
+    return _checked(_overridden(tomllib.loads(text), overrides or {}), source)
+
+
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
     """A resolved recipe as `to_toml` wrote it into a run folder, with `overrides`."""
     return _checked(_overridden(_parsed(path), overrides or {}), str(path))

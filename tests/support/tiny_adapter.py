@@ -39,16 +39,17 @@ def write_variant(base: Path, folder: Path, dtype: str = "float32", tied: bool =
     return folder
 
 
-def write_of_type(base: Path, folder: Path, model_type: str) -> Path:
+def write_of_type(base: Path, folder: Path, model_type: str, **changes: Any) -> Path:
     """A model of another type of the base's width and vocabulary, with random weights of its own."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     was = AutoConfig.from_pretrained(base)
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings")}
+    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
+    sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings", *tokens)}
     torch.manual_seed(6)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | changes))
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder

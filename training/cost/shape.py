@@ -3,6 +3,7 @@ for `known_shape`, which reads shapes.toml."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from training.exit_codes import UNUSABLE
 if TYPE_CHECKING:
     from training.recipe import Lora, Recipe
 
+FOLDER = "folder:"
+"""How the base_model of a folder on this machine begins."""
 SHIPPED = Path(__file__).parent / "shapes.toml"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -160,6 +163,10 @@ def model_shape(config: Mapping[str, Any], name: str = "the base model") -> Mode
 
 
 def known_shape(base_model: str) -> ModelShape | None:
-    """The shape of a base model that a shipped recipe names, before any of it is downloaded; None for another one."""
+    """The shape of a base model that a shipped recipe names, before any of it is downloaded, or of a folder's; None for
+    another one."""
+    if base_model.startswith(FOLDER):
+        folder = base_model.removeprefix(FOLDER)
+        return model_shape(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), folder)
     config = tomllib.loads(SHIPPED.read_text(encoding="utf-8")).get(base_model)
     return None if config is None else model_shape(config, base_model)

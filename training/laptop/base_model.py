@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from training import tiny
+from training.cost.shape import FOLDER
+from training.laptop import folder_model
 from training.laptop.head_node import Head
 from training.launch import ENV_FOLDER, Launch, LaunchError
 from training.model_lock import LOCK, disagreement, read_pins
@@ -46,6 +48,8 @@ def find_base_model(head: Head, recipe: Recipe, launch: Launch) -> BaseModel:
         digest, folder = here_base_model(recipe, launch), Path(launch.models) / recipe.model_dir
         sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
         found = BaseModel({**_record(folder), "hash": digest}, sums)
+    elif recipe.base_model.startswith(FOLDER):
+        raise LaunchError("--model FOLDER trains on this machine, with --here; for the nodes name a model of a hub")
     else:
         found = base_model_on_head(head, launch.models, recipe.model_dir)
     if said := disagreement(read_pins(), found.record, recipe.base_model, recipe.revision):
@@ -78,6 +82,8 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
     if missing := [name for name in ("torch", "deepspeed", "peft") if importlib.util.find_spec(name) is None]:
         raise LaunchError(f"--here needs {', '.join(missing)} in this Python: pip install -e '.[train]'")
     folder = Path(launch.models) / recipe.model_dir
+    if recipe.base_model.startswith(FOLDER):
+        return folder_model.place(recipe, Path(launch.models))["hash"]
     record = _record(folder)
     if recipe.base_model == BUILT_IN and record.get("commit") != sha256_of(TINY):
         _make_tiny(folder, launch.python)

@@ -18,6 +18,7 @@ from training.data.hub import POINTER, is_dataset_name
 from training.data.readers import data_files
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
+from training.laptop.folder_model import folder_recipe, is_folder
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.ship import plan_text
 from training.laptop.terminal import show_plan
@@ -37,13 +38,14 @@ def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
     if not name:
         raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
     overrides = overrides_of(settings, steps)
-    recipe = load_recipe(name, overrides)
+    load = folder_recipe if is_folder(name) else load_recipe
+    recipe = load(name, overrides)
     total, warmup = recipe.steps, recipe.optimizer.warmup_steps
     if total is None or warmup < total or "steps" not in overrides or WARMUP in overrides:
         return recipe
     shorter = short_warmup(total)
     print(f"warm-up: {shorter} of {total} steps; the recipe's {warmup} would last as long as the run", file=sys.stderr)
-    return load_recipe(name, overrides | {WARMUP: str(shorter)})
+    return load(name, overrides | {WARMUP: str(shorter)})
 
 
 def overrides_of(settings: Sequence[str], steps: str) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""A base model that is a folder on this machine: `fab train --model ./my-model --here`.
+
+Its recipe is derived from its config.json. Where models lie it gets a folder of links to its files, with the stamp and
+the sums that a fetched one has; the folder itself is never written into.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from training.cost.shape import FOLDER, model_shape
+from training.new_recipe import Source, new_recipe
+from training.recipe import Recipe, RecipeError, parse_recipe
+from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
+
+WEIGHTS = "*.safetensors"
+
+
+def is_folder(model: str) -> bool:
+    """Whether `--model` names a folder: an id on a hub has no more than one slash, and none of its own here."""
+    return model.startswith((".", "/", "~")) or (os.sep in model and Path(model).is_dir())
+
+
+def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
+    """The recipe for a folder, with `overrides`. Raises RecipeError where it is no model that can be trained,
+    PlanError for one of a shape that cannot be planned."""
+    folder = Path(model).expanduser().resolve()
+    config = _config(folder)
+    name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("-._") or "model"
+    source = Source(f"{FOLDER}{folder}", int(config.get("max_position_embeddings") or 0) or 2048)
+    return parse_recipe(new_recipe(name, source, model_shape(config, str(folder))), overrides, f"recipe of {folder}")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise RecipeError(f"--model {folder}: there is no such folder")
+    try:
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise RecipeError(f"--model {folder}: its config.json cannot be read: {error}") from error
+    if not any(folder.glob(WEIGHTS)):
+        raise RecipeError(f"--model {folder}: it has no weights in safetensors files")
+    if not (folder / "tokenizer_config.json").is_file():
+        raise RecipeError(f"--model {folder}: it has no tokenizer (tokenizer_config.json)")
+    if "text_config" in config:
+        kind = config.get("model_type")
+        raise RecipeError(f"--model {folder}: a {kind} knows more than text; only models of text are trained")
+    if stored := config.get("quantization_config"):
+        how = stored.get("quant_method", "an unknown way") if isinstance(stored, dict) else "an unknown way"
+        raise RecipeError(f"--model {folder}: its weights are stored in {how}; a model in 16 or 32 bits is needed")
+    return config
+
+
+def place(recipe: Recipe, models: Path) -> dict[str, str]:
+    """Links to the folder's files where models lie, sealed; gives the record. Hashed anew where a file has changed."""
+    folder, target = Path(recipe.base_model.removeprefix(FOLDER)), models / recipe.model_dir
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    state = "\n".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+    commit = sha256(f"{folder}\n{state}".encode()).hexdigest()
+    if (target / ORIGIN).is_file():
+        known: dict[str, str] = json.loads((target / ORIGIN).read_text(encoding="utf-8"))
+        if known.get("commit") == commit:
+            return known
+    fresh = target.with_name(f".{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for path in files:
+        if path.name not in {ORIGIN, SUMS}:
+            (fresh / path.name).symlink_to(path)
+    (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
+    record = {"repo": recipe.base_model, "revision": "main", "commit": commit, "hash": sha256_of(fresh / SUMS)}
+    (fresh / ORIGIN).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+    return record
