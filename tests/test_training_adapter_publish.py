@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_a_merged_model_is_published_openly_where_that_is_said(folder: Path):
         sent = hashlib.sha256(hub.models[REPO]["model.safetensors"]).hexdigest()
         assert hub.private == set()
     assert sent == sums_of(folder / f"runs/{RUN}/merged")["model.safetensors"]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_path_of_a_base_model_that_was_a_folder_stays_at_home(folder: Path, merged: bool):
+    run = folder / "runs" / RUN
+    own = re.sub(r'base_model = "[^"]*"', 'base_model = "folder:/home/anna/secret plans/my-model"', RECIPE)
+    (run / "recipe.toml").write_text(own)
+    files = parcel(run, "anna/mine", merged, private=True).files
+    sent = b"".join(file if isinstance(file, bytes) else Path(file).read_bytes() for file in files.values())
+    assert b"fine-tuned from my-model" in sent
+    assert b"anna/secret" not in sent and b"/home" not in sent
 
 
 def test_what_the_hub_keeps_is_compared_with_what_was_sent(folder: Path):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,6 +145,29 @@ def test_a_base_model_with_a_cut_file_is_refused_before_it_is_loaded(house):
             open_work(SimpleNamespace(run=_run(house, "cut", BASE)))
     finally:
         weights.write_bytes(whole)
+
+
+@pytest.fixture(scope="module")
+def on_two(house):
+    """In each stage an undisturbed run, one that is stopped after its first step, and that one gone on with; one that
+    saves often; and, through main, one that SIGTERM on the second rank ends."""
+    jobs, runs = [], {}
+    for stage in STAGES:
+        for name in ("undisturbed", "stopped"):
+            runs[f"{name} {stage}"] = _run(house, f"{name}-{stage}", BASE | {"save_every": "2", "strategy": stage})
+        stopped = str(runs[f"stopped {stage}"])
+        (runs[f"stopped {stage}"] / "stop").touch()
+        jobs += [{"run": str(runs[f"undisturbed {stage}"])}, {"run": stopped}, {"run": stopped, "resume": True}]
+    runs["saving"] = _run(house, "saving", SAVING)
+    runs["signalled"] = _run(house, "signalled", BASE | {"steps": "2000", "save_every": "1000"})
+    started = _start(house, 2, [*jobs, *({"run": str(runs[name])} for name in ("saving", "signalled"))])
+    until = time.monotonic() + 280
+    while not (runs["signalled"] / "metrics.jsonl").exists() and time.monotonic() < until:
+        if any(process.poll() is not None for process in started):
+            break
+        time.sleep(0.2)
+    started[1].send_signal(signal.SIGTERM)
+    return runs, *_finish(house, started)
 
 
 def _metrics(run):

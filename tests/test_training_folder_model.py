@@ -14,7 +14,7 @@ from training.cost.shape import PlanError, known_shape
 from training.laptop import folder_model
 from training.laptop.folder_model import folder_recipe, is_folder
 from training.recipe import RecipeError
-from training.sums import SUMS
+from training.sums import ORIGIN, SUMS
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {
@@ -100,8 +100,10 @@ def test_it_lies_among_models_as_links_and_is_hashed_anew_only_where_it_changed(
     names = {path.name for path in folder.iterdir()}
     assert (placed / SUMS).is_file() and names == {"config.json", "model.safetensors", "tokenizer_config.json"}
     with monkeypatch.context() as patched:
-        patched.setattr(folder_model, "sums_of", None)
+        patched.setattr(folder_model, "seal_model", None)
         assert folder_model.place(recipe, models) == before
+    (placed / ORIGIN).write_text("{")
+    assert folder_model.place(recipe, models) == before, "a damaged record is made again"
     (folder / "model.safetensors").write_bytes(b"other weights")
     assert folder_model.place(recipe, models)["hash"] != before["hash"]
 

@@ -39,11 +39,15 @@ class Source:
     """A sentence for whoever opens the recipe."""
 
     @property
+    def name(self) -> str:
+        """Its own, as a recipe's may be."""
+        return re.sub(r"[^a-z0-9._-]+", "-", self.repo.rpartition("/")[2].lower()).strip("-._") or "model"
+
+    @property
     def folder(self) -> str:
         """Where it lies among models; of a folder of the user's, told from others of its name."""
-        name = re.sub(r"[^a-z0-9._-]+", "-", self.repo.rpartition("/")[2].lower()).strip("-._") or "model"
         mine = self.repo.startswith(FOLDER)
-        return f"{name}-{sha256(self.repo.encode()).hexdigest()[:8]}" if mine else name
+        return f"{self.name}-{sha256(self.repo.encode()).hexdigest()[:8]}" if mine else self.name
 
 
 def new_recipe(name: str, source: Source, shape: ModelShape) -> str:

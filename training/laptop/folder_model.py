@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from training.cost.shape import FOLDER, model_shape
 from training.new_recipe import Source, new_recipe
 from training.recipe import Recipe, RecipeError, parse_recipe
-from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
+from training.sums import ORIGIN, SUMS, read_origin, seal_model
 
 WEIGHTS = "*.safetensors"
 
@@ -33,9 +33,10 @@ def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
     PlanError for one of a shape that cannot be planned."""
     folder = Path(model).expanduser().resolve()
     config = _config(folder)
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.name.lower()).strip("-._") or "model"
     source = Source(f"{FOLDER}{folder}", int(config.get("max_position_embeddings") or 0) or 2048)
-    return parse_recipe(new_recipe(name, source, model_shape(config, str(folder))), overrides, f"recipe of {folder}")
+    return parse_recipe(
+        new_recipe(source.name, source, model_shape(config, str(folder))), overrides, f"recipe of {folder}"
+    )
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -64,9 +65,8 @@ def place(recipe: Recipe, models: Path) -> dict[str, str]:
     files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     state = "\n".join(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
     commit = sha256(f"{folder}\n{state}".encode()).hexdigest()
-    if (target / ORIGIN).is_file():
-        known: dict[str, str] = json.loads((target / ORIGIN).read_text(encoding="utf-8"))
-        if known.get("commit") == commit:
+    with suppress(ValueError):  # a damaged record is made again
+        if (known := read_origin(target)).get("commit") == commit:
             return known
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -74,9 +74,7 @@ def place(recipe: Recipe, models: Path) -> dict[str, str]:
     for path in files:
         if path.name not in {ORIGIN, SUMS}:
             (fresh / path.name).symlink_to(path)
-    (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
-    record = {"repo": recipe.base_model, "revision": "main", "commit": commit, "hash": sha256_of(fresh / SUMS)}
-    (fresh / ORIGIN).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    seal_model(fresh, repo=recipe.base_model, revision="main", commit=commit)
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
-    return record
+    return read_origin(target)

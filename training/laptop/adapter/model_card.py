@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.cost.memory import NF4
+from training.cost.shape import FOLDER
+from training.model_lock import LOCAL
 
-BUILT_IN = "built-in:"
+
+def base_name(base: str) -> str:
+    """A base model as others may know it: the path of a folder on this machine is nobody's business."""
+    return base.rpartition("/")[2] if base.startswith(FOLDER) else base
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,12 @@ def card(name: str, facts: CardFacts) -> str:
     """README.md: front matter the hub reads, then words. The licence is the base model's, which binds both."""
     recipe = facts.recipe
     base = recipe["base_model"]
-    known = not base.startswith(BUILT_IN)
+    known = not base.startswith(LOCAL)
     front = [f"base_model: {base}"] if known else []
     front += [f"library_name: {'transformers' if facts.merged else 'peft'}", "pipeline_tag: text-generation"]
     front += ["tags:", "- lora", "- spotune"]
     kind = "A model with its LoRA adapter merged in" if facts.merged else "A LoRA adapter"
-    of = f"[{base}](https://huggingface.co/{base})" if known else base
+    of = f"[{base}](https://huggingface.co/{base})" if known else base_name(base)
     lines = ["---", *front, "---", "", f"# {name}", "", f"{kind}, fine-tuned from {of} with spotune.", ""]
     lines += ["| | |", "|--|--|", f"| run | {facts.run_id}, step {facts.step} |"]
     lines += [f"| base model's files, sha256 | {facts.base_model_hash} |", f"| data, sha256 | {facts.data_hash} |"]
@@ -61,7 +66,9 @@ def card(name: str, facts: CardFacts) -> str:
         lines += ["| base model while training | its layers in four bits a weight (NF4) |"]
     lines += [f"| {label} | {value:.4f} |" for label, value in _numbers(facts) if value is not None]
     lines += ["", "Licence: that of the base model.", *_evaluation(facts), *_use(name, facts), *_end(facts), ""]
-    return "\n".join([*lines, "## Recipe", "", "```toml", facts.recipe_text.strip(), "```", ""])
+    return "\n".join(
+        [*lines, "## Recipe", "", "```toml", facts.recipe_text.strip().replace(base, base_name(base)), "```", ""]
+    )
 
 
 def _numbers(facts: CardFacts) -> list[tuple[str, float | None]]:

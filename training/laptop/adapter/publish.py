@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from training.errors import AdapterError
 from training.hub_access import HubError, hub_of
-from training.laptop.adapter.model_card import BUILT_IN, CardFacts, card, losses
+from training.laptop.adapter.model_card import CardFacts, base_name, card, losses
+from training.model_lock import BUILT_IN, LOCAL
 from training.run_folder import is_run_id
 from training.sums import STATE, SUMS, parse_sums, sha256_of
 
@@ -118,8 +119,8 @@ def _portable(path: Path, facts: CardFacts) -> bytes:
     """adapter_config.json with the base model's name in place of its folder on a node."""
     config = json.loads(path.read_text(encoding="utf-8"))
     base = facts.recipe["base_model"]
-    config["base_model_name_or_path"] = base.removeprefix(BUILT_IN)
-    if not base.startswith(BUILT_IN) and facts.recipe.get("revision", "main") != "main":
+    config["base_model_name_or_path"] = base_name(base).removeprefix(BUILT_IN)
+    if not base.startswith(LOCAL) and facts.recipe.get("revision", "main") != "main":
         config["revision"] = facts.recipe["revision"]
     return (json.dumps(config, indent=2) + "\n").encode()
 
