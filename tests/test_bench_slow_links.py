@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import slow_links, slow_model
-from training.cost.shape import model_shape
+from tests.support.llama_shape import model_shape
 from training.recipe import load_recipe
 
 CONFIG = {

@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 
 from tests.support.hub import COMMIT, Hub  # noqa: E402
 from training import tiny  # noqa: E402
+from training.cost.shape import known_shape, read_outline  # noqa: E402
 from training.data import IGNORED, DataError, Sample, build  # noqa: E402
 from training.data.build import Build, cached, content_hash, is_validation, link, pad_id  # noqa: E402
 from training.data.collate import collate  # noqa: E402
@@ -32,6 +33,17 @@ from training.recipe import load_recipe  # noqa: E402
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[1]
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+}
+"""Of the tiny model."""
 RECORDS = [
     {"messages": [{"role": "user", "content": f"问题 {n}?"}, {"role": "assistant", "content": "answer " * (n % 9 + 1)}]}
     for n in range(60)
@@ -45,7 +57,7 @@ def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
     tokenizer = tiny._tokenizer(["the quick brown fox has an answer to the world?", "问题"])
     tokenizer.save_pretrained(folder / "models" / "tiny")
-    (folder / "models" / "tiny" / "config.json").write_text('{"hidden_size": 128, "num_hidden_layers": 4}')
+    (folder / "models" / "tiny" / "config.json").write_text(json.dumps(CONFIG))
     return folder
 
 
@@ -308,7 +320,8 @@ def test_prepare_fills_the_run_folder_and_tells_what_there_is(house):
     assert answer == json.loads((run / "data" / "report.json").read_text("utf-8"))
     assert answer["report"]["records"] + answer["validation"]["records"] == 60
     assert answer["report"]["shape"] == "messages"
-    assert answer["model"] == {"hidden_size": 128, "num_hidden_layers": 4}
+    assert answer["model"] == CONFIG
+    assert read_outline(answer["outline"]) == known_shape("built-in:tiny")
     assert answer["disk_free_gib"] > 0
     prepared = run / "data" / "prepared"
     assert open_prepared(prepared / "train").content_hash == answer["report"]["content_hash"]
@@ -330,7 +343,7 @@ def _small(house, **config):
     """The name of a model folder whose config.json says this."""
     folder = house / "models" / f"small{len(list((house / 'models').iterdir()))}"
     shutil.copytree(house / "models" / "tiny", folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
     return folder.name
 
 

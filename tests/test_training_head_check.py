@@ -16,7 +16,6 @@ from training.node import head_check  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402
 from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
-from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -107,12 +106,6 @@ def test_what_cannot_even_be_tried_is_said_in_one_sentence(tmp_path, kind):
         refuse_other_logits(load_recipe("tiny"), _papers(tmp_path, kind))
     assert "\n" not in str(refused.value) and f"'{kind}' cannot be trained" in str(refused.value)
     assert "llama" in str(refused.value)
-
-
-def test_under_zero3_a_configuration_without_the_widths_is_refused_in_a_sentence(tmp_path):
-    shape = AutoConfig.from_pretrained(_papers(tmp_path, "gpt2"))
-    with pytest.raises(RecipeError, match=r"'gpt2' says no intermediate_size.*--set strategy=zero2"):
-        persistence_threshold(load_recipe("tiny"), shape)
 
 
 def test_the_try_leaves_the_random_numbers_of_the_run_alone(tmp_path):

@@ -14,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support.llama_shape import model_shape  # noqa: E402
 from training import tiny  # noqa: E402
 from training.cost.flops import ModelFacts  # noqa: E402
 from training.cost.memory import DROPOUT, offloaded_bytes, saved_bytes  # noqa: E402
-from training.cost.shape import model_shape  # noqa: E402
 from training.cost.strategies import (  # noqa: E402
     BUCKET,
     STRATEGIES,
@@ -26,6 +26,7 @@ from training.cost.strategies import (  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.node import model  # noqa: E402
+from training.node.outline import shape_of_folder  # noqa: E402
 from training.node.strategies import engines, machine  # noqa: E402
 from training.node.strategies.zero import ds_config  # noqa: E402
 from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
@@ -98,7 +99,7 @@ def test_half_of_the_layers_alone_get_the_adapter_values_they_have_in_the_whole(
     half = model.trainable_parameters(model.trainable(base, recipe, folder))
     missing = {name.split(".layers.")[1][0] for name in whole.keys() - half.keys()}
     assert half.keys() < whole.keys() and missing == {"0", "1"}
-    assert model.outline(recipe, folder).shapes.keys() == whole.keys(), "whatever a rank holds"
+    assert model.whole_model(recipe, folder).shapes.keys() == whole.keys(), "whatever a rank holds"
     assert all(torch.equal(half[name], whole[name]) for name in half)
     drawn = [p for name, p in half.items() if "lora_A.weight" in name]
     assert len({tuple(p.flatten()[:9].tolist()) for p in drawn}) == len(drawn), "each module has values of its own"
@@ -152,12 +153,11 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
     shape = AutoConfig.from_pretrained(folder)
     recipe = load_recipe("tiny", {"tuning": tuning})
     loaded = _loaded(folder, tuning=tuning)
-    facts = model.outline(recipe, folder).facts
-    assert facts == model.facts(loaded)
+    facts = model.whole_model(recipe, folder).facts
     assert facts.trainable == sum(p.numel() for p in loaded.parameters() if p.requires_grad)
     layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 384
     assert facts.matmul_parameters == 4 * layer + shape.vocab_size * 128, "the tied embedding is the head"
-    assert (facts.layers, facts.attention_width, facts.full) == (4, 128, tuning == "full")
+    assert (facts.layers, facts.attends, facts.full) == (4, ((0, 4 * 128),), tuning == "full")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_model_is_counted_without_loading_it(folder, tuning):
 def test_the_plan_reckons_from_config_json_what_the_engine_counts(folder, settings):
     recipe = load_recipe("tiny", settings)
     config = json.loads((folder / "config.json").read_text())
-    whole = model.outline(recipe, folder)
+    whole = model.whole_model(recipe, folder)
     assert model_shape(config).facts(recipe) == whole.facts
     trained = model.trainable_parameters(model.load(recipe, folder))
     assert whole.shapes == {name: p.shape for name, p in trained.items()}
@@ -199,7 +199,7 @@ def test_under_zero3_every_lora_matrix_stays_resident(folder):
         recipe = load_recipe("tiny", {"lora.rank": str(rank)})
         loaded = model.load(recipe, folder)
         largest = max(p.numel() for p in model.trainable_parameters(loaded).values())
-        assert largest < persistence_threshold(recipe, model.causal_model(loaded).config) < 128 * 384 * 2
+        assert largest < persistence_threshold(recipe, shape_of_folder(folder)) < 128 * 384 * 2
 
 
 def test_gradients_cross_in_fp32_and_a_decoder_layer_is_gathered_at_once(folder):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import models_page
-from training.cost.shape import known_shape, model_shape
+from tests.support.llama_shape import model_shape
+from training.cost.shape import known_shape
 from training.new_recipe import Source, about, memory_lines, new_recipe
 from training.recipe import RECIPES, RecipeError, load_recipe, read_recipe, recipe_name, recipe_names
 

@@ -17,9 +17,10 @@ from bitsandbytes.functional import quantize_4bit  # noqa: E402
 from bitsandbytes.nn import Linear4bit  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
+from tests.support.llama_shape import model_shape  # noqa: E402
 from tests.support.tiny_adapter import write_adapter  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
-from training.cost.shape import known_shape, model_shape  # noqa: E402
+from training.cost.shape import known_shape  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.laptop.adapter.tuned_model import Room, packing_bytes  # noqa: E402
@@ -208,8 +209,8 @@ def test_a_nodes_other_ranks_wait_for_the_first_and_the_node_is_named_where_it_c
 
 def test_a_linear_layer_in_four_bits_is_not_trained_whole(models):
     with pytest.raises(RecipeError, match=r"lora.modules_to_save: down_proj: .* name them in lora.targets"):
-        model.outline(_recipe(lora__modules_to_save='["norm", "down_proj"]'), models / "plain")
-    whole = model.outline(_recipe(lora__modules_to_save='["norm", "lm_head"]'), models / "plain")
+        model.whole_model(_recipe(lora__modules_to_save='["norm", "down_proj"]'), models / "plain")
+    whole = model.whole_model(_recipe(lora__modules_to_save='["norm", "lm_head"]'), models / "plain")
     assert whole.shapes["base_model.model.lm_head.weight"] == (512, 128)
 
 

@@ -14,10 +14,10 @@ pytest.importorskip("bitsandbytes", reason="needs the [train] extra")
 from bitsandbytes.nn import Linear4bit  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
+from tests.support.llama_shape import model_shape  # noqa: E402
 from tests.support.tiny_adapter import write_variant  # noqa: E402
 from training import tiny  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
-from training.cost.shape import model_shape  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.node import model, nf4  # noqa: E402

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import test_training_plan_checks as plan_checks
+from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB
 from training.cost.shape import known_shape
 from training.laptop import node_hardware
@@ -109,7 +110,8 @@ def test_the_slowest_come_first_but_for_the_head():
 
 
 def plan_on(*cards: Card, bytes_per_s: float | None = 1.7e9, **settings: str) -> Plan:
-    prepared = {"report": plan_checks.REPORT, "disk_free_gib": 300.0}
+    outline = model_shape(plan_checks.CONFIG).to_outline()
+    prepared = {"report": plan_checks.REPORT, "disk_free_gib": 300.0, "outline": outline}
     metadata = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", plan_checks.CONFIG, plan_checks.INSTRUCT)
     facts = read_facts(prepared, metadata, having(*((card,) for card in cards)), Known(bytes_per_s, "check-1"))
     return make_plan(load_recipe("qwen2.5-14b", settings), facts)

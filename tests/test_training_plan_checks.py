@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB
 from training.cost.shape import PlanError
 from training.plan.checks import CHECKS
@@ -54,7 +55,8 @@ INSTRUCT = {"eos_token_id": [151645, 151643]}
 def facts(generation: dict[str, Any] | None = None, machine: dict[str, Any] | None = None, **report: Any) -> Facts:
     """Four single-A10 nodes, a thousand records, Qwen2.5-14B-Instruct, unless said otherwise."""
     has = {**MACHINE, **(machine or {})}
-    prepared = {"report": {**REPORT, **report}, "disk_free_gib": has["disk_free_gib"]}
+    outline = model_shape(CONFIG).to_outline()
+    prepared = {"report": {**REPORT, **report}, "disk_free_gib": has["disk_free_gib"], "outline": outline}
     cards = tuple(Card(gpu["name"], (gpu["memory_gib"] or math.inf) * GIB) for gpu in has["gpus"])
     nodes = [NodeHardware(f"te{n}", 1, cards, has["ram_gib"] * GIB) for n in range(1, 5)]
     papers = ModelMetadata("Qwen/Qwen2.5-14B-Instruct", CONFIG, INSTRUCT if generation is None else generation)

@@ -355,7 +355,7 @@ def test_tiny_brings_its_own_data_and_others_none():
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "own/set"), "--data own/set: a data set of the Hub"),
         (
             ("--model", "qwen2.5-7b", "--card", "A10", "--set", "base_model=a/b"),
-            "the shape of a/b is not known here: add what its config.json says to training/cost/shapes.toml",
+            "the shape of a/b is not known here: no recipe that is shipped names it",
         ),
     ],
 )

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB, PROCESS, RESERVED
-from training.cost.shape import known_shape, model_shape
+from training.cost.shape import known_shape
 from training.plan.ladder import ladder, ladder_lines, needed
 from training.recipe import Recipe, load_recipe, with_changes
 

@@ -13,9 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support.llama_shape import model_shape  # noqa: E402
 from tests.support.ranks import samples, together  # noqa: E402
 from training import tiny  # noqa: E402
-from training.cost.shape import model_shape  # noqa: E402
 from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data import Order, micro_steps  # noqa: E402
 from training.node.model import draw  # noqa: E402

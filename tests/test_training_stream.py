@@ -13,15 +13,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support.llama_shape import model_shape  # noqa: E402
 from tests.test_training_plan_options import a10s, by_name, options, tcp  # noqa: E402
 from tests.test_training_strategies import _group, _state  # noqa: E402
 from training import tiny  # noqa: E402
 from training.cost.pace import Rates, pace  # noqa: E402
-from training.cost.shape import known_shape, model_shape  # noqa: E402
+from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES, STREAM  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
-from training.node import model  # noqa: E402
+from training.node import architecture, model  # noqa: E402
 from training.node.strategies.machine import refuse_streamed  # noqa: E402
 from training.node.strategies.stream import StreamedLayers, spread  # noqa: E402
 from training.plan.deciding import decided_again  # noqa: E402
@@ -90,7 +91,7 @@ def test_a_streamed_run_goes_on_from_others_and_others_from_it(on_two, before, a
 def _loss_model(house, again):
     recipe = load_recipe("tiny", {"dtype": "float32", "gradient_checkpointing": again, "strategy": "stream"})
     loaded = model.load(recipe, house / "tiny")
-    return model.LossModel(loaded, recipe), model.decoder_layers(model.causal_model(loaded))
+    return model.LossModel(loaded, recipe), architecture.text_layers(model.causal_model(loaded))
 
 
 def _storages(tensors):

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from tests.bench import slow_model
 from tests.bench.rows import CommandFailed, Measure, Row, checked, compared
+from tests.support.llama_shape import model_shape
 from tests.support.local_cluster import LocalCluster, run_id_in, wait_for
 from tests.support.ssh_program import ssh_options
 from training.cost.pace import LINE_SHARE, Rates, pace
-from training.cost.shape import ModelShape, model_shape
+from training.cost.shape import ModelShape
 from training.cost.strategies import STRATEGIES
 from training.plan.machines import Machines
 from training.plan.options import Choice, choose

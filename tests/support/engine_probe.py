@@ -42,7 +42,7 @@ def run(case, job, samples, results):
         results[case["name"]] = seen.apart(curve.stored())
         return
     recipe = load_recipe("tiny", job["recipe"] | case.get("recipe", {}))
-    whole, loaded = model.outline(recipe, Path(case.get("model", job["model"]))), []
+    whole, loaded = model.whole_model(recipe, Path(case.get("model", job["model"]))), []
     with watched(loaded), small_limits(case.get("prefetch")), any_dtype(case.get("loss_scale")):
         strategy = strategies.build(recipe, Path(case.get("model", job["model"])), world)
     if case.get("loss_scale"):

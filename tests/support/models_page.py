@@ -15,9 +15,9 @@ HEAD = """\
 # Which models
 
 `--model` takes the name of a recipe or the id of its base model on the Hub (`--model Qwen/Qwen3-8B`). Another model of
-a type below needs a recipe of its own in [training/recipes](../training/recipes), and what its config.json says of its
-shape in [training/cost/shapes.toml](../training/cost/shapes.toml). On your own machine a folder is enough:
-`fab train --model ./my-model --here --data FILE` derives the recipe from its config.json; the folder stays as it is.
+a type below needs a recipe of its own in [training/recipes](../training/recipes). On your own machine a folder is
+enough: `fab train --model ./my-model --here --data FILE` derives the recipe from its config.json; the folder stays as
+it is.
 
 ## Recipes
 

@@ -15,16 +15,16 @@ from training.cost.cards import peak_flops
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the cost of a token depends on: reckoned from config.json (ModelShape.facts) before there is a model,
-    counted by the engine on the loaded one, which may be of a family that the plan does not know."""
+    """What the cost of a token depends on: reckoned from its outline (ModelShape.facts) before there is a model,
+    counted by the engine on the loaded one."""
 
     parameters: int
     trainable: int
     matmul_parameters: int
     """Weights in matrices, the head's included and the embedding's not."""
     layers: int = 0
-    attention_width: int = 0
-    """Heads times their dimension."""
+    attends: tuple[tuple[int, int], ...] = ()
+    """Windows, 0 for none, with the attention's widths (heads times their dimension) of all layers that have each."""
 
     @property
     def full(self) -> bool:
@@ -38,13 +38,18 @@ def flops_per_token(facts: ModelFacts, length: float, checkpointed: float) -> tu
     `checkpointed` is the share of the layers that are.
     `length` is how many tokens attention spans: for samples of n tokens isolated in packed rows,
     sum(n * n) / sum(n). Causal attention costs 2 * width * length a layer and pass: one pass forward, two backward,
-    half a one more for the scores that fused kernels compute again.
+    half a one more for the scores that fused kernels compute again. A window bounds what a layer sees.
     """
-    attention = 2 * facts.layers * facts.attention_width * length
+    attention = sum(attention_flops(width, window, length) for window, width in facts.attends)
     passes, adapters = (6, 0) if facts.full else (4, facts.trainable)
     needed = passes * facts.matmul_parameters + 6 * adapters
     forward = 2 * facts.matmul_parameters + 2 * adapters + attention
     return needed + 3 * attention, needed + 3.5 * attention + checkpointed * forward
+
+
+def attention_flops(width: float, window: int, length: float) -> float:
+    """Of a token's forward pass, over `length` tokens: it sees half of them, or where that is less its window."""
+    return 2 * width * (min(length, 2 * window) if window else length)
 
 
 def utilization(

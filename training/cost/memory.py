@@ -107,25 +107,25 @@ def rank_memory(
 
 def packed_weights(shape: ModelShape, recipe: Recipe) -> int:
     """Weights that are kept in four bits."""
-    return shape.layers * shape.layer_matrices if recipe.base_precision == NF4 else 0
+    return shape.packed_parameters if recipe.base_precision == NF4 else 0
 
 
 def weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """The base model as a rank keeps it, undivided."""
-    around = shape.parameters - shape.layers * shape.layer_parameters
-    return shape.layers * layer_bytes(shape, recipe) + WIDTH[recipe.dtype] * around
+    packed = packed_weights(shape, recipe)
+    return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.parameters - packed)
 
 
 def layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """One layer of it."""
-    packed = shape.layer_matrices if recipe.base_precision == NF4 else 0
+    """Its largest layer."""
+    packed = shape.largest.packed if recipe.base_precision == NF4 else 0
     return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.layer_parameters - packed)
 
 
 def unpacked_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Of a layer whose matrices are kept in four bits, while it is computed with; bitsandbytes unpacks one matrix after
     another, and its backward once more."""
-    return WIDTH[recipe.dtype] * shape.layer_matrices if recipe.base_precision == NF4 else 0.0
+    return WIDTH[recipe.dtype] * shape.largest.packed if recipe.base_precision == NF4 else 0.0
 
 
 def trained_bytes(trained: int, recipe: Recipe, shares: Shares, in_place: bool = False) -> float:
@@ -194,13 +194,14 @@ class LayerActivations:
 
 
 def layer_activations(shape: ModelShape, recipe: Recipe) -> LayerActivations:
-    """Of one layer: 17h + 8i kept in 16 bits."""
-    hidden, intermediate = shape.hidden, shape.intermediate
+    """Of the largest layer: 17h + 8i kept in 16 bits."""
+    layer, hidden = shape.largest, shape.hidden
+    intermediate = max(one.intermediate for one in shape.kinds)
     kept, working = 17.0 * hidden + 8 * intermediate, 25.0 * hidden + 14 * intermediate
     if recipe.tuning == "lora":
         extra = DROPOUT if recipe.lora.dropout else 1.0
         # DoRA keeps what the base and what the adapter gave, at every target
-        outputs = sum(outputs for _, outputs in shape.linears.values()) if recipe.lora.dora else 0
+        outputs = sum(outputs for _, outputs in layer.targets(recipe.lora).values()) if recipe.lora.dora else 0
         kept, working = kept * extra + 4 * outputs, working * extra + 4 * outputs
     wide = WIDTH[recipe.dtype] / 2
     return LayerActivations(2 * hidden * wide, kept * wide, working * wide)

@@ -1,13 +1,17 @@
-"""A model's shape, from its config.json: how many parameters it has, multiplies with, and gets from LoRA. Pure, but
-for `known_shape`, which reads shapes.toml."""
+"""A model's shape, layer by layer: how many parameters it has, multiplies with, and gets from LoRA. Pure, but for
+`outlines`, which reads outlines.json.
+
+A shape is counted on the model itself, without its weights (training/node/outline.py), and kept as an outline: of each
+kind of layer its sums, and which layer is of which kind.
+"""
 
 from __future__ import annotations
 
 import json
-import tomllib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +24,9 @@ if TYPE_CHECKING:
 
 FOLDER = "folder:"
 """How the base_model of a folder on this machine begins."""
-SHIPPED = Path(__file__).parent / "shapes.toml"
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+SHIPPED = Path(__file__).parents[1] / "recipes" / "outlines.json"
 EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
 """The modules before the first layer and after the last one."""
-BIASED = {"qwen2"}
-"""Model types whose query, key and value projections have a bias although config.json does not say so."""
-NORMED = {"qwen3"}
-"""Model types that normalise each head's query and key."""
 
 
 class PlanError(TrainingError, ValueError):
@@ -38,70 +36,111 @@ class PlanError(TrainingError, ValueError):
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """A dense decoder of the Llama family (Llama, Mistral, Qwen2.5, Qwen3, DeepSeek's distilled ones)."""
+class Layer:
+    """One decoder layer."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    parameters: int
+    active: int
+    """Weights that a token is multiplied with: all in matrices, of a mixture's experts those that a token is sent
+    to."""
+    packed: int
+    """Weights of its linear modules, which four bits can hold."""
+    linears: Mapping[str, tuple[int, int]]
+    """What LoRA adapts of it unless a recipe names modules, by path within the layer: (inputs, outputs)."""
     intermediate: int
+    """Width within its feed-forward part, of the experts that a token is sent to together."""
+    attention: int = 0
+    """Heads times the mean width of keys and values; 0 where it mixes tokens otherwise."""
+    window: int = 0
+    """Tokens that one sees; 0 where it sees all before it."""
+    experts: int = 0
+    """Weights of all its experts together; 0 where it has none."""
+
+    def targets(self, lora: Lora) -> dict[str, tuple[int, int]]:
+        """Of its matrices those that `lora` adapts."""
+        if lora.targets == "all-linear":
+            return dict(self.linears)
+        return {path: sides for path, sides in self.linears.items() if _named(path, lora.targets)}
+
+    def trainable(self, lora: Lora) -> int:
+        """Parameters that `lora` adds to it or opens in it: pairs of thin matrices, DoRA's lengths, whole modules."""
+        targets = self.targets(lora)
+        thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
+        lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
+        whole = [sides for path, sides in self.linears.items() if _named(path, lora.modules_to_save)]
+        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole)
+
+
+def _named(path: str, names: tuple[str, ...] | str) -> bool:
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder with an embedding before its layers and a head behind them."""
+
+    kind: str
+    """The model_type of its text part."""
+    hidden: int
     vocab: int
     tied: bool
     """Whether the head uses the embedding's own weights."""
-    biased: bool = False
-    normed: bool = False
-    kind: str = ""
-    """Its model_type; empty in what was kept before this was."""
+    kinds: tuple[Layer, ...]
+    order: tuple[int, ...]
+    """Of each layer, first to last, which of `kinds` it is."""
+    rest: int
+    """Parameters outside layers, embedding and head: the last norm, and what is loaded with it and never trained."""
 
     @property
-    def query(self) -> int:
-        """Width of all heads' queries together; differs from `hidden` in Qwen3."""
-        return self.heads * self.head_dim
-
-    @property
-    def key(self) -> int:
-        """Width of all keys, and of all values."""
-        return self.kv_heads * self.head_dim
+    def layers(self) -> int:
+        return len(self.order)
 
     @cached_property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """The matrices of one layer by the name of their module: (inputs, outputs)."""
-        return {
-            "q_proj": (self.hidden, self.query),
-            "k_proj": (self.hidden, self.key),
-            "v_proj": (self.hidden, self.key),
-            "o_proj": (self.query, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
+    def each(self) -> tuple[tuple[Layer, int], ...]:
+        """The kinds of layers, and how many of each there are."""
+        return tuple((self.kinds[kind], count) for kind, count in Counter(self.order).items())
+
+    @cached_property
+    def largest(self) -> Layer:
+        """The layer with most parameters: what must have room wherever one does."""
+        return max((layer for layer, _ in self.each), key=lambda layer: layer.parameters)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of the largest layer."""
+        return self.largest.parameters
 
     @property
     def embedding_parameters(self) -> int:
         return self.vocab * self.hidden
 
     @cached_property
-    def layer_matrices(self) -> int:
-        """Weights of one layer that are multiplied with."""
-        return sum(inputs * outputs for inputs, outputs in self.linears.values())
-
-    @property
-    def layer_parameters(self) -> int:
-        biases = self.query + 2 * self.key if self.biased else 0
-        norms = 2 * self.hidden + (2 * self.head_dim if self.normed else 0)
-        return self.layer_matrices + biases + norms
-
-    @property
     def parameters(self) -> int:
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return self.layers * self.layer_parameters + embeddings + self.hidden
+        return sum(layer.parameters * count for layer, count in self.each) + embeddings + self.rest
 
-    @property
+    @cached_property
     def matmul_parameters(self) -> int:
         """What every token is multiplied with: the layers and the head, not the look-up in the embedding."""
-        return self.layers * self.layer_matrices + self.embedding_parameters
+        return sum(layer.active * count for layer, count in self.each) + self.embedding_parameters
+
+    @cached_property
+    def packed_parameters(self) -> int:
+        """What four bits can hold."""
+        return sum(layer.packed * count for layer, count in self.each)
+
+    @cached_property
+    def attends(self) -> tuple[tuple[int, int], ...]:
+        """Windows, 0 for none, with the attention's widths of all layers that have each."""
+        widths: Counter[int] = Counter()
+        for layer, count in self.each:
+            widths[layer.window] += layer.attention * count
+        return tuple(sorted(widths.items()))
+
+    @property
+    def mixture(self) -> bool:
+        """Whether any layer sends tokens to some of its experts alone."""
+        return any(layer.experts for layer in self.kinds)
 
     def facts(self, recipe: Recipe) -> ModelFacts:
         """What the engine counts on the loaded model."""
@@ -110,23 +149,14 @@ class ModelShape:
             trainable=self.parameters if recipe.tuning == "full" else self.trainable_parameters(recipe.lora),
             matmul_parameters=self.matmul_parameters,
             layers=self.layers,
-            attention_width=self.query,
+            attends=self.attends,
         )
 
     def trainable_parameters(self, lora: Lora) -> int:
-        """Parameters that `lora` adds or opens: the pairs of thin matrices, DoRA's lengths, whole modules, rows."""
+        """Parameters that `lora` adds or opens, in layers and around them."""
         tokens = len(lora.trainable_tokens) * self.hidden
-        return self.layers * self.layer_trainable(lora) + sum(self.end_trainable(lora, end) for end in ENDS) + tokens
-
-    def layer_trainable(self, lora: Lora) -> int:
-        """Of them in one layer."""
-        targets = self.linears
-        if lora.targets != "all-linear":
-            targets = {name: sides for name, sides in targets.items() if name in lora.targets}
-        thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
-        lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
-        whole = [self.linears[name] for name in lora.modules_to_save if name in self.linears]
-        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole)
+        layers = sum(layer.trainable(lora) * count for layer, count in self.each)
+        return layers + sum(self.end_trainable(lora, end) for end in ENDS) + tokens
 
     def end_trainable(self, lora: Lora, end: str) -> int:
         """Of them in `embed_tokens` or in `lm_head`, rows of tokens aside."""
@@ -135,38 +165,31 @@ class ModelShape:
         lengths = (self.vocab if end == HEAD else self.hidden) if lora.dora and end in lora.targets else 0
         return thin + lengths + self.embedding_parameters * lora.modules_to_save.count(end)
 
+    def to_outline(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
 
-def model_shape(config: Mapping[str, Any], name: str = "the base model") -> ModelShape:
-    """The shape that config.json describes. Raises PlanError for what is not a dense model of this family."""
-    experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
-    if experts:
-        raise PlanError(f"{name} is a mixture of {experts} experts; only dense models can be planned and trained")
-    if missing := [key for key in NEEDED if not isinstance(config.get(key), int)]:
-        raise PlanError(
-            f"{name}: config.json says no {', '.join(missing)}; a dense model of the Llama or Qwen family is needed"
-        )
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    kind = config.get("model_type", "")
-    return ModelShape(
-        layers=config["num_hidden_layers"],
-        hidden=hidden,
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
-        intermediate=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
-        biased=bool(config.get("attention_bias", kind in BIASED)),
-        normed=kind in NORMED,
-        kind=kind,
-    )
+
+def read_outline(outline: Mapping[str, Any]) -> ModelShape:
+    """What `to_outline` gave. PlanError where it is something else."""
+    try:
+        kinds = [
+            Layer(**{**one, "linears": {path: (int(i), int(o)) for path, (i, o) in one["linears"].items()}})
+            for one in outline["kinds"]
+        ]
+        return ModelShape(**{**outline, "kinds": tuple(kinds), "order": tuple(outline["order"])})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"the outline of a model cannot be read: {error}; it is made again with the model") from error
 
 
 def known_shape(base_model: str) -> ModelShape | None:
-    """The shape of a base model that a shipped recipe names, before any of it is downloaded, or of a folder's; None for
-    another one."""
-    if base_model.startswith(FOLDER):
-        folder = base_model.removeprefix(FOLDER)
-        return model_shape(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), folder)
-    config = tomllib.loads(SHIPPED.read_text(encoding="utf-8")).get(base_model)
-    return None if config is None else model_shape(config, base_model)
+    """The shape of a base model that a shipped recipe names, before any of it is downloaded; None for another one."""
+    shipped = outlines().get(base_model)
+    return None if shipped is None else read_outline(shipped["outline"])
+
+
+@cache
+def outlines() -> dict[str, dict[str, Any]]:
+    """Of the shipped recipes' base models, by name: the `outline`, and the `config` that it was counted on."""
+    read: dict[str, dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return read

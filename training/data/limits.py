@@ -53,7 +53,7 @@ def _named(tokenizer: Any, number: int) -> str:
 
 def embedding_rows(config: Mapping[str, Any]) -> int | None:
     """How many tokens a model has rows for, by its config.json; None where that says nothing."""
-    return _number(config, "vocab_size") or _number(config.get("text_config") or {}, "vocab_size")
+    return _number(config.get("text_config") or {}, "vocab_size") or _number(config, "vocab_size")
 
 
 def positions(config: Mapping[str, Any]) -> int | None:

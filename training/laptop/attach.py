@@ -6,7 +6,7 @@ import shlex
 import tomllib
 
 from training.causes import CauseKind
-from training.cost.shape import ModelShape
+from training.cost.shape import read_outline
 from training.exit_codes import FAILED
 from training.laptop import checkpoints, runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
@@ -87,7 +87,7 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
         recipe = Recipe.model_validate(tomllib.loads(runs.recipe_text(head, run_id)))
         predicted = runs.predicted(head, run_id)
         cards = predicted["card"] is not None
-        rungs = ladder(recipe, ModelShape(**predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
+        rungs = ladder(recipe, read_outline(predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
     except (LaunchError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
         return []
     return ladder_lines(rungs, predicted)

@@ -15,8 +15,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import FOLDER, model_shape
+from training.cost.shape import FOLDER, ModelShape
 from training.new_recipe import Source, new_recipe
+from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.sums import ORIGIN, SUMS, read_origin, seal_model
 
@@ -34,9 +35,16 @@ def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
     folder = Path(model).expanduser().resolve()
     config = _config(folder)
     source = Source(f"{FOLDER}{folder}", int(config.get("max_position_embeddings") or 0) or 2048)
-    return parse_recipe(
-        new_recipe(source.name, source, model_shape(config, str(folder))), overrides, f"recipe of {folder}"
-    )
+    return parse_recipe(new_recipe(source.name, source, _counted(folder)), overrides, f"recipe of {folder}")
+
+
+def folder_shape(base_model: str) -> ModelShape:
+    """Of a recipe's base model that is a folder. Raises PlanError."""
+    return _counted(Path(base_model.removeprefix(FOLDER)))
+
+
+def _counted(folder: Path) -> ModelShape:
+    return shape_of(folder, Path.home() / ".cache" / "spotune" / "outlines")
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from math import inf
 
 from inventory.settings import Settings
 from training.cost.cards import lacks_bfloat16, too_old
-from training.cost.shape import ModelShape, PlanError, known_shape
+from training.cost.shape import FOLDER, ModelShape, PlanError, known_shape
 from training.laptop import data_disk
 from training.laptop.data_size import Size, size_of
 from training.laptop.fleet import Fleet
+from training.laptop.folder_model import folder_shape
 from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
 from training.plan.machines import Machines
@@ -104,11 +105,12 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     }
     if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
         raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
-    shape = known_shape(recipe.base_model)
+    own = recipe.base_model.startswith(FOLDER)
+    shape = folder_shape(recipe.base_model) if own else known_shape(recipe.base_model)
     if shape is None:
         raise PlanError(
-            f"the shape of {recipe.base_model} is not known here: add what its config.json says to "
-            "training/cost/shapes.toml; fab train --dry plans with the model on the head"
+            f"the shape of {recipe.base_model} is not known here: no recipe that is shipped names it; "
+            "fab train --dry plans with the model on the head"
         )
     return shape, size_of(wish.data, recipe)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import ModelShape
+from training.cost.shape import read_outline
 from training.laptop import checkpoints, make_run, node_hardware, preparing, rental, runs
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
@@ -98,9 +98,9 @@ def fitted(
     try:
         predicted, data = plan["predicted"], plan["data"]
         left = dict.fromkeys(predicted.get("chosen", {"settings": {}})["settings"])
-        shape = ModelShape(**predicted["shape"])
+        shape = read_outline(predicted["shape"])
         work = Workload(data["rows"], data["tokens"], predicted["longest"], data.get("attention_span") or None)
-    except (KeyError, TypeError):  # nothing was left to that plan, or it is of an older version
+    except (KeyError, TypeError, ValueError):  # nothing was left to that plan, or it is of an older version
         return change
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))

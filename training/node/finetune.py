@@ -43,7 +43,7 @@ from training.node.metrics.communication import CommunicationClock
 from training.node.metrics.devices import DeviceWatch
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import StepMetrics
-from training.node.model import Outline, outline
+from training.node.model import Whole, whole_model
 from training.node.prepare import models_folder
 from training.node.rank import Rank
 from training.node.resuming import (
@@ -102,7 +102,7 @@ class Work:
     held_out: Prepared | None
     base_model: str
     """Hash of the base model's files."""
-    outline: Outline
+    whole: Whole
 
     @property
     def total_steps(self) -> int:
@@ -231,7 +231,8 @@ def open_work(rank: Rank) -> Work:
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
     held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
-    return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), outline(recipe, model_dir))
+    whole = whole_model(recipe, model_dir)
+    return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), whole)
 
 
 def refuse_cut(model_dir: Path) -> None:
@@ -264,7 +265,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
         full=recipe.tuning == "full",
         on_saved=lambda path: rank.say(f"saved {CHECKPOINTS}/{path.name}"),
     )
-    nbytes = checkpoint_bytes(work.outline.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
+    nbytes = checkpoint_bytes(work.whole.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
     rank.on_head(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:
@@ -273,7 +274,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
     watch = at_the_end.enter_context(DeviceWatch(place.local_rank))
     clock = CommunicationClock(get_accelerator().device_name(), place.world_size)
     order = Order(work.train.rows, recipe.seed, recipe.global_batch)
-    meter = Meter(work.outline.facts, recipe, work.train, watch, clock)
+    meter = Meter(work.whole.facts, recipe, work.train, watch, clock)
     return Run(work, rank, strategy, order, saver, meter, recorder, clock)
 
 
@@ -370,7 +371,7 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
         return Progress()
     path, state = start.path, start.state
     tensors = checkpoint.read_tensors(path) if rank.is_head else None
-    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.outline.shapes))
+    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
     strategy.restore(tensors, optimizer_progress_of(state))
     if draws_go_on(state, rank.place.world_size, strategy.replicas):
         rng.restore(state.rng[rank.place.rank])

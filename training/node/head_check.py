@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
 from training.isolation import CURE, ISOLATED
+from training.node.architecture import build, text_part
 from training.node.liger import LARGE
 from training.node.loss import Logits, learned_rows
 from training.node.model import LossModel, attention_of, inputs
@@ -148,13 +149,12 @@ def _difference(config: PretrainedConfig, batching: str) -> Difference:
 
 def _made(config: PretrainedConfig, attention: str) -> PreTrainedModel:
     """Of a configuration of its own: two models of one would both have the attention that was asked for last."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
-    return model.float().eval()
+    return build(copy.deepcopy(config), attn_implementation=attention).float().eval()
 
 
 def _enlarge(ours: PreTrainedModel, theirs: PreTrainedModel, ids: list[int]) -> None:
     """Both heads multiplied by one factor, apart from an embedding they share."""
-    hidden = theirs.get_decoder()(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
+    hidden = text_part(theirs)(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
     factor = LARGE / theirs.get_output_embeddings()(hidden).std().clamp(min=1e-6)
     for model in (ours, theirs):
         head = model.get_output_embeddings()

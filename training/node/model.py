@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -30,9 +29,12 @@ from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing
+from training.node import architecture
+from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
 from training.node.loss import Logits, fuse
-from training.recipe import Recipe, RecipeError
+from training.node.outline import shape_of
+from training.recipe import Lora, Recipe, RecipeError
 
 if TYPE_CHECKING:
     from training.data.collate import Batch
@@ -48,7 +50,7 @@ class LossModel(nn.Module):
         super().__init__()
         self.model = model
         causal = causal_model(model)
-        self.decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
+        self.decoder = [architecture.text_part(causal)]  # in a list: the same module must not count twice
         self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
 
     def forward(
@@ -112,9 +114,7 @@ def load(recipe: Recipe, model_dir: Path) -> nn.Module:
         adapted = trainable(base, recipe, model_dir)
         nf4.in_one_dtype(adapted, dtype)
         return adapted
-    base = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation=attention, local_files_only=True
-    )
+    base = architecture.load(config, model_dir, dtype=dtype, attn_implementation=attention)
     return trainable(base, recipe, model_dir)
 
 
@@ -123,7 +123,7 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if reason := mixing(base.config.model_type, recipe):
         raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
     base.config.use_cache = False
-    layers = decoder_layers(base)
+    layers = text_layers(base)
     checkpointed = recipe.checkpointed(len(layers))
     if checkpointed or recipe.gradient_checkpointing is True:
         compute_again(base, layers, range(checkpointed))
@@ -138,11 +138,6 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
     draw(adapted, recipe.seed)
     return adapted.train()
-
-
-def decoder_layers(base: PreTrainedModel) -> list[nn.Module]:
-    """First to last."""
-    return [module for module in base.modules() if type(module).__name__ in base._no_split_modules]
 
 
 def compute_again(base: PreTrainedModel, layers: Sequence[nn.Module], chosen: Collection[int]) -> None:
@@ -208,10 +203,23 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         lora_dropout=lora.dropout,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
-        target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+        target_modules=_targets(lora, base, model_dir),
         modules_to_save=list(lora.modules_to_save) or None,
         trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
     )
+
+
+def _targets(lora: Lora, base: PreTrainedModel, model_dir: Path) -> list[str]:
+    """The modules to adapt, as PEFT takes them. RecipeError for names that would be more than the modules so named."""
+    if lora.targets == "all-linear":
+        return architecture.adapted(base)
+    names = list(lora.targets)
+    if taken := sorted(set(names) - set(architecture.left_by_peft(base, names))):
+        raise RecipeError(
+            f"lora.targets: {', '.join(taken)}: in {model_dir.name}, a mixture of experts, these are all experts and "
+            "their router; leave them out"
+        )
+    return names
 
 
 def _linear_layers(base: PreTrainedModel, names: Sequence[str]) -> list[str]:
@@ -265,7 +273,7 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @dataclass(frozen=True)
-class Outline:
+class Whole:
     """A whole model as it will be trained, known without loading it: what a rank holds of it plays no part."""
 
     facts: ModelFacts
@@ -273,27 +281,13 @@ class Outline:
     """Of what is trained, by NAME as in TrainableState."""
 
 
-def outline(recipe: Recipe, model_dir: Path) -> Outline:
+def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
     """Counted on tensors without memory; before a strategy is built, for ZeRO-3 has transformers divide every model."""
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        whole = trainable(AutoModelForCausalLM.from_config(config), recipe, model_dir)
-    return Outline(facts(whole), {name: p.shape for name, p in trainable_parameters(whole).items()})
-
-
-def facts(model: nn.Module) -> ModelFacts:
-    """Counted on a whole model."""
-    causal = causal_model(model)
-    config = causal.config
-    added = (".lora_", ".trainable_tokens_delta", ".modules_to_save.")
-    base = [(name, p) for name, p in model.named_parameters() if not any(part in name for part in added)]
-    tied = getattr(config, "tie_word_embeddings", False)
-    embedding = set() if tied else {id(p) for p in causal.get_input_embeddings().parameters()}
-    heads = config.num_attention_heads
-    return ModelFacts(
-        parameters=sum(p.numel() for _, p in base),
-        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        matmul_parameters=sum(p.numel() for _, p in base if p.dim() == 2 and id(p) not in embedding),
-        layers=config.num_hidden_layers,
-        attention_width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
-    )
+        base = architecture.build(config)
+        facts = shape_of(base).facts(recipe)
+        whole = trainable(base, recipe, model_dir)
+    trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
+    shapes = {name: p.shape for name, p in trainable_parameters(whole).items()}
+    return Whole(replace(facts, trainable=trained), shapes)

@@ -26,10 +26,11 @@ import torch.distributed as dist
 from bitsandbytes.nn import Linear4bit, Params4bit
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from training.cost.memory import NF4
 from training.data.cache import drop_unused, mark_used
+from training.node import architecture
 from training.node.adapter.model_files import places
 from training.node.checkpoint import base_model_hash
 from training.node.nf4_making import BLOCK, RECORD, make
@@ -142,7 +143,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def load(entry: Path, model_dir: Path, **how: Any) -> PreTrainedModel:
     """The whole model of a folder in four bits, as `from_pretrained` takes `how`; it goes by its own folder's name."""
-    model = AutoModelForCausalLM.from_pretrained(entry, local_files_only=True, **how)
+    model = architecture.load(AutoConfig.from_pretrained(entry, local_files_only=True), entry, **how)
     model.name_or_path = model.config._name_or_path = str(model_dir)
     keep_packing(model)
     return model

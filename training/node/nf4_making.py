@@ -16,13 +16,14 @@ from bitsandbytes.functional import QuantState, get_4bit_type, quantize_4bit, qu
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from training.cost.memory import NF4
 from training.data.cache import half_made
 from training.errors import AdapterError
 from training.node.adapter.end_of_turn import GENERATION
 from training.node.adapter.model_files import INDEX, entries, shard_names
+from training.node.architecture import build
 from training.recipe import RecipeError
 from training.sums import seal
 
@@ -64,7 +65,7 @@ def make(model_dir: Path, dtype: torch.dtype, entry: Path, record: str) -> None:
 def layers_and_head(config: PretrainedConfig) -> tuple[frozenset[str], list[str]]:
     """Names of the weights that are kept in four bits, of every linear layer but the head; and the head's modules."""
     with torch.device("meta"):
-        whole = AutoModelForCausalLM.from_config(config)
+        whole = build(config)
     head = whole.get_output_embeddings()
     linear = {name: module for name, module in whole.named_modules() if isinstance(module, nn.Linear)}
     packed = frozenset(f"{name}.weight" for name, module in linear.items() if module is not head)

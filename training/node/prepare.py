@@ -14,17 +14,20 @@ import argparse
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from training.cost.shape import ModelShape, PlanError
 from training.data import hub, limits
 from training.data.cache import drop_unused, mark_used
 from training.data.readers import Bad
 from training.data.sample import DataError
 from training.exit_codes import FINISHED
 from training.node import attached
-from training.recipe import RecipeError, read_recipe
+from training.outline import shape_of
+from training.recipe import Recipe, RecipeError, read_recipe
 
 
 def main() -> None:
@@ -37,7 +40,7 @@ def main() -> None:
         attached.end_with_input()
     try:
         answer = prepare(args.run.resolve(), args.skip_bad)
-    except (RecipeError, DataError) as error:
+    except (RecipeError, DataError, PlanError) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     print(json.dumps(answer, ensure_ascii=False), flush=True)
@@ -45,37 +48,49 @@ def main() -> None:
 
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
-    """The whole preparation; gives what there is to say about data, model and disk."""
+    """The whole preparation; gives what there is to say about data, model and disk. The model is counted meanwhile."""
+    from training.node.known_outline import known_outline  # here: two threads cannot import transformers at once
+
+    recipe, models = read_recipe(run / "recipe.toml"), models_folder(run)
+
+    def shape() -> ModelShape:
+        model_dir = models / recipe.model_dir
+        return known_outline(read_config(model_dir)) or shape_of(model_dir, models.parent / "cache" / "outlines")
+
+    with ThreadPoolExecutor(1) as pool:
+        counted = pool.submit(shape)
+        answer = _prepare(run, recipe, models, skip_bad) | {"outline": counted.result().to_outline()}
+    (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    return answer
+
+
+def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
     from training.data.encode import Encoder
     from training.data.prepared import open_prepared
 
-    recipe = read_recipe(run / "recipe.toml")
-    models = models_folder(run)
     model_dir = models / recipe.model_dir
-    shape = model_shape(model_dir)
+    config = read_config(model_dir)
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
-    limits.check_settings(shape, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
+    limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
     bad = Bad(skip_bad)
     entry = cached(source, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
     parts = (TRAIN, VALIDATION) if recipe.validation.fraction else (TRAIN,)
     made = {part: open_prepared(entry / part) for part in parts}
-    limits.check_ids(shape, recipe, tokenizer, max(one.largest_id for one in made.values()))
+    limits.check_ids(config, recipe, tokenizer, max(one.largest_id for one in made.values()))
     link(entry, run / "data" / "prepared")
     reports = {part: asdict(one.report) for part, one in made.items()}
-    answer = {
+    return {
         "report": reports[TRAIN],
         "validation": reports.get(VALIDATION),
         "skipped": bad.shown,
-        "model": shape,
+        "model": config,
         "disk_free_gib": round(shutil.disk_usage(run).free / 2**30, 1),
     }
-    (run / "data" / "report.json").write_text(json.dumps(answer, ensure_ascii=False, indent=1) + "\n", "utf-8")
-    return answer
 
 
 def models_folder(run: Path) -> Path:
@@ -101,13 +116,13 @@ def raw_data(folder: Path, downloads: Path) -> Path:
     return found[0]
 
 
-def model_shape(model_dir: Path) -> dict[str, Any]:
+def read_config(model_dir: Path) -> dict[str, Any]:
     """config.json of the base model as it is."""
     try:
-        shape: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecipeError(f"no base model at {model_dir}: its config.json cannot be read ({error})") from error
-    return shape
+    return config
 
 
 if __name__ == "__main__":

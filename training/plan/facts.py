@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.cost.memory import GIB
-from training.cost.shape import ModelShape, model_shape
+from training.cost.shape import ModelShape, read_outline
 from training.plan.hardware import Card, Known, NodeHardware, machines_of, rank_cards
 from training.plan.machines import Machines, Workload
 
@@ -81,7 +81,7 @@ def read_facts(
     """`prepared` is what `training.node.prepare` printed; `nodes` are in rank order."""
     report, cards = prepared["report"], rank_cards(nodes)
     return Facts(
-        shape=model_shape(metadata.config, metadata.name),
+        shape=read_outline(prepared["outline"]),
         config=metadata.config,
         stops=stop_tokens(metadata, report["eos_id"]),
         report=report,

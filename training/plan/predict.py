@@ -98,7 +98,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
             "bytes_per_s": facts.bytes_per_s,
             "from": facts.link_from,
         },
-        "shape": asdict(facts.shape),
+        "shape": facts.shape.to_outline(),
         "base_precision": recipe.base_precision,
         **({"chosen": chosen} if chosen else {}),
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from training.cost.flops import attention_flops
 from training.cost.memory import (
     NF4,
     WIDTH,
@@ -191,12 +192,12 @@ def trained(shape: ModelShape, recipe: Recipe, stage: Stage) -> int:
     lora = recipe.lora
     before = shape.end_trainable(lora, EMBEDDING) + len(lora.trainable_tokens) * shape.hidden if stage.first else 0
     after = shape.end_trainable(lora, HEAD) if stage.last else 0
-    return stage.layers * shape.layer_trainable(lora) + before + after
+    return stage.layers * shape.largest.trainable(lora) + before + after
 
 
 def stage_memory(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -> Memory:
     """Of a stage's rank; embedding and head lie at the ends, tied ones at both."""
-    ends = shape.embedding_parameters * (stage.first + stage.last) + shape.hidden * stage.last
+    ends = shape.embedding_parameters * (stage.first + stage.last) + shape.rest * stage.last
     mine = trained(shape, recipe, stage)
     return Memory(
         weights=stage.layers * layer_bytes(shape, recipe) + WIDTH[recipe.dtype] * ends,
@@ -228,13 +229,14 @@ def stage_time(
     """Of a micro-batch; a layer that is computed again costs its forward once more in the backward. The head is all in
     the forward: the fused loss takes its gradient there. Layers in four bits are unpacked in each of these passes,
     which is counted where the rate of the card's memory is given."""
-    thin, attention = shape.layer_trainable(recipe.lora), 2 * shape.query * micro.span
-    forward = 2 * shape.layer_matrices + 2 * thin + attention
-    backward = 2 * shape.layer_matrices + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
+    layer = shape.largest
+    thin, attention = layer.trainable(recipe.lora), attention_flops(layer.attention, layer.window, micro.span)
+    forward = 2 * layer.active + 2 * thin + attention
+    backward = 2 * layer.active + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
     head = 4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD) if stage.last else 0
     unpacked_s = 0.0
     if recipe.base_precision == NF4 and memory_bytes_per_s is not None:
-        unpacked_s = unpacking_s(shape.layer_matrices, 1, memory_bytes_per_s)
+        unpacked_s = unpacking_s(layer.packed, 1, memory_bytes_per_s)
     return StageTime(
         micro.tokens * (stage.layers * forward + head) / flops + stage.layers * unpacked_s,
         micro.tokens * (stage.layers * backward + stage.checkpointed * forward) / flops

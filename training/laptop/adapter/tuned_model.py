@@ -13,7 +13,7 @@ from typing import Any
 
 from inventory.node_program import Program
 from training.cost.memory import NF4, NF4_WIDTH, WIDTH
-from training.cost.shape import ModelShape
+from training.cost.shape import read_outline
 from training.errors import AdapterError
 from training.laptop import refusals, runs
 from training.laptop.download import Download
@@ -79,8 +79,7 @@ def packing_bytes(predicted: Mapping[str, Any]) -> int:
     """Of a run as its plan.json says it; 0 where its base stays as it is."""
     if predicted.get("base_precision") != NF4:
         return 0
-    shape = ModelShape(**predicted["shape"])
-    return int((WIDTH["bfloat16"] - NF4_WIDTH) * shape.layers * shape.layer_matrices)
+    return int((WIDTH["bfloat16"] - NF4_WIDTH) * read_outline(predicted["shape"]).packed_parameters)
 
 
 def chosen_step(answer: str, checkpoint: str, run_id: str) -> int:

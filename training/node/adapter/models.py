@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from training.cost.memory import NF4
 from training.errors import AdapterError
+from training.node import architecture
 from training.node.adapter.decoding import Forward
 from training.node.adapter.merge import refuse_other_base
 from training.node.adapter.model_files import read_config, trainer_state
@@ -37,7 +38,8 @@ def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
     if dtype := packed_in(adapter):
         model = _in_four_bits(model_dir, dtype)
     else:
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto", local_files_only=True)
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        model = architecture.load(config, model_dir, dtype="auto")
     return model.to(mine).eval()
 
 

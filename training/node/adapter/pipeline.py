@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from training.causes import OF_CODE
 from training.cost.strategies.pipeline import SPLITTABLE
@@ -36,6 +36,7 @@ from training.node.adapter.generate import answers
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
 from training.node.adapter.models import BASE, TUNED, speaking
 from training.node.adapter.weights import PREFIX, Adapter
+from training.node.architecture import build
 from training.node.device import DeviceError, device
 from training.node.stages import LAYERS, read_tensors, shares
 from training.node.store import join as join_ranks
@@ -69,7 +70,7 @@ class Stage:
 
     def _load(self, model_dir: Path, config: Any) -> Any:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=config.dtype)
+            model: Any = build(config, dtype=config.dtype)
         inner = model.model
         if not self.share.is_first:
             inner.embed_tokens = nn.Identity()

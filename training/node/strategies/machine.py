@@ -12,9 +12,9 @@ from deepspeed.accelerator import get_accelerator
 
 from training.cost.cards import has_kernels
 from training.cost.memory import GIB, WIDTH, offloaded_bytes, saved_bytes
-from training.cost.shape import ModelShape, model_shape
+from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
-from training.node.prepare import model_shape as read_config
+from training.node.outline import shape_of_folder
 from training.recipe import Recipe, RecipeError
 
 
@@ -63,14 +63,14 @@ def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
     """RecipeError where what is offloaded, and on the head's node what is saved, does not fit into this node's RAM."""
     ranks_here = int(os.environ.get("LOCAL_SIZE", "1"))
     if cost_of(recipe).streamed(1, recipe):
-        shape = model_shape(read_config(model_dir), model_dir.name)
+        shape = shape_of_folder(model_dir)
         refuse_streamed(recipe, shape, ranks_here, available_ram())
     saves = recipe.tuning == "full" and int(os.environ.get("RANK", "0")) < ranks_here
     if not (recipe.offload.optimizer or recipe.offload.parameters or saves):
         return
-    from training.node.model import outline
+    from training.node.model import whole_model
 
-    facts = outline(recipe, model_dir).facts
+    facts = whole_model(recipe, model_dir).facts
     offloaded = offloaded_bytes(facts, recipe, cost_of(recipe).shares(world_size)) * ranks_here
     needed = offloaded + (saved_bytes(facts, recipe) if saves else 0)
     available = available_ram()

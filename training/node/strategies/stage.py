@@ -14,13 +14,14 @@ import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from training.cost.memory import NF4
 from training.cost.strategies.pipeline import SPLITTABLE, layers_of_stages, misfit
 from training.errors import AdapterError
 from training.node import model
 from training.node.adapter.weights import PREFIX
+from training.node.architecture import build, text_part
 from training.node.attention import Segments
 from training.node.loss import Logits, fuse
 from training.node.stages import LAYERS, Share, in_order, read_tensors
@@ -62,7 +63,7 @@ class Stage(nn.Module):
             fill(whole, recipe, model_dir, bool(config.tie_word_embeddings), device)
         self.model = whole
         causal = model.causal_model(whole)
-        self._decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
+        self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
         self._head = fuse(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 
@@ -107,7 +108,7 @@ def stage_of(name: str, shares: Sequence[Share]) -> int:
 def without_memory(recipe: Recipe, model_dir: Path, config: Any) -> nn.Module:
     """The whole model as it is trained, on tensors that hold nothing."""
     with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(
+        base = build(
             config, dtype=getattr(torch, recipe.dtype), attn_implementation=model.attention_of(recipe.batching, config)
         )
         return model.trainable(base, recipe, model_dir)
@@ -119,13 +120,13 @@ def checkpoint(whole: nn.Module, recipe: Recipe, shares: Sequence[Share]) -> Non
         counted = zip(shares, recipe.pipeline.checkpointed, strict=True)
         chosen = [number for share, count in counted for number in share.layers[:count]]
         causal = model.causal_model(whole)
-        model.compute_again(causal, causal.get_decoder().layers, chosen)
+        model.compute_again(causal, text_part(causal).layers, chosen)
 
 
 def take_out(whole: nn.Module, share: Share) -> None:
     """Leave what this rank holds."""
     causal = model.causal_model(whole)
-    decoder = causal.get_decoder()
+    decoder = text_part(causal)
     for number in range(len(decoder.layers)):
         if number not in share.layers:
             decoder.layers[number] = Elsewhere()
@@ -138,7 +139,7 @@ def take_out(whole: nn.Module, share: Share) -> None:
 def fill(held: nn.Module, recipe: Recipe, model_dir: Path, tied: bool, device: torch.device) -> None:
     """Give what is left its values: the base model's from its files, or from what this node made of them in four bits;
     the adapter's as `model.load` would."""
-    decoder = model.causal_model(held).get_decoder()
+    decoder = text_part(model.causal_model(held))
     decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config).to(device)  # computed, not loaded
     state = held.state_dict()
     added = {name for name in state if any(part in name for part in ADDED)}

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from training.cost.strategies import STREAM
-from training.node import model
+from training.node import architecture, model
 from training.node.strategies.replicated import Replicated
 from training.recipe import Recipe
 
@@ -25,7 +25,7 @@ class Streamed(Replicated):
     """See `training.node.strategies.Strategy` for what each method promises."""
 
     def _placed(self, loaded: nn.Module, recipe: Recipe) -> nn.Module:
-        layers = model.decoder_layers(model.causal_model(loaded))
+        layers = architecture.text_layers(model.causal_model(loaded))
         count = STREAM.streamed(len(layers), recipe)
         self.layers = StreamedLayers([layers[number] for number in spread(count, len(layers))], self._device)
         return loaded.to(self._device)  # what is streamed is there already

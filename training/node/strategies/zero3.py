@@ -11,20 +11,20 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
-from transformers import AutoConfig, PretrainedConfig
 from transformers.integrations import HfDeepSpeedConfig
 
-from training.cost.shape import PlanError, model_shape
+from training.cost.shape import ModelShape
 from training.cost.strategies import ZERO3 as cost
+from training.node.outline import shape_of_folder
 from training.node.strategies.zero import Zero, ds_config
-from training.recipe import Recipe, RecipeError
+from training.recipe import Recipe
 
 
 class Zero3(Zero):
     """Stage 3."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, world_size: int) -> None:
-        shape = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        shape = shape_of_folder(model_dir)
         config = ds_config(recipe, world_size)
         config["zero_optimization"] |= {
             "stage3_prefetch_bucket_size": cost.PREFETCH,
@@ -47,28 +47,18 @@ class Zero3(Zero):
         safe_set_local_fp32_param(param, _own_slice(full, param))
 
 
-def limits(config: PretrainedConfig) -> dict[str, int]:
-    """How many elements stay gathered, as the plan reckons the memory; DeepSpeed's own 1e9 where it cannot."""
-    try:
-        shape = model_shape(config.to_dict())
-    except PlanError:
-        return {}
+def limits(shape: ModelShape) -> dict[str, int]:
+    """How many elements stay gathered, as the plan reckons the memory."""
     together = cost.gathered_elements(shape)
     distance = together if together < shape.parameters else 2 * together  # from a forward to its backward
     return {"stage3_max_live_parameters": together, "stage3_max_reuse_distance": distance}
 
 
-def persistence_threshold(recipe: Recipe, shape: PretrainedConfig) -> int:
+def persistence_threshold(recipe: Recipe, shape: ModelShape) -> int:
     """Elements up to which a parameter stays whole on every rank: every LoRA matrix, norm and bias. With DeepSpeed's
     own default the larger of them would be gathered twice a layer in tiny messages."""
-    if missing := [
-        key for key in ("hidden_size", "intermediate_size") if not isinstance(getattr(shape, key, None), int)
-    ]:
-        raise RecipeError(
-            f"{recipe.model_dir}: the config.json of this {shape.model_type!r} says no {', '.join(missing)}, which "
-            "strategy zero3 needs to know what to keep whole; take another strategy: --set strategy=zero2"
-        )
-    return recipe.lora.rank * max(shape.hidden_size, shape.intermediate_size) + 1
+    sides = [side for layer in shape.kinds for matrix in layer.linears.values() for side in matrix]
+    return recipe.lora.rank * max(shape.hidden, *sides) + 1
 
 
 def _own_slice(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:

@@ -1,0 +1,94 @@
+"""What transformers' models call their parts, family by family: the class to build, the text part's layers, experts and
+routers, and what LoRA adapts of it all. Read in transformers 5.23 and peft 0.21.2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+"""What models call the linear modules that send tokens to experts, or weigh what these give: never trained."""
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """Which of transformers' classes builds a model that writes text: those that see images too are another's."""
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+
+
+def build(config: PretrainedConfig, **how: Any) -> PreTrainedModel:
+    """With random weights, or on the meta device without any."""
+    model: PreTrainedModel = auto_class(config).from_config(config, **how)
+    return model
+
+
+def load(config: PretrainedConfig, folder: Path, **how: Any) -> PreTrainedModel:
+    """With the weights of a folder."""
+    model: PreTrainedModel = auto_class(config).from_pretrained(folder, local_files_only=True, **how)
+    return model
+
+
+def text_part(model: PreTrainedModel) -> nn.Module:
+    """What gives the last hidden states: embedding, layers, norm."""
+    decoder: nn.Module = model.get_decoder()
+    if not hasattr(decoder, "layers") and isinstance(inner := getattr(decoder, "model", None), nn.Module):
+        decoder = inner
+    return decoder
+
+
+def text_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """First to last; of a model that knows more than text, those of its text part."""
+    layers = text_part(model).layers
+    assert isinstance(layers, nn.ModuleList)
+    return list(layers)
+
+
+def expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """A layer's experts, by path: of each projection one parameter of three dimensions for all of them."""
+    return {name: p for name, p in layer.named_parameters() if p.dim() == 3 and "experts" in name}
+
+
+def adaptable(model: PreTrainedModel, layer: nn.Module) -> dict[str, nn.Linear]:
+    """The modules of a layer that LoRA adapts unless a recipe names others, by path: its linear ones but routers. In a
+    mixture of experts also without those that PEFT takes for experts: their names are what experts were called before
+    they became one parameter, for which it would adapt all experts and the router, here and wherever the adapter is
+    loaded."""
+    linear = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+    found = {name: module for name, module in linear.items() if not ROUTERS & set(name.split("."))}
+    left = left_by_peft(model, list(found))
+    return {name: module for name, module in found.items() if name in left}
+
+
+def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
+    """Of the names of modules those that mean the same to PEFT."""
+    if not any(expert_parameters(layer) for layer in text_layers(model)):
+        return names
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    asked = LoraConfig(target_modules=sorted({*names, *FUSED}))
+    convert_peft_config_for_transformers(asked, model, None)
+    kept = asked.target_modules or ()
+    return [name for name in names if name in kept]
+
+
+FUSED = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
+"""Asked for together, for PEFT refuses some of them without the others."""
+
+
+def adapted(model: PreTrainedModel) -> list[str]:
+    """The names in the model of all that LoRA adapts unless a recipe names others; by their last part where that means
+    the same, as adapters are usually written."""
+    paths = {id(module): name for name, module in model.named_modules()}
+    wanted = {paths[id(m)] for layer in text_layers(model) for m in adaptable(model, layer).values()}
+    short = {name.rpartition(".")[2] for name in wanted}
+    meant = {name for name in paths.values() if name.rpartition(".")[2] in short}
+    return sorted(short if meant == wanted else wanted)

@@ -1,0 +1,61 @@
+"""The outline of a base model's folder: counted by a process of its own, once a config.json.
+
+Counting needs transformers and torch, which take seconds to import; what it gives does not.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+
+from training.cost.shape import ModelShape, PlanError, read_outline
+from training.run_folder import write_atomically
+
+COUNTING_S = 300.0
+FORMAT = 1
+"""Of what is kept; another one is counted anew."""
+
+
+def shape_of(folder: Path, cache: Path) -> ModelShape:
+    """The shape of the model of a folder, from `cache` if it was counted before. Raises PlanError."""
+    kept = cache / f"{_made_of(folder)}.json"
+    try:
+        return read_outline(json.loads(kept.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # never counted, or damaged
+        outline = _count(folder)
+    shape = read_outline(outline)
+    cache.mkdir(parents=True, exist_ok=True)
+    write_atomically(kept, json.dumps(outline))
+    return shape
+
+
+def _made_of(folder: Path) -> str:
+    """What decides it."""
+    try:
+        config = (folder / "config.json").read_bytes()
+        library = metadata.version("transformers")
+    except OSError as error:
+        raise PlanError(f"{folder}: its config.json cannot be read: {error.strerror}") from error
+    except metadata.PackageNotFoundError as error:
+        raise PlanError(
+            f"{folder}: a model of your own is counted by transformers, which this Python has not: "
+            "pip install -e '.[train]'"
+        ) from error
+    return sha256(config + f"\n{library}\n{FORMAT}".encode()).hexdigest()
+
+
+def _count(folder: Path) -> dict[str, object]:
+    argv = [sys.executable, "-m", "training.node.outline", "--config", str(folder)]
+    root = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=COUNTING_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise PlanError(f"{folder}: its layers were not counted within {COUNTING_S:.0f} s") from error
+    if done.returncode:
+        raise PlanError((done.stderr.strip().splitlines() or ["no word of why"])[-1])
+    answer: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    return answer[str(folder)]
