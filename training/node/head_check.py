@@ -25,6 +25,7 @@ from training.node.architecture import build, text_part
 from training.node.liger import LARGE
 from training.node.loss import Logits, learned_rows
 from training.node.model import LossModel, attention_of, inputs
+from training.node.outline import ACTIVE
 from training.recipe import Recipe, RecipeError
 
 LIMIT = 1e-4
@@ -98,6 +99,12 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         "sliding_window": WINDOW,
         "vocab_size_per_layer_input": VOCABULARY,
     }
+    few = {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+        **dict.fromkeys(ACTIVE, 2),
+        **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+        **dict.fromkeys(("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
+    }
     thin = {
         "hidden_size": HEADS * width,
         "num_attention_heads": HEADS,
@@ -105,7 +112,7 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         "n_embd": HEADS * width,
         "n_head": HEADS,
     }
-    for change in (shallow | thin, shallow, {"vocab_size": VOCABULARY}):
+    for change in (few | shallow | thin, few | shallow, few | {"vocab_size": VOCABULARY}):
         yield _with(config, change)
 
 

@@ -33,6 +33,7 @@ from training.node import architecture
 from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
 from training.node.loss import Logits, fuse
+from training.node.mixers import keep_apart
 from training.node.outline import shape_of
 from training.recipe import Lora, Recipe, RecipeError
 
@@ -50,6 +51,7 @@ class LossModel(nn.Module):
         super().__init__()
         self.model = model
         causal = causal_model(model)
+        keep_apart(causal)
         self.decoder = [architecture.text_part(causal)]  # in a list: the same module must not count twice
         self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
 
