@@ -11,7 +11,6 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from transformers import AutoConfig  # noqa: E402
 
-from training import isolation  # noqa: E402
 from training.node import head_check  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402
 from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402
@@ -30,15 +29,6 @@ def _papers(folder, kind, **settings):
         warnings.simplefilter("ignore")
         AutoConfig.for_model(kind, **settings).save_pretrained(folder / kind)
     return folder / kind
-
-
-@pytest.mark.parametrize(
-    ("kind", "batching"), [(kind, how) for kind in sorted(isolation.ISOLATED) for how in ("packed", "padded")]
-)
-def test_the_loss_of_every_type_that_may_share_rows_is_its_own(tmp_path, kind, batching):
-    found = difference(_papers(tmp_path, kind), batching)
-    assert found.worst < LIMIT / 10
-    refuse_other_logits(load_recipe("tiny", {"batching": batching}), tmp_path / kind)
 
 
 @pytest.mark.parametrize(

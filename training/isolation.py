@@ -1,28 +1,39 @@
-"""Whether samples may share a row: which models keep them apart, told from config.json. Pure.
+"""Which types of models are admitted: those whose samples may share a row, told from config.json. Pure.
 
-Samples of a packed row are kept apart in attention alone. A model that also mixes tokens by a convolution or a running
-state (Mamba, LFM2, RWKV) would let each sample read the one before it, and nothing would show it but worse answers.
+Samples of a packed row are kept apart in attention, and in the mixers of the hybrids below. A model that mixes tokens
+in yet another way (RWKV, an indexer) would let each sample read the one before it, and nothing would show it but worse
+answers.
 """
 
 from __future__ import annotations
 
 from training.recipe import Recipe
 
-ISOLATED = frozenset(
-    {
-        *("cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite"),
-        *("granite_swa", "helium", "hyperclovax", "internlm3", "llama", "ministral3", "mistral", "olmo", "olmo2"),
-        *("olmo3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2"),
-    }
+DENSE = (
+    *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text"),
+    *("glm", "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax", "internlm3", "llama"),
+    *("minicpm3", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3"),
+    *("seed_oss", "smollm3", "starcoder2"),
 )
-"""Values of model_type whose packed samples were shown to be those of separate rows, windows, caps and sinks of their
-attention included."""
+MIXTURES = (
+    *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
+    *("glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "laguna"),
+    *("mimo_v2_flash", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open"),
+)
+"""Of experts, to some of which a token is sent."""
+HYBRIDS = (
+    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "minimax", "nemotron_h"),
+    *("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
+"""That mix tokens by a convolution or a running state too (training/node/mixers.py)."""
+ADMITTED = frozenset({*DENSE, *MIXTURES, *HYBRIDS})
+"""Values of a text part's model_type that passed every proof (training/node/proof.py, tests/test_training_types.py)."""
+LIST = "docs/models.md lists the types that are admitted"
 CURE = "take batching = padded: --set batching=padded"
 
 
 def mixing(model_type: str, recipe: Recipe) -> str:
     """Why samples of such a model cannot share rows as the recipe wants; empty where they can."""
-    if recipe.batching == "padded" or model_type in ISOLATED:
+    if recipe.batching == "padded" or model_type in ADMITTED:
         return ""
-    known = ", ".join(sorted(ISOLATED))
-    return f"batching {recipe.batching} is for models that mix tokens in attention alone ({known}), not {model_type!r}"
+    return f"batching {recipe.batching} was never shown to keep the samples of a {model_type!r} apart ({LIST})"

@@ -3,13 +3,15 @@ writes them; tests/test_training_new_recipe.py holds the page against them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from training.cost.shape import known_shape
-from training.isolation import ISOLATED
+from training.isolation import DENSE, HYBRIDS, MIXTURES
 from training.recipe import load_recipe, recipe_names
 
+GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS}
+PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
 # Which models
@@ -27,24 +29,45 @@ publishes, and was never fetched by these recipes' authors; your first fetch wri
 TYPES = """\
 ## Types
 
-The value of `model_type` in config.json. Of each of these the tests hold, on a small model with random weights: samples
-that share a row give what each gives alone (sliding windows shorter than the samples, caps on scores and sinks
-included), padded ones too, and our loss is that of the model's own logits (scaled or capped where it does so). The same
-is tried on a thin copy of your model before each run.
+The value of `model_type` in config.json. A type is admitted when a small model of it with random weights passes every
+proof, in the tests: `packed`, `padded`: the loss and logits of samples in one row, or in rows of their own, are those
+of each alone, windows shorter than the samples, caps and sinks included. `apart`: another first sample changes nothing
+of the others. `gradients`: every trained parameter gets a gradient, and no router is trained. `merged`: merged into the
+weights the adapter says the same. `counted`: parameters are as many as the plan reckons with. `zero3`: on one rank and
+on two it learns what one plain rank does. `packed` and the logits are tried again on a thin copy of your model before
+each run.
 
 """
 REST = """
 - Caps on scores (`gemma2`) and sinks (`granite_swa`) are computed with all scores of a sample at once, since no kernel
   of torch gives them their gradient: slower, and heads x length x length numbers of memory that no plan counts.
+- A mixture of experts learns in its attention, and in its shared experts where PEFT can load that again: routed experts
+  and routers stay as they are. NF4 is refused there, for the experts would stay in 16 bits, and so is
+  `tuning = "full"`, whose routers would drift.
+- A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
 - Other types train with `--set batching=padded` where the copy shows that the loss is the model's own.
-- Mixtures of experts and models that know more than text are refused.
+- Models that know more than text are refused.
 - A pipeline takes `llama`, `mistral`, `qwen2` and `qwen3`.
 """
 
 
 def page() -> str:
     """The whole of it."""
-    return "\n".join([HEAD, *_recipes(), "", TYPES + ", ".join(f"`{kind}`" for kind in sorted(ISOLATED)), REST])
+    return "\n".join([HEAD, *_recipes(), "", TYPES + "\n".join(_types()), REST])
+
+
+def row(kind: str, passed: Mapping[str, bool]) -> str:
+    """Of a type, by what it passed."""
+    marks = " | ".join("yes" if passed[name] else "NO" for name in PROOFS)
+    group = next(name for name, kinds in GROUPS.items() if kind in kinds)
+    return f"| `{kind}` | {group} | {marks} |"
+
+
+def _types() -> Iterator[str]:
+    yield f"| type | kind | {' | '.join(PROOFS)} |"
+    yield "|---|---|" + "---|" * len(PROOFS)
+    for kinds in GROUPS.values():
+        yield from (row(kind, dict.fromkeys(PROOFS, True)) for kind in sorted(kinds))
 
 
 def _recipes() -> Iterator[str]:

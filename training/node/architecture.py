@@ -58,14 +58,25 @@ def expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def adaptable(model: PreTrainedModel, layer: nn.Module) -> dict[str, nn.Linear]:
-    """The modules of a layer that LoRA adapts unless a recipe names others, by path: its linear ones but routers. In a
-    mixture of experts also without those that PEFT takes for experts: their names are what experts were called before
-    they became one parameter, for which it would adapt all experts and the router, here and wherever the adapter is
-    loaded."""
+    """The modules of a layer that LoRA adapts unless a recipe names others, by path: its linear ones but routers, and
+    but those that are computed with past the module. In a mixture of experts also without those that PEFT takes for
+    experts: their names are what experts were called before they became one parameter, for which it would adapt all
+    experts and the router, here and wherever the adapter is loaded."""
     linear = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
-    found = {name: module for name, module in linear.items() if not ROUTERS & set(name.split("."))}
+    found = {
+        name: module
+        for name, module in linear.items()
+        if not ROUTERS & set(name.split(".")) and not _passed_by(layer, name)
+    }
     left = left_by_peft(model, list(found))
     return {name: module for name, module in found.items() if name in left}
+
+
+def _passed_by(layer: nn.Module, path: str) -> bool:
+    """Whether a state-space mixer hands the module's weight to its kernel: an adapter around it would not be asked."""
+    mixer, _, name = path.rpartition(".")
+    owner = layer.get_submodule(mixer)
+    return name in ("out_proj", "dt_proj") and hasattr(owner, "A_log") and hasattr(owner, "D")
 
 
 def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:

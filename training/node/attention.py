@@ -74,7 +74,7 @@ def segment_attention(
     of_one = _by_sdpa if scores.plain else _by_softmax
     parts = [tensor.split(segments.lengths, dim=2) for tensor in (query, key, value)]
     outs = [of_one(q, k, v, scores, dropout) for q, k, v in zip(*parts, strict=True)]
-    return torch.cat(outs, dim=2).transpose(1, 2), None
+    return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
-from training.isolation import CURE, ISOLATED
+from training.isolation import CURE, LIST
 from training.node.architecture import build, text_part
 from training.node.liger import LARGE
 from training.node.loss import Logits, learned_rows
@@ -54,16 +54,15 @@ class Difference:
 def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
     """RecipeError where this model's loss would not be its own, or cannot be tried."""
     kind = AutoConfig.from_pretrained(model_dir, local_files_only=True).model_type
-    known = f"models like {', '.join(sorted(ISOLATED))} can be trained"
     try:
         found = difference(model_dir, recipe.batching)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecipeError(
-            f"{model_dir.name}: {kind!r} cannot be trained with batching {recipe.batching} here ({reason}); {known}"
+            f"{model_dir.name}: {kind!r} cannot be trained with batching {recipe.batching} here ({reason}); {LIST}"
         ) from error
     if found.worst > LIMIT:
-        cure = known if recipe.batching == "padded" else f"{CURE}, or another model: {known}"
+        cure = LIST if recipe.batching == "padded" else f"{CURE}, or another model: {LIST}"
         raise RecipeError(
             f"{model_dir.name}: our loss is not that of a {kind!r} (its logits differ by {found.logits:.1g}, the loss "
             f"by {found.loss:.1g}, tried on a tiny copy; {LIMIT:g} is allowed), and it would learn something else; "
@@ -80,7 +79,7 @@ def difference(model_dir: Path, batching: str) -> Difference:
         for smaller in copies(config):
             torch.manual_seed(0)
             try:
-                return _difference(smaller, batching)
+                return compared(smaller, batching)
             except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
                 problem = problem or error  # the next copy is nearer to the model
     assert problem is not None
@@ -89,9 +88,10 @@ def difference(model_dir: Path, batching: str) -> Difference:
 
 def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """Thin and shallow; where that cannot be built, as wide as the model, and at last shallow alone."""
-    heads = getattr(config, "num_attention_heads", None) or HEADS
-    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 64 * heads) // heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
+    values = config.to_dict()
+    heads = values.get("num_attention_heads") or HEADS
+    width = values.get("head_dim") or (values.get("hidden_size") or 64 * heads) // heads
+    groups = values.get("num_key_value_heads") or heads
     shallow = {
         "vocab_size": VOCABULARY,
         "intermediate_size": 96,
@@ -111,6 +111,8 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         "num_key_value_heads": HEADS if groups == heads else 2,
         "n_embd": HEADS * width,
         "n_head": HEADS,
+        "mamba_n_heads": HEADS,
+        "mamba_d_head": width * (values.get("mamba_expand") or 1),
     }
     for change in (few | shallow | thin, few | shallow, few | {"vocab_size": VOCABULARY}):
         yield _with(config, change)
@@ -136,7 +138,7 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
     return type(config).from_dict(values)
 
 
-def _difference(config: PretrainedConfig, batching: str) -> Difference:
+def compared(config: PretrainedConfig, batching: str) -> Difference:
     ours, theirs = (_made(config, attention) for attention in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())
     ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]

@@ -28,6 +28,7 @@ from transformers import (
 from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
+from training.cost.strategies.zero0 import mixture_misfit
 from training.isolation import CURE, mixing
 from training.node import architecture
 from training.node.architecture import text_layers
@@ -288,7 +289,10 @@ def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         base = architecture.build(config)
-        facts = shape_of(base).facts(recipe)
+        shape = shape_of(base)
+        if reason := mixture_misfit(shape, recipe):
+            raise RecipeError(f"{model_dir.name}: {reason}")
+        facts = shape.facts(recipe)
         whole = trainable(base, recipe, model_dir)
     trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     shapes = {name: p.shape for name, p in trainable_parameters(whole).items()}

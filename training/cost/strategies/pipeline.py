@@ -25,7 +25,7 @@ from training.cost.memory import (
 from training.cost.schedule import StageTime, step_seconds
 from training.cost.shape import EMBEDDING, HEAD
 from training.cost.split import Split, even, first_so_many
-from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0
+from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0, mixture_misfit
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
 
@@ -116,7 +116,7 @@ class Pipeline(Zero0):
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         if shape.kind and shape.kind not in SPLITTABLE:
             return f"a {shape.kind} model cannot lie in stages; possible: {', '.join(SPLITTABLE)}"
-        return misfit(recipe, shape.layers, shape.tied, ranks)
+        return mixture_misfit(shape, recipe) or misfit(recipe, shape.layers, shape.tied, ranks)
 
 
 def stages_of(recipe: Recipe, ranks: int) -> int:

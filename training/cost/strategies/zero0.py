@@ -167,4 +167,18 @@ class Zero0:
 
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         """Why this model cannot be trained with it by so many ranks; empty where it can."""
+        return mixture_misfit(shape, recipe)
+
+
+def mixture_misfit(shape: ModelShape, recipe: Recipe) -> str:
+    """Why a recipe is nothing for a mixture of experts; empty where it is, or where the model is none."""
+    if not shape.mixture:
         return ""
+    if recipe.base_precision == NF4:
+        return (
+            f"base_precision {NF4}: the experts of a {shape.kind}, nearly all of it, would stay in 16 bits; take "
+            "base_precision=dtype"
+        )
+    if recipe.tuning == "full":
+        return f"tuning = full: the routers of a {shape.kind} would drift without their balancing loss; take lora"
+    return ""

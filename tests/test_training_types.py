@@ -1,0 +1,101 @@
+"""Every type of model that is admitted passes every proof, on a small model of its own; docs/models.md says so."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from transformers import AutoConfig  # noqa: E402
+
+from tests.support.models_page import PAGE, row  # noqa: E402
+from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, SMALL, TYPES  # noqa: E402
+from training import isolation  # noqa: E402
+from training.cost.strategies import cost_of  # noqa: E402
+from training.node import architecture, attention, mixers, proof  # noqa: E402
+from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
+from training.node.model import whole_model  # noqa: E402
+from training.node.outline import model_shape  # noqa: E402
+from training.node.proof import LIMIT, proved  # noqa: E402
+from training.recipe import RecipeError, load_recipe  # noqa: E402
+
+pytestmark = pytest.mark.torch
+ROWS = PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def config_of(kind, **changes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return AutoConfig.for_model(kind, **SMALL | TYPES[kind] | changes)
+
+
+def test_what_is_admitted_is_what_is_tried():
+    for admitted, tried in ((isolation.DENSE, DENSE), (isolation.MIXTURES, MIXTURES), (isolation.HYBRIDS, HYBRIDS)):
+        assert sorted(admitted) == sorted(tried)
+    assert len(isolation.ADMITTED) == len(TYPES) >= 25 and len(MIXTURES) >= 8 and len(HYBRIDS) >= 4
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_every_type_passes_every_proof(kind):
+    found = proved(config_of(kind))
+    assert all(value < LIMIT for value in found.values()), found
+    passed = {name: value < LIMIT for name, value in found.items()}
+    assert row(kind, {"zero3": True} | passed) in ROWS, "python -m tests.support.models_page"
+
+
+def _small(kind, **changes):
+    torch.manual_seed(0)
+    return architecture.build(config_of(kind, **changes))
+
+
+@pytest.mark.parametrize("kind", sorted(MIXTURES))
+def test_a_mixture_has_experts_that_are_left_alone_with_their_routers(kind):
+    model = _small(kind)
+    assert any(expert_parameters(layer) for layer in text_layers(model))
+    assert not any("expert" in name.replace("shared_expert", "") or "router" in name for name in adapted(model))
+
+
+@pytest.mark.parametrize("kind", sorted(HYBRIDS))
+def test_a_hybrid_mixes_tokens_otherwise_than_by_attention_and_leaks_unless_that_is_kept_apart(kind, monkeypatch):
+    assert mixers.mixers(_small(kind))
+    monkeypatch.setattr("training.node.model.keep_apart", lambda model: None)
+    assert proof.packed(config_of(kind)) > 100 * LIMIT
+
+
+def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
+    """A window that is not applied, samples that see each other, a router that is trained, an adapter that is passed
+    by, a layer that is not there."""
+    with monkeypatch.context() as patched:
+        patched.setattr(attention, "_seen", lambda length, *_: torch.ones(length, length).bool().tril())
+        assert proof.packed(config_of("gemma3_text")) > LIMIT
+    with monkeypatch.context() as patched:
+        one = staticmethod(lambda positions, *_: attention.Segments((positions.shape[1],), None))
+        patched.setattr(attention.Segments, "of", one)
+        assert proof.apart(config_of("qwen3_moe")) > LIMIT
+    with monkeypatch.context() as patched:
+        patched.setattr(architecture, "ROUTERS", frozenset())
+        assert proof.gradients(config_of("qwen2_moe")) > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(architecture, "_passed_by", lambda layer, path: False)
+        assert proof.gradients(config_of("jamba")) > 0 and proof.merged(config_of("jamba")) > LIMIT
+    with monkeypatch.context() as patched:
+        other = config_of("qwen3", num_hidden_layers=3)
+        patched.setattr(proof, "model_shape", lambda config: model_shape(other))
+        assert proof.counted(config_of("qwen3")) > LIMIT
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"base_precision": "nf4"}, "experts of a qwen3_moe"), ({"tuning": "full"}, "routers of a qwen3_moe would drift")],
+)
+def test_what_is_nothing_for_a_mixture_is_refused_before_anything_is_loaded(tmp_path, settings, said):
+    config_of("qwen3_moe").save_pretrained(tmp_path / "experts")
+    recipe = load_recipe("tiny", settings)
+    with pytest.raises(RecipeError, match=said) as refused:
+        whole_model(recipe, tmp_path / "experts")
+    shape = model_shape(config_of("qwen3_moe"))
+    assert str(refused.value).endswith(cost_of(recipe).misfit(shape, recipe, 1))
+    assert cost_of(recipe).misfit(model_shape(config_of("qwen3")), recipe, 1) == ""

@@ -1,0 +1,63 @@
+"""Under ZeRO-3, on one rank and on two, every type that is admitted learns what one plain rank does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the [train] extra")
+pytest.importorskip("deepspeed", reason="needs the [train] extra")
+
+from tests.support.ranks import together  # noqa: E402
+from tests.support.small_models import TYPES  # noqa: E402
+from tests.test_training_types import config_of  # noqa: E402
+from training.node import architecture  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+EXACT = {"dtype": "float32", "global_batch": "4", "micro_batch": "1", "max_length": "64", "loss_chunk": "16"}
+STEPS = 2
+
+
+def _samples():
+    dice = random.Random(0)
+    made = [[dice.randrange(3, 250) for _ in range(length)] for length in (23, 5, 17, 9, 30, 11, 3, 12)]
+    return [(ids, [-100, *ids[1:]]) for ids in made]
+
+
+def _cases(house, strategy):
+    return [
+        {"name": f"{kind} {strategy}", "model": str(house / kind), "steps": STEPS, "recipe": {"strategy": strategy}}
+        for kind in TYPES
+    ]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("types")
+    for kind in TYPES:
+        torch.manual_seed(0)
+        architecture.build(config_of(kind)).float().save_pretrained(folder / kind)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_one(house):
+    cases = [*_cases(house, "zero0"), *_cases(house, "zero3")]
+    return together(house, 1, EXACT, cases, samples=_samples())
+
+
+@pytest.fixture(scope="module")
+def on_two(house):
+    return together(house, 2, EXACT, _cases(house, "zero3"), samples=_samples())
+
+
+@pytest.mark.parametrize("kind", sorted(TYPES))
+def test_zero3_learns_what_one_plain_rank_does(kind, on_one, on_two):
+    plain = on_one[f"{kind} zero0"]
+    assert len(plain["losses"]) == STEPS and plain["losses"][0] != plain["losses"][1]
+    for parted in (on_one, on_two):
+        found = parted[f"{kind} zero3"]
+        assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+        assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4)
