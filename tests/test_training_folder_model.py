@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.small_models import EXPERTS, LINEAR
 from training.cost.shape import PlanError
 from training.laptop import folder_model
 from training.laptop.folder_model import folder_recipe, folder_shape, is_folder
@@ -107,7 +108,13 @@ def test_it_lies_among_models_as_links_and_is_hashed_anew_only_where_it_changed(
     assert folder_model.place(recipe, models)["hash"] != before["hash"]
 
 
-KINDS = {"qwen3": {}, "gemma3_text": {"sliding_window": 16, "head_dim": 32}}
+KINDS = {
+    "qwen3": {},
+    "gemma3_text": {"sliding_window": 16, "head_dim": 32},
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": {"sliding_window": 16, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_text": LINEAR | {"layer_types": 2 * LINEAR["layer_types"]},
+}
 
 
 @pytest.fixture(scope="module")

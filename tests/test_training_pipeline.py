@@ -30,6 +30,8 @@ EXACT = {
     "optimizer.grad_clip": "0",
     "seed": "4",
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+"""Of those that have some."""
 UNTIED = {"model": "untied"}
 OTHER_TYPES = sorted(set(SPLITTABLE) - {"qwen2"})
 KINDS = {
@@ -97,7 +99,7 @@ def house(tmp_path_factory):
     curve.write_model(folder / "curve")
     tiny_adapter.write_variant(folder / "tiny", folder / "untied", tied=False)
     for each in OTHER_TYPES:
-        tiny_adapter.write_of_type(folder / "tiny", folder / each, each)
+        tiny_adapter.write_of_type(folder / "tiny", folder / each, each, **EXPERTS)
     return folder
 
 

@@ -52,7 +52,7 @@ class Source:
 
 def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     """The file's whole text."""
-    size = shape.parameters
+    size = shape.matmul_parameters  # of a mixture what a token meets
     lr, epochs, save_every = ("2e-4", 3, 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 2, 25)
     recipe = Recipe(
         name=name,
@@ -140,6 +140,8 @@ def _needed(recipe: Recipe, shape: ModelShape, ranks: int) -> float:
 def _four_bits(use: str, recipe: Recipe, shape: ModelShape) -> str:
     """How it fits one card of 20 GB or more, where it would not in 16 bits and does in four; else empty."""
     lean = {"strategy": SIMPLEST, "micro_batch": 1, "gradient_checkpointing": True}
+    if shape.mixture:
+        return ""
     whole = _needed(recipe.model_copy(update=lean), shape, 1)
     packed = _needed(recipe.model_copy(update=lean | {"base_precision": NF4}), shape, 1)
     if whole <= CARD / 4 or packed > CARD:

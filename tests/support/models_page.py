@@ -47,7 +47,7 @@ REST = """
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
 - Other types train with `--set batching=padded` where the copy shows that the loss is the model's own.
 - Models that know more than text are refused.
-- A pipeline takes `llama`, `mistral`, `qwen2` and `qwen3`.
+- A pipeline takes `llama`, `mistral`, `qwen2`, `qwen3` and `qwen3_moe`.
 """
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from training.node.adapter.merge import EMBEDDING, HEAD
 from training.node.adapter.model_files import places
 
 LAYERS = "model.layers."
+FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Of Qwen3's mixtures: what files have of each expert, by the parameter it is a part of."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,38 @@ def read_tensors(
     may be missing in the files: it is the embedding. One after another in `dtype`, or as they are where there is none.
     AdapterError names what is not there."""
     files = places(model_dir)
-    of_file: dict[str, dict[str, str]] = {}
-    for ours, name in wanted.items():
-        origin = EMBEDDING if tied and name == HEAD else name
-        if origin not in files:
-            raise AdapterError(f"the model's files hold no {origin}")
-        of_file.setdefault(files[origin], {})[ours] = origin
+    origins = {ours: EMBEDDING if tied and name == HEAD else name for ours, name in wanted.items()}
+    experts = {ours: each for ours, name in origins.items() if name not in files and (each := of_experts(name, files))}
+    whole = {ours: name for ours, name in origins.items() if ours not in experts}
+    if missing := [name for name in whole.values() if name not in files]:
+        raise AdapterError(f"the model's files hold no {missing[0]}")
+    found = _read(model_dir, files, dict.fromkeys(whole.values()), device, dtype)
+    tensors = {ours: found[name] for ours, name in whole.items()}
+    for ours, each in experts.items():  # one projection of one layer after another
+        parts = _read(model_dir, files, [name for names in each for name in names], device, dtype)
+        tensors[ours] = torch.stack([torch.cat([parts.pop(name) for name in names]) for names in each])
+    return tensors
+
+
+def of_experts(name: str, files: Collection[str]) -> list[tuple[str, ...]]:
+    """The names in a model's files of what is one parameter for all experts since transformers 5: for each expert the
+    matrices that lie one above the other. Empty where the files know no such experts."""
+    before, mark, projection = name.rpartition(".experts.")
+    parts = FUSED.get(projection)
+    if not mark or parts is None:
+        return []
+    each = (tuple(f"{before}.experts.{expert}.{part}.weight" for part in parts) for expert in count())
+    return list(takewhile(lambda names: names[0] in files, each))
+
+
+def _read(
+    model_dir: Path, files: Mapping[str, str], names: Iterable[str], device: torch.device, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    of_file: dict[str, list[str]] = {}
+    for name in names:
+        of_file.setdefault(files[name], []).append(name)
     tensors: dict[str, torch.Tensor] = {}
-    for name, mine in of_file.items():
-        with safe_open(model_dir / name, "pt", device=str(device)) as file:
-            tensors |= {ours: file.get_tensor(origin).to(dtype=dtype) for ours, origin in mine.items()}
+    for file_name, mine in of_file.items():
+        with safe_open(model_dir / file_name, "pt", device=str(device)) as file:
+            tensors |= {name: file.get_tensor(name).to(dtype=dtype) for name in mine}
     return tensors

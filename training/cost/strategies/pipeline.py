@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from training.cost.shape import ModelShape
     from training.recipe import Recipe
 
-SPLITTABLE = ("qwen2", "qwen3", "llama", "mistral")
+SPLITTABLE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose layers alone stand between embedding and head: the engine knows no others."""
 MESSAGES = 4
 """Activations or gradients of a micro-batch that a stage has on their way: two are expected, two were sent."""
@@ -116,6 +116,8 @@ class Pipeline(Zero0):
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         if shape.kind and shape.kind not in SPLITTABLE:
             return f"a {shape.kind} model cannot lie in stages; possible: {', '.join(SPLITTABLE)}"
+        if len(shape.kinds) > 1:
+            return f"stages are of layers all alike; this {shape.kind} model has {len(shape.kinds)} kinds of them"
         return mixture_misfit(shape, recipe) or misfit(recipe, shape.layers, shape.tied, ranks)
 
 
