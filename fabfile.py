@@ -7,6 +7,7 @@ import inventory.renting.tasks
 import inventory.tasks
 import snapshots.tasks
 import training.laptop.adapter.tasks
+import training.laptop.models.tasks
 import training.laptop.prove.tasks
 import training.laptop.tasks
 from inventory.command_line import refuse_malformed_flags
@@ -19,6 +20,7 @@ folders = (
     snapshots.tasks,
     training.laptop.tasks,
     training.laptop.adapter.tasks,
+    training.laptop.models.tasks,
     training.laptop.prove.tasks,
 )
 for folder in folders:

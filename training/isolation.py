@@ -7,6 +7,9 @@ answers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from training.recipe import Recipe
 
 DENSE = (
@@ -37,3 +40,13 @@ def mixing(model_type: str, recipe: Recipe) -> str:
     if recipe.batching == "padded" or model_type in ADMITTED:
         return ""
     return f"batching {recipe.batching} was never shown to keep the samples of a {model_type!r} apart ({LIST})"
+
+
+def untrainable(config: Mapping[str, Any]) -> str:
+    """Why the base model of a config.json is not trained, whatever the recipe; empty where nothing stands against it."""
+    if "text_config" in config:
+        return f"a {config.get('model_type')} knows more than text; only models of text are trained"
+    if stored := config.get("quantization_config"):
+        how = stored.get("quant_method", "an unknown way") if isinstance(stored, Mapping) else "an unknown way"
+        return f"its weights are stored in {how}; a model in 16 or 32 bits is needed"
+    return ""

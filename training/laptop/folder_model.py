@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import FOLDER, ModelShape
+from training.isolation import untrainable
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
@@ -44,7 +45,12 @@ def folder_shape(base_model: str) -> ModelShape:
 
 
 def _counted(folder: Path) -> ModelShape:
-    return shape_of(folder, Path.home() / ".cache" / "spotune" / "outlines")
+    return shape_of(folder, cached_outlines())
+
+
+def cached_outlines() -> Path:
+    """Where what was counted on this machine is kept."""
+    return Path.home() / ".cache" / "spotune" / "outlines"
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -58,12 +64,8 @@ def _config(folder: Path) -> dict[str, Any]:
         raise RecipeError(f"--model {folder}: it has no weights in safetensors files")
     if not (folder / "tokenizer_config.json").is_file():
         raise RecipeError(f"--model {folder}: it has no tokenizer (tokenizer_config.json)")
-    if "text_config" in config:
-        kind = config.get("model_type")
-        raise RecipeError(f"--model {folder}: a {kind} knows more than text; only models of text are trained")
-    if stored := config.get("quantization_config"):
-        how = stored.get("quant_method", "an unknown way") if isinstance(stored, dict) else "an unknown way"
-        raise RecipeError(f"--model {folder}: its weights are stored in {how}; a model in 16 or 32 bits is needed")
+    if reason := untrainable(config):
+        raise RecipeError(f"--model {folder}: {reason}")
     return config
 
 

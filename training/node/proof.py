@@ -6,26 +6,35 @@ must be small, by name.
 `gradients`          every trained parameter gets a gradient; no router is trained, nothing outside the text's layers
 `merged`             with the adapter merged into its weights the model says the same
 `counted`            parameters, and trained ones, are as many as the outline says
+
+    python -m training.node.proof --config DIR
+
+tries them on a small copy of the model of a folder, of which config.json is enough, and prints them, a JSON object in
+one line, last.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import Sample
+from training.exit_codes import FINISHED, UNUSABLE
 from training.node.architecture import ROUTERS, build, text_layers
 from training.node.attention import SEGMENTS
-from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared
+from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, copies
 from training.node.model import LossModel, causal_model, inputs, trainable
-from training.node.outline import model_shape
+from training.node.outline import BROKEN, model_shape
 from training.recipe import Recipe
 
 LIMIT = 1e-5
@@ -131,3 +140,22 @@ def proved(config: PretrainedConfig) -> dict[str, float]:
 def relative(found: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference, of the largest value."""
     return float((found - right).abs().max() / right.abs().max())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="a folder with a config.json")
+    folder = parser.parse_args().config
+    problem: Exception | None = None
+    for small in copies(AutoConfig.from_pretrained(folder, local_files_only=True)):
+        try:
+            print(json.dumps(proved(small)), flush=True)
+            return FINISHED
+        except BROKEN as error:
+            problem = problem or error  # the next copy is nearer to the model
+    print(f"no small copy of it can be trained: {' '.join(str(problem).split())[:300]}", file=sys.stderr)
+    return UNUSABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

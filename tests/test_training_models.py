@@ -1,0 +1,144 @@
+"""fab models and fab models.add: the real Hub client against a hub on loopback, recipes written into a copy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub import COMMIT, Hub
+from training.cost import shape as shapes
+from training.cost.shape import known_shape
+from training.laptop.models import adding, table
+from training.plan.machines import Machines, Rates
+from training.recipe import RECIPES, RecipeError
+
+CONFIG = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 1024,
+}
+TEMPLATE = "{% if enable_thinking %}{% endif %}"
+REPO = "acme/My-Qwen3"
+
+
+def _files(config: dict[str, object], template: str = TEMPLATE) -> dict[str, bytes]:
+    tokenizer = json.dumps({"chat_template": template} if template else {}).encode()
+    return {"config.json": json.dumps(config).encode(), "tokenizer_config.json": tokenizer, "model.safetensors": b"w"}
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of training/recipes, which the commands write into; an empty home."""
+    copy = tmp_path / "recipes"
+    shutil.copytree(RECIPES, copy)
+    for module in ("training.recipe", "training.laptop.models.adding"):
+        monkeypatch.setattr(f"{module}.RECIPES", copy)
+    for module in ("training.cost.shape", "training.laptop.models.adding"):
+        monkeypatch.setattr(f"{module}.SHIPPED", copy / "outlines.json")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shapes.outlines.cache_clear()
+    yield copy
+    shapes.outlines.cache_clear()
+
+
+def _look(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repo: str = REPO) -> adding.HubModel:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "looked-up").mkdir(exist_ok=True)
+    return adding.look_up(repo, tmp_path / "looked-up")
+
+
+def test_the_small_files_alone_are_fetched_and_say_what_the_recipe_says(tmp_path: Path, monkeypatch):
+    with Hub({REPO: _files(CONFIG)}) as hub:
+        model = _look(hub, monkeypatch, tmp_path)
+        assert hub.downloads("model.safetensors") == [] and len(hub.downloads("config.json")) == 1
+    assert (model.commit, model.config, model.gated) == (COMMIT, CONFIG, False)
+    assert "enable_thinking" in model.source.note and model.source.positions == 1024
+    with Hub({REPO: _files(CONFIG, "")}) as hub:
+        assert "no chat template" in _look(hub, monkeypatch, tmp_path).source.note
+
+
+@pytest.mark.parametrize(
+    ("repo", "said"),
+    [
+        ("Qwen3", "is no model of the Hub; write OWNER/NAME"),
+        ("acme/nothing", "acme/nothing cannot be looked up at http://127"),
+        ("acme/gated", r"asks for a token \(40[13]\); set HF_TOKEN"),
+    ],
+)
+def test_a_model_that_cannot_be_looked_up_is_said_in_a_sentence(tmp_path: Path, monkeypatch, repo, said):
+    monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
+    with Hub({"acme/gated": _files(CONFIG)}, gated={"acme/gated"}) as hub, pytest.raises(RecipeError, match=said) as no:
+        _look(hub, monkeypatch, tmp_path, repo)
+    assert "\n" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"text_config": {}}, "knows more than text"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "its weights are stored in fp8"),
+        ({"model_type": "rwkv"}, "models of type 'rwkv' are not admitted; docs/models.md"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_counted(changes, said):
+    model = adding.HubModel(REPO, COMMIT, "", False, CONFIG | changes, "")
+    with pytest.raises(RecipeError, match=said):
+        adding.refuse_untrainable(model)
+
+
+@pytest.mark.torch
+def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_by_id(recipes, tmp_path, monkeypatch):
+    from training.recipe import load_recipe, recipe_name
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with Hub({REPO: _files(CONFIG)}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        path, text, found = adding.add(REPO)
+    assert path == recipes / "my-qwen3.toml" and path.read_text() == text
+    assert set(found) >= {"packed", "padded", "apart", "gradients", "merged", "counted"}
+    recipe = load_recipe(REPO)
+    assert recipe_name(REPO) == "my-qwen3" and recipe.base_model == REPO and recipe.max_length == 1024
+    assert known_shape(REPO).layers == 2 and known_shape("Qwen/Qwen3-8B").layers == 36
+    with Hub({REPO: _files(CONFIG)}) as hub, pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        adding.add(REPO)
+
+
+def _machines(card_bytes: float) -> Machines:
+    return Machines(
+        ranks=4,
+        ranks_per_node=1,
+        card="NVIDIA A10",
+        card_bytes=card_bytes,
+        usable_bytes=card_bytes - 2.6e9,
+        spare_bytes=0.0,
+        ram_bytes=64e9,
+        rates=Rates(40e12, 1.7e9),
+    )
+
+
+def test_the_table_says_what_lies_there_and_how_it_fits():
+    found = {row.name: row for row in table.rows(_machines(24e9), {"qwen3-8b"})}
+    assert (found["qwen3-8b"].there, found["qwen3-14b"].there) == (True, False)
+    assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
+    assert found["qwen2.5-72b"].fits == "no"
+    unknown = next(table.rows(None, None))
+    assert (unknown.there, unknown.fits) == (None, "")
+    assert json.loads(table.as_json(table.rows(None, None)))[0]["name"] == unknown.name
+
+
+def test_of_a_mixture_the_table_says_what_a_token_meets():
+    found = {row.name: row for row in table.rows(None, None)}
+    assert table.billions(found["qwen3-30b-a3b"]) == "30.5 (3)"
+    assert table.billions(found["qwen3-8b"]) == "8.19"

@@ -1,0 +1,160 @@
+"""A recipe for a base model of the Hub: its small files are read, its shape is counted, its type is proved, and
+training/recipes gets a file to edit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.cost.shape import SHIPPED, ModelShape, outlines
+from training.hub_access import NO_ENTRY, HubError, commit_id, file_name, hub_of
+from training.isolation import ADMITTED, LIST, untrainable
+from training.laptop.folder_model import cached_outlines
+from training.new_recipe import Source, new_recipe
+from training.outline import shape_of
+from training.recipe import RECIPES, RecipeError, recipe_names
+from training.run_folder import write_atomically
+
+ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+LIMIT = 1e-5
+"""Of a proof, as training/node/proof.py has it."""
+PROVING_S = 600.0
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """What the Hub says of a model, without its weights."""
+
+    repo: str
+    commit: str
+    licence: str
+    gated: bool
+    config: Mapping[str, Any]
+    template: str
+    """How it writes a conversation; empty where it says nothing."""
+
+    @property
+    def source(self) -> Source:
+        said = [f"Its licence, by its page: {self.licence}."] if self.licence else []
+        said += ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
+        said += [] if self.template else ["It has no chat template: only data of prompts and completions."]
+        said += ["Its template knows thoughts (enable_thinking)."] if "enable_thinking" in self.template else []
+        positions = self.config.get("max_position_embeddings")
+        return Source(self.repo, positions if isinstance(positions, int) else 2048, " ".join(said))
+
+
+def look_up(repo: str, folder: Path) -> HubModel:
+    """Its small files, brought into `folder`. Raises RecipeError."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    if not ID.fullmatch(repo):
+        raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
+    try:
+        hub = hub_of(os.environ, get_token())
+        info = hub.asked(lambda token: HfApi(hub.address, token).model_info(repo))
+        commit = commit_id(info.sha)
+        there = {file_name(sibling.rfilename) for sibling in info.siblings or ()}
+        for name in sorted(there & set(SMALL_FILES)):
+            hub.asked(
+                lambda token, name=name: HfApi(hub.address, token).hf_hub_download(
+                    repo, name, revision=commit, local_dir=folder
+                )
+            )
+    except HubError as error:
+        raise RecipeError(f"{repo} cannot be looked up: {error}") from error
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        reason = str(error).strip().splitlines()[-1]
+        if status in NO_ENTRY:
+            reason = f"the hub asks for a token ({status}); {hub.how_to_enter}"
+        raise RecipeError(f"{repo} cannot be looked up at {hub.address}: {reason}") from error
+    licence = getattr(info.card_data, "license", None)
+    return HubModel(
+        repo=repo,
+        commit=commit,
+        licence=licence if isinstance(licence, str) and licence.isprintable() else "",
+        gated=bool(info.gated),
+        config=_json(folder / "config.json", repo),
+        template=_template(folder, repo),
+    )
+
+
+def _json(path: Path, repo: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError) as error:
+        raise RecipeError(f"{repo}: its {path.name} cannot be read: {error}") from error
+
+
+def _template(folder: Path, repo: str) -> str:
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    if not (folder / "tokenizer_config.json").is_file():
+        return ""
+    found = _json(folder / "tokenizer_config.json", repo).get("chat_template")
+    return found if isinstance(found, str) else json.dumps(found) if found else ""
+
+
+def refuse_untrainable(model: HubModel) -> None:
+    """RecipeError where it is no model that can be trained, by its config.json."""
+    kind = model.config.get("model_type")
+    if reason := untrainable(model.config):
+        raise RecipeError(f"{model.repo}: {reason}")
+    if kind not in ADMITTED:
+        raise RecipeError(f"{model.repo}: models of type {kind!r} are not admitted; {LIST}")
+
+
+def proved(folder: Path) -> dict[str, float]:
+    """What each proof found on a small copy of the model. RecipeError where one fails."""
+    argv = [sys.executable, "-m", "training.node.proof", "--config", str(folder)]
+    root = Path(__file__).parents[3]
+    try:
+        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=PROVING_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RecipeError(f"the proofs took more than {PROVING_S:.0f} s") from error
+    if done.returncode:
+        raise RecipeError((done.stderr.strip().splitlines() or ["the proofs said nothing"])[-1])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if failed := [f"{name} {value:.1g}" for name, value in found.items() if not value < LIMIT]:
+        raise RecipeError(f"it would learn something else than it says ({', '.join(failed)}; {LIMIT:g} is allowed)")
+    return found
+
+
+def add(repo: str, name: str = "") -> tuple[Path, str, dict[str, float]]:
+    """Write the recipe of a model of the Hub; gives its file, its text and the proofs. Raises RecipeError, PlanError."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        folder.mkdir()
+        model = look_up(repo, folder)
+        refuse_untrainable(model)
+        named = name or model.source.name
+        if named in recipe_names():
+            raise RecipeError(f"there is a recipe {named} already; say another name with --name, or edit it")
+        if Source(named, 0).name != named:
+            raise RecipeError(f"--name {named}: small letters, digits, dots and dashes are possible")
+        shape = shape_of(folder, cached_outlines())
+        found = proved(folder)
+    text = new_recipe(named, model.source, shape)
+    keep_outline(repo, model.config, shape)
+    path = RECIPES / f"{named}.toml"
+    write_atomically(path, text)
+    return path, text, found
+
+
+def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:
+    """Beside those that are shipped, a line a model."""
+    kept = outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
+    lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(kept.items()))
+    write_atomically(SHIPPED, "{\n" + ",\n".join(lines) + "\n}\n")
+    outlines.cache_clear()

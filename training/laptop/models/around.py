@@ -1,0 +1,48 @@
+"""What there is around the recipes: machines, and the models that lie on their head."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Sequence
+
+from inventory.errors import InventoryError
+from inventory.settings import load_settings
+from inventory.shown import table
+from training.errors import TrainingError
+from training.laptop.machines import fleet, machines
+from training.laptop.open_cluster import opened
+from training.laptop.plan_table import screen
+from training.plan.machines import Machines
+from training.sums import ORIGIN
+
+HEADER = ("recipe", "base model", "type", "billions (active)", "GB to fetch", "on the head", "fits")
+
+
+def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str]]:
+    """The machines that stand or would be rented, the folders of models on the head, and what could not be found
+    out."""
+    notes: list[str] = []
+    at: Machines | None = None
+    there: Collection[str] | None = None
+    if not here:
+        try:
+            settings = load_settings()
+            at = machines(settings, fleet(settings))
+        except (InventoryError, TrainingError) as error:
+            notes.append(f"how they fit is not known: {error}")
+    try:
+        with opened(here) as cluster:
+            folder = cluster.launch("none", "none").models
+            found = cluster.head.shell(f"cd {shlex.quote(folder)} 2>/dev/null && ls */{ORIGIN} 2>/dev/null; true")
+            there = {line.partition("/")[0] for line in found.splitlines()}
+    except (InventoryError, TrainingError) as error:
+        notes.append(f"what lies on the head is not known: {error}")
+    return at, there, notes
+
+
+def show(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
+    """The table, and under it what it does not know."""
+    terminal = screen()
+    terminal.print(table(HEADER, lines))
+    for note in notes:
+        terminal.print(note, soft_wrap=True, markup=False)

@@ -1,0 +1,94 @@
+"""Every recipe with its model: how large, whether it lies on the head, and how it fits the machines there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from training.cost.disk import file_bytes
+from training.cost.memory import micro_batch_tokens
+from training.cost.shape import ModelShape, known_shape
+from training.cost.strategies import LEANEST, SIMPLEST, cost_of
+from training.plan.machines import Machines
+from training.recipe import Recipe, load_recipe, recipe_names
+
+FITS = ((SIMPLEST, "yes"), (LEANEST, "divided among them"))
+"""Strategies from the simplest on, and what fitting with one of them is called."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe."""
+
+    name: str
+    base_model: str
+    kind: str
+    parameters: int
+    active: int
+    """What a token meets of them; fewer in a mixture of experts."""
+    download_bytes: float
+    there: bool | None
+    """On the head; None where nobody could be asked."""
+    fits: str
+    """On the machines; empty where nobody knows them."""
+
+
+def rows(machines: Machines | None, there: Collection[str] | None) -> Iterator[Row]:
+    """One a recipe; `there` are the folders of models on the head."""
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        if (shape := known_shape(recipe.base_model)) is None:
+            continue
+        mixture = shape.mixture
+        yield Row(
+            name,
+            recipe.base_model,
+            shape.kind,
+            shape.parameters,
+            shape.matmul_parameters if mixture else shape.parameters,
+            file_bytes(shape),
+            None if there is None else recipe.model_dir in there,
+            "" if machines is None else fits(shape, recipe, machines),
+        )
+
+
+def fits(shape: ModelShape, recipe: Recipe, machines: Machines) -> str:
+    """How the model fits with the least it can do with: a sample at a time, every layer computed again."""
+    least = recipe.model_copy(update={"micro_batch": 1, "gradient_checkpointing": True})
+    for strategy, said in FITS:
+        tried = least.model_copy(update={"strategy": strategy})
+        tokens = micro_batch_tokens(tried, tried.max_length)
+        memory = cost_of(tried).memory(shape, tried, machines.ranks, tokens)
+        if machines.missing_bytes(memory, machines.usable_bytes) <= 0:
+            return said
+    return "no"
+
+
+def as_json(found: Iterator[Row]) -> str:
+    """For programs."""
+    return json.dumps([vars(row) for row in found], indent=1)
+
+
+def billions(row: Row) -> str:
+    """Parameters, and in brackets those of them that a token meets."""
+    whole = f"{row.parameters / 1e9:.3g}"
+    return whole if row.active == row.parameters else f"{whole} ({row.active / 1e9:.2g})"
+
+
+def lines(found: Iterator[Row]) -> list[list[str]]:
+    """As a table has them."""
+    said: Mapping[Any, str] = {True: "yes", False: "-", None: "?"}
+    return [
+        [
+            row.name,
+            row.base_model,
+            row.kind,
+            billions(row),
+            f"{row.download_bytes / 1e9:.1f}",
+            said[row.there],
+            row.fits,
+        ]
+        for row in found
+    ]
