@@ -10,9 +10,10 @@ import pytest
 
 from tests.support.hub import COMMIT, Hub
 from training.cost import shape as shapes
+from training.cost.pace import Rates
 from training.cost.shape import known_shape
 from training.laptop.models import adding, table
-from training.plan.machines import Machines, Rates
+from training.plan.machines import Machines
 from training.recipe import RECIPES, RecipeError
 
 CONFIG = {

@@ -35,7 +35,7 @@ def test_a_recipe_is_found_by_its_name_and_by_its_models_id(model):
 def test_an_unknown_model_is_told_with_what_may_be_meant():
     with pytest.raises(RecipeError, match=r"^unknown model 'qwen3-9b'; did you mean qwen3-8b or .*\? known: .*tiny$"):
         recipe_name("qwen3-9b")
-    with pytest.raises(RecipeError, match=r"^unknown model 'x/y'; known: "):
+    with pytest.raises(RecipeError, match=r"^unknown model 'x/y'; fab models.add x/y writes a recipe .*; known: "):
         recipe_name("x/y")
 
 

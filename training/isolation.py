@@ -43,7 +43,7 @@ def mixing(model_type: str, recipe: Recipe) -> str:
 
 
 def untrainable(config: Mapping[str, Any]) -> str:
-    """Why the base model of a config.json is not trained, whatever the recipe; empty where nothing stands against it."""
+    """Why the base model of a config.json is not trained, whatever the recipe; empty where it can be."""
     if "text_config" in config:
         return f"a {config.get('model_type')} knows more than text; only models of text are trained"
     if stored := config.get("quantization_config"):

@@ -361,7 +361,8 @@ def recipe_name(model: str) -> str:
         return found
     near = difflib.get_close_matches(model.lower().rpartition("/")[2], known, n=3, cutoff=0.6)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    raise RecipeError(f"unknown model {model!r}; {meant}known: {', '.join(known)}")
+    new = f"fab models.add {model} writes a recipe for a model of the Hub; " if model.count("/") == 1 else ""
+    raise RecipeError(f"unknown model {model!r}; {meant}{new}known: {', '.join(known)}")
 
 
 def parse_recipe(text: str, overrides: Mapping[str, str] | None, source: str) -> Recipe:

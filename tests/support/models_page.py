@@ -16,10 +16,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
 # Which models
 
-`--model` takes the name of a recipe or the id of its base model on the Hub (`--model Qwen/Qwen3-8B`). Another model of
-a type below needs a recipe of its own in [training/recipes](../training/recipes). On your own machine a folder is
-enough: `fab train --model ./my-model --here --data FILE` derives the recipe from its config.json; the folder stays as
-it is.
+`--model` takes the name of a recipe or the id of its base model on the Hub (`--model Qwen/Qwen3-8B`). For another model
+of a type below `fab models.add OWNER/NAME` writes a recipe into [training/recipes](../training/recipes), from what the
+Hub (or the mirror that HF_ENDPOINT names) says of it and from proofs on a small copy; it needs the `[train]` extra. On
+your own machine a folder is enough: `fab train --model ./my-model --here --data FILE` derives the recipe from its
+config.json; the folder stays as it is.
 
 ## Recipes
 

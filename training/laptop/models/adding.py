@@ -132,7 +132,8 @@ def proved(folder: Path) -> dict[str, float]:
 
 
 def add(repo: str, name: str = "") -> tuple[Path, str, dict[str, float]]:
-    """Write the recipe of a model of the Hub; gives its file, its text and the proofs. Raises RecipeError, PlanError."""
+    """Write the recipe of a model of the Hub; gives its file, its text and the proofs. Raises RecipeError and
+    PlanError."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         folder.mkdir()

@@ -82,13 +82,8 @@ def lines(found: Iterator[Row]) -> list[list[str]]:
     said: Mapping[Any, str] = {True: "yes", False: "-", None: "?"}
     return [
         [
-            row.name,
-            row.base_model,
-            row.kind,
-            billions(row),
-            f"{row.download_bytes / 1e9:.1f}",
-            said[row.there],
-            row.fits,
+            *(row.name, row.base_model, row.kind, billions(row), f"{row.download_bytes / 1e9:.1f}"),
+            *(said[row.there], row.fits),
         ]
         for row in found
     ]
