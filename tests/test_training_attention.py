@@ -12,6 +12,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training.isolation import mixing  # noqa: E402
 from training.node.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
+from training.node.mixers import keep_apart  # noqa: E402
 from training.node.model import trainable  # noqa: E402
 from training.recipe import RecipeError, load_recipe  # noqa: E402
 
@@ -121,13 +122,21 @@ def _leak(model):
     return (packed - alone).abs().max() / alone.abs().max()
 
 
-def test_a_model_with_convolutions_would_leak_and_is_refused_when_loaded():
+def test_a_model_with_convolutions_leaks_unless_each_is_called_once_a_sample():
     model = _tiny("lfm2", layer_types=["conv", "full_attention"])
     assert _leak(model) > 1e-3
+    model.set_attn_implementation(SEGMENTS)
+    keep_apart(model)
+    keep_apart(model)
+    assert _leak(model) < 1e-5
+
+
+def test_a_type_that_was_never_proved_shares_no_rows():
+    model = _tiny("stablelm")
     for batching in ("packed", "padding-free"):
-        with pytest.raises(RecipeError, match="not 'lfm2'; take batching = padded"):
-            trainable(model, load_recipe("tiny", {"batching": batching}), Path("LFM2"))
-    assert mixing("lfm2", load_recipe("tiny", {"batching": "padded"})) == ""
+        with pytest.raises(RecipeError, match=r"samples of a 'stablelm' apart .*; take batching = padded"):
+            trainable(model, load_recipe("tiny", {"batching": batching}), Path("StableLM"))
+    assert mixing("stablelm", load_recipe("tiny", {"batching": "padded"})) == ""
 
 
 def test_what_would_change_attention_is_refused_and_what_would_not_is_let_through():
