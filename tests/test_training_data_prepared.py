@@ -447,7 +447,7 @@ def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(ho
     assert said[2].startswith(f"data set acme/nowhere at main cannot be downloaded from {hub.url}: ")
     assert said[3].startswith("data set acme/qa at v9 cannot be downloaded from ")
     assert said[4].startswith("'no name' is no data set of the Hub")
-    assert said[5] == "data set acme/empty: no JSONL, JSON or Parquet file to train on in it"
+    assert said[5] == "data set acme/empty: no JSONL, JSON, CSV or Parquet file to train on in it"
     assert "the hub asks for a token (401); HF_TOKEN is sent to huggingface.co alone" in said[6]
     assert said[7].endswith("'../../train.jsonl' is no name of a file inside its folder")
     assert len(said) == 8

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from training.data.json_text import refuse_constant
 from training.data.sample import BadRecord
+from training.template_args import wrong_args
 
 Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text"]
 Turn = dict[str, Any]
@@ -27,8 +29,33 @@ SHAREGPT_ROLES = {
 }
 _KEPT = ("name", "tool_call_id", "reasoning_content")
 """Texts of a message that some chat templates render."""
+ARGS_KEYS = ("template_args", "chat_template_kwargs")
+"""Ours, and TRL's."""
 THOUGHT_MARK = re.compile(r"(</?think>)")
 """Around thoughts that stand in a content: templates look for these and treat what is between them on its own."""
+
+
+SHAPES: tuple[tuple[str, ...], ...] = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("text",),
+)
+"""The keys that a record of each shape has."""
+LISTS = frozenset({"messages", "conversations", "history"})
+"""Keys whose values are lists; files that hold texts alone write them as JSON."""
+
+
+def is_known(keys: Collection[str]) -> bool:
+    """Whether a record with these keys has one of the shapes."""
+    return any(set(shape) <= set(keys) for shape in SHAPES)
+
+
+def known_shapes() -> str:
+    """Their keys, for a sentence."""
+    *first, last = (" and ".join(shape) for shape in SHAPES)
+    return f"{', '.join(first)}, or {last}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,8 @@ class Record:
     prompt: str = ""
     completion: str = ""
     """Of prompt/completion in plain words, where `turns` say the same as a conversation; the text of a text."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given for this record besides what the recipe gives it."""
 
 
 def recognised(record: Any) -> Record:
@@ -61,10 +90,7 @@ def recognised(record: Any) -> Record:
         return _alpaca(record)
     if "text" in keys:
         return Record("text", completion=_worded(record["text"], "text"))
-    raise BadRecord(
-        "none of messages, conversations, prompt and completion, instruction and output, or text; "
-        f"keys: {', '.join(map(str, record)) or 'none'}"
-    )
+    raise BadRecord(f"none of {known_shapes()}; keys: {', '.join(map(str, record)) or 'none'}")
 
 
 def _refuse_unsound_text(value: Any, where: str) -> None:
@@ -219,7 +245,8 @@ def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> 
         if turn["role"] == "assistant" and (turn.get("weight", 1) == 0 or not _speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
-    return Record(shape, plain, tuple(_tools(record.get("tools"))), context)
+    args = _template_args(record)
+    return Record(shape, plain, tuple(_tools(record.get("tools"))), context, template_args=args)
 
 
 def _speaks(turn: Turn) -> bool:
@@ -238,6 +265,22 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     return tools
 
 
+def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record gives the chat template. Raises BadRecord."""
+    given = {key: record[key] for key in ARGS_KEYS if record.get(key) is not None}
+    if len(given) > 1:
+        raise BadRecord(f"{' and '.join(given)} say the same; keep one")
+    for key, args in given.items():
+        if isinstance(args, str):
+            args = _parsed(args, key)  # noqa: PLW2901
+        if not isinstance(args, dict):
+            raise BadRecord(f"{key} must be an object, found {_kind(args)}")
+        if wrong := wrong_args(args):
+            raise BadRecord(f"{key}: {wrong}")
+        return args
+    return {}
+
+
 def _parsed(text: str, what: str) -> Any:
     try:
         value = json.loads(text, parse_constant=refuse_constant)
@@ -245,11 +288,6 @@ def _parsed(text: str, what: str) -> Any:
         raise BadRecord(f"{what}: not JSON: {error}") from error
     _refuse_unsound_text(value, what)
     return value
-
-
-def refuse_constant(name: str) -> Any:
-    """For `json.loads`, which would take NaN and Infinity."""
-    raise ValueError(f"{name} is no JSON value")
 
 
 def _text(value: Any, what: str) -> str:

@@ -46,18 +46,17 @@ def main() -> None:
 
 def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
     """The whole preparation; gives what there is to say about data, model and disk."""
-    from transformers import AutoTokenizer
-
     from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
     from training.data.encode import Encoder
+    from training.data.look.take import load_tokenizer
     from training.data.prepared import open_prepared
 
     recipe = read_recipe(run / "recipe.toml")
     models = models_folder(run)
     model_dir = models / recipe.model_dir
     shape = model_shape(model_dir)
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
+    tokenizer = load_tokenizer(model_dir)
+    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     limits.check_settings(shape, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
     bad = Bad(skip_bad)
