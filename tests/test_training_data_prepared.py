@@ -495,10 +495,11 @@ def test_two_that_prepare_the_same_data_at_once_both_get_them(house, tokenizer, 
     run, others = Build.run, []
 
     def run_and_be_overtaken(build, source, content):
-        run(build, source, content)
+        made = run(build, source, content)
         if not others:
             others.append(cache / content)
             shutil.copytree(build.folder, cache / content)
+        return made
 
     monkeypatch.setattr(Build, "run", run_and_be_overtaken)
     assert _made(tokenizer, source, cache) == others[0]

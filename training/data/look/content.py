@@ -50,7 +50,7 @@ class Look:
     batching: str = ""
     train_on: str = ""
     template_args: Mapping[str, Any] | None = None
-    epochs: float | None = None
+    global_batch: int = 1
     steps: int | None = None
     lengths: Lengths | None = None
     train: Rows | None = None
@@ -95,7 +95,7 @@ def with_model(
         batching=recipe.batching,
         train_on=recipe.train_on,
         template_args=dict(recipe.template_args),
-        epochs=recipe.epochs,
+        global_batch=recipe.global_batch,
         steps=recipe.total_steps(train.rows) if train else None,
         lengths=watch.lengths(recipe.max_length),
         train=_rows(train),
