@@ -7,7 +7,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -88,6 +88,8 @@ class Build:
     folder: Path
     bad: Bad
     watch: Watch
+    files: Sequence[Path] = ()
+    """Of the data, where not all are to be read."""
     shape: str = ""
     teaches_end: bool = False
 
@@ -113,7 +115,7 @@ class Build:
 
     def _rendered(self, source: Path) -> Iterator[Waiting]:
         split = self.recipe.validation.fraction, self.recipe.seed
-        for number, (where, record) in enumerate(records(source, self.bad)):
+        for number, (where, record) in enumerate(records(source, self.bad, self.files)):
             self.shape = record.shape
             try:
                 rendered = self.encoder.rendered(record)

@@ -142,8 +142,9 @@ def _is_whole(file: Path, codec: str) -> bool:
 
 
 def _excerpt(sample: bytes, codec: str) -> str:
-    """The first letters outside ASCII with some behind them."""
+    """The first letters outside ASCII, from the beginning of their word, with some behind them."""
     text = codecs.getincrementaldecoder(codec)("replace").decode(sample)
     text = text.removeprefix("\ufeff")
     start = next((place for place, char in enumerate(text) if not char.isascii()), 0)
+    start -= len(re.split(r'[\s",]', text[:start])[-1])
     return re.split(r'["\n]', text[start : start + EXCERPT])[0].strip()

@@ -15,7 +15,7 @@ def json_value(content: bytes) -> Any:
     except UnicodeDecodeError as error:
         return BadRecord(f"not UTF-8 at byte {error.start + 1}")
     except json.JSONDecodeError as error:
-        return BadRecord(f"not JSON: {error.msg} at character {error.pos + 1}")
+        return BadRecord(f"not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}")
     except (RecursionError, MemoryError):
         return BadRecord("nested too deeply")
     except ValueError as error:  # a number of more digits than Python turns into one, and our own

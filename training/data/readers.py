@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,10 @@ def data_sha256(path: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def records(path: Path, bad: Bad) -> Iterator[tuple[str, Record]]:
-    """Each good record of `path` with its place, all of one shape; the others go to `bad`."""
+def records(path: Path, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tuple[str, Record]]:
+    """Each good record of `path` with its place, all of one shape; the others go to `bad`. `files`: of these alone."""
     shape: Shape | None = None
-    for file in data_files(path):
+    for file in files or data_files(path):
         for place, value in raw(file):
             where = f"{file} {place}"
             try:

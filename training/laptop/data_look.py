@@ -93,10 +93,11 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
     lacks = _lacks(asked, home)
     source = _source(asked, given, bool(lacks))
     found = survey(source, tell) if source and can_check_here(source) else None
-    if asked.recipe is None or (found and found.refused):
-        if found is None:
-            raise DataError(f"--data {asked.data} is looked at on the head: say --model NAME")
+    if asked.recipe is None and found is None:
+        raise DataError(f"--data {asked.data} is looked at on the head: say --model NAME")
+    if found and (asked.recipe is None or (found.refused and (lacks or not found.readable))):
         return surveyed(found, asked.skip_bad)
+    assert asked.recipe
     if not lacks and source and found:
         tokenizer, config = _loaded(home)
         return look_into(

@@ -89,8 +89,8 @@ def with_model(
     train, held_out = reports.get("train"), reports.get("validation")
     return replace(
         found,
-        bad=bad.count,
-        bad_shown=tuple(bad.shown),
+        bad=max(found.bad, bad.count),
+        bad_shown=tuple(bad.shown) if bad.count >= found.bad else found.bad_shown,
         model=recipe.name,
         batching=recipe.batching,
         train_on=recipe.train_on,
@@ -140,7 +140,8 @@ def _repeated(found: Repeats) -> Iterator[str]:
     if found.duplicates:
         yield f"{found.duplicates} records are the same as one before"
     if found.leaked or found.leaked_question:
+        more = f", and the question of {found.leaked_question} more" if found.leaked_question else ""
         yield (
-            f"of {found.held_out} held-out records {found.leaked} stand in the training data too, and of "
-            f"{found.leaked_question} the question does: their loss says too little"
+            f"{found.leaked} of {found.held_out} held-out records stand in the training data too{more}: a loss on what "
+            "was learned says nothing"
         )

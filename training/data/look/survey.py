@@ -59,6 +59,12 @@ class Survey:
         return found
 
     @property
+    def readable(self) -> tuple[Path, ...]:
+        """The files whose records have the shape that most have, and no other."""
+        most = [shape for shape, _ in self.shapes.most_common(1)]
+        return tuple(Path(file.name) for file in self.files if list(file.shapes) == most and not file.trouble)
+
+    @property
     def refused(self) -> str:
         """Why data like these cannot be prepared, whatever is left out; empty where they can."""
         if trouble := [file.trouble for file in self.files if file.trouble]:

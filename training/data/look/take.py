@@ -40,13 +40,14 @@ def look_into(
     skip_bad: bool,
     tell: Tell,
 ) -> Look:
-    """The look at surveyed data; `config` is the model's config.json. What a run would refuse is said in it."""
+    """The look at surveyed data; `config` is the model's config.json. What a run would refuse is said in it, and
+    what can be learned of the files that can be read is shown all the same."""
     from training.data.build import Build, pad_id
     from training.data.encode import Encoder
     from training.data.prepared import Prepared
 
     look = surveyed(found, skip_bad)
-    if look.refused:
+    if look.refused and not found.readable:
         return look
     bad, watch = Bad(skip=True, most=MOST_BAD), Watch(found.records, show, tell)
     reports: dict[str, Any] = {}
@@ -54,9 +55,11 @@ def look_into(
         try:
             encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
             limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
-            reports = Build(encoder, recipe, Path(folder), bad, watch).run(source, content="")
+            reports = Build(encoder, recipe, Path(folder), bad, watch, found.readable).run(source, content="")
             largest = max(Prepared(Path(folder) / part).largest_id for part in reports)
             limits.check_ids(config, recipe, tokenizer, largest)
         except DataError as error:
-            look = replace(look, refused=str(error))
+            look = replace(look, refused="\n".join(filter(None, [look.refused, str(error)])))
+    if look.refused and not reports:  # what was read before it broke off is not all that is bad
+        return look
     return with_model(look, recipe, tokenizer, watch=watch, bad=bad, reports=reports)
