@@ -1,4 +1,4 @@
-"""What `fab data` finds in files without a model: CSV and TSV, encodings with the command that converts, bad records."""
+"""What `fab data` finds in files without a model: CSV and TSV, encodings and what converts them, bad records."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ def _survey(path):
         (JAPANESE, "euc_jp", "EUC-JP"),
         (RUSSIAN, "cp1251", "CP1251"),
         (FRENCH, "cp1252", "CP1252"),
+        ("질문 0? 대답, 안녕하세요 반갑습니다", "cp949", "CP949"),
+        ("问题 0? 答案 1 答案 1 答案 1", "gbk", "GBK"),
         (CHINESE, "utf-16", "UTF-16"),
         (CHINESE, "utf-16-le", "UTF-16LE"),
         (CHINESE, "utf-16-be", "UTF-16BE"),
@@ -65,9 +67,9 @@ def test_a_file_in_another_encoding_is_named_with_the_command_that_really_conver
     with pytest.raises(DataError) as refusal:
         check(path, skip_bad=True)
     said, _, command = str(refusal.value).partition("convert it: ")
-    assert said.startswith(f"{path}: the file is {name}, not UTF-8")
-    excerpt = re.search("in it '(.*)' is written", said)[1]
-    assert len(excerpt) > 10 and excerpt in text
+    assert re.match(rf"{re.escape(str(path))}: not UTF-8; it (is|looks like) {name}, in which", said)
+    excerpt = re.search("in which '(.*)' stands there", said)[1]
+    assert len(excerpt) > 4 and excerpt in text
     if shutil.which("iconv"):
         subprocess.run(command, shell=True, check=True)
         converted = path.with_name("my 数据.utf8.jsonl")
@@ -166,7 +168,7 @@ def test_a_header_that_names_no_shape_is_refused_with_what_is_possible(tmp_path,
 
 def test_a_csv_from_excel_in_gbk_is_named(tmp_path):
     path = _file(tmp_path, f"instruction,output\r\n{CHINESE},好的\r\n".encode("gbk"), "a.csv")
-    with pytest.raises(DataError, match=r"the file is GBK.*iconv -f GBK -t UTF-8 .*a\.csv > .*a\.utf8\.csv"):
+    with pytest.raises(DataError, match=r"it looks like GBK.*iconv -f GBK -t UTF-8 .*a\.csv > .*a\.utf8\.csv"):
         check(path)
 
 
@@ -189,7 +191,7 @@ def test_a_survey_counts_shapes_by_file_and_goes_on_behind_what_it_cannot_read(t
     ]
     assert (found.records, found.bad, found.shapes) == (5, 2, {"sharegpt": 4, "text": 1})
     assert [line.partition(": ")[0] for line in found.bad_shown] == [f"{tmp_path}/a.jsonl line {n}" for n in (4, 5)]
-    assert "the file is GBK" in found.refused and "d.csv: the file is empty" in found.refused
+    assert "it looks like GBK" in found.refused and "d.csv: the file is empty" in found.refused
     assert found.readable == (tmp_path / "a.jsonl",)
 
 

@@ -41,6 +41,15 @@ CANDIDATES = {
 """Python's names of what people's files are in besides UTF-8, and iconv's."""
 
 
+SCRIPTS = {
+    "cp949": (r"[\uac00-\ud7a3]", 0.8),
+    "cp932": (r"[\u3041-\u30fe]", 0.1),
+    "euc_jp": (r"[\u3041-\u30fe]", 0.1),
+}
+"""Letters without which a text is not in these, and their share at least: Korean is written in Hangul, Japanese not
+without kana, while Chinese in GBK, read as either, is mostly ideographs."""
+
+
 @dataclass(frozen=True)
 class Foreign:
     """What a file is in instead of UTF-8."""
@@ -49,15 +58,17 @@ class Foreign:
     """As iconv takes it; empty where none of those known fits."""
     excerpt: str = ""
     """What some of it says, read so: whoever knows the file sees whether that is right."""
+    sure: bool = True
+    """By a mark or by zeros; else by what is likely."""
 
     def sentence(self, file: Path) -> str:
         """What is wrong with the file, and what mends it."""
         if not self.name:
-            return f"{file}: the file is not UTF-8, nor any encoding known here; save it as UTF-8"
+            return f"{file}: not UTF-8, nor any encoding known here; save it as UTF-8"
         converted = file.with_name(f"{file.stem}.utf8{file.suffix}")
         command = f"iconv -f {self.name} -t UTF-8 {shlex.quote(str(file))} > {shlex.quote(str(converted))}"
-        reads = f" (in it {self.excerpt!r} is written)" if self.excerpt else ""
-        return f"{file}: the file is {self.name}, not UTF-8{reads}; convert it: {command}"
+        reads = f", in which {self.excerpt!r} stands there" if self.excerpt else ""
+        return f"{file}: not UTF-8; it {'is' if self.sure else 'looks like'} {self.name}{reads}; convert it: {command}"
 
 
 def refuse_foreign(file: Path) -> None:
@@ -120,13 +131,22 @@ def _detected(file: Path, sample: bytes) -> Foreign:
         from charset_normalizer import from_bytes
     except ImportError:  # of a bare Python: it is one of the packages of both sides
         return Foreign("")
-    best = from_bytes(sample[: sample.rfind(b"\n") + 1] or sample, cp_isolation=list(CANDIDATES)).best()
-    if best is None:
+    whole_lines = sample[: sample.rfind(b"\n") + 1] or sample
+    likely = from_bytes(whole_lines, cp_isolation=list(CANDIDATES))
+    codec = next((one.encoding for one in likely if _is_in_its_script(one.encoding, str(one))), "")
+    if not codec:
         return Foreign("")
-    name = CANDIDATES.get(best.encoding, best.encoding)
+    name = CANDIDATES.get(codec, codec)
     if name == "GB18030" and _is_whole(file, "gbk"):  # its larger successor: people know it by the older name
         name = "GBK"
-    return Foreign(name, _excerpt(sample, best.encoding))
+    return Foreign(name, _excerpt(sample, codec), sure=False)
+
+
+def _is_in_its_script(codec: str, text: str) -> bool:
+    if codec not in SCRIPTS:
+        return True
+    letters, share = SCRIPTS[codec]
+    return len(re.findall(letters, text)) >= share * sum(char.isalpha() and not char.isascii() for char in text)
 
 
 def _is_whole(file: Path, codec: str) -> bool:

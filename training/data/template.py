@@ -93,11 +93,12 @@ class ChatTemplate:
         happens to share with the request is taken off it."""
         pair = [self.text([*turns[:-1], *self.taken([one])], tools) for one in probe.made_up(turns[-1])]
         shown = min(_shared(prompt, other) for other in (text, *pair))
-        if "</think>" in prompt[shown:] and _thinks(turns[-1]):
+        asks = _shared(prompt, self.text(turns[:-1], tools))
+        if "</think>" in prompt[max(shown, asks) :] and _thinks(turns[-1]):
             raise BadRecord(
                 f"turn {len(turns)} has thoughts, but the model's chat template asks for an answer without any"
             )
-        if shown >= _shared(prompt, self.text(turns[:-1], tools)):
+        if shown >= asks:
             return shown
         own = min(_shared(text, other) for other in pair)
         header = text.rfind(self.facts.header, 0, own)
