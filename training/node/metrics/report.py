@@ -23,6 +23,7 @@ from typing import Any
 from training.cost.money import cost, money
 from training.data.look.content import LOOK, Look, look_from, remarks
 from training.data.look.page import FOLDER as LOOK_FOLDER
+from training.data.look.page import visible
 from training.events import EVENTS, Resumed, parse_rows
 from training.node.metrics.plots import Drawn, draw, plots
 from training.plan.measured import counted
@@ -59,7 +60,14 @@ def page(values: Mapping[str, Any]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader([Path(__file__).parent, LOOK_FOLDER])
-    room = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    room = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
     return room.get_template(TEMPLATE).render(values)
 
 
