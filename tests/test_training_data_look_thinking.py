@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,8 @@ from training.data.look.survey import survey
 from training.data.look.take import look_into
 from training.data.sample import BadRecord
 from training.data.shapes import recognised
+from training.laptop.adapter.model_card import CardFacts, card
+from training.laptop.adapter.tuned_model import TunedModel
 from training.recipe import RecipeError, load_recipe, parse_recipe
 
 pytestmark = pytest.mark.torch
@@ -160,6 +163,27 @@ def test_a_recipe_takes_arguments_keeps_them_and_makes_other_data_of_them():
     assert recipe.maths()["template_args.enable_thinking"] is False
     with pytest.raises(RecipeError, match=r"template_args: 'tokenize' is nothing to give a chat template"):
         load_recipe("tiny", {"template_args.tokenize": "false"})
+
+
+def test_a_tuned_model_is_asked_as_it_was_taught(tokenizer):
+    from transformers import GenerationConfig
+
+    from training.node.adapter.decoding import Voice
+
+    tokenizer.chat_template = QWEN3
+    voice = Voice(tokenizer, GenerationConfig(), frozenset(), 1000, OFF)
+    ((before, _),) = _learned(tokenizer, [QUESTION, PLAIN], args=OFF)
+    assert tokenizer.decode(voice.prompt([QUESTION])) == before
+
+
+def test_its_arguments_come_from_the_runs_recipe_and_stand_on_its_card():
+    about = TunedModel("run", 4, None, "model", template_args=OFF)
+    assert about.template_argv == ["--template-args", '{"enable_thinking": false}']
+    assert TunedModel("run", 4, None, "model").template_argv == []
+    text = load_recipe("tiny", {"template_args.enable_thinking": "false"}).to_toml()
+    facts = CardFacts("run", 4, text, "b", "d", 1.0, None, None, merged=False)
+    assert "`apply_chat_template(..., enable_thinking=False)` asks; ask it so." in card("me/mine", facts)
+    assert "apply_chat_template" not in card("me/mine", replace(facts, recipe_text=load_recipe("tiny").to_toml()))
 
 
 def test_many_different_arguments_fill_no_memory(tokenizer):
