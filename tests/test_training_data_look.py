@@ -160,7 +160,7 @@ def test_what_the_template_drops_is_told_with_file_and_line_and_the_rest_is_look
     assert (look.bad, look.usable, look.train.records) == (1, False, len(RECORDS) - 1)
     assert "1 bad record: mend them, or leave them out with --skip-bad" in remarks(look)
     skipping = _looked(tokenizer, source, skip_bad=True)
-    assert skipping.usable and "1 bad record is left out" in remarks(skipping)
+    assert skipping.usable and "1 bad record: left out, as --skip-bad asks" in remarks(skipping)
 
 
 def test_a_file_in_gbk_beside_a_good_one_hides_nothing_of_the_good_one(tokenizer, tmp_path):

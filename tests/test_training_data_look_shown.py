@@ -106,10 +106,10 @@ def test_all_numbers_are_told():
     assert lines[-5:] == [
         "12 bad records: mend them, or leave them out with --skip-bad",
         "1 of 4 samples are cut at max_length 64, 36 tokens in all; --set max_length=100 would cut none",
-        "1 records have nothing to learn within max_length and are left out",
-        "3 records are the same as one before",
-        "1 of 2 held-out records stand in the training data too, and the question of 1 more: a loss on what was "
-        "learned says nothing",
+        "1 record left out: nothing to learn within max_length",
+        "3 records the same as one before",
+        "of 2 held-out records 1 in the training data too, and the questions of 1 more: a loss on what was learned "
+        "says nothing",
     ]
 
 

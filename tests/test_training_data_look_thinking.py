@@ -66,6 +66,23 @@ def test_a_thought_is_learned_wherever_the_record_has_it(tokenizer, answer):
     assert before.endswith("assistant\n") and learned == "<think>\nhm\n</think>\n\none<|im_end|>"
 
 
+@pytest.mark.parametrize("of_record", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("of_template", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_is_learned_whatever_record_and_template_call_it(tokenizer, of_record, of_template):
+    template = QWEN3.replace("reasoning_content", of_template)
+    ((_, learned),) = _learned(tokenizer, [QUESTION, {**PLAIN, of_record: "hm"}], template)
+    assert learned == "<think>\nhm\n</think>\n\none<|im_end|>"
+    with pytest.raises(BadRecord, match="turn 2 has thoughts, but"):
+        _learned(tokenizer, [QUESTION, {**PLAIN, of_record: "hm"}], template, OFF)
+
+
+def test_two_different_thoughts_of_one_message_are_refused():
+    with pytest.raises(BadRecord, match="turn 2 has different thoughts as reasoning_content and thinking; keep one"):
+        recognised({"messages": [QUESTION, {**THOUGHTFUL, "thinking": "so"}]})
+    with pytest.raises(BadRecord, match="reasoning of turn 2 must be text, found list"):
+        recognised({"messages": [QUESTION, {**PLAIN, "reasoning": []}]})
+
+
 def test_each_answers_thought_is_learned_though_the_template_drops_it_once_a_question_follows(tokenizer):
     last = {"role": "assistant", "content": "two", "reasoning_content": "so"}
     (_, first), (before, second) = _learned(tokenizer, [QUESTION, THOUGHTFUL, QUESTION, last])

@@ -13,8 +13,8 @@ from training.data.sample import DataError
 
 LINES = 256
 """Lines with letters outside ASCII that are looked at: from there on a file's encoding is plain."""
-PIECE = 1 << 20
-"""Bytes read of one line at most."""
+PIECE = 1 << 16
+"""Bytes looked at of one line at most."""
 SAMPLE = 1 << 16
 """Bytes that the detector sees."""
 FEWEST = 8

@@ -27,7 +27,10 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-_KEPT = ("name", "tool_call_id", "reasoning_content")
+THOUGHT = "reasoning_content"
+THOUGHT_KEYS = (THOUGHT, "reasoning", "thinking")
+"""What people's records and templates call the thoughts of a message; here they have the first name."""
+_KEPT = ("name", "tool_call_id")
 """Texts of a message that some chat templates render."""
 ARGS_KEYS = ("template_args", "chat_template_kwargs")
 """Ours, and TRL's."""
@@ -134,6 +137,10 @@ def _turn(turn: Any, place: int) -> Turn:
     for name in _KEPT:
         if name in given:
             kept[name] = _text(given[name], f"{name} of turn {place}")
+    if thoughts := {key: _text(given[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in given}:
+        if len(set(thoughts.values())) > 1:
+            raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}; keep one")
+        kept[THOUGHT] = next(iter(thoughts.values()))
     if "weight" in given:
         if given["weight"] not in (0, 1):
             raise BadRecord(f"turn {place} has the weight {given['weight']!r}; 0 (not learned) and 1 are known")

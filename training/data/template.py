@@ -10,7 +10,7 @@ from typing import Any
 
 from training.data import probe
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import Turn
+from training.data.shapes import THOUGHT, THOUGHT_KEYS, Turn
 from training.template_args import USUAL
 
 Span = tuple[int, int]
@@ -31,6 +31,8 @@ class Template:
     """It wants a tool call's arguments as JSON text, not as an object."""
     header: str
     """What it puts before an answer of those it asks for one with."""
+    thought: str
+    """What it calls the thoughts of a message."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,13 @@ class ChatTemplate:
 
     def taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns as this template takes them."""
-        return [_with_arguments_as_text(turn) for turn in turns] if self.facts.arguments_as_text else turns
+        if self.facts.arguments_as_text:
+            turns = [_with_arguments_as_text(turn) for turn in turns]
+        if self.facts.thought != THOUGHT:
+            turns = [
+                {self.facts.thought if key == THOUGHT else key: value for key, value in turn.items()} for turn in turns
+            ]
+        return turns
 
     def _refuse_unread(self) -> None:
         """An argument that no template asks for would change nothing, and nobody would know."""
@@ -136,7 +144,18 @@ class ChatTemplate:
             prompt_says_more=not exchange.startswith(asked),
             arguments_as_text=self._wants_text(),
             header=asked[before:begins],
+            thought=self._name_of_thoughts(),
         )
+
+    def _name_of_thoughts(self) -> str:
+        """Of those in use the first that is shown; where none is, a record with thoughts is refused by name."""
+        for key in THOUGHT_KEYS:
+            try:
+                if "zqqz" in self.text([_QUESTION, {**_ANSWER, key: "zqqz"}]):
+                    return key
+            except Exception:  # a template that wants it otherwise
+                continue
+        return THOUGHT
 
     def _wants_text(self) -> bool:
         function: dict[str, Any] = {"name": "look", "arguments": {"at": "it"}}
@@ -182,7 +201,7 @@ def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools, args: Mapping[s
 
 
 def _thinks(turn: Turn) -> bool:
-    return bool(turn.get("reasoning_content", "").strip()) or "</think>" in turn["content"]
+    return any(turn.get(key, "").strip() for key in THOUGHT_KEYS) or "</think>" in turn["content"]
 
 
 def _special(tokenizer: Any) -> set[str]:

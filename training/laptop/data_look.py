@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def look(asked: Question, now: datetime, tell: Tell) -> Look:
         raise DataError(f"say which data: --data FILE: {KINDS_OF_DATA}")
     if asked.show < 0:
         raise DataError(f"--show {asked.show}: a number of samples, from 0")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch here is no news
     with files_of(asked.data) as given:
         return _look(asked, given, now, tell)
 
@@ -103,8 +105,11 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return look_into(
             source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
         )
+    lacks = lacks or "reading Parquet needs pyarrow, which is not in this Python"
+    if asked.recipe.base_model.startswith(FOLDER):
+        raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
     if asked.here:
-        raise DataError(f"--here: {lacks or 'reading Parquet needs pyarrow'}; without --here the head is asked")
+        raise DataError(f"--here: {lacks}; without --here the head is asked")
     return _on_head(asked, asked.recipe, given, now, tell)
 
 

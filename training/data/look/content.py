@@ -116,12 +116,8 @@ def remarks(look: Look) -> Iterator[str]:
     if look.refused:
         yield look.refused
     if look.bad:
-        left = "is left out" if look.bad == 1 else "are left out"
-        yield (
-            f"{look.bad} bad record{'s' * (look.bad > 1)} {left}"
-            if look.skipped
-            else f"{look.bad} bad record{'s' * (look.bad > 1)}: mend them, or leave them out with --skip-bad"
-        )
+        cure = "left out, as --skip-bad asks" if look.skipped else "mend them, or leave them out with --skip-bad"
+        yield f"{_many(look.bad, 'bad record')}: {cure}"
     if look.lengths and look.lengths.cut_samples:
         its = look.lengths
         yield (
@@ -129,7 +125,7 @@ def remarks(look: Look) -> Iterator[str]:
             f"tokens in all; --set max_length={its.longest} would cut none"
         )
     if look.train and look.train.empty:
-        yield f"{look.train.empty} records have nothing to learn within max_length and are left out"
+        yield f"{_many(look.train.empty, 'record')} left out: nothing to learn within max_length"
     if not look.teaches_end:
         yield "no sample has the end of an answer in it, so the model would not learn to stop"
     if look.repeats:
@@ -138,10 +134,14 @@ def remarks(look: Look) -> Iterator[str]:
 
 def _repeated(found: Repeats) -> Iterator[str]:
     if found.duplicates:
-        yield f"{found.duplicates} records are the same as one before"
+        yield f"{_many(found.duplicates, 'record')} the same as one before"
     if found.leaked or found.leaked_question:
-        more = f", and the question of {found.leaked_question} more" if found.leaked_question else ""
+        more = f", and the questions of {found.leaked_question} more" if found.leaked_question else ""
         yield (
-            f"{found.leaked} of {found.held_out} held-out records stand in the training data too{more}: a loss on what "
-            "was learned says nothing"
+            f"of {_many(found.held_out, 'held-out record')} {found.leaked} in the training data too{more}: a loss on "
+            "what was learned says nothing"
         )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
