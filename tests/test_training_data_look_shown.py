@@ -174,6 +174,19 @@ def test_the_next_step_is_named(look, said):
     assert data_look.next_step(Question("my data.jsonl", "tiny", load_recipe("tiny")), look) == said
 
 
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        (None, "; --set max_length=100 would cut none"),
+        (1000, "; --set max_length=100 would cut none"),
+        (80, "; --set max_length=80 is the most that the model takes"),
+        (64, ", which is the most that the model takes"),
+    ],
+)
+def test_no_max_length_is_proposed_that_the_model_does_not_take(positions, said):
+    assert any(line.endswith(f"36 tokens in all{said}") for line in remarks(replace(LOOKED, positions=positions)))
+
+
 def test_records_that_teach_no_end_are_remarked():
     assert any("would not learn to stop" in line for line in remarks(replace(LOOKED, teaches_end=False)))
 

@@ -53,6 +53,8 @@ class Look:
     global_batch: int = 1
     steps: int | None = None
     lengths: Lengths | None = None
+    positions: int | None = None
+    """The longest text the model was made for; None where that is not known."""
     train: Rows | None = None
     validation: Rows | None = None
     end_of_turn: str | None = None
@@ -119,17 +121,23 @@ def remarks(look: Look) -> Iterator[str]:
         cure = "left out, as --skip-bad asks" if look.skipped else "mend them, or leave them out with --skip-bad"
         yield f"{_many(look.bad, 'bad record')}: {cure}"
     if look.lengths and look.lengths.cut_samples:
-        its = look.lengths
-        yield (
-            f"{its.cut_samples} of {its.samples} samples are cut at max_length {its.max_length}, {its.cut_tokens} "
-            f"tokens in all; --set max_length={its.longest} would cut none"
-        )
+        yield _cut(look.lengths, look.positions)
     if look.train and look.train.empty:
         yield f"{_many(look.train.empty, 'record')} left out: nothing to learn within max_length"
     if not look.teaches_end:
         yield "no sample has the end of an answer in it, so the model would not learn to stop"
     if look.repeats:
         yield from _repeated(look.repeats)
+
+
+def _cut(its: Lengths, positions: int | None) -> str:
+    most = min(its.longest, positions or its.longest)
+    would = "would cut none" if most == its.longest else "is the most that the model takes"
+    cure = f"; --set max_length={most} {would}" if most > its.max_length else ", which is the most that the model takes"
+    return (
+        f"{its.cut_samples} of {its.samples} samples are cut at max_length {its.max_length}, {its.cut_tokens} tokens "
+        f"in all{cure}"
+    )
 
 
 def _repeated(found: Repeats) -> Iterator[str]:

@@ -46,7 +46,7 @@ def look_into(
     from training.data.encode import Encoder
     from training.data.prepared import Prepared
 
-    look = surveyed(found, skip_bad)
+    look = replace(surveyed(found, skip_bad), positions=limits.positions(config))
     if look.refused and not found.readable:
         return look
     bad, watch = Bad(skip=True, most=MOST_BAD), Watch(found.records, show, tell)
@@ -60,6 +60,4 @@ def look_into(
             limits.check_ids(config, recipe, tokenizer, largest)
         except DataError as error:
             look = replace(look, refused="\n".join(filter(None, [look.refused, str(error)])))
-    if look.refused and not reports:  # what was read before it broke off is not all that is bad
-        return look
     return with_model(look, recipe, tokenizer, watch=watch, bad=bad, reports=reports)
