@@ -223,11 +223,15 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(data_look, "NEEDED", ("json",))
     (tmp_path / "a.jsonl").write_text('{"text": "once"}\n')
-    with pytest.raises(DataError, match=r"--here: the tokenizer of Qwen/.* is not on this machine; without --here"):
-        _asked(tmp_path / "a.jsonl", recipe=load_recipe("qwen3-8b"), here=True)
+    look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("qwen3-8b"), here=True)
+    assert look.refused == (
+        "--here: the tokenizer of Qwen/Qwen3-8B is not on this machine, hf download Qwen/Qwen3-8B --revision main "
+        "--include '*.json' --include '*.jinja' would fetch it; without --here the head is asked"
+    )
+    assert look.survey.records == 1, "what can be seen without it is shown"
     monkeypatch.setattr(data_look, "NEEDED", ("no_such_library",))
-    with pytest.raises(DataError, match="no_such_library is not in this Python: pip install no_such_library"):
-        _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
+    look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
+    assert "no_such_library is not in this Python: pip install no_such_library; without" in look.refused
 
 
 def test_a_page_needs_a_folder_that_is_there(tmp_path):

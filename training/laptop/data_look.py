@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,10 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
     if asked.recipe.base_model.startswith(FOLDER):
         raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
     if asked.here:
-        raise DataError(f"--here: {lacks}; without --here the head is asked")
+        said = f"--here: {lacks}; without --here the head is asked"
+        if found is None:
+            raise DataError(said)
+        return replace(surveyed(found, asked.skip_bad), refused=said)
     return _on_head(asked, asked.recipe, given, now, tell)
 
 
@@ -127,7 +130,9 @@ def _lacks(asked: Question, home: Path | None) -> str:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         return f"{', '.join(missing)} is not in this Python: pip install {' '.join(missing)}"
     if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
-        return f"the tokenizer of {asked.recipe.base_model} is not on this machine"
+        repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
+        fetch = f"hf download {repo} --include '*.json' --include '*.jinja'"
+        return f"the tokenizer of {asked.recipe.base_model} is not on this machine, {fetch} would fetch it"
     return ""
 
 
