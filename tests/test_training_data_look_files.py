@@ -6,11 +6,12 @@ import json
 import re
 import shutil
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from training.data import DataError, check
+from training.data import DataError, check, json_array
 from training.data.encoding import foreign
 from training.data.hub import chosen_files
 from training.data.look.survey import survey
@@ -212,3 +213,56 @@ def test_progress_is_told_while_files_are_read(tmp_path):
     _file(tmp_path, _lines("x", 2500), "b.jsonl")
     survey(tmp_path, lambda what, records: told.append((what, records)))
     assert told == [("reading", n) for n in (0, 2000, 2500, 4500, 5000)]
+
+
+ARRAYS = {
+    "plain": [{"text": "one"}, {"text": "two"}],
+    "nested": [{"text": 'a, ] [ {"\\', "more": [[1, [2]], {"k": None}]}, {"text": "你好🦊" * 50}],
+    "values": [1, 23, -4.5e10, "x", None, True, [], {}],
+    "empty": [],
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+def test_an_array_is_read_value_by_value_wherever_its_pieces_end(tmp_path, monkeypatch, name, indent, piece):
+    monkeypatch.setattr(json_array, "PIECE", piece)
+    path = _file(tmp_path, "\ufeff " + json.dumps(ARRAYS[name], ensure_ascii=False, indent=indent) + " \n", "a.json")
+    assert list(json_array.values(path)) == ARRAYS[name]
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1 << 20])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'[{"a": 1} {"b": 2}]', "not JSON: Expecting ',' delimiter at character 11"),
+        (b'[{"a": 1},]', "not JSON: Expecting value at character 11"),
+        (b'[{"a": 1}', "not JSON: Expecting ',' delimiter at character 10"),
+        (b'[{"a": "x', "not JSON: Unterminated string starting at character 8"),
+        (b"[1] 2", "not JSON: Extra data at character 5"),
+        (b"[1, NaN]", "not JSON: NaN is no JSON value"),
+        (b'[{"a": 1, "a": 2}]', "not JSON: the key 'a' stands twice in one object"),
+        (b'["' + "你".encode() + b'\xff"]', "not UTF-8 at byte 6"),
+        (b'["' + "你".encode()[:2] + b'x"]', "not UTF-8 at byte 3"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'"text"', "an array of records is expected, found str"),
+        (b"  ", "an array of records is expected, found nothing"),
+    ],
+)
+def test_a_broken_array_is_refused_with_what_is_wrong_and_where(tmp_path, monkeypatch, content, said, piece):
+    monkeypatch.setattr(json_array, "PIECE", piece)
+    with pytest.raises(DataError) as refusal:
+        list(json_array.values(path := _file(tmp_path, content, "a.json")))
+    assert str(refusal.value) == f"{path}: {said}"
+
+
+def test_an_array_is_never_held_whole(tmp_path):
+    path = tmp_path / "a.json"
+    with path.open("w") as stream:
+        stream.write("[" + ",\n".join(json.dumps({"text": f"{n} " + "x" * 5000}) for n in range(4000)) + "]")
+    assert path.stat().st_size > 20e6
+    tracemalloc.start()
+    assert sum(1 for _ in json_array.values(path)) == 4000
+    assert tracemalloc.get_traced_memory()[1] < 8e6
+    tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Records from files: JSONL, JSON, CSV, TSV, Parquet, or a folder of these. No file but a JSON array is held whole."""
+"""Records from files: JSONL, JSON, CSV, TSV, Parquet, or a folder of these. No file is held whole."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from training.data.delimited import DELIMITERS, rows
 from training.data.encoding import refuse_foreign
+from training.data.json_array import values
 from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
@@ -144,7 +145,7 @@ def raw(file: Path) -> Iterator[Raw]:
         if file.suffix.lower() in DELIMITERS:
             yield from rows(file)
         elif file.suffix.lower() == ".json" and not _begins_with_object(file):
-            yield from _json_array(file)
+            yield from ((f"record {number}", value) for number, value in enumerate(values(file), start=1))
         else:
             yield from _json_lines(file)
     except OSError as error:
@@ -168,15 +169,6 @@ def _json_lines(file: Path) -> Iterator[Raw]:
                 yield f"line {number}", BadRecord(f"longer than {LINE_LIMIT // 2**20} MiB")
             elif (content := line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
                 yield f"line {number}", json_value(content)
-
-
-def _json_array(file: Path) -> Iterator[Raw]:
-    values = json_value(file.read_bytes().removeprefix(codecs.BOM_UTF8))
-    if isinstance(values, BadRecord):
-        raise DataError(f"{file}: {values}")
-    if not isinstance(values, list):
-        raise DataError(f"{file}: an array of records is expected, found {type(values).__name__}")
-    yield from ((f"record {number}", value) for number, value in enumerate(values, start=1))
 
 
 def _parquet(file: Path) -> Iterator[Raw]:
