@@ -196,6 +196,13 @@ def test_a_survey_counts_shapes_by_file_and_goes_on_behind_what_it_cannot_read(t
     assert found.readable == (tmp_path / "a.jsonl",)
 
 
+def test_of_many_files_that_cannot_be_read_ten_are_told(tmp_path):
+    for number in range(13):
+        _file(tmp_path, b"", f"{number:02}.jsonl")
+    said = _survey(tmp_path).refused.splitlines()
+    assert len(said) == 11 and said[0].endswith("00.jsonl: the file is empty") and said[-1] == "and 3 more files"
+
+
 def test_two_shapes_are_refused_with_their_counts(tmp_path):
     found = _survey(_file(tmp_path, _lines("x", 3) + '{"text": "one"}\n'))
     assert found.refused.startswith("all records of a run have one shape; these are 3 of sharegpt, 1 of text")

@@ -113,6 +113,20 @@ def test_all_numbers_are_told():
     ]
 
 
+def test_of_many_files_those_with_something_to_mend_are_shown_and_the_others_counted():
+    files = tuple(FileSurvey(f"{n}.jsonl", 9, {"text": 1}, n == 28, "no" * (n == 29)) for n in range(30))
+    said = _printed(Look(Survey(files, 1, ()), 1, (), False))
+    assert [line.split(" ")[0] for line in said.splitlines()[1:4]] == ["28.jsonl", "29.jsonl", "0.jsonl"]
+    assert "18.jsonl" not in said and "and 10 more files, 30 records in all" in said
+
+
+def test_elsewhere_than_on_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(look_table, "PLAIN_EVERY_S", 0)
+    with look_table.progress() as tell:
+        tell("tokenising", 2000)
+    assert capsys.readouterr().err == "tokenising: 2000 records\n"
+
+
 def test_a_long_piece_is_shown_without_its_middle():
     long = replace(SAMPLE, pieces=(Piece("a" * 1000 + "b" * 1000, True, False, 9),), left_out=7)
     said = _printed(replace(LOOKED, samples=(long,)))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PLAIN_EVERY_S = 10.0
+MOST_FILES = 20
+"""Shown by themselves, those with something to mend first."""
 BAR = 40
 """Columns of the longest bar."""
 LONGEST = 600
@@ -52,7 +54,10 @@ def progress() -> Iterator[Tell]:
 def show(look: Look, terminal: Console | None = None) -> None:
     """All of it, the most urgent last, where the eye is."""
     terminal = terminal or screen()
-    terminal.print(table(("file", "size", "records", "shape", "bad"), map(_file, look.survey.files)))
+    files = sorted(look.survey.files, key=lambda file: not (file.trouble or file.bad))[:MOST_FILES]
+    terminal.print(table(("file", "size", "records", "shape", "bad"), map(_file, files)))
+    if more := len(look.survey.files) - len(files):
+        terminal.print(f"and {many(more, 'more file')}, {many(look.survey.records, 'record')} in all")
     if look.train:
         terminal.print()
         for line in _learned(look, look.train):

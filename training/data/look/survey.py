@@ -14,7 +14,7 @@ from training.data.shapes import recognised
 TELL_EVERY = 2000
 """Records between two words about progress."""
 MOST_BAD = 10
-"""Bad records told in full."""
+"""Bad records, and files that cannot be read, told in full."""
 
 Tell = Callable[[str, int], None]
 """Told what is being done, and with how many records so far."""
@@ -68,7 +68,8 @@ class Survey:
     def refused(self) -> str:
         """Why data like these cannot be prepared, whatever is left out; empty where they can."""
         if trouble := [file.trouble for file in self.files if file.trouble]:
-            return "\n".join(trouble)
+            more = len(trouble) - MOST_BAD
+            return "\n".join([*trouble[:MOST_BAD], *([f"and {more} more files"] if more > 0 else [])])
         if len(self.shapes) > 1:
             counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
             return f"all records of a run have one shape; these are {counts}: take the others out, or convert them"
