@@ -74,14 +74,14 @@ def _printed(look, **options):
 def test_in_a_pipe_there_is_no_colour_and_what_is_learned_stands_in_brackets():
     said = _printed(LOOKED)
     assert "\x1b" not in said and "\u202e" not in said
-    assert "⟦答案<|im_end|>⟧" in said
+    assert "⟦答案<|im_end|>⟧" in said and "between ⟦ and ⟧: what is learned" in said
     assert "user\n[red]</b><script>alert(1)</script>\\x1b[2J\\u202e⟦" in said
 
 
 def test_on_a_terminal_what_is_learned_is_green_and_the_rest_dim():
     said = _printed(LOOKED, force_terminal=True, color_system="standard")
     assert "\x1b[32m答案\x1b[0m" in said and "\x1b[4;32m<|im_end|>\x1b[0m" in said
-    assert "\x1b[2muser" in said and "⟦" not in said
+    assert "\x1b[2muser" in said and "⟦" not in said and "in green: what is learned" in said
     assert "\x1b[2J" not in said and "\\x1b[2J" in said
 
 

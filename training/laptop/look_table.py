@@ -68,11 +68,14 @@ def show(look: Look, terminal: Console | None = None) -> None:
         terminal.print(f"tokens of a sample, before it is cut at max_length {its.max_length}")
         terminal.print(table(("tokens", "samples", "", "cut"), _histogram(its)))
         terminal.print(f"half have at most {its.median}, 95 % at most {its.p95}, the longest {its.longest}")
+    coloured = bool(terminal.color_system) and not terminal.no_color
     if look.samples:
-        for sample in look.samples:
-            terminal.print()
-            terminal.print(_title(sample), soft_wrap=True)
-            terminal.print(_text(sample, bool(terminal.color_system) and not terminal.no_color), soft_wrap=True)
+        learned = "in green" if coloured else f"between {OPENS} and {CLOSES}"
+        terminal.print(f"\nsamples as the model gets them; {learned}: what is learned")
+    for sample in look.samples:
+        terminal.print()
+        terminal.print(_title(sample), soft_wrap=True)
+        terminal.print(_text(sample, coloured), soft_wrap=True)
     for title, lines in _lists(look):
         terminal.print(f"\n{title}")
         for line in lines:
