@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -269,3 +270,16 @@ def test_a_folder_that_is_a_model_is_looked_at_with_its_own_tokenizer(tokenizer,
     (model / "config.json").write_text('{"vocab_size": 4}')
     look = data_look.look(Question(str(source), str(model), recipe), datetime.now(UTC), lambda *_: None)
     assert "but the embedding of" in look.refused and "ends with 3" in look.refused
+
+
+def test_the_command_ends_with_2_where_something_is_to_be_mended_and_0_where_nothing_is(tmp_path):
+    (tmp_path / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "once"}\n{"tex\n')
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = []
+    for more in ([], ["--skip-bad"]):
+        argv = [sys.executable, "-m", "fabric", "data", "--data", "a.jsonl", *more]
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        ended.append(done.returncode)
+        assert "a.jsonl line 2: not JSON" in done.stdout and "Traceback" not in done.stderr
+    assert ended == [2, 0]
