@@ -183,6 +183,14 @@ def test_the_next_step_is_named(look, said):
     assert data_look.next_step(Question("my data.jsonl", "tiny", load_recipe("tiny")), look) == said
 
 
+def test_the_next_step_keeps_what_was_set():
+    asked = Question("a.csv", "./my model", load_recipe("tiny"), here=True, settings=("max_length=64", "about=a b"))
+    said = data_look.next_step(asked, replace(LOOKED, bad=0))
+    assert said == (
+        "next: fab train --model './my model' --data a.csv --set max_length=64 --set 'about=a b' --here --dry"
+    )
+
+
 @pytest.mark.parametrize(
     ("positions", "said"),
     [

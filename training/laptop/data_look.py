@@ -46,6 +46,13 @@ class Question:
     skip_bad: bool = False
     here: bool = False
     """Nothing is asked of the head."""
+    settings: tuple[str, ...] = ()
+    """Of `--set`, as they were typed."""
+
+    @property
+    def of_folder(self) -> bool:
+        """Whether the model is a folder on this machine."""
+        return bool(self.recipe and self.recipe.base_model.startswith(FOLDER))
 
 
 def look(asked: Question, now: datetime, tell: Tell) -> Look:
@@ -86,8 +93,10 @@ def next_step(asked: Question, found: Look) -> str:
         return "next: mend what is said above, and look again"
     if asked.recipe is None:
         return f"next: what is learned, and lengths in tokens: fab data --model NAME{given}"
-    skip = " --skip-bad" if found.skipped and found.bad else ""
-    return f"next: fab train --model {asked.model}{given}{skip} --dry"
+    more = [" --skip-bad"] if found.skipped and found.bad else []
+    more += [f" --set {shlex.quote(setting)}" for setting in asked.settings]
+    more += [" --here"] if asked.here else []
+    return f"next: fab train --model {shlex.quote(asked.model)}{given}{''.join(more)} --dry"
 
 
 def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
@@ -106,7 +115,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
             source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
         )
     lacks = lacks or "reading Parquet needs pyarrow, which is not in this Python"
-    if asked.recipe.base_model.startswith(FOLDER):
+    if asked.of_folder:
         raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
     if asked.here:
         said = f"--here: {lacks}; without --here the head is asked"
@@ -120,7 +129,7 @@ def _source(asked: Question, given: Data, leave_to_head: bool) -> Path | None:
     """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
     if not given.from_hub:
         return given.source
-    if leave_to_head or not asked.here:
+    if leave_to_head or not (asked.here or asked.of_folder):
         return None
     return download(asked.data, Path.home() / ".cache" / "spotune" / "cache" / "datasets")
 

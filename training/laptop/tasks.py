@@ -125,7 +125,7 @@ def data(
         from training.laptop import data_look, look_table, start_run
 
         recipe = start_run.chosen_recipe(model, set or (), "") if model else None
-        asked = data_look.Question(data, model, recipe, show, skip_bad, here)
+        asked = data_look.Question(data, model, recipe, show, skip_bad, here, tuple(set or ()))
         page = data_look.page_path(html)
         with look_table.progress() as tell:
             found = data_look.look(asked, datetime.now(UTC), tell)
