@@ -83,7 +83,8 @@ def foreign(file: Path) -> Foreign | None:
         head = stream.read(4096)
     if name := _by_mark(head) or _by_zeros(head):
         return Foreign(name, _excerpt(head, name))
-    good, wrong = [], []
+    good: list[bytes] = []
+    wrong: list[bytes] = []
     for line in _beyond_ascii(file):
         (good if _is_mostly_utf8(line) else wrong).append(line)
     sample = b"".join(wrong)[:SAMPLE]
