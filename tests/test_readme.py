@@ -83,7 +83,7 @@ def shown(default):
         return "-"
     if isinstance(default, bool):
         return str(default).lower()
-    if isinstance(default, tuple):
+    if isinstance(default, tuple | dict):
         return ", ".join(map(str, default)) or "none"
     return f"{default:g}" if isinstance(default, float) else str("none" if default is None else default)
 

@@ -220,8 +220,8 @@ def test_what_is_no_data_is_refused_by_name(tmp_path):
         check(_file(tmp_path, b" "))
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
         check(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"\.csv is no known kind of data"):
-        check(_file(tmp_path, b"a,b", name="data.csv"))
+    with pytest.raises(DataError, match=r"\.xlsx is no known kind of data"):
+        check(_file(tmp_path, b"a,b", name="data.xlsx"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no .* file in this folder"):
         check(tmp_path / "empty")

@@ -460,7 +460,7 @@ def test_a_data_set_of_the_hub_is_downloaded_once_and_only_its_training_split(ho
     assert said[2].startswith(f"data set acme/nowhere at main cannot be downloaded from {hub.url}: ")
     assert said[3].startswith("data set acme/qa at v9 cannot be downloaded from ")
     assert said[4].startswith("'no name' is no data set of the Hub")
-    assert said[5] == "data set acme/empty: no JSONL, JSON or Parquet file to train on in it"
+    assert said[5] == "data set acme/empty: no JSONL, JSON, CSV or Parquet file to train on in it"
     assert "the hub asks for a token (401); HF_TOKEN is sent to huggingface.co alone" in said[6]
     assert said[7].endswith("'../../train.jsonl' is no name of a file inside its folder")
     assert len(said) == 8
@@ -508,10 +508,11 @@ def test_two_that_prepare_the_same_data_at_once_both_get_them(house, tokenizer, 
     run, others = Build.run, []
 
     def run_and_be_overtaken(build, source, content):
-        run(build, source, content)
+        made = run(build, source, content)
         if not others:
             others.append(cache / content)
             shutil.copytree(build.folder, cache / content)
+        return made
 
     monkeypatch.setattr(Build, "run", run_and_be_overtaken)
     assert _made(tokenizer, source, cache) == others[0]

@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from training.cost.memory import NF4
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, STRATEGIES, cost_of
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
+from training.template_args import wrong_args
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -204,6 +205,9 @@ class Recipe(Table):
     """Which tokens count in the loss: the assistant's with their end of turn, or all."""
     pad_token: str | None = None
     """Instead of the tokenizer's own."""
+    template_args: dict[str, bool | int | float | str] = {}
+    """What the chat template is given besides the conversation, such as enable_thinking = false; a record's own
+    template_args go before."""
     global_batch: Annotated[int, Field(ge=1)]
     """Rows per optimizer step, over all ranks: the same on one GPU and on sixteen."""
     micro_batch: Annotated[int, Field(ge=1)] = 1
@@ -254,6 +258,13 @@ class Recipe(Table):
         if "strategy" in left and given.get("base_precision") == NF4:
             given["strategy"] = LEANEST_WHOLE
         return {**given, "auto": [*given.get("auto", ()), *left]}
+
+    @field_validator("template_args")
+    @classmethod
+    def _can_be_given(cls, args: dict[str, Any]) -> dict[str, Any]:
+        if wrong := wrong_args(args):
+            raise ValueError(wrong)
+        return args
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -314,7 +325,7 @@ class Recipe(Table):
 
     def data_settings(self) -> dict[str, Any]:
         """The keys that decide what the prepared data are, beside the records themselves."""
-        names = ("max_length", "train_on", "batching", "pad_token")
+        names = ("max_length", "train_on", "batching", "pad_token", "template_args")
         split = {"fraction": self.validation.fraction, "seed": self.seed} if self.validation.fraction else None
         return {name: getattr(self, name) for name in names} | {"validation": split}
 

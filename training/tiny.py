@@ -22,7 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 2048
+VOCABULARY, POSITIONS = 2048, 1024
+LIMITS = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS}
+"""What config.json says of what the model can take."""
 LENGTH, BATCH = 128, 4
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
@@ -81,6 +83,11 @@ def write_data(path: Path) -> int:
     return len(records)
 
 
+def tokenizer() -> Any:
+    """The tokenizer that `write_model` gives the base model; needs no torch."""
+    return _tokenizer([text for _, text in docstrings()])
+
+
 def write_model(folder: Path, steps: int) -> float:
     """Make the base model at `folder`; gives the last loss."""
     import torch
@@ -98,7 +105,7 @@ def write_model(folder: Path, steps: int) -> float:
             num_hidden_layers=4,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=1024,
+            max_position_embeddings=POSITIONS,
             tie_word_embeddings=True,
             bos_token_id=end,
             eos_token_id=turn_end,
@@ -135,7 +142,7 @@ def _tokenizer(texts: list[str]) -> Any:
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=1024,
+        model_max_length=POSITIONS,
     )
 
 

@@ -53,6 +53,32 @@ MERGED = (
 """Gemma 4's way: turns of one speaker become one."""
 TWO_MARKS = MARKED + "{%- generation %}{{- '<|endoftext|>' }}{%- endgeneration %}"
 """The marks of TRL's template for Phi-3: another one for the end of the conversation."""
+QWEN3 = (
+    "{%- set seen = namespace(query=messages | length - 1, looking=true) %}"
+    "{%- for message in messages[::-1] %}{%- if seen.looking and message.role == 'user' %}"
+    "{%- set seen.looking = false %}{%- set seen.query = messages | length - 1 - loop.index0 %}"
+    "{%- endif %}{%- endfor %}" + HEAD + "{%- set content, thought = message.content, '' %}"
+    "{%- if message.reasoning_content is string %}{%- set thought = message.reasoning_content %}"
+    "{%- elif message.role == 'assistant' and '</think>' in content %}"
+    "{%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{%- endif %}"
+    "{%- if message.role == 'assistant' and loop.index0 > seen.query and (loop.last or thought) %}"
+    "{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}"
+    "{{- content + '<|im_end|>\\n' }}"
+    + TAIL.replace(
+        "assistant\\n' }}",
+        "assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}"
+        "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}",
+    )
+)
+"""Qwen3's own way as a whole: thoughts from a field or from the content, kept behind the last question alone, an empty
+block where the last answer has none; enable_thinking = false asks with such a block."""
+EFFORT = TOOLS.replace(
+    "{%- if tools %}",
+    "{{- '<|im_start|>system\\nReasoning: ' + (reasoning_effort or 'medium') + '<|im_end|>\\n' }}{%- if tools %}",
+    1,
+)
+"""gpt-oss's way: how hard to think is said before everything."""
 OWN = {
     "tiny": tiny.CHAT_TEMPLATE,
     **{

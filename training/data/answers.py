@@ -6,6 +6,7 @@ template drops, and what of the template's own text belongs to an answer. A reco
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,12 @@ class Answers:
         (Qwen3 then drops its thoughts). BadRecord names what the template drops."""
         try:
             return self._of(record)
-        except (BadRecord, DataError):
+        except BadRecord as error:
+            if not self.chat.args:
+                raise
+            args = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.chat.args.items())
+            raise BadRecord(f"{error} (under template_args {args})") from error
+        except DataError:
             raise
         except Exception as error:  # a template is a program of the model's makers: it raises whatever it likes
             raise BadRecord(f"the model's chat template cannot render it: {error}") from error

@@ -7,24 +7,29 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.data.answers import Rendered
 from training.data.cache import drop_unused, half_made, mark_used
 from training.data.encode import Encoder
-from training.data.prepared import SUMS, Prepared, Writer, open_prepared
+from training.data.look.content import LOOK, surveyed, with_model
+from training.data.look.survey import Survey, survey
+from training.data.look.watch import Watch
+from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
 from training.data.readers import Bad, data_sha256, records
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.recipe import Recipe
 
-VERSION = 3
+VERSION = 4
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
+SHOWN = 3
+"""Records whose samples the report shows."""
 TRAIN, VALIDATION = "train", "validation"
 DECIDING = ("transformers", "tokenizers", "jinja2")
 """Packages whose version may change what becomes of a text."""
@@ -66,6 +71,14 @@ def pad_id(tokenizer: Any, recipe: Recipe) -> int:
     return int(found)
 
 
+class Waiting(NamedTuple):
+    """A record whose texts wait to be tokenised together with others'."""
+
+    where: str
+    part: str
+    rendered: list[Rendered]
+
+
 @dataclass
 class Build:
     """One pass over the records, into a folder for training and, if asked for, one for validation."""
@@ -74,16 +87,20 @@ class Build:
     recipe: Recipe
     folder: Path
     bad: Bad
+    watch: Watch
+    files: Sequence[Path] = ()
+    """Of the data, where not all are to be read."""
     shape: str = ""
     teaches_end: bool = False
 
-    def run(self, source: Path, content: str) -> None:
-        """DataError where there are bad records, unless they are skipped, or nothing to learn from."""
+    def run(self, source: Path, content: str) -> dict[str, DataReport]:
+        """The report of each part. DataError where there are bad records, unless they are skipped, or nothing to learn
+        from."""
         parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
         self._writers = {
             part: Writer(self.folder / part, self.recipe.max_length, self.recipe.batching) for part in parts
         }
-        waiting: list[tuple[str, list[Rendered]]] = []
+        waiting: list[Waiting] = []
         for waiting_record in self._rendered(source):
             waiting.append(waiting_record)
             if len(waiting) >= TOGETHER:
@@ -94,12 +111,11 @@ class Build:
         for part, writer in self._writers.items():
             if not writer.samples:
                 raise DataError(self._nothing(source, part, writer))
-        for writer in self._writers.values():
-            writer.finish(self._facts(content))
+        return {part: writer.finish(self._facts(content)) for part, writer in self._writers.items()}
 
-    def _rendered(self, source: Path) -> Iterator[tuple[str, list[Rendered]]]:
+    def _rendered(self, source: Path) -> Iterator[Waiting]:
         split = self.recipe.validation.fraction, self.recipe.seed
-        for number, (where, record) in enumerate(records(source, self.bad)):
+        for number, (where, record) in enumerate(records(source, self.bad, self.files)):
             self.shape = record.shape
             try:
                 rendered = self.encoder.rendered(record)
@@ -107,22 +123,25 @@ class Build:
                 self.bad.add(f"{where}: {error}")
                 continue
             part = VALIDATION if split[0] and is_validation(number, split[1], split[0]) else TRAIN
-            yield part, rendered
+            self.watch.read(where, record, part == VALIDATION)
+            yield Waiting(where, part, rendered)
 
-    def _write(self, waiting: list[tuple[str, list[Rendered]]]) -> None:
-        made = iter(self.encoder.samples([text for _, texts in waiting for text in texts]))
+    def _write(self, waiting: list[Waiting]) -> None:
+        made = iter(self.encoder.samples([text for one in waiting for text in one.rendered]))
         end = self.encoder.end_id
-        for part, texts in waiting:
-            writer = self._writers[part]
+        for one in waiting:
+            writer = self._writers[one.part]
             writer.records += 1
             learnable = 0
-            for sample, truncated in [next(made) for _ in texts]:
-                writer.truncated += truncated
+            samples = [next(made) for _ in one.rendered]
+            for sample, cut in samples:
+                writer.truncated += cut > 0
                 if any(label != IGNORED for label in sample.labels[1:]):
                     learnable += 1
                     writer.add(sample)
                     self.teaches_end = self.teaches_end or end in sample.labels[1:]
             writer.empty += not learnable
+            self.watch.made(one.where, one.part == VALIDATION, samples)
 
     def _nothing(self, source: Path, part: str, writer: Writer) -> str:
         if part == VALIDATION and not writer.records:
@@ -163,7 +182,8 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     fresh = half_made(entry)
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        Build(encoder, recipe, fresh, bad).run(source, content)
+        found = survey(source, _quiet)
+        _build(source, content, Build(encoder, recipe, fresh, bad, Watch(found.records, SHOWN, _quiet)), found)
         try:
             fresh.rename(entry)
         except OSError:  # another process has made the same meanwhile
@@ -172,6 +192,18 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return entry
+
+
+def _quiet(_what: str, _records: int) -> None:
+    """Nobody is waiting for word of progress."""
+
+
+def _build(source: Path, content: str, build: Build, found: Survey) -> None:
+    """The prepared data, and beside them what there is to see in them."""
+    reports = build.run(source, content)
+    tokenizer, watch, bad = build.encoder.tokenizer, build.watch, build.bad
+    look = with_model(surveyed(found, bad.skip), build.recipe, tokenizer, watch=watch, bad=bad, reports=reports)
+    (build.folder / LOOK).write_text(look.text() + "\n", encoding="utf-8")
 
 
 def _whole(entry: Path, recipe: Recipe, bad: Bad) -> bool:

@@ -6,27 +6,37 @@ each token's place in the text. So no token depends on where a turn begins.
 
 from __future__ import annotations
 
+import json
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from training.data.answers import Answers, Rendered
-from training.data.sample import IGNORED, DataError, Sample
+from training.data.sample import IGNORED, BadRecord, DataError, Sample
 from training.data.shapes import Record
 from training.data.template import ChatTemplate, Span
 
+MOST_KEPT = 64
+"""Sets of template arguments under which the template's habits are remembered."""
+
 
 class Encoder:
-    """Turns records into samples of at most `max_length` tokens."""
+    """Turns records into samples of at most `max_length` tokens. `template_args` go to the chat template."""
 
-    def __init__(self, tokenizer: Any, max_length: int, train_on: Literal["assistant", "all"]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int,
+        train_on: Literal["assistant", "all"],
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise DataError(f"{type(tokenizer).__name__} does not tell where in the text a token lies; use a fast one")
         self.tokenizer, self.max_length, self.train_on = tokenizer, max_length, train_on
-        chat = ChatTemplate(tokenizer) if tokenizer.chat_template else None
-        self.template = chat.facts if chat else None
-        self._answers = Answers(chat, train_on == "all") if chat else None
+        self.template_args = dict(template_args or {})
+        self._answers: dict[str, Answers] = {}
+        self.template = self._answers_under(self.template_args).chat.facts if tokenizer.chat_template else None
         first = tokenizer("").input_ids[:1]
         self._begin = first if first == [tokenizer.bos_token_id] else []
         self._end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -36,16 +46,33 @@ class Encoder:
 
     def rendered(self, record: Record) -> list[Rendered]:
         """The texts to learn from, mostly one. Raises BadRecord."""
-        if self._answers and record.turns:
-            return self._answers.of(record)
+        if self.template and record.turns:
+            return self._answers_of(record).of(record)
         if record.turns and not record.completion:
             raise DataError("the base model's tokenizer has no chat template; use an instruction-tuned model")
         text = record.prompt + record.completion
         start = 0 if self.train_on == "all" else len(record.prompt)
         return [Rendered(text, ((start, len(text)),), plain=True)]
 
-    def samples(self, rendered: Sequence[Rendered]) -> list[tuple[Sample, bool]]:
-        """A sample for each text, tokenised together, and whether it had to be cut to `max_length`."""
+    def _answers_of(self, record: Record) -> Answers:
+        """Those under the template with the record's own arguments over the recipe's. Raises BadRecord."""
+        if not record.template_args:
+            return self._answers_under(self.template_args)
+        try:
+            return self._answers_under({**self.template_args, **record.template_args})
+        except DataError as error:  # the recipe's alone were tried before
+            raise BadRecord(str(error)) from error
+
+    def _answers_under(self, args: Mapping[str, Any]) -> Answers:
+        key = json.dumps(args, sort_keys=True)
+        if key not in self._answers:
+            if len(self._answers) >= MOST_KEPT:  # a date in every record would fill the memory
+                self._answers.clear()
+            self._answers[key] = Answers(ChatTemplate(self.tokenizer, args), self.train_on == "all")
+        return self._answers[key]
+
+    def samples(self, rendered: Sequence[Rendered]) -> list[tuple[Sample, int]]:
+        """A sample for each text, tokenised together, and how many tokens had to be cut off it for `max_length`."""
         if not rendered:
             return []
         texts = [one.text for one in rendered]
@@ -57,7 +84,7 @@ class Encoder:
                 ids = [*self._begin, *tokens, *self._end]
                 labels = [*([IGNORED] * len(self._begin)), *labels, *self._end]
             cut = Sample(array("i", ids[: self.max_length]), array("i", labels[: self.max_length]))
-            found.append((cut, len(ids) > self.max_length))
+            found.append((cut, max(0, len(ids) - self.max_length)))
         return found
 
 

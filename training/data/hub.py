@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from training.data.delimited import DELIMITERS
 from training.data.readers import JSON_LINES, PARQUET, SUFFIXES
 from training.data.sample import DataError
 from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
@@ -14,7 +15,7 @@ from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, h
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
-_KINDS = ({PARQUET}, JSON_LINES, {".json"})
+_KINDS = ({PARQUET}, JSON_LINES, {".json"}, DELIMITERS.keys())
 """Of a data set that is there in several, the first."""
 _OTHER_SPLITS = {"test", "tests", "validation", "valid", "val", "dev", "eval", "evaluation"}
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json"}
@@ -60,7 +61,7 @@ def download(name: str, folder: Path) -> Path:
         info = hub.asked(lambda token: HfApi(hub.address, token).dataset_info(repo, revision=revision))
         files = chosen_files(file_name(sibling.rfilename) for sibling in info.siblings or ())
         if not files:
-            raise DataError(f"data set {repo}: no JSONL, JSON or Parquet file to train on in it")
+            raise DataError(f"data set {repo}: no JSONL, JSON, CSV or Parquet file to train on in it")
         target = folder / repo.replace("/", "--") / commit_id(info.sha)
         for file in files:
             _fetch(hub, repo, file, target)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.shapes import THOUGHT_MARK, Turn
+from training.data.shapes import THOUGHT_KEYS, THOUGHT_MARK, Turn
 
 Fresh = Callable[[str], str]
 """Another word, for what it stands for."""
@@ -75,8 +75,9 @@ def _pattern(text: str) -> Hashable:
 
 def _rewritten(turn: Turn, fresh: Fresh) -> Turn:
     found = {**turn, "content": _reworded(turn["content"], fresh, "the content")}
-    if "reasoning_content" in turn:
-        found["reasoning_content"] = _reworded(turn["reasoning_content"], fresh, "the reasoning_content")
+    for key in THOUGHT_KEYS:
+        if key in turn:
+            found[key] = _reworded(turn[key], fresh, f"the {key}")
     if "tool_calls" in turn:
         found["tool_calls"] = [_recalled(call, fresh) for call in turn["tool_calls"]]
     return found

@@ -1,23 +1,26 @@
-"""Records from files: JSONL, JSON, Parquet, or a folder of these. No file but a JSON array is held whole."""
+"""Records from files: JSONL, JSON, CSV, TSV, Parquet, or a folder of these. No file is held whole."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
 import importlib.util
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from training.data.delimited import DELIMITERS, rows
+from training.data.encoding import refuse_foreign
+from training.data.json_array import values
+from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import Record, Shape, recognised, refuse_constant
+from training.data.shapes import Record, Shape, recognised
 from training.sums import sha256_of
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
 PARQUET = ".parquet"
-SUFFIXES = JSON_LINES | {".json", PARQUET}
+SUFFIXES = JSON_LINES | {".json", PARQUET} | DELIMITERS.keys()
 LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
 SHOWN = 3
@@ -43,12 +46,14 @@ class Bad:
     """The records that cannot be used, and why the first of them cannot."""
 
     skip: bool
+    most: int = SHOWN
+    """So many are told in full."""
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
     def add(self, sentence: str) -> None:
         self.count += 1
-        if len(self.shown) < SHOWN:
+        if len(self.shown) < self.most:
             self.shown.append(sentence)
 
     def refuse(self) -> None:
@@ -105,11 +110,11 @@ def data_sha256(path: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def records(path: Path, bad: Bad) -> Iterator[tuple[str, Record]]:
-    """Each good record of `path` with its place, all of one shape; the others go to `bad`."""
+def records(path: Path, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tuple[str, Record]]:
+    """Each good record of `path` with its place, all of one shape; the others go to `bad`. `files`: of these alone."""
     shape: Shape | None = None
-    for file in data_files(path):
-        for place, value in _raw(file):
+    for file in files or data_files(path):
+        for place, value in raw(file):
             where = f"{file} {place}"
             try:
                 if isinstance(value, BadRecord):
@@ -128,14 +133,19 @@ def records(path: Path, bad: Bad) -> Iterator[tuple[str, Record]]:
             yield where, record
 
 
-def _raw(file: Path) -> Iterator[Raw]:
+def raw(file: Path) -> Iterator[Raw]:
+    """All that a file holds, one place after another. DataError where it cannot be read as what it is."""
     try:
         if file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty")
         if file.suffix.lower() == PARQUET:
             yield from _parquet(file)
+            return
+        refuse_foreign(file)
+        if file.suffix.lower() in DELIMITERS:
+            yield from rows(file)
         elif file.suffix.lower() == ".json" and not _begins_with_object(file):
-            yield from _json_array(file)
+            yield from ((f"record {number}", value) for number, value in enumerate(values(file), start=1))
         else:
             yield from _json_lines(file)
     except OSError as error:
@@ -158,40 +168,7 @@ def _json_lines(file: Path) -> Iterator[Raw]:
                     pass
                 yield f"line {number}", BadRecord(f"longer than {LINE_LIMIT // 2**20} MiB")
             elif (content := line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                yield f"line {number}", _parsed(content)
-
-
-def _json_array(file: Path) -> Iterator[Raw]:
-    values = _parsed(file.read_bytes().removeprefix(codecs.BOM_UTF8))
-    if isinstance(values, BadRecord):
-        raise DataError(f"{file}: {values}")
-    if not isinstance(values, list):
-        raise DataError(f"{file}: an array of records is expected, found {type(values).__name__}")
-    yield from ((f"record {number}", value) for number, value in enumerate(values, start=1))
-
-
-def _parsed(content: bytes) -> Any:
-    """The value of a JSON text, or the BadRecord that says why it has none."""
-    try:
-        return json.loads(content.decode("utf-8"), parse_constant=refuse_constant, object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        return BadRecord(f"not UTF-8 at byte {error.start + 1}")
-    except json.JSONDecodeError as error:
-        return BadRecord(f"not JSON: {error.msg} at character {error.pos + 1}")
-    except (RecursionError, MemoryError):
-        return BadRecord("nested too deeply")
-    except ValueError as error:  # a number of more digits than Python turns into one, and our own
-        return BadRecord(f"not JSON: {error}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of two equal keys JSON would silently keep the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice!r} stands twice in one object")
-    return found
+                yield f"line {number}", json_value(content)
 
 
 def _parquet(file: Path) -> Iterator[Raw]:

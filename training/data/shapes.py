@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from training.data.json_text import kind_of, parsed, refuse_unsound, text_of, worded
 from training.data.sample import BadRecord
+from training.template_args import wrong_args
 
 Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text"]
 Turn = dict[str, Any]
@@ -25,10 +26,38 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-_KEPT = ("name", "tool_call_id", "reasoning_content")
+THOUGHT = "reasoning_content"
+THOUGHT_KEYS = (THOUGHT, "reasoning", "thinking")
+"""What people's records and templates call the thoughts of a message; here they have the first name."""
+_KEPT = ("name", "tool_call_id")
 """Texts of a message that some chat templates render."""
+ARGS_KEYS = ("template_args", "chat_template_kwargs")
+"""Ours, and TRL's."""
 THOUGHT_MARK = re.compile(r"(</?think>)")
 """Around thoughts that stand in a content: templates look for these and treat what is between them on its own."""
+
+
+SHAPES: tuple[tuple[str, ...], ...] = (
+    ("messages",),
+    ("conversations",),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("text",),
+)
+"""The keys that a record of each shape has."""
+LISTS = frozenset({"messages", "conversations", "history"})
+"""Keys whose values are lists; files that hold texts alone write them as JSON."""
+
+
+def is_known(keys: Collection[str]) -> bool:
+    """Whether a record with these keys has one of the shapes."""
+    return any(set(shape) <= set(keys) for shape in SHAPES)
+
+
+def known_shapes() -> str:
+    """Their keys, for a sentence."""
+    *first, last = (" and ".join(shape) for shape in SHAPES)
+    return f"{', '.join(first)}, or {last}"
 
 
 @dataclass(frozen=True)
@@ -43,13 +72,15 @@ class Record:
     prompt: str = ""
     completion: str = ""
     """Of prompt/completion in plain words, where `turns` say the same as a conversation; the text of a text."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given for this record besides what the recipe gives it."""
 
 
 def recognised(record: Any) -> Record:
     """The record in our terms. BadRecord says what is wrong with it."""
     if not isinstance(record, dict):
-        raise BadRecord(f"an object is expected, found {_kind(record)}")
-    _refuse_unsound_text(record, "")
+        raise BadRecord(f"an object is expected, found {kind_of(record)}")
+    refuse_unsound(record, "")
     keys = {key for key, value in record.items() if value is not None}
     if "messages" in keys:
         return _checked("messages", _messages(record["messages"], "messages"), record)
@@ -60,27 +91,8 @@ def recognised(record: Any) -> Record:
     if {"instruction", "output"} <= keys:
         return _alpaca(record)
     if "text" in keys:
-        return Record("text", completion=_worded(record["text"], "text"))
-    raise BadRecord(
-        "none of messages, conversations, prompt and completion, instruction and output, or text; "
-        f"keys: {', '.join(map(str, record)) or 'none'}"
-    )
-
-
-def _refuse_unsound_text(value: Any, where: str) -> None:
-    """Texts that no tokenizer should see, anywhere in the record."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise BadRecord(f"{where or 'the text'} holds a NUL character")
-        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            raise BadRecord(f"{where or 'the text'} holds half of a surrogate pair, which is no character")
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _refuse_unsound_text(key, f"a key of {where or 'the record'}")
-            _refuse_unsound_text(inner, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value, start=1):
-            _refuse_unsound_text(inner, f"{where} {place}".strip())
+        return Record("text", completion=worded(record["text"], "text"))
+    raise BadRecord(f"none of {known_shapes()}; keys: {', '.join(map(str, record)) or 'none'}")
 
 
 def _messages(turns: Any, key: str) -> list[Turn]:
@@ -91,7 +103,7 @@ def _messages(turns: Any, key: str) -> list[Turn]:
 
 def _turn(turn: Any, place: int) -> Turn:
     if not isinstance(turn, dict):
-        raise BadRecord(f"turn {place} needs a role and a content of text, found {_kind(turn)}")
+        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(turn)}")
     given = {key: value for key, value in turn.items() if value is not None}
     role, content, calls = given.get("role"), given.get("content"), given.get("tool_calls")
     if role not in ROLES:
@@ -101,13 +113,17 @@ def _turn(turn: Any, place: int) -> Turn:
     if "function_call" in given:
         raise BadRecord(f"turn {place} has a function_call; write it as tool_calls")
     if not isinstance(content, str) and not (content is None and calls):
-        raise BadRecord(f"turn {place} needs a role and a content of text, found {_kind(content)}")
+        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
     kept: Turn = {"role": role, "content": content or ""}
     if calls:
         kept["tool_calls"] = _tool_calls(calls, place)
     for name in _KEPT:
         if name in given:
-            kept[name] = _text(given[name], f"{name} of turn {place}")
+            kept[name] = text_of(given[name], f"{name} of turn {place}")
+    if thoughts := {key: text_of(given[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in given}:
+        if len(set(thoughts.values())) > 1:
+            raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}; keep one")
+        kept[THOUGHT] = next(iter(thoughts.values()))
     if "weight" in given:
         if given["weight"] not in (0, 1):
             raise BadRecord(f"turn {place} has the weight {given['weight']!r}; 0 (not learned) and 1 are known")
@@ -117,7 +133,7 @@ def _turn(turn: Any, place: int) -> Turn:
 
 def _tool_calls(calls: Any, place: int) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise BadRecord(f"tool_calls of turn {place} must be a list, found {_kind(calls)}")
+        raise BadRecord(f"tool_calls of turn {place} must be a list, found {kind_of(calls)}")
     return [_tool_call(call, place) for call in calls]
 
 
@@ -127,9 +143,9 @@ def _tool_call(call: Any, place: int) -> dict[str, Any]:
         raise BadRecord(f"a tool call of turn {place} needs a function with a name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # as OpenAI writes them; templates render an object
-        arguments = _parsed(arguments, f"the arguments of a tool call of turn {place}")
+        arguments = parsed(arguments, f"the arguments of a tool call of turn {place}")
     if not isinstance(arguments, dict):
-        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {_kind(arguments)}")
+        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
     kept: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     if isinstance(call.get("id"), str):
         kept["id"] = call["id"]
@@ -142,7 +158,7 @@ def _sharegpt(record: Mapping[str, Any]) -> list[Turn]:
         raise BadRecord("conversations must be a list of at least one turn")
     found: list[Turn] = []
     if record.get("system"):
-        found.append({"role": "system", "content": _text(record["system"], "system")})
+        found.append({"role": "system", "content": text_of(record["system"], "system")})
     for place, turn in enumerate(turns, start=1):
         if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
             raise BadRecord(f"turn {place} needs a from and a value of text")
@@ -150,7 +166,7 @@ def _sharegpt(record: Mapping[str, Any]) -> list[Turn]:
         if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
             raise BadRecord(f"turn {place} is from {speaker!r}; {', '.join(SHAREGPT_ROLES)} are known")
         if SHAREGPT_ROLES[speaker] == "call":
-            called = _parsed(turn["value"], f"the function_call of turn {place}")
+            called = parsed(turn["value"], f"the function_call of turn {place}")
             calls = called if isinstance(called, list) else [called]
             found.append({"role": "assistant", "content": "", "tool_calls": _tool_calls(calls, place)})
         else:
@@ -161,18 +177,18 @@ def _sharegpt(record: Mapping[str, Any]) -> list[Turn]:
 
 
 def _alpaca(record: Mapping[str, Any]) -> Record:
-    instruction, more = _text(record["instruction"], "instruction"), _text(record.get("input") or "", "input")
+    instruction, more = text_of(record["instruction"], "instruction"), text_of(record.get("input") or "", "input")
     question = "\n".join(part for part in (instruction, more) if part)
     turns: list[Turn] = []
     if record.get("system"):
-        turns.append({"role": "system", "content": _text(record["system"], "system")})
+        turns.append({"role": "system", "content": text_of(record["system"], "system")})
     for pair in record.get("history") or []:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRecord("history must be a list of pairs of question and answer")
-        turns += _exchange(_text(pair[0], "a question of history"), _text(pair[1], "an answer of history"))
+        turns += _exchange(text_of(pair[0], "a question of history"), text_of(pair[1], "an answer of history"))
     plain = not turns
-    output = _worded(record["output"], "output")
-    turns += _exchange(_worded(question, "instruction"), output)
+    output = worded(record["output"], "output")
+    turns += _exchange(worded(question, "instruction"), output)
     found = _checked("alpaca", turns, record)
     return replace(found, prompt=f"{question}\n", completion=output) if plain else found
 
@@ -180,12 +196,12 @@ def _alpaca(record: Mapping[str, Any]) -> Record:
 def _prompt_completion(record: Mapping[str, Any]) -> Record:
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
-        turns = _exchange(_worded(prompt, "prompt"), _worded(completion, "completion"))
+        turns = _exchange(worded(prompt, "prompt"), worded(completion, "completion"))
         return replace(_checked("prompt/completion", turns, record), prompt=prompt, completion=completion)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise BadRecord(
-            f"prompt and completion must both be text or both be lists of turns, found {_kind(prompt)} and "
-            f"{_kind(completion)}"
+            f"prompt and completion must both be text or both be lists of turns, found {kind_of(prompt)} and "
+            f"{kind_of(completion)}"
         )
     before = _messages(prompt, "prompt")
     answer = _messages(completion, "completion")
@@ -219,7 +235,8 @@ def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> 
         if turn["role"] == "assistant" and (turn.get("weight", 1) == 0 or not _speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
-    return Record(shape, plain, tuple(_tools(record.get("tools"))), context)
+    args = _template_args(record)
+    return Record(shape, plain, tuple(_tools(record.get("tools"))), context, template_args=args)
 
 
 def _speaks(turn: Turn) -> bool:
@@ -230,7 +247,7 @@ def _speaks(turn: Turn) -> bool:
 
 def _tools(tools: Any) -> list[dict[str, Any]]:
     if isinstance(tools, str) and tools.strip():
-        tools = _parsed(tools, "tools")
+        tools = parsed(tools, "tools")
     if not tools:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -238,33 +255,17 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     return tools
 
 
-def _parsed(text: str, what: str) -> Any:
-    try:
-        value = json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise BadRecord(f"{what}: not JSON: {error}") from error
-    _refuse_unsound_text(value, what)
-    return value
-
-
-def refuse_constant(name: str) -> Any:
-    """For `json.loads`, which would take NaN and Infinity."""
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise BadRecord(f"{what} must be text, found {_kind(value)}")
-    return value
-
-
-def _worded(value: Any, what: str) -> str:
-    if not _text(value, what).strip():
-        raise BadRecord(f"{what} is empty")
-    return str(value)
-
-
-def _kind(value: Any) -> str:
-    return {type(None): "null", dict: "object", str: "text", bool: "true or false", int: "number"}.get(
-        type(value), type(value).__name__
-    )
+def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record gives the chat template. Raises BadRecord."""
+    given = {key: record[key] for key in ARGS_KEYS if record.get(key) is not None}
+    if len(given) > 1:
+        raise BadRecord(f"{' and '.join(given)} say the same; keep one")
+    for key, args in given.items():
+        if isinstance(args, str):
+            args = parsed(args, key)  # noqa: PLW2901
+        if not isinstance(args, dict):
+            raise BadRecord(f"{key} must be an object, found {kind_of(args)}")
+        if wrong := wrong_args(args):
+            raise BadRecord(f"{key}: {wrong}")
+        return args
+    return {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from training.data import probe
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import Turn
+from training.data.shapes import THOUGHT, THOUGHT_KEYS, Turn
+from training.template_args import USUAL
 
 Span = tuple[int, int]
 Tools = Sequence[dict[str, Any]]
@@ -30,6 +31,8 @@ class Template:
     """It wants a tool call's arguments as JSON text, not as an object."""
     header: str
     """What it puts before an answer of those it asks for one with."""
+    thought: str
+    """What it calls the thoughts of a message."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,17 @@ class Stretch:
 class ChatTemplate:
     """Renders conversations and finds their answers."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, args: Mapping[str, Any] | None = None) -> None:
+        """`args`: what the template is given besides the conversation, as enable_thinking. Raises DataError."""
+        self.tokenizer, self.args = tokenizer, dict(args or {})
         self.special = _special(tokenizer)
+        self._refuse_unread()
         self.facts = self._tried_out()
 
     def text(self, turns: Sequence[Turn], tools: Tools = (), prompt: bool = False) -> str:
         return str(
             self.tokenizer.apply_chat_template(
-                list(turns), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
+                list(turns), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **self.args
             )
         )
 
@@ -69,7 +74,7 @@ class ChatTemplate:
 
     def _marked(self, turns: Sequence[Turn], tools: Tools) -> list[Stretch]:
         """By the template's own {% generation %} marks."""
-        text, spans = _marked(self.tokenizer, turns, tools)
+        text, spans = _marked(self.tokenizer, turns, tools, self.args)
         places = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
         if len(spans) != len(places):
             raise BadRecord(f"the model's chat template marks {len(spans)} of {len(places)} assistant turns")
@@ -90,7 +95,12 @@ class ChatTemplate:
         happens to share with the request is taken off it."""
         pair = [self.text([*turns[:-1], *self.taken([one])], tools) for one in probe.made_up(turns[-1])]
         shown = min(_shared(prompt, other) for other in (text, *pair))
-        if shown >= _shared(prompt, self.text(turns[:-1], tools)):
+        asks = _shared(prompt, self.text(turns[:-1], tools))
+        if "</think>" in prompt[max(shown, asks) :] and _thinks(turns[-1]):
+            raise BadRecord(
+                f"turn {len(turns)} has thoughts, but the model's chat template asks for an answer without any"
+            )
+        if shown >= asks:
             return shown
         own = min(_shared(text, other) for other in pair)
         header = text.rfind(self.facts.header, 0, own)
@@ -98,7 +108,23 @@ class ChatTemplate:
 
     def taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns as this template takes them."""
-        return [_with_arguments_as_text(turn) for turn in turns] if self.facts.arguments_as_text else turns
+        if self.facts.arguments_as_text:
+            turns = [_with_arguments_as_text(turn) for turn in turns]
+        if self.facts.thought != THOUGHT:
+            turns = [
+                {self.facts.thought if key == THOUGHT else key: value for key, value in turn.items()} for turn in turns
+            ]
+        return turns
+
+    def _refuse_unread(self) -> None:
+        """An argument that no template asks for would change nothing, and nobody would know."""
+        given = self.tokenizer.chat_template
+        source = "\n".join(given.values()) if isinstance(given, dict) else str(given)
+        for name in self.args:
+            if not re.search(rf"\b{re.escape(name)}\b", source):
+                usual = [other for other in USUAL if re.search(rf"\b{other}\b", source)]
+                what = f"; it does {' and '.join(usual)}" if usual else ""
+                raise DataError(f"template_args: the model's chat template does not read {name}{what}")
 
     def _tried_out(self) -> Template:
         try:
@@ -114,11 +140,22 @@ class ChatTemplate:
         begins = min(_shared(asked, exchange), _shared(asked, thoughtful), exchange.rindex(_ANSWER["content"]))
         return Template(
             end_of_turn=min(behind)[2] if behind else None,
-            has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], ())[1]) == 1,
+            has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], (), self.args)[1]) == 1,
             prompt_says_more=not exchange.startswith(asked),
             arguments_as_text=self._wants_text(),
             header=asked[before:begins],
+            thought=self._name_of_thoughts(),
         )
+
+    def _name_of_thoughts(self) -> str:
+        """Of those in use the first that is shown; where none is, a record with thoughts is refused by name."""
+        for key in THOUGHT_KEYS:
+            try:
+                if "zqqz" in self.text([_QUESTION, {**_ANSWER, key: "zqqz"}]):
+                    return key
+            except Exception:  # a template that wants it otherwise
+                continue
+        return THOUGHT
 
     def _wants_text(self) -> bool:
         function: dict[str, Any] = {"name": "look", "arguments": {"at": "it"}}
@@ -150,7 +187,7 @@ def _shared(left: str, right: str) -> int:
     return same
 
 
-def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools) -> tuple[str, list[Span]]:
+def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools, args: Mapping[str, Any]) -> tuple[str, list[Span]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts, spans = render_jinja_template(
@@ -158,9 +195,13 @@ def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools) -> tuple[str, l
         tools=list(tools) or None,
         chat_template=tokenizer.get_chat_template(None, list(tools) or None),
         return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
+        **{**tokenizer.special_tokens_map, **args},
     )
     return texts[0], list(spans[0])
+
+
+def _thinks(turn: Turn) -> bool:
+    return any(turn.get(key, "").strip() for key in THOUGHT_KEYS) or "</think>" in turn["content"]
 
 
 def _special(tokenizer: Any) -> set[str]:

@@ -73,15 +73,21 @@ def order_of(head: Head, run_dir: str) -> DataRequest:
 
 def prepare_command(launch: Launch, order: DataRequest) -> str:
     """A shell command that prints the report, or what is wrong."""
+    arguments = ["--attached", *(["--skip-bad"] if order.skip_bad else [])]
+    return program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)
+
+
+def program_command(launch: Launch, module: str, arguments: Sequence[str], *, from_hub: bool) -> str:
+    """A shell command that runs one of our programs in a run's folder, as its ranks will run; where it fails it prints
+    why. `from_hub`: it downloads data."""
     run = shlex.quote(launch.run_dir)
     # without the run's mark, which is for what a stop of the run should end
     env = {key: value for key, value in launch.env.items() if key != RUN_VARIABLE}
-    if order.from_hub:
+    if from_hub:
         env.pop("HF_HUB_OFFLINE", None)
         env |= {key: os.environ[key] for key in ("HF_ENDPOINT",) if key in os.environ}
     settings = [f"{key}={value}" for key, value in env.items()]
-    argv = ["env", *settings, launch.python, "-m", "training.node.prepare", "--run", launch.run_dir, "--attached"]
-    argv += ["--skip-bad"] if order.skip_bad else []
+    argv = ["env", *settings, launch.python, "-m", module, "--run", launch.run_dir, *arguments]
     words = f"{run}/logs/prepare.log"
     return f"cd {run} && {{ {shlex.join(argv)} 2>{words} || {{ c=$?; cat {words}; exit $c; }}; }}"
 

@@ -29,6 +29,7 @@ from training.plan.predict import Plan, make_plan
 from training.plan.teaching import short_warmup
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
 
+KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
 WARMUP = "optimizer.warmup_steps"
 
 
@@ -69,6 +70,8 @@ class Data:
     summary: DataSummary | None = None
     skip_bad: bool = False
     """Records that cannot be used are left out."""
+    source: Path | None = None
+    """Where they lie on this machine; None for a data set of the Hub."""
 
     @property
     def from_hub(self) -> bool:
@@ -82,21 +85,33 @@ def checked_data(recipe: Recipe, data: str, skip_bad: bool = False) -> Iterator[
         yield training_data(recipe, data, Path(folder), skip_bad)
 
 
+@contextmanager
+def files_of(data: str) -> Iterator[Data]:
+    """The data as they are given, unchecked, for as long as the `with` lasts; those of `tiny` where none are."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield _given(data, Path(folder))
+
+
 def training_data(recipe: Recipe, data: str, folder: Path, skip_bad: bool = False) -> Data:
     """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
     head. `tiny` has its own, made into `folder`. Raises DataError."""
     if not data and recipe.base_model != BUILT_IN:
-        raise DataError(f"{recipe.name} needs --data FILE: JSONL, JSON or Parquet, a folder of them, or OWNER/NAME")
+        raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
+    given = _given(data, folder)
+    summary = check(given.source, skip_bad) if given.source and can_check_here(given.source) else None
+    return replace(given, summary=summary, skip_bad=skip_bad)
+
+
+def _given(data: str, folder: Path) -> Data:
     if is_dataset_name(data):
-        return Data({f"data/train{POINTER}": data}, skip_bad=skip_bad)
+        return Data({f"data/train{POINTER}": data})
     path = Path(data) if data else folder / "train.jsonl"
     if not data:
         tiny.write_data(path)
     files = {path: f"data/train{path.suffix.lower()}"}
     if path.is_dir():
         files = {file: f"data/train/{file.relative_to(path)}" for file in data_files(path)}
-    summary = check(path, skip_bad) if can_check_here(path) else None
-    return Data({place: file for file, place in files.items()}, summary, skip_bad)
+    return Data({place: file for file, place in files.items()}, source=path)
 
 
 def planned_s(predicted: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""fab check / plan / train / logs / status / stop / fetch / metrics."""
+"""fab data / check / plan / train / logs / status / stop / fetch / metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import sentences
 
+DATA_HELP = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub"
 HERE_HELP = "on this machine, a rank a GPU or two on its CPU; nothing is provisioned"
 HERE_RUNS_HELP = "the runs of this machine, made with --here"
 RUN_HELP = "run id; without it the newest run"
@@ -20,7 +21,7 @@ RUN_HELP = "run id; without it the newest run"
     optional=["resume"],
     help={
         "model": "recipe name; an unknown one lists them all",
-        "data": "JSONL, JSON or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub",
+        "data": DATA_HELP,
         "steps": "optimizer steps instead of the recipe's",
         "set": "key=value for any recipe key; may be repeated",
         "resume": "go on with the newest run of the model, or with the run id given",
@@ -97,8 +98,51 @@ def train(
 @task(
     auto_shortflags=False,
     help={
+        "data": DATA_HELP,
+        "model": "recipe name, or a folder with a model; without it only shapes, counts and bad records are shown",
+        "show": "records whose samples are shown, with what is learned of them",
+        "set": "key=value for any recipe key; may be repeated",
+        "skip_bad": "look at the rest as if records that cannot be used were left out",
+        "html": "write the same as a page into this file",
+        "here": "on this machine alone: the model's tokenizer must be here",
+    },
+    iterable=["set"],
+)
+def data(
+    c: Context,
+    data: str = "",
+    model: str = "",
+    show: int = 3,
+    set: Sequence[str] | None = None,
+    skip_bad: bool = False,
+    html: str = "",
+    here: bool = False,
+) -> None:
+    """Look into data: what is wrong with them, what is learned of them, how much of it."""
+    with sentences():
+        from datetime import UTC, datetime
+
+        from training.laptop import data_look, look_table, start_run
+
+        recipe = start_run.chosen_recipe(model, set or (), "") if model else None
+        asked = data_look.Question(data, model, recipe, show, skip_bad, here, tuple(set or ()))
+        page = data_look.page_path(html)
+        with look_table.progress() as tell:
+            found = data_look.look(asked, datetime.now(UTC), tell)
+        look_table.show(found)
+        if page:
+            data_look.write_page(found, data, page)
+            print(f"{page}: the same as a page")
+        print(data_look.next_step(asked, found))
+        if not found.usable:
+            raise Exit(code=2)
+
+
+@task(
+    auto_shortflags=False,
+    help={
         "model": "recipe name; an unknown one lists them all",
-        "data": "JSONL, JSON or Parquet, or a folder of them: adds time and money of the whole run",
+        "data": "JSONL, JSON, CSV, TSV or Parquet, or a folder of them: adds time and money of the whole run",
         "nodes": "how many machines; 0: those that stand, else as cluster.toml says",
         "hours": "how long they are there: adds what of the run is done by then",
         "card": "as if the machines had this kind of card, such as A10; or A10,L20: a node each; no cloud is asked",
@@ -258,4 +302,4 @@ def metrics(c: Context, run: str = "", here: bool = False) -> None:
         tensorboard.show(cluster.head, run or None)
 
 
-namespace = Collection(check, plan, train, logs, status, stop, fetch, metrics)
+namespace = Collection(data, check, plan, train, logs, status, stop, fetch, metrics)

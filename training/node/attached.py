@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from training.data import DataError
-from training.errors import AdapterError
+from training.errors import TrainingError
 
 
 def tell(**message: Any) -> None:
@@ -33,7 +32,7 @@ def run(work: Callable[[], None], attached: bool) -> int:
     """A program's exit code; a mistake is one sentence, told the way the caller listens."""
     try:
         work()
-    except (AdapterError, DataError) as error:
+    except TrainingError as error:
         if attached:
             tell(mistake=str(error))
         else:

@@ -65,16 +65,15 @@ def prepare(run: Path, skip_bad: bool) -> dict[str, Any]:
 
 
 def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
     from training.data.build import TRAIN, VALIDATION, cached, link, pad_id
     from training.data.encode import Encoder
+    from training.data.look.take import load_tokenizer
     from training.data.prepared import open_prepared
 
     model_dir = models / recipe.model_dir
     config = read_config(model_dir)
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
+    tokenizer = load_tokenizer(model_dir)
+    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
     bad = Bad(skip_bad)

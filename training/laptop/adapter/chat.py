@@ -19,11 +19,11 @@ HELP = "/reset begins anew, /exit ends"
 def on_head(head: Head, about: TunedModel, questions: Sequence[Messages], sampling: Sampling) -> list[dict[str, Any]]:
     """The answers of one process on the head; a chat, where nothing is asked."""
     if not questions:
-        with tuned_model.start(head, about, "generate", ["--serve", *sampling.argv()]) as program:
+        with tuned_model.start(head, about, "generate", ["--serve", *sampling.argv(), *about.template_argv]) as program:
             chat(program)
         return []
     files = {"questions.jsonl": json_lines([{"messages": messages} for messages in questions])}
-    argv = ["--attached", "--prompts", "questions.jsonl", *sampling.argv()]
+    argv = ["--attached", "--prompts", "questions.jsonl", *sampling.argv(), *about.template_argv]
     with tuned_model.start(head, about, "generate", argv, files) as program:
         return [message["answer"] for message in program.messages()]
 

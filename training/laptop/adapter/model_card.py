@@ -65,7 +65,15 @@ def card(name: str, facts: CardFacts) -> str:
     if recipe.get("base_precision") == NF4:
         lines += ["| base model while training | its layers in four bits a weight (NF4) |"]
     lines += [f"| {label} | {value:.4f} |" for label, value in _numbers(facts) if value is not None]
-    lines += ["", "Licence: that of the base model.", *_evaluation(facts), *_use(name, facts), *_end(facts), ""]
+    lines += [
+        "",
+        "Licence: that of the base model.",
+        *_evaluation(facts),
+        *_use(name, facts),
+        *_asked(facts),
+        *_end(facts),
+        "",
+    ]
     return "\n".join(
         [*lines, "## Recipe", "", "```toml", facts.recipe_text.strip().replace(base, base_name(base)), "```", ""]
     )
@@ -95,6 +103,14 @@ def _use(name: str, facts: CardFacts) -> list[str]:
         code = ["from peft import AutoPeftModelForCausalLM"]
         code += [f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")']
     return ["", "## Use", "", "```python", *code, "```"]
+
+
+def _asked(facts: CardFacts) -> list[str]:
+    args = facts.recipe.get("template_args")
+    if not args:
+        return []
+    given = ", ".join(f"{name}={value!r}" for name, value in args.items())
+    return ["", f"It was taught to answer what `apply_chat_template(..., {given})` asks; ask it so."]
 
 
 def _end(facts: CardFacts) -> list[str]:

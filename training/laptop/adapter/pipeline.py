@@ -55,6 +55,7 @@ def _made_ready(
     head.shell(f"mkdir -p {there} && cp -rl {shlex.quote(about.adapter)} {there}/adapter")
     plan = {"run_id": run_id, "cluster": cluster.name, "of": about.run_id, "step": about.step}
     asked = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
+    asked["template_args"] = about.template_args
     files = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(asked) + "\n"}
     make_run.put_new(head, launch, files)
     return launch

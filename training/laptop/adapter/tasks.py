@@ -118,6 +118,7 @@ def evaluate(
         argv = ["--data", name or tuned_model.validation_folder(cluster.head, about)]
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
         argv += ["--tasks", tasks, "--out", f"{about.launch.run_dir}/evaluation.json", "--attached"]
+        argv += about.template_argv
         print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
         with tuned_model.start(cluster.head, about, "evaluate", argv, files) as talk:
             for message in talk.messages():

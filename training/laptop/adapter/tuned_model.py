@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,18 @@ class TunedModel:
     model: str
     packing_bytes: int = 0
     """What four bits a weight take off the base model's files, where the run had it so."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """What the run gave the chat template: asked otherwise, the model would answer what it has not learned."""
 
     @property
     def adapter(self) -> str:
         """The adapter's folder."""
         return f"{self.launch.run_dir}/{checkpoint_folder(self.step)}/adapter"
+
+    @property
+    def template_argv(self) -> list[str]:
+        """The same as a command line's flag."""
+        return ["--template-args", json.dumps(self.template_args)] if self.template_args else []
 
     @property
     def merged(self) -> str:
@@ -72,7 +80,9 @@ def tuned_model(cluster: OpenCluster, run_id: str | None, checkpoint: str = "") 
     model_dir = str(plan.get("model_dir", ""))
     if not model_dir or Path(model_dir).name != model_dir:
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
-    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing_bytes(plan.get("predicted", {})))
+    args = tomllib.loads(head.shell(f"cat {folder}/recipe.toml 2>/dev/null; true")).get("template_args", {})
+    packing = packing_bytes(plan.get("predicted", {}))
+    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args)
 
 
 def packing_bytes(predicted: Mapping[str, Any]) -> int:

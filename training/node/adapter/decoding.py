@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,11 @@ class Voice:
     """What ends an answer: the model's own ends, and the end of turn that a run teaches it."""
     longest: int
     """Tokens it can hold, prompt and answer."""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given besides the conversation: what a run trained with."""
 
     @staticmethod
-    def of(model_dir: Path) -> Voice:
+    def of(model_dir: Path, template_args: Mapping[str, Any] | None = None) -> Voice:
         """Read from a model's folder."""
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         config = read_config(model_dir)
@@ -77,14 +79,15 @@ class Voice:
         own = GenerationConfig.from_pretrained(model_dir) if has_own else GenerationConfig()
         own_ends = (tokenizer.eos_token_id, own.eos_token_id, config.get("eos_token_id"))
         stops = all_ids(*own_ends, end_of_turn_id(tokenizer))
-        return Voice(tokenizer, own, stops, config.get("max_position_embeddings") or 1 << 30)
+        longest = config.get("max_position_embeddings") or 1 << 30
+        return Voice(tokenizer, own, stops, longest, dict(template_args or {}))
 
     def prompt(self, messages: Messages) -> list[int]:
         """The tokens of a conversation, up to where the assistant's answer begins."""
         if getattr(self.tokenizer, "chat_template", None):
             return list(
                 self.tokenizer.apply_chat_template(
-                    messages, tokenize=True, add_generation_prompt=True, return_dict=False
+                    messages, tokenize=True, add_generation_prompt=True, return_dict=False, **self.template_args
                 )
             )
         if len(messages) > 1:

@@ -161,6 +161,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--max-length", type=int, default=4096, help="tokens kept of a record")
     parser.add_argument("--answers", type=int, default=50, help="greedy answers to compare; 0 compares none")
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens)
+    parser.add_argument(
+        "--template-args", type=json.loads, default={}, help="JSON: what the run gave the chat template"
+    )
     parser.add_argument("--tasks", default="", help="lm-eval tasks, separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
@@ -173,8 +176,8 @@ def work(args: argparse.Namespace) -> None:
     refuse_tasks_without_library(tasks)
     if args.attached:
         attached.end_with_input()
-    voice = Voice.of(args.model)
-    samples = samples_at(args.data, voice.tokenizer, args.max_length)
+    voice = Voice.of(args.model, args.template_args)
+    samples = samples_at(args.data, voice.tokenizer, args.max_length, args.template_args)
     asked = Asked(samples, voice, args.answers, Sampling(args.max_new_tokens), tasks)
     found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
     found |= {"time": time.time(), **evaluate(args.model, args.adapter, asked)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,8 @@ SHOWN_EVERY = 4
 class Pair:
     """A base model and, with an adapter, the tuned one: the same weights, the adapter switched off and on."""
 
-    def __init__(self, model_dir: Path, adapter: Path | None) -> None:
-        self.voice = Voice.of(model_dir)
+    def __init__(self, model_dir: Path, adapter: Path | None, template_args: Mapping[str, Any] | None = None) -> None:
+        self.voice = Voice.of(model_dir, template_args)
         self.model: Any = load_base(model_dir, adapter)
         if adapter is not None:
             self.model = with_adapter(self.model, model_dir, adapter)
@@ -92,6 +92,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=Sampling.temperature, help="0: always the likeliest")
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--seed", type=int, default=Sampling.seed)
+    parser.add_argument(
+        "--template-args", type=json.loads, default={}, help="JSON: what the run gave the chat template"
+    )
     parser.add_argument("--json", action="store_true", help="print the answers as JSON lines")
     parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
     return parser.parse_args()
@@ -105,7 +108,7 @@ def work(args: argparse.Namespace) -> None:
         raise AdapterError("say what to ask: --prompt TEXT, --prompts FILE or --serve")
     if args.attached:
         attached.end_with_input()
-    pair = Pair(args.model, args.adapter)
+    pair = Pair(args.model, args.adapter, args.template_args)
     if args.serve:
         serve(pair, sampling)
     for answer in answers(pair, questions, sampling):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ from training.data.readers import Bad, records
 from training.data.sample import BadRecord
 
 
-def samples_at(path: Path, tokenizer: Any, max_length: int) -> list[Sample]:
+def samples_at(
+    path: Path, tokenizer: Any, max_length: int, template_args: Mapping[str, Any] | None = None
+) -> list[Sample]:
     """The samples of a data file, or of a prepared folder. Raises DataError."""
     if (path / "report.json").is_file():
         from training.data.prepared import open_prepared
 
         prepared = open_prepared(path)
         return [sample for number in range(prepared.rows) for sample in prepared.row(number)]
-    encoder = Encoder(tokenizer, max_length, "assistant")
+    encoder = Encoder(tokenizer, max_length, "assistant", template_args)
     samples = [sample for sample, _ in encoder.samples(_rendered(path, encoder)) if sample.learned]
     if not samples:
         raise DataError(f"{path}: no record has an answer within {max_length} tokens")

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,7 @@ def run(run_dir: Path) -> None:
     began = time.monotonic()
     adapter = run_dir / "adapter" if (run_dir / "adapter").is_dir() else None
     stage = Stage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)
+    stage.voice = replace(stage.voice, template_args=asked.get("template_args", {}))
     loaded: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(loaded, stage.loaded_bytes)
     head = stage.share.is_first

@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.money import cost, money
+from training.data.look.content import LOOK, Look, look_from, remarks
+from training.data.look.page import FOLDER as LOOK_FOLDER
+from training.data.look.page import visible
 from training.events import EVENTS, Resumed, parse_rows
 from training.node.metrics.plots import Drawn, draw, plots
 from training.plan.measured import counted
@@ -56,8 +59,15 @@ def page(values: Mapping[str, Any]) -> str:
     """The values in the template; all but the plots is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    loader = FileSystemLoader(Path(__file__).parent)
-    room = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    loader = FileSystemLoader([Path(__file__).parent, LOOK_FOLDER])
+    room = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=visible,
+    )
     return room.get_template(TEMPLATE).render(values)
 
 
@@ -73,6 +83,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
     seconds = _seconds(status, now)
     checkpoints, resumes = _checkpoints(run / CHECKPOINTS), _resumes(run / EVENTS)
     hosts = launch.get("hosts") or plan.get("hosts") or []
+    look = _look(run / "data" / "prepared" / LOOK)
     return {
         "run_id": run.name,
         "state": status.get("state", NOT_KNOWN),
@@ -88,6 +99,8 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "resumes": resumes,
         "hosts": [(host["name"], host["private_address"], host["slots"]) for host in hosts],
         "data": _facts(_read(run / "data" / "report.json").get("report") or plan.get("data") or {}),
+        "look": look,
+        "remarks": list(remarks(look)) if look else [],
         "recipe": _facts(_read(run / "recipe.toml", tomllib.loads)),
         "origin": _origin(plan, checkpoints),
         "versions": _facts(_read(run / VERSIONS)),
@@ -173,6 +186,14 @@ def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Row:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _look(path: Path) -> Look | None:
+    """What was seen in the data when they were prepared; None of a run whose code did not look."""
+    try:
+        return look_from(_read(path))
+    except ValueError:
+        return None
 
 
 def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:

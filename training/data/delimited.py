@@ -1,0 +1,76 @@
+"""Rows of CSV and TSV files as records: the first line names the columns, each row is a record. Standard library."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.data.json_text import json_value
+from training.data.sample import BadRecord, DataError
+from training.data.shapes import LISTS, is_known, known_shapes
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""By suffix."""
+FIELD_LIMIT = 64 * 2**20
+"""Bytes of one line and characters of one field, as of a line of JSON."""
+
+Row = tuple[str, Any]
+"""Where ("line 3", in which the row begins) and what: a record, or the BadRecord it gave."""
+
+
+def rows(file: Path) -> Iterator[Row]:
+    """Each row under the file's header. DataError where there is no header that names known columns."""
+    csv.field_size_limit(FIELD_LIMIT)
+    delimiter = DELIMITERS[file.suffix.lower()]
+    with file.open("rb") as stream:
+        # a byte that is not UTF-8 spoils its own row alone: it is carried through as half a surrogate pair
+        stream.seek(len(codecs.BOM_UTF8) if stream.read(3) == codecs.BOM_UTF8 else 0)
+        lines = (line.decode("utf-8", "surrogateescape") for line in iter(lambda: stream.readline(FIELD_LIMIT), b""))
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        header = _header(file, reader, delimiter)
+        while True:
+            place = f"line {reader.line_num + 1}"
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield place, BadRecord(f"not {file.suffix[1:].upper()}: {error}")
+                continue
+            if fields:
+                yield place, _record(header, fields)
+
+
+def _header(file: Path, reader: Iterator[list[str]], delimiter: str) -> list[str]:
+    try:
+        names = [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
+    if not is_known(names):
+        other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), "")
+        apart = f" (they seem to be set apart by {other!r}, {file.suffix} is by {delimiter!r})" if other else ""
+        raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}{apart}")
+    if twice := next((name for name in names if name and names.count(name) > 1), ""):
+        raise DataError(f"{file}: line 1 names the column {twice!r} twice")
+    return names
+
+
+def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] | BadRecord:
+    """A row by its columns; empty fields are absent, lists and objects are written as JSON."""
+    if wrong := next((name for name, text in zip(header, fields, strict=False) if _is_broken(text)), ""):
+        return BadRecord(f"not UTF-8 in the column {wrong}")
+    if len(fields) != len(header):
+        return BadRecord(f"{len(fields)} fields, but line 1 names {len(header)} columns")
+    found: dict[str, Any] = {name: text for name, text in zip(header, fields, strict=True) if name and text}
+    for name in LISTS & found.keys():
+        found[name] = json_value(found[name].encode())
+        if isinstance(found[name], BadRecord):
+            return BadRecord(f"the column {name} is {found[name]}")
+    return found
+
+
+def _is_broken(text: str) -> bool:
+    return not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text)

@@ -1,0 +1,111 @@
+"""What lies in the files: shapes, counts, bad records. Needs no tokenizer. Standard library only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.data.readers import Bad, data_files, raw
+from training.data.sample import BadRecord, DataError
+from training.data.shapes import recognised
+
+TELL_EVERY = 2000
+"""Records between two words about progress."""
+MOST_BAD = 10
+"""Bad records, and files that cannot be read, told in full."""
+
+Tell = Callable[[str, int], None]
+"""Told what is being done, and with how many records so far."""
+
+
+@dataclass(frozen=True)
+class FileSurvey:
+    """One file of the data."""
+
+    name: str
+    size: int
+    """Bytes."""
+    shapes: dict[str, int]
+    """Good records of each shape."""
+    bad: int
+    trouble: str = ""
+    """Why the file as a whole cannot be read; empty where it can."""
+
+    @property
+    def records(self) -> int:
+        return sum(self.shapes.values())
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All of them."""
+
+    files: tuple[FileSurvey, ...]
+    bad: int
+    bad_shown: tuple[str, ...]
+    """The first of the bad records: file, place and what is wrong."""
+
+    @property
+    def records(self) -> int:
+        return sum(file.records for file in self.files)
+
+    @property
+    def shapes(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for file in self.files:
+            found.update(file.shapes)
+        return found
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """The files whose records have the shape that most have, and no other."""
+        most = [shape for shape, _ in self.shapes.most_common(1)]
+        return tuple(Path(file.name) for file in self.files if list(file.shapes) == most and not file.trouble)
+
+    @property
+    def refused(self) -> str:
+        """Why data like these cannot be prepared, whatever is left out; empty where they can."""
+        if trouble := [file.trouble for file in self.files if file.trouble]:
+            more = len(trouble) - MOST_BAD
+            return "\n".join([*trouble[:MOST_BAD], *([f"and {more} more files"] if more > 0 else [])])
+        if len(self.shapes) > 1:
+            counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
+            return f"all records of a run have one shape; these are {counts}: take the others out, or convert them"
+        if not self.shapes:
+            return f"no record can be used{f'; {self.bad} are bad' if self.bad else ''}"
+        return ""
+
+
+def survey(path: Path, tell: Tell) -> Survey:
+    """Read every record of a file or a folder once. DataError where there is no data file."""
+    bad = Bad(skip=True, most=MOST_BAD)
+    done = 0
+    found = []
+    for file in data_files(path):
+        one = _surveyed(file, bad, lambda count, before=done: tell("reading", before + count))  # type: ignore[misc]
+        done += one.records + one.bad
+        found.append(one)
+    tell("reading", done)
+    return Survey(tuple(found), bad.count, tuple(bad.shown))
+
+
+def _surveyed(file: Path, bad: Bad, tell: Callable[[int], None]) -> FileSurvey:
+    shapes: Counter[str] = Counter()
+    trouble, before = "", bad.count
+    try:
+        for number, (place, value) in enumerate(raw(file)):
+            try:
+                if isinstance(value, BadRecord):
+                    raise value
+                shapes[recognised(value).shape] += 1
+            except RecursionError:
+                bad.add(f"{file} {place}: nested too deeply")
+            except BadRecord as error:
+                bad.add(f"{file} {place}: {error}")
+            if number % TELL_EVERY == 0:
+                tell(number)
+    except DataError as error:
+        trouble = str(error)
+    return FileSurvey(str(file), file.stat().st_size, dict(shapes), bad.count - before, trouble)

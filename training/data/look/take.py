@@ -1,0 +1,63 @@
+"""Look into data under a model: the very preparation of a run, into a folder that is thrown away."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.data import limits
+from training.data.look.content import Look, surveyed, with_model
+from training.data.look.survey import MOST_BAD, Survey, Tell
+from training.data.look.watch import Watch
+from training.data.readers import Bad
+from training.data.sample import DataError
+
+if TYPE_CHECKING:
+    from training.recipe import Recipe
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model's folder; nothing is downloaded. DataError where there is none that can be read."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"the tokenizer at {folder} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def look_into(
+    source: Path,
+    found: Survey,
+    recipe: Recipe,
+    tokenizer: Any,
+    config: Mapping[str, Any],
+    *,
+    show: int,
+    skip_bad: bool,
+    tell: Tell,
+) -> Look:
+    """The look at surveyed data; `config` is the model's config.json. What a run would refuse is said in it, and
+    what can be learned of the files that can be read is shown all the same."""
+    from training.data.build import Build, pad_id
+    from training.data.encode import Encoder
+    from training.data.prepared import Prepared
+
+    look = replace(surveyed(found, skip_bad), positions=limits.positions(config))
+    if look.refused and not found.readable:
+        return look
+    bad, watch = Bad(skip=True, most=MOST_BAD), Watch(found.records, show, tell)
+    reports: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
+            limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
+            reports = Build(encoder, recipe, Path(folder), bad, watch, found.readable).run(source, content="")
+            largest = max(Prepared(Path(folder) / part).largest_id for part in reports)
+            limits.check_ids(config, recipe, tokenizer, largest)
+        except DataError as error:
+            look = replace(look, refused="\n".join(filter(None, [look.refused, str(error)])))
+    return with_model(look, recipe, tokenizer, watch=watch, bad=bad, reports=reports)

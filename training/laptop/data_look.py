@@ -1,0 +1,203 @@
+"""`fab data`: what data hold and what a model will learn of them, before anything is started. On this machine where the
+model's tokenizer is here, else on the head."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from training import tiny
+from training.cost.shape import FOLDER
+from training.data import DataError, can_check_here
+from training.data.hub import download
+from training.data.look.content import Look, look_from, surveyed
+from training.data.look.survey import Tell, survey
+from training.data.look.take import load_tokenizer, look_into
+from training.laptop import make_run, preparing
+from training.laptop.base_model import BUILT_IN, find_base_model
+from training.laptop.open_cluster import opened
+from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
+from training.laptop.starting import turn
+from training.recipe import Recipe
+
+KIND = "look"
+"""What the folder of a look on the head is called by."""
+NEEDED = ("transformers", "tokenizers", "numpy")
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to look at, and how."""
+
+    data: str
+    model: str
+    """As it was typed."""
+    recipe: Recipe | None
+    """None: what can be seen without a model."""
+    show: int = 3
+    skip_bad: bool = False
+    here: bool = False
+    """Nothing is asked of the head."""
+    settings: tuple[str, ...] = ()
+    """Of `--set`, as they were typed."""
+
+    @property
+    def of_folder(self) -> bool:
+        """Whether the model is a folder on this machine."""
+        return bool(self.recipe and self.recipe.base_model.startswith(FOLDER))
+
+
+def look(asked: Question, now: datetime, tell: Tell) -> Look:
+    """The look. Raises DataError, LaunchError, and what an ssh connection raises."""
+    if not asked.data and (asked.recipe is None or asked.recipe.base_model != BUILT_IN):
+        raise DataError(f"say which data: --data FILE: {KINDS_OF_DATA}")
+    if asked.show < 0:
+        raise DataError(f"--show {asked.show}: a number of samples, from 0")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch here is no news
+    with files_of(asked.data) as given:
+        return _look(asked, given, now, tell)
+
+
+def page_path(html: str) -> Path | None:
+    """Where `--html` puts the page. DataError where that cannot be."""
+    if not html:
+        return None
+    path = Path(html)
+    if path.is_dir() or not path.parent.is_dir():
+        raise DataError(f"--html {html}: a file in a folder that is there is needed, as in data.html")
+    return path
+
+
+def write_page(found: Look, data: str, path: Path) -> None:
+    """The look as an HTML page."""
+    from training.data.look.page import page
+
+    try:
+        path.write_text(page(found, data), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"--html {path}: {error.strerror}") from error
+
+
+def next_step(asked: Question, found: Look) -> str:
+    """What to type now."""
+    given = f" --data {shlex.quote(asked.data)}" if asked.data else ""
+    if found.refused or (found.bad and not found.skipped):
+        return "next: mend what is said above, and look again"
+    if asked.recipe is None:
+        return f"next: what is learned, and lengths in tokens: fab data --model NAME{given}"
+    more = [" --skip-bad"] if found.skipped and found.bad else []
+    more += [f" --set {shlex.quote(setting)}" for setting in asked.settings]
+    more += [" --here"] if asked.here else []
+    return f"next: fab train --model {shlex.quote(asked.model)}{given}{''.join(more)} --dry"
+
+
+def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
+    home = _home(asked.recipe) if asked.recipe else None
+    lacks = _lacks(asked, home)
+    source = _source(asked, given, bool(lacks))
+    found = survey(source, tell) if source and can_check_here(source) else None
+    if asked.recipe is None and found is None:
+        raise DataError(f"--data {asked.data} is looked at on the head: say --model NAME")
+    if found and (asked.recipe is None or (found.refused and (lacks or not found.readable))):
+        return surveyed(found, asked.skip_bad)
+    assert asked.recipe
+    if not lacks and source and found:
+        tokenizer, config = _loaded(home)
+        return look_into(
+            source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
+        )
+    lacks = lacks or "reading Parquet needs pyarrow, which is not in this Python"
+    if asked.of_folder:
+        raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
+    if asked.here:
+        said = f"--here: {lacks}; without --here the head is asked"
+        if found is None:
+            raise DataError(said)
+        return replace(surveyed(found, asked.skip_bad), refused=said)
+    return _on_head(asked, asked.recipe, given, now, tell)
+
+
+def _source(asked: Question, given: Data, leave_to_head: bool) -> Path | None:
+    """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
+    if not given.from_hub:
+        return given.source
+    if leave_to_head or not (asked.here or asked.of_folder):
+        return None
+    return download(asked.data, Path.home() / ".cache" / "spotune" / "cache" / "datasets")
+
+
+def _lacks(asked: Question, home: Path | None) -> str:
+    """What this machine lacks to tokenise; empty where it has all."""
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        return f"{', '.join(missing)} is not in this Python: pip install {' '.join(missing)}"
+    if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
+        repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
+        fetch = f"hf download {repo} --include '*.json' --include '*.jinja'"
+        return f"the tokenizer of {asked.recipe.base_model} is not on this machine, {fetch} would fetch it"
+    return ""
+
+
+def _home(recipe: Recipe) -> Path | None:
+    """The folder on this machine that has a model's tokenizer and config.json whole."""
+    if recipe.base_model.startswith(FOLDER):
+        return Path(recipe.base_model.removeprefix(FOLDER))
+    own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir
+    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file():
+        return own
+    return None if recipe.base_model == BUILT_IN else _in_hub_cache(recipe)
+
+
+def _in_hub_cache(recipe: Recipe) -> Path | None:
+    """In the cache of huggingface_hub; only with a chat template, as parts of a snapshot may be missing there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = [try_to_load_from_cache(recipe.base_model, name, revision=recipe.revision) for name in (TOKENIZER, CONFIG)]
+    if not all(isinstance(path, str) for path in cached):
+        return None
+    folder = Path(str(cached[0])).parent
+    inside = (folder / TOKENIZER).read_text(encoding="utf-8")
+    return folder if '"chat_template"' in inside or (folder / "chat_template.jinja").is_file() else None
+
+
+def _loaded(home: Path | None) -> tuple[Any, Mapping[str, Any]]:
+    """Tokenizer and config.json; those of `tiny` without its folder, which takes a minute and torch to make."""
+    if home is None:
+        return tiny.tokenizer(), tiny.LIMITS
+    try:
+        config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{home / CONFIG} cannot be read: {error}") from error
+    return load_tokenizer(home), config
+
+
+def _on_head(asked: Question, recipe: Recipe, given: Data, now: datetime, tell: Tell) -> Look:
+    """In a folder like a run's, which is gone afterwards. A run that goes on is not disturbed."""
+    with opened(False) as cluster, turn(cluster.head), make_run.claimed(cluster.head, KIND, now) as run_id:
+        launch = cluster.launch(run_id, "training.node.look")
+        find_base_model(cluster.head, recipe, launch)
+        make_run.put_new(cluster.head, launch, {"recipe.toml": recipe.to_toml(), **given.files})
+        arguments = ["--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
+        command = preparing.program_command(launch, launch.module, arguments, from_hub=given.from_hub)
+        with cluster.head.talk(command) as program:
+            for message in program.messages():
+                if "look" in message:
+                    return look_from(_named(message["look"], message["source"], asked.data))
+                tell(str(message["doing"]), int(message["records"]))
+    raise DataError(f"{asked.data}: the head looked at them and told nothing")
+
+
+def _named(value: Any, there: str, here: str) -> Any:
+    """The same with the user's own name for the data in all texts that name where they lay on the head."""
+    if isinstance(value, str):
+        return value.replace(there, here)
+    if isinstance(value, dict):
+        return {key: _named(inner, there, here) for key, inner in value.items()}
+    return [_named(inner, there, here) for inner in value] if isinstance(value, list) else value
