@@ -16,7 +16,7 @@ from pathlib import Path
 
 from training.data.look.survey import survey
 from training.node import attached
-from training.node.prepare import model_shape, models_folder, raw_data
+from training.node.prepare import models_folder, raw_data, read_config
 from training.recipe import read_recipe
 
 TELL_EVERY_S = 0.5
@@ -41,7 +41,7 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     tell = Progress()
     recipe, models = read_recipe(run / "recipe.toml"), models_folder(run)
     model_dir = models / recipe.model_dir
-    config, tokenizer = model_shape(model_dir), load_tokenizer(model_dir)
+    config, tokenizer = read_config(model_dir), load_tokenizer(model_dir)
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
     found = survey(source, tell)
     look = look_into(source, found, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import SHIPPED, ModelShape, outlines
-from training.hub_access import NO_ENTRY, HubError, commit_id, file_name, hub_of
+from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
 from training.isolation import ADMITTED, LIST, untrainable
 from training.laptop.folder_model import cached_outlines
 from training.new_recipe import Source, new_recipe
@@ -65,11 +65,7 @@ def look_up(repo: str, folder: Path) -> HubModel:
         commit = commit_id(info.sha)
         there = {file_name(sibling.rfilename) for sibling in info.siblings or ()}
         for name in sorted(there & set(SMALL_FILES)):
-            hub.asked(
-                lambda token, name=name: HfApi(hub.address, token).hf_hub_download(
-                    repo, name, revision=commit, local_dir=folder
-                )
-            )
+            _fetch(hub, repo, commit, name, folder)
     except HubError as error:
         raise RecipeError(f"{repo} cannot be looked up: {error}") from error
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
@@ -87,6 +83,12 @@ def look_up(repo: str, folder: Path) -> HubModel:
         config=_json(folder / "config.json", repo),
         template=_template(folder, repo),
     )
+
+
+def _fetch(hub: Hub, repo: str, commit: str, name: str, folder: Path) -> None:
+    from huggingface_hub import HfApi
+
+    hub.asked(lambda token: HfApi(hub.address, token).hf_hub_download(repo, name, revision=commit, local_dir=folder))
 
 
 def _json(path: Path, repo: str) -> dict[str, Any]:
