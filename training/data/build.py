@@ -13,9 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from training.data import pairs
 from training.data.answers import Rendered
 from training.data.cache import drop_unused, half_made, mark_used
 from training.data.encode import Encoder
+from training.data.preference import refuse_other_goal
 from training.data.prepared import SUMS, Prepared, Writer, open_prepared
 from training.data.readers import Bad, data_sha256, records
 from training.data.sample import IGNORED, BadRecord, DataError
@@ -66,6 +68,15 @@ def pad_id(tokenizer: Any, recipe: Recipe) -> int:
     return int(found)
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A record whose texts are still to be tokenised."""
+
+    where: str
+    part: str
+    texts: list[Rendered]
+
+
 @dataclass
 class Build:
     """One pass over the records, into a folder for training and, if asked for, one for validation."""
@@ -81,9 +92,10 @@ class Build:
         """DataError where there are bad records, unless they are skipped, or nothing to learn from."""
         parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
         self._writers = {
-            part: Writer(self.folder / part, self.recipe.max_length, self.recipe.batching) for part in parts
+            part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.prefers)
+            for part in parts
         }
-        waiting: list[tuple[str, list[Rendered]]] = []
+        waiting: list[Waiting] = []
         for waiting_record in self._rendered(source):
             waiting.append(waiting_record)
             if len(waiting) >= TOGETHER:
@@ -97,26 +109,32 @@ class Build:
         for writer in self._writers.values():
             writer.finish(self._facts(content))
 
-    def _rendered(self, source: Path) -> Iterator[tuple[str, list[Rendered]]]:
+    def _rendered(self, source: Path) -> Iterator[Waiting]:
+        rendered_of = pairs.rendered if self.recipe.prefers else Encoder.rendered
         split = self.recipe.validation.fraction, self.recipe.seed
         for number, (where, record) in enumerate(records(source, self.bad)):
+            refuse_other_goal(record.shape, self.recipe.goal)
             self.shape = record.shape
             try:
-                rendered = self.encoder.rendered(record)
+                rendered = rendered_of(self.encoder, record)
             except BadRecord as error:
                 self.bad.add(f"{where}: {error}")
                 continue
             part = VALIDATION if split[0] and is_validation(number, split[1], split[0]) else TRAIN
-            yield part, rendered
+            yield Waiting(where, part, rendered)
 
-    def _write(self, waiting: list[tuple[str, list[Rendered]]]) -> None:
-        made = iter(self.encoder.samples([text for _, texts in waiting for text in texts]))
+    def _write(self, waiting: list[Waiting]) -> None:
+        made = iter(self.encoder.samples([text for one in waiting for text in one.texts]))
         end = self.encoder.end_id
-        for part, texts in waiting:
-            writer = self._writers[part]
+        for one in waiting:
+            writer = self._writers[one.part]
+            found = [next(made) for _ in one.texts]
+            if self.recipe.prefers and (wrong := pairs.fault([sample for sample, _ in found], self.recipe.max_length)):
+                self.bad.add(f"{one.where}: {wrong}")
+                continue
             writer.records += 1
             learnable = 0
-            for sample, truncated in [next(made) for _ in texts]:
+            for sample, truncated in found:
                 writer.truncated += truncated
                 if any(label != IGNORED for label in sample.labels[1:]):
                     learnable += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -24,12 +24,17 @@ class Batch:
     """What each position predicts; IGNORED at a sample's last and wherever nothing is learned."""
     attention_mask: torch.Tensor | None = None
     """Only where samples are padded: 1 on tokens, 0 on padding."""
+    answers: tuple[int, ...] | None = None
+    """Of pairs: the learned tokens of each sample in order, a chosen one and its rejected one in turn."""
 
 
-def collate(rows: Sequence[Sequence[Sample]], pad_id: int, batching: str) -> Batch:
-    """All samples of `rows` as one batch. No samples at all give a batch of weight zero."""
-    samples = list(chain.from_iterable(rows)) or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
-    return _padded(samples, pad_id) if batching == "padded" else _joined(samples)
+def collate(rows: Sequence[Sequence[Sample]], pad_id: int, batching: str, pairs: bool = False) -> Batch:
+    """All samples of `rows` as one batch, of `pairs` each two of them. No samples at all give a batch of weight
+    zero."""
+    given = list(chain.from_iterable(rows))
+    samples = given or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
+    batch = _padded(samples, pad_id) if batching == "padded" else _joined(samples)
+    return replace(batch, answers=tuple(sample.learned for sample in given)) if pairs else batch
 
 
 def _targets(sample: Sample) -> torch.Tensor:

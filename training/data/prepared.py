@@ -64,6 +64,8 @@ class DataReport:
     """The recipe's keys that they were made with."""
     attention_span: float = 0.0
     """0 of data prepared before it was counted."""
+    pairs: int = 0
+    """Of answers, each two samples that share a row, the chosen one first; 0 where samples stand alone."""
 
 
 class Prepared:
@@ -84,6 +86,8 @@ class Prepared:
         """Of each row."""
         self.learned = np.add.reduceat(counts[self._members], first)
         """Of each row, so that every rank knows a whole batch's count without exchange."""
+        self.counted = np.diff(self._rows) // 2 if self.report.pairs else self.learned
+        """Of each row what a loss is the mean over: its pairs, elsewhere its learned tokens."""
 
     @property
     def largest_id(self) -> int:
@@ -126,6 +130,8 @@ class Writer:
     truncated: int = 0
     empty: int = 0
     records: int = 0
+    pairs: bool = False
+    """Whether each two samples belong together."""
     _lengths: array[int] = field(default_factory=lambda: array("i"))
     _learned: array[int] = field(default_factory=lambda: array("i"))
     _streams: list[IO[bytes]] = field(default_factory=list)
@@ -151,7 +157,7 @@ class Writer:
         for stream in self._streams:
             stream.close()
         lengths = np.asarray(self._lengths, dtype=np.int64)
-        rows = pack(self._lengths, self.max_length) if self.batching == "packed" else [[n] for n in range(len(lengths))]
+        rows = self._packed(lengths)
         self._save("starts", np.concatenate([[0], np.cumsum(lengths)]))
         self._save("counts", self._learned)
         self._save("members", [number for row in rows for number in row])
@@ -170,11 +176,23 @@ class Writer:
             longest=int(lengths.max(initial=0)),
             length_histogram=_histogram(lengths),
             attention_span=round(attention_span(lengths), 3) if len(lengths) else 0.0,
+            pairs=len(lengths) // 2 if self.pairs else 0,
             **facts,
         )
         (self.folder / REPORT).write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1) + "\n", "utf-8")
         seal(self.folder)
         return report
+
+    def _packed(self, lengths: Any) -> list[list[int]]:
+        """Sample numbers of each row; a pair stays together."""
+        each = 2 if self.pairs else 1
+        together = lengths.reshape(-1, each).sum(axis=1)
+        rows = (
+            pack(together.tolist(), self.max_length)
+            if self.batching == "packed"
+            else [[n] for n in range(len(together))]
+        )
+        return [[each * number + place for number in row for place in range(each)] for row in rows]
 
     def _save(self, name: str, values: Any) -> None:
         np.save(self.folder / f"{name}.npy", np.asarray(values, dtype=np.int64))

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from training.data import preference
 from training.data.sample import BadRecord
 
-Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text"]
+Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text", "preference"]
 Turn = dict[str, Any]
 """A message as chat templates take it: role, content, and what belongs to tool calls."""
 
@@ -43,6 +44,8 @@ class Record:
     prompt: str = ""
     completion: str = ""
     """Of prompt/completion in plain words, where `turns` say the same as a conversation; the text of a text."""
+    rejected: Record | None = None
+    """Of a preference: the same prompt with the answer that is not preferred, where this record has the one that is."""
 
 
 def recognised(record: Any) -> Record:
@@ -51,6 +54,8 @@ def recognised(record: Any) -> Record:
         raise BadRecord(f"an object is expected, found {_kind(record)}")
     _refuse_unsound_text(record, "")
     keys = {key for key, value in record.items() if value is not None}
+    if {"chosen", "rejected"} & keys:
+        return preference.of(record, recognised)
     if "messages" in keys:
         return _checked("messages", _messages(record["messages"], "messages"), record)
     if "conversations" in keys:
@@ -62,7 +67,8 @@ def recognised(record: Any) -> Record:
     if "text" in keys:
         return Record("text", completion=_worded(record["text"], "text"))
     raise BadRecord(
-        "none of messages, conversations, prompt and completion, instruction and output, or text; "
+        "none of messages, conversations, prompt and completion, instruction and output, or text, nor prompt, "
+        "chosen and rejected; "
         f"keys: {', '.join(map(str, record)) or 'none'}"
     )
 

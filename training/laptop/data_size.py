@@ -49,7 +49,7 @@ def size_of(data: str, recipe: Recipe) -> Size | None:
     if recipe.base_model != BUILT_IN:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        tiny.write_data(path := Path(folder) / "train.jsonl")
+        tiny.write_data(path := Path(folder) / "train.jsonl", recipe.goal)
         return _counted(path, recipe)
 
 

@@ -15,6 +15,7 @@ from training import tiny
 from training.cost.shape import PlanError
 from training.data import DataError, DataSummary, can_check_here, check
 from training.data.hub import POINTER, is_dataset_name
+from training.data.preference import refuse_other_goal
 from training.data.readers import data_files
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
@@ -27,19 +28,23 @@ from training.model_lock import LOCK, remember
 from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaching import short_warmup
-from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
+from training.recipe import DPO, Recipe, RecipeError, load_recipe, recipe_names
 
-WARMUP = "optimizer.warmup_steps"
+WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
 
 def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
-    """The recipe with `--set key=value` and `--steps` applied; says so where fewer steps shorten its warm-up. Raises
-    RecipeError."""
+    """The recipe with `--set key=value` and `--steps` applied; says so where fewer steps shorten its warm-up, or the
+    goal lowers its learning rate. Raises RecipeError."""
     if not name:
         raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
     overrides = overrides_of(settings, steps)
     load = folder_recipe if is_folder(name) else load_recipe
     recipe = load(name, overrides)
+    if overrides.get("goal") == DPO and LR not in overrides:
+        print(
+            f"learning rate: {recipe.optimizer.lr:g}, as goal = dpo wants less than sft; {LR} sets it", file=sys.stderr
+        )
     total, warmup = recipe.steps, recipe.optimizer.warmup_steps
     if total is None or warmup < total or "steps" not in overrides or WARMUP in overrides:
         return recipe
@@ -91,11 +96,13 @@ def training_data(recipe: Recipe, data: str, folder: Path, skip_bad: bool = Fals
         return Data({f"data/train{POINTER}": data}, skip_bad=skip_bad)
     path = Path(data) if data else folder / "train.jsonl"
     if not data:
-        tiny.write_data(path)
+        tiny.write_data(path, recipe.goal)
     files = {path: f"data/train{path.suffix.lower()}"}
     if path.is_dir():
         files = {file: f"data/train/{file.relative_to(path)}" for file in data_files(path)}
     summary = check(path, skip_bad) if can_check_here(path) else None
+    if summary:
+        refuse_other_goal(summary.shape, recipe.goal)
     return Data({place: file for file, place in files.items()}, summary, skip_bad)
 
 

@@ -38,6 +38,7 @@ class Meter:
             checkpointed=self._recipe.checkpointed(layers) / max(1, layers),
             card=self._watch.card,
             cards=ranks,
+            references=self._recipe.reference_passes,
         )
         seen = step * self._recipe.global_batch
         return {

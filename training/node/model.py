@@ -31,7 +31,7 @@ from training.cost.memory import NF4
 from training.cost.strategies import cost_of
 from training.isolation import CURE, mixing
 from training.node.attention import SEGMENTS, Segments
-from training.node.loss import Logits, fuse
+from training.node.loss import HeadLoss, Logits, fuse
 from training.recipe import Recipe, RecipeError
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ class LossModel(nn.Module):
         self.model = model
         causal = causal_model(model)
         self.decoder = [causal.get_decoder()]  # in a list: the same module must not count twice
-        self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
+        self.head_loss = self._fused(model, recipe)
+
+    def _fused(self, model: nn.Module, recipe: Recipe) -> HeadLoss:
+        causal = causal_model(model)
+        return fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
 
     def forward(
         self,
@@ -81,16 +85,17 @@ def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     tensors = {name: getattr(batch, name) for name in names}
     moved = {name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
     segments = Segments.of(batch.position_ids, device) if batch.attention_mask is None else None
-    return {**moved, "segments": segments}
+    pairs = {} if batch.answers is None else {"answers": batch.answers}
+    return {**moved, "segments": segments, **pairs}
 
 
 def evaluated(loss_model: nn.Module, batches: Sequence[Batch], device: torch.device | str) -> torch.Tensor:
     """What LossModel gives for `batches` together, in fp64: without gradient and without dropout."""
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    total = torch.zeros(1, dtype=torch.float64, device=device)
     loss_model.eval()
     with torch.no_grad():
         for batch in batches:
-            total += loss_model(**inputs(batch, device))
+            total = total + loss_model(**inputs(batch, device))
     loss_model.train()
     return total
 
