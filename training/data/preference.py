@@ -43,6 +43,8 @@ def _apart(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise BadRecord("chosen and rejected of text need a prompt; lists of turns may begin with it instead")
     both = zip(answers[CHOSEN], answers[REJECTED], strict=False)
     alike = next((place for place, (one, other) in enumerate(both) if one != other), None)
+    if alike == 0:
+        raise BadRecord("chosen and rejected begin with different turns, so they answer no common prompt")
     if alike is None:
         raise BadRecord("one of chosen and rejected is the beginning of the other; each needs an answer of its own")
     return answers[CHOSEN][:alike], {key: turns[alike:] for key, turns in answers.items()}
