@@ -107,15 +107,15 @@ def _many(count):
 
 
 def test_both_answers_of_a_pair_share_a_row_the_chosen_one_first(tmp_path, tokenizer):
-    prepared, _ = _built(tmp_path, tokenizer, _many(30), max_length="128")
+    prepared, _ = _built(tmp_path, tokenizer, _many(30), max_length="256")
     assert (prepared.report.records, prepared.report.pairs, prepared.report.samples) == (30, 30, 60)
-    assert prepared.report.max_length == 2 * 128, "a row holds two answers of max_length"
+    assert prepared.report.max_length == 2 * 256, "a row holds two answers of max_length"
     assert prepared.rows < 30 and prepared.counted.sum() == 30
     told = []
     for number in range(prepared.rows):
         samples = prepared.row(number)
         assert len(samples) == 2 * prepared.counted[number]
-        assert sum(len(sample.ids) for sample in samples) <= 256
+        assert sum(len(sample.ids) for sample in samples) <= 512
         for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
             said = [tokenizer.decode([i for i in each.labels if i != IGNORED]) for each in (chosen, rejected)]
             told.append(tuple(said))
