@@ -11,11 +11,13 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 from training import tiny  # noqa: E402
 from training.data import IGNORED, DataError, check  # noqa: E402
 from training.data.build import Build, content_hash  # noqa: E402
+from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder  # noqa: E402
+from training.data.pairs import shared_prefix  # noqa: E402
 from training.data.preference import refuse_other_goal  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.data.readers import Bad  # noqa: E402
-from training.data.sample import BadRecord  # noqa: E402
+from training.data.sample import BadRecord, Sample  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 
@@ -90,6 +92,20 @@ def test_a_goal_is_held_against_the_shape_of_the_data(tmp_path):
     refuse_other_goal("text", "sft")
 
 
+def test_what_both_answers_are_told_alike_stands_in_a_row_once():
+    chosen = Sample([1, 2, 3, 4, 5, 6], [IGNORED, IGNORED, IGNORED, 4, 5, 6])
+    rejected = Sample([1, 2, 3, 4, 7], [IGNORED, IGNORED, IGNORED, 4, 7])
+    batch = collate([[chosen, rejected]], 0, "packed", pairs=True)
+    assert batch.layout == ((2, 6, 5),), "the last token of the prompt predicts, and is computed for each"
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 3, 4, 7]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 2, 3, 4]]
+    assert batch.targets.tolist() == [[-100, -100, 4, 5, 6, -100, 4, 7, -100]]
+    assert batch.answers == (3, 2)
+    other = Sample([9, 2, 3, 4, 7], [IGNORED, IGNORED, IGNORED, 4, 7])
+    assert shared_prefix(chosen, other) == 0 and shared_prefix(chosen, Sample([1, 7], [IGNORED, 7])) == 0
+    assert collate([[chosen, rejected]], 0, "padded", pairs=True).input_ids.shape == (2, 6)
+
+
 def _built(folder, tokenizer, records, skip=False, **settings):
     source, recipe = folder / "train.jsonl", load_recipe("tiny", {"goal": "dpo", "max_length": "64", **settings})
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -115,7 +131,8 @@ def test_both_answers_of_a_pair_share_a_row_the_chosen_one_first(tmp_path, token
     for number in range(prepared.rows):
         samples = prepared.row(number)
         assert len(samples) == 2 * prepared.counted[number]
-        assert sum(len(sample.ids) for sample in samples) <= 512
+        held = collate([samples], 0, "packed", pairs=True).input_ids.numel()
+        assert prepared.tokens[number] == held <= 512 and held < sum(len(sample.ids) for sample in samples)
         for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
             said = [tokenizer.decode([i for i in each.labels if i != IGNORED]) for each in (chosen, rejected)]
             told.append(tuple(said))

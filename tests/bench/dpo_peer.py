@@ -2,8 +2,9 @@
 
     python -m tests.bench.dpo_peer --bench FOLDER --out FILE
 
-Makes the optimizer steps the benchmark asks for and writes {tokens_per_s, peak_mib}: useful tokens as tests/bench/dpo.py
-counts them, of the steps after the first, by the clock between the ends of steps; the process's largest resident size.
+Makes the optimizer steps the benchmark asks for and writes {tokens_per_s, peak_mib}: useful tokens as
+tests/bench/dpo.py counts them, of the steps after the first, by the clock between the ends of steps; the process's
+largest resident size.
 """
 
 from __future__ import annotations

@@ -59,9 +59,10 @@ def _counted(path: Path, recipe: Recipe) -> Size:
     sample: list[str] = []
     sampled = 0
     for _, record in records(path, bad):
-        text = "\n".join(_texts(record))
+        sides = [record, *([record.rejected] if record.rejected else [])]
+        text = "\n".join(text for side in sides for text in _texts(side))
         size = len(text.encode())
-        sizes.append((size, len(record.turns)))
+        sizes.append((size, sum(len(side.turns) for side in sides)))
         if sampled < SAMPLE_BYTES:
             sampled += size
             sample.append(text)
@@ -75,9 +76,9 @@ def _counted(path: Path, recipe: Recipe) -> Size:
         )
         part = "" if len(sample) == len(sizes) else f"the first {sampled / 1e6:.0f} MB of them "
         how = f"{part}counted with the model's tokenizer"
-    lengths = [min(recipe.max_length, round(size * ratio) + TURN_TOKENS * turns) for size, turns in sizes]
+    lengths = [min(recipe.row_length, round(size * ratio) + TURN_TOKENS * turns) for size, turns in sizes]
     tokens = sum(lengths)
-    rows = math.ceil(tokens / recipe.max_length) if recipe.batching == "packed" else len(lengths)
+    rows = math.ceil(tokens / recipe.row_length) if recipe.batching == "packed" else len(lengths)
     kept_out = round(rows * recipe.validation.fraction)
     span = sum(length * length for length in lengths) / max(1, tokens)
     return Size(Workload(max(1, rows - kept_out), tokens, max(lengths), span), len(lengths), how)

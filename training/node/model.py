@@ -84,9 +84,12 @@ def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     names = ("input_ids", "position_ids", "targets", "attention_mask")
     tensors = {name: getattr(batch, name) for name in names}
     moved = {name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
-    segments = Segments.of(batch.position_ids, device) if batch.attention_mask is None else None
-    pairs = {} if batch.answers is None else {"answers": batch.answers}
-    return {**moved, "segments": segments, **pairs}
+    segments = None
+    if batch.attention_mask is None:
+        pairs = batch.layout
+        segments = Segments.of_pairs(pairs, device) if pairs else Segments.of(batch.position_ids, device)
+    answers = {} if batch.answers is None else {"answers": batch.answers}
+    return {**moved, "segments": segments, **answers}
 
 
 def evaluated(loss_model: nn.Module, batches: Sequence[Batch], device: torch.device | str) -> torch.Tensor:
