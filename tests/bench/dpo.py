@@ -2,8 +2,8 @@
 
 One process on one core in fp32, ours packed, TRL's padded as it comes, each asking the base with the adapter off for
 its reference in every step. Useful tokens count alike for both: those of prompt and chosen answer, and those of prompt
-and rejected answer, of every pair of the steps after the first, without padding. So a prompt counts twice: TRL computes it
-twice, and we once. TRL has the micro-batch that was fastest for it. Ours and the peer take turns.
+and rejected answer, of every pair of the steps after the first, without padding. So a prompt counts twice: TRL computes
+it twice, and we once. TRL has the micro-batch that was fastest for it. Ours and the peer take turns.
 """
 
 from __future__ import annotations
