@@ -43,7 +43,7 @@ def flops_per_token(facts: ModelFacts, length: float, checkpointed: float, refer
     """
     attention = 2 * facts.layers * facts.attention_width * length
     passes, adapters = (6, 0) if facts.full else (4, facts.trainable)
-    needed = passes * facts.matmul_parameters + 6 * adapters
+    needed: float = passes * facts.matmul_parameters + 6 * adapters
     forward = 2 * facts.matmul_parameters + 2 * adapters + attention
     needed += references * (2 * facts.matmul_parameters + attention)
     return needed + 3 * attention, needed + 3.5 * attention + checkpointed * forward

@@ -64,8 +64,9 @@ def _sharing(samples: Sequence[Sample]) -> Batch:
             ids.append(torch.as_tensor(sample.ids[start:], dtype=torch.long))
             positions.append(torch.arange(start, len(sample.ids)))
             targets.append(_targets(sample)[start:])
-    row = (torch.cat(parts)[None] for parts in (ids, positions, targets))
-    return Batch(*row, answers=tuple(sample.learned for sample in samples), layout=tuple(layout))
+    rows = [torch.cat(parts)[None] for parts in (ids, positions, targets)]
+    answers = tuple(sample.learned for sample in samples)
+    return Batch(rows[0], rows[1], rows[2], answers=answers, layout=tuple(layout))
 
 
 def _padded(samples: Sequence[Sample], pad_id: int) -> Batch:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from training.data.sample import BadRecord, DataError
 
 if TYPE_CHECKING:
     from training.data.shapes import Record
 
-SHAPE = "preference"
+SHAPE: Literal["preference"] = "preference"
 CHOSEN, REJECTED = "chosen", "rejected"
 
 
