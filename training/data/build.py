@@ -133,9 +133,9 @@ class Build:
                 self.bad.add(f"{one.where}: {wrong}")
                 continue
             writer.records += 1
-            learnable = 0
-            for sample, truncated in found:
-                writer.truncated += truncated
+            learnable, cut = 0, sum(truncated for _, truncated in found)
+            writer.truncated += min(cut, 1) if self.recipe.prefers else cut
+            for sample, _ in found:
                 if any(label != IGNORED for label in sample.labels[1:]):
                     learnable += 1
                     writer.add(sample)

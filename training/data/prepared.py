@@ -42,7 +42,7 @@ class DataReport:
     empty: int
     """Records with nothing left to learn within max_length, left out."""
     truncated: int
-    """Samples cut to max_length."""
+    """Samples cut to max_length; pairs with one that is."""
     samples: int
     tokens: int
     learned_tokens: int
