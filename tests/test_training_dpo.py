@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import IGNORED, Sample  # noqa: E402
-from training.node import dpo, log_probs, model  # noqa: E402
+from training.node import dpo, head_check, log_probs, model  # noqa: E402
+from training.node.attention import Segments, segment_attention  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
-from training.recipe import Dpo, load_recipe  # noqa: E402
+from training.recipe import Dpo, RecipeError, load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -163,6 +164,47 @@ def test_pairs_packed_together_are_as_each_pair_alone(folder, batching, head):
     theirs = model.trainable_parameters(other)
     for name, weight in model.trainable_parameters(loaded).items():
         assert (weight.grad - theirs[name].grad).norm() <= 1e-4 * theirs[name].grad.norm(), name
+
+
+@pytest.mark.parametrize("kind", [{}, {"sliding_window": 4}, {"softcap": 2.0}], ids=["plain", "window", "cap"])
+def test_attention_with_a_beginning_in_common_is_that_of_each_sample_whole(kind):
+    torch.manual_seed(0)
+    layout = ((5, 9, 12), (0, 3, 2), (4, 6, 5))
+    length = sum(first + second - shared for shared, first, second in layout)
+    row = [torch.randn(1, heads, length, 8, requires_grad=True) for heads in (4, 2, 2)]
+    found, _ = segment_attention(None, *row, None, segments=Segments.of_pairs(layout), **kind)
+    found.square().sum().backward()
+    grads = [each.grad for each in row]
+    whole = [each.detach().requires_grad_() for each in row]
+    parts, start = [], 0
+    for shared, first, second in layout:
+        middle, end = start + first, start + first + second - shared
+        chosen = [each[:, :, start:middle] for each in whole]
+        rejected = [torch.cat((each[:, :, start : start + shared], each[:, :, middle:end]), 2) for each in whole]
+        for sample, from_place in ((chosen, 0), (rejected, shared)):
+            alone = Segments.of(torch.arange(sample[0].shape[2])[None])
+            parts.append(segment_attention(None, *sample, None, segments=alone, **kind)[0][:, from_place:])
+        start = end
+    right = torch.cat(parts, 1)
+    right.square().sum().backward()
+    assert torch.allclose(found, right, atol=1e-6)
+    assert all(torch.allclose(grad, each.grad, atol=1e-5) for grad, each in zip(grads, whole, strict=True))
+
+
+def test_a_model_that_cannot_share_a_beginning_is_found_before_a_run(folder, monkeypatch):
+    head_check.difference.cache_clear()
+    assert max(head_check.difference(folder, kind, pairs=True).worst for kind in ("packed", "padded")) < 1e-5
+    head_check.difference.cache_clear()
+    monkeypatch.setattr(Segments, "of_pairs", lambda layout, device: Segments.of(_restarting(layout), device))
+    with pytest.raises(RecipeError, match="our loss is not that of a 'qwen2'"):
+        head_check.refuse_other_logits(load_recipe("tiny", EXACT), folder)
+    head_check.difference.cache_clear()
+
+
+def _restarting(layout):
+    """Positions of a row whose answers behind the first are taken for samples of their own."""
+    parts = [torch.arange(n) for shared, first, second in layout for n in (first, second - shared)]
+    return torch.cat(parts)[None]
 
 
 def test_the_first_loss_is_the_logarithm_of_two_for_nothing_has_been_learned(folder):
