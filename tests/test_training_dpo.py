@@ -212,3 +212,23 @@ def test_the_first_loss_is_the_logarithm_of_two_for_nothing_has_been_learned(fol
     numbers = of_pairs(**model.inputs(collate(_pairs(), 0, "packed", pairs=True), "cpu"))
     assert numbers[0].item() == pytest.approx(3 * torch.log(torch.tensor(2.0)).item(), rel=1e-6)
     assert numbers[1:].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_beside_four_bits_a_weight_the_reference_is_the_base_in_four_bits(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="needs the [train] extra")
+    from training.node import nf4
+
+    path = tmp_path / "models" / "tiny"
+    path.parent.mkdir()
+    tiny.write_model(path, steps=1)
+    nf4.make_here(path, torch.float32)
+    of_pairs, loaded, _ = _loaded(path, moved=False, base_precision="nf4", strategy="zero0")
+    batch = model.inputs(collate(_pairs(), 0, "packed", pairs=True), "cpu")
+    assert of_pairs(**batch)[0].item() == pytest.approx(3 * torch.log(torch.tensor(2.0)).item(), rel=1e-6)
+    for name, weight in loaded.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(weight, std=0.2)
+    moved = of_pairs(**batch)
+    moved[0].backward()
+    assert moved[2].item() != 0
+    assert all(weight.grad is not None for weight in loaded.parameters() if weight.requires_grad)

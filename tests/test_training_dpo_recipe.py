@@ -118,6 +118,8 @@ def test_pairs_are_counted_with_both_answers_before_anything_is_shipped(tmp_path
     pairs, chosen = size_of(str(path), recipe), tmp_path / "chosen.jsonl"
     records = [{"prompt": each["prompt"], "completion": each["chosen"]} for each in tiny.preferences()]
     chosen.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(DataError, match="these are prompt/completion"):
+        size_of(str(chosen), recipe)
     assert pairs.records == 400 and pairs.work.tokens > 1.7 * size_of(str(chosen), load_recipe("tiny")).work.tokens
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from training import tiny
 from training.data import DataError
 from training.data.hub import is_dataset_name
+from training.data.preference import refuse_other_goal
 from training.data.probe import words_of
 from training.data.readers import Bad, records
 from training.data.shapes import Record
@@ -59,6 +60,7 @@ def _counted(path: Path, recipe: Recipe) -> Size:
     sample: list[str] = []
     sampled = 0
     for _, record in records(path, bad):
+        refuse_other_goal(record.shape, recipe.goal)
         sides = [record, *([record.rejected] if record.rejected else [])]
         text = "\n".join(text for side in sides for text in _texts(side))
         size = len(text.encode())
