@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from training import goal
 from training.cost.memory import NF4
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, STRATEGIES, cost_of
 from training.errors import TrainingError
@@ -29,14 +30,6 @@ LEFT_TO_THE_PLAN = ("strategy", "micro_batch", "gradient_checkpointing")
 """Keys that may be "auto"."""
 
 ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
-
-DPO = "dpo"
-"""The goal that learns from pairs of answers."""
-DPO_LR = 1e-5
-"""Learning rate of that goal where a recipe names none. 5e-6 to 5e-5 are usual for LoRA: TRL's own example takes 5e-6,
-arXiv 2310.16944 5e-7 for whole models, a tenth."""
-DPO_LR_DIV = 10.0
-"""By how much smaller it is than the rate that a recipe names for goal sft."""
 
 NOT_PART_OF_THE_MATHS = frozenset(
     {
@@ -292,9 +285,9 @@ class Recipe(Table):
     def _learns_slower(cls, values: Any) -> Any:
         """Goal dpo has a default of its own for the learning rate."""
         optimizer = values.get("optimizer", {}) if isinstance(values, dict) else None
-        if not isinstance(optimizer, dict) or values.get("goal") != DPO or "lr" in optimizer:
+        if not isinstance(optimizer, dict) or values.get("goal") != goal.DPO or "lr" in optimizer:
             return values
-        return {**values, "optimizer": {**optimizer, "lr": DPO_LR}}
+        return {**values, "optimizer": {**optimizer, "lr": goal.DPO_LR}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
@@ -307,7 +300,7 @@ class Recipe(Table):
                 "base_precision nf4 with tuning full: weights of four bits cannot be trained; take tuning=lora, or "
                 "base_precision=dtype"
             )
-        if reason := _refused_goal(self):
+        if reason := goal.refused(self):
             raise ValueError(reason)
         if "strategy" not in self.auto and (reason := cost_of(self).needs(self, gpu=True)):
             raise ValueError(reason)
@@ -321,7 +314,7 @@ class Recipe(Table):
     @property
     def prefers(self) -> bool:
         """Whether it learns from pairs of answers."""
-        return self.goal == DPO
+        return self.goal == goal.DPO
 
     @property
     def row_length(self) -> int:
@@ -390,30 +383,6 @@ class Recipe(Table):
         for name, table in tables.items():
             lines += ["", f"[{name}]", *(f"{key} = {toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
-
-
-def _refused_goal(recipe: Recipe) -> str:
-    """Why the recipe's goal cannot be had with its other keys; empty where it can."""
-    if not recipe.prefers:
-        said = [key for key, value in recipe.dpo if value != getattr(Dpo(), key)]
-        return f"dpo.{said[0]} is for goal = dpo, not {recipe.goal}; --set goal=dpo, or leave it out" if said else ""
-    if recipe.tuning == "full":
-        return (
-            "goal dpo with tuning full: the reference is the base model with the adapter off, and without an adapter "
-            "there is none; take tuning=lora"
-        )
-    for key in ("modules_to_save", "trainable_tokens"):
-        if getattr(recipe.lora, key):
-            return f"goal dpo with lora.{key}: the reference is the base model with the adapter off; name lora.targets"
-    if recipe.train_on != "assistant":
-        return f"goal dpo with train_on {recipe.train_on}: only answers are preferred; take train_on=assistant"
-    if recipe.sync_every > 1:
-        return (
-            f"goal dpo with sync_every {recipe.sync_every}: replicas that learn apart count tokens; take sync_every=1"
-        )
-    if recipe.dpo.loss == "ipo" and recipe.dpo.label_smoothing:
-        return "dpo.label_smoothing is for dpo.loss = sigmoid; ipo has none"
-    return ""
 
 
 def default_maths() -> dict[str, Any]:
@@ -508,7 +477,7 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[st
     own = STRATEGIES.get(values.get("strategy", LEANEST))
     if overrides.get("base_precision") == NF4 and "strategy" not in overrides and own and own.WEIGHTS_PARTITIONED:
         values["strategy"] = "auto"
-    if lr := slower_lr(values, overrides):
+    if lr := goal.slower_lr(values, overrides):
         values["optimizer"]["lr"] = lr
     if "auto" in overrides:
         raise RecipeError(f"auto: say which key the plan decides, as in {LEFT_TO_THE_PLAN[0]}=auto")
@@ -522,14 +491,6 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[st
             table = inner
         table[key] = _value(text)
     return values
-
-
-def slower_lr(values: Mapping[str, Any], overrides: Mapping[str, str]) -> float | None:
-    """The learning rate of goal dpo where `overrides` ask for that, and for no rate, of a recipe that names one for
-    goal sft; None elsewhere."""
-    named = values.get("optimizer", {}).get("lr")
-    asked = overrides.get("goal") == DPO and values.get("goal") != DPO and "optimizer.lr" not in overrides
-    return float(f"{named / DPO_LR_DIV:.6g}") if asked and isinstance(named, int | float) else None
 
 
 def _value(text: str) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from training.data.sample import BadRecord, DataError
+from training.goal import DPO
 
 if TYPE_CHECKING:
     from training.data.shapes import Record
@@ -60,11 +61,11 @@ def _side(record: Mapping[str, Any], prompt: Any, key: str, answer: Any, recogni
 
 def refuse_other_goal(shape: str, goal: str) -> None:
     """DataError where records of this shape cannot teach what a recipe's goal is."""
-    if shape == SHAPE and goal != "dpo":
+    if shape == SHAPE and goal != DPO:
         raise DataError(
             f"the records are preferences (chosen and rejected), which goal {goal} does not learn from; --set goal=dpo"
         )
-    if shape != SHAPE and goal == "dpo":
+    if shape != SHAPE and goal == DPO:
         raise DataError(
             f"goal dpo learns from preferences, records with prompt, chosen and rejected; these are {shape}: leave "
             "goal=dpo out, or take other data"

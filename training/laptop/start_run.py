@@ -17,6 +17,7 @@ from training.data import DataError, DataSummary, can_check_here, check
 from training.data.hub import POINTER, is_dataset_name
 from training.data.preference import refuse_other_goal
 from training.data.readers import data_files
+from training.goal import DPO
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.folder_model import folder_recipe, is_folder
@@ -28,7 +29,7 @@ from training.model_lock import LOCK, remember
 from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaching import short_warmup
-from training.recipe import DPO, Recipe, RecipeError, load_recipe, recipe_names
+from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
 
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
