@@ -62,6 +62,14 @@ class Segments:
         places = (torch.cat(parts).to(device, non_blocking=True) for parts in (spread, kept))
         return cls(tuple(lengths), bounds.to(device, non_blocking=True), *places)
 
+    def whole(self, row: torch.Tensor, dim: int) -> torch.Tensor:
+        """What a row holds along `dim`, with each sample whole, one behind another as `lengths` says."""
+        return row if self.spread is None else row.index_select(dim, self.spread)
+
+    def row(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """The way back: of what samples share what the first of them gave."""
+        return whole if self.kept is None else whole.index_select(dim, self.kept)
+
 
 def segment_attention(
     module: torch.nn.Module,
@@ -91,11 +99,8 @@ def segment_attention(
     if unknown or is_causal is False:
         raise ValueError(f"segments know causal attention, without {', '.join(unknown) or 'a view ahead'}")
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    given = [query, key, value]
-    if segments.spread is not None:
-        given = [each.index_select(2, segments.spread) for each in given]
-    out = _attended(given, segments, scores, dropout)
-    return (out if segments.kept is None else out.index_select(1, segments.kept)), None
+    out = _attended([segments.whole(each, 2) for each in (query, key, value)], segments, scores, dropout)
+    return segments.row(out, 1), None
 
 
 def _attended(given: Sequence[torch.Tensor], segments: Segments, scores: Scores, dropout: float) -> torch.Tensor:
