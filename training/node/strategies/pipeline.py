@@ -95,13 +95,16 @@ class Pipeline:
     def _references(self, batches: Sequence[Batch]) -> list[torch.Tensor | None]:
         """Of each micro-batch of pairs what the base model gives its answers, known to the last stage; all of them pass
         before the model that learns does, and nothing of them is kept but that."""
+        found: list[torch.Tensor | None] = [None] * len(batches)
         if not self._prefers:
-            return [None] * len(batches)
+            return found
         crossing = self._crossing(batches, [False] * len(self._held))
         with torch.no_grad(), self._stage.adapter.off():
-            found = [self._forward(batch, number, crossing)[1] for number, batch in enumerate(batches)]
+            for number, batch in enumerate(batches):
+                _, out = self._forward(batch, number, crossing)
+                found[number] = out if self._stage.share.is_last else None
         crossing.finish()
-        return list(found) if self._stage.share.is_last else [None] * len(batches)
+        return found
 
     def _forward(
         self, batch: Batch, number: int, crossing: Crossing, reference: torch.Tensor | None = None
