@@ -22,6 +22,7 @@ from training.data.prepared import open_prepared  # noqa: E402
 from training.exit_codes import FINISHED, STOPPED, UNUSABLE  # noqa: E402
 from training.laptop.adapter import report  # noqa: E402
 from training.node.checkpoint import read_tensors  # noqa: E402
+from training.node.metrics.steps import EvaluationMetrics, StepMetrics  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 from training.recipe import load_recipe  # noqa: E402
 
@@ -106,6 +107,10 @@ def test_a_stopped_and_resumed_run_repeats_the_undisturbed_one_bit_for_bit(house
 
 
 def test_each_step_and_each_look_tell_of_pairs(undisturbed):
+    step = StepMetrics(**_of(undisturbed, "loss")[-1]).line()
+    assert "  preferred 1.000  margin " in step and "accuracy" not in step
+    look = EvaluationMetrics(**_of(undisturbed, "validation_loss")[-1]).line()
+    assert "  preferred " in look and "perplexity" not in look
     steps, looks = _of(undisturbed, "loss"), _of(undisturbed, "validation_loss")
     assert steps[0]["loss"] > 0.69 and steps[-1]["loss"] < 0.69
     prepared = {part: open_prepared(undisturbed / "data" / "prepared" / part) for part in ("train", "validation")}
@@ -116,6 +121,18 @@ def test_each_step_and_each_look_tell_of_pairs(undisturbed):
     assert [line["step"] for line in looks] == [2, 4]
     assert looks[-1]["perplexity"] is None and looks[-1]["samples"] == 2 * prepared["validation"].report.pairs
     assert looks[-1]["reward_accuracy"] > 0.5 and looks[-1]["reward_margin"] > 0
+
+
+def test_the_report_of_a_run_shows_its_pairs(undisturbed):
+    pytest.importorskip("matplotlib", reason="needs the [train] extra")
+    from training.node.metrics.report import content, page
+
+    found = content(undisturbed, 0.0)
+    titles = [drawn.title for drawn in found["plots"]]
+    assert "Pairs preferred" in titles and "Rewards" in titles and "Token accuracy" not in titles
+    best = next(remark for name, _, remark in found["tiles"] if name == "best validation loss")
+    assert "% preferred, step" in best and "perplexity" not in best
+    assert "Pairs preferred" in page(found)
 
 
 def test_evaluating_the_adapter_gives_the_margin_that_validation_saw(house, undisturbed, tmp_path):
