@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.data import pairs
 from training.data.answers import Rendered
@@ -68,13 +68,12 @@ def pad_id(tokenizer: Any, recipe: Recipe) -> int:
     return int(found)
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A record whose texts are still to be tokenised."""
+class Waiting(NamedTuple):
+    """A record whose texts wait to be tokenised together with others'."""
 
     where: str
     part: str
-    texts: list[Rendered]
+    rendered: list[Rendered]
 
 
 @dataclass
@@ -124,18 +123,19 @@ class Build:
             yield Waiting(where, part, rendered)
 
     def _write(self, waiting: list[Waiting]) -> None:
-        made = iter(self.encoder.samples([text for one in waiting for text in one.texts]))
+        made = iter(self.encoder.samples([text for one in waiting for text in one.rendered]))
         end = self.encoder.end_id
         for one in waiting:
             writer = self._writers[one.part]
-            found = [next(made) for _ in one.texts]
-            if self.recipe.prefers and (wrong := pairs.fault([sample for sample, _ in found], self.recipe.max_length)):
+            samples = [next(made) for _ in one.rendered]
+            pair = [sample for sample, _ in samples] if self.recipe.prefers else []
+            if pair and (wrong := pairs.fault(pair, self.recipe.max_length)):
                 self.bad.add(f"{one.where}: {wrong}")
                 continue
             writer.records += 1
-            learnable, cut = 0, sum(truncated for _, truncated in found)
-            writer.truncated += min(cut, 1) if self.recipe.prefers else cut
-            for sample, _ in found:
+            learnable, cut = 0, [bool(tokens) for _, tokens in samples]
+            writer.truncated += any(cut) if pair else sum(cut)
+            for sample, _ in samples:
                 if any(label != IGNORED for label in sample.labels[1:]):
                     learnable += 1
                     writer.add(sample)
