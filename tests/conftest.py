@@ -21,6 +21,7 @@ LONGEST_FIRST = (
     "test_localcloud_hosts.py",
     "test_training_engine.py",
     "test_training_endings.py",
+    "test_training_dpo_trl.py",
     "test_training_adapter_pipeline.py",
     "test_training_checkpoint_saver.py",
     "test_training_alone.py",

@@ -37,7 +37,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     pytest.importorskip("torch", reason="needs the [train] extra")
     from training.node.adapter.decoding import Voice
     from training.node.adapter.evaluate import Asked, evaluate
-    from training.node.adapter.held_out import samples_at
+    from training.node.adapter.held_out import held_out_at
     from training.questions import Sampling
 
     folder = tmp_path_factory.mktemp("measured")
@@ -47,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     records = [{"prompt": f"{n} 加一？", "completion": f"是 {n + 1}。" * (n + 1)} for n in range(4)]
     data.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     voice = Voice.of(base)
-    asked = Asked(samples_at(data, voice.tokenizer, 256), voice, 2, Sampling(8))
+    asked = Asked(held_out_at(data, voice.tokenizer, 256).samples, voice, 2, Sampling(8))
     found = SimpleNamespace(base=base, adapter=adapter, data=data, asked=asked)
     found.both = evaluate(base, adapter, asked)
     return found

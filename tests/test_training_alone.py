@@ -172,7 +172,7 @@ def test_a_long_look_at_the_held_out_rows_is_not_taken_for_a_hang(tmp_path):
     rows = [[Sample([5, 6], [5, 6])]] * 6
     report = SimpleNamespace(pad_id=0, samples=6)
     learned = torch.ones(6)
-    held_out = SimpleNamespace(rows=6, row=rows.__getitem__, report=report, learned=learned)
+    held_out = SimpleNamespace(rows=6, row=rows.__getitem__, report=report, learned=learned, counted=learned)
     asked = iter([False] * 6 + [False, False, True])
     rank = SimpleNamespace(
         place=SimpleNamespace(rank=0, world_size=1), progress=progress, stop_asked=lambda: next(asked)

@@ -109,7 +109,10 @@ def test_plain_text_is_all_completion():
         (b"[" * 100_000, "nested too deeply"),
         (b'{"text": 1' + b"0" * 5000 + b"}", "not JSON"),
         ([1], "an object is expected, found list"),
-        ({"txt": "x"}, "none of messages, conversations, prompt and completion, instruction and output, or text"),
+        (
+            {"txt": "x"},
+            "none of messages, conversations, prompt and completion, instruction and output, chosen and rejected, or ",
+        ),
         ({"text": " "}, "text is empty"),
         ({"text": 4}, "text must be text, found number"),
         ({"messages": []}, "at least one turn"),

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from training import goal
 from training.cost.memory import NF4
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, STRATEGIES, cost_of
 from training.errors import TrainingError
@@ -176,6 +177,26 @@ class Validation(Table):
     """Optimizer steps between looks; the last step always has one."""
 
 
+class Dpo(Table):
+    """How goal dpo learns from pairs (Direct Preference Optimization, arXiv 2305.18290); keys as TRL and the papers
+    name them. The reference is the base model with the adapter off."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """How much leaving the reference costs; of ipo the paper's tau."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """ipo: a squared distance to 1 / (2 beta), which does not push certain pairs ever further (arXiv 2310.12036)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the pairs that are taken to be the wrong way round (conservative DPO, arXiv 2305.18290's own code)."""
+    length_normalised: bool | None = None
+    """Log-probabilities a token instead of an answer's sum, so that long answers weigh no more; None: as its paper has
+    it, which is the sum for sigmoid, and a token's for ipo."""
+
+    @property
+    def by_token(self) -> bool:
+        """Whether log-probabilities are those of a mean token."""
+        return self.loss == "ipo" if self.length_normalised is None else self.length_normalised
+
+
 class Logging(Table):
     """Where metrics go besides metrics.jsonl."""
 
@@ -191,13 +212,16 @@ class Recipe(Table):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     about: str
     """Memory need, one line."""
+    goal: Literal["sft", "dpo"] = "sft"
+    """sft: to say what the records say. dpo: to prefer one answer to another, from pairs of them."""
     base_model: Annotated[str, Field(min_length=1)]
     """Hub repository, or `built-in:tiny`, which spotune makes itself."""
     revision: Annotated[str, Field(min_length=1)] = "main"
     model_dir: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """The base model's folder name under /data/models."""
     max_length: Annotated[int, Field(ge=8)]
-    """Tokens kept of a record, the rest is cut off at the end; and the length of a packed row."""
+    """Tokens kept of a record, the rest is cut off at the end; and the length of a packed row. Under goal dpo of each
+    answer with its prompt, and a row holds both of a pair."""
     batching: Literal["packed", "padding-free", "padded"] = "packed"
     """packed: records share rows of max_length, best fit first. padding-free: the records of a micro-batch lie in
     one row, each isolated. padded: one record a row, filled up on the right."""
@@ -245,6 +269,7 @@ class Recipe(Table):
     offload: Offload = Offload()
     pipeline: Pipeline = Pipeline()
     stream: Stream = Stream()
+    dpo: Dpo = Dpo()
     validation: Validation = Validation()
     logging: Logging = Logging()
 
@@ -266,6 +291,15 @@ class Recipe(Table):
             raise ValueError(wrong)
         return args
 
+    @model_validator(mode="before")
+    @classmethod
+    def _learns_slower(cls, values: Any) -> Any:
+        """Goal dpo has a default of its own for the learning rate."""
+        optimizer = values.get("optimizer", {}) if isinstance(values, dict) else None
+        if not isinstance(optimizer, dict) or values.get("goal") != goal.DPO or "lr" in optimizer:
+            return values
+        return {**values, "optimizer": {**optimizer, "lr": goal.DPO_LR}}
+
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         if (self.steps is None) == (self.epochs is None):
@@ -277,6 +311,8 @@ class Recipe(Table):
                 "base_precision nf4 with tuning full: weights of four bits cannot be trained; take tuning=lora, or "
                 "base_precision=dtype"
             )
+        if reason := goal.refused(self):
+            raise ValueError(reason)
         if "strategy" not in self.auto and (reason := cost_of(self).needs(self, gpu=True)):
             raise ValueError(reason)
         return self
@@ -285,6 +321,21 @@ class Recipe(Table):
     def staged(self) -> bool:
         """Whether the model's layers lie in stages, as the table `pipeline` says."""
         return self.strategy == "pipeline"
+
+    @property
+    def prefers(self) -> bool:
+        """Whether it learns from pairs of answers."""
+        return self.goal == goal.DPO
+
+    @property
+    def row_length(self) -> int:
+        """Tokens of a packed row: both answers of a pair share one."""
+        return self.max_length * (2 if self.prefers else 1)
+
+    @property
+    def reference_passes(self) -> int:
+        """Forward passes of the base model alone beside each of the model that learns."""
+        return 1 if self.prefers else 0
 
     @property
     def left_open(self) -> tuple[str, ...]:
@@ -327,7 +378,8 @@ class Recipe(Table):
         """The keys that decide what the prepared data are, beside the records themselves."""
         names = ("max_length", "train_on", "batching", "pad_token", "template_args")
         split = {"fraction": self.validation.fraction, "seed": self.seed} if self.validation.fraction else None
-        return {name: getattr(self, name) for name in names} | {"validation": split}
+        pairs = {"goal": self.goal} if self.prefers else {}  # unsaid elsewhere, as before there were pairs
+        return {name: getattr(self, name) for name in names} | {"validation": split} | pairs
 
     def maths_hash(self) -> str:
         return hashlib.sha256(json.dumps(self.maths(), sort_keys=True).encode()).hexdigest()
@@ -437,6 +489,8 @@ def _overridden(values: dict[str, Any], overrides: Mapping[str, str]) -> dict[st
     own = STRATEGIES.get(values.get("strategy", LEANEST))
     if overrides.get("base_precision") == NF4 and "strategy" not in overrides and own and own.WEIGHTS_PARTITIONED:
         values["strategy"] = "auto"
+    if lr := goal.slower_lr(values, overrides):
+        values["optimizer"]["lr"] = lr
     if "auto" in overrides:
         raise RecipeError(f"auto: say which key the plan decides, as in {LEFT_TO_THE_PLAN[0]}=auto")
     for dotted, text in overrides.items():

@@ -72,13 +72,25 @@ def questions() -> list[dict[str, Any]]:
     return [found[number * len(found) // RECORDS] for number in range(RECORDS)]  # spread over the alphabet
 
 
+def preferences() -> list[dict[str, Any]]:
+    """The same as pairs: an answer that quotes is preferred to the bare sentence."""
+    found = []
+    for record in questions():
+        question, answer = record["messages"]
+        bare = answer["content"].removeprefix(ANSWER[: ANSWER.index("{")]).removesuffix('"')
+        rejected = {"role": "assistant", "content": bare}
+        found.append({"prompt": [question], "chosen": [answer], "rejected": [rejected]})
+    return found
+
+
 def _first_sentence(text: str) -> str:
     paragraph = " ".join(text.strip().split("\n\n", 1)[0].split())
     return re.split(r"(?<=[.!?])\s(?=[A-Z])", paragraph, maxsplit=1)[0]
 
 
-def write_data(path: Path) -> int:
-    records = questions()
+def write_data(path: Path, goal: str = "sft") -> int:
+    """Records for a goal of a recipe; gives how many."""
+    records = preferences() if goal == "dpo" else questions()
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return len(records)
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from tests.bench import cluster, rebuild, training
+from tests.bench import cluster, dpo, rebuild, training
 from tests.bench.rows import measure, show
 from tests.support.local_cluster import ROOT
 
-GROUPS = (cluster.GROUP, rebuild.GROUP, training.GROUP)
+GROUPS = (cluster.GROUP, rebuild.GROUP, training.GROUP, dpo.GROUP)
 NAMES = [name for group in GROUPS for name in group.names]
 
 

@@ -12,7 +12,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -121,7 +121,11 @@ def peer(kind: str, bench: Path, setup: dict[str, Any]) -> Measured:
 
 def against(kind: str, bench: Path, run: Path, setup: dict[str, Any]) -> Row:
     """Ours and a peer in turn; the first round does not count."""
-    pairs = [(ours(run, setup), peer(kind, bench, setup)) for _ in range(1 + ROUNDS)][1:]
+    return row([(ours(run, setup), peer(kind, bench, setup)) for _ in range(1 + ROUNDS)][1:])
+
+
+def row(pairs: Sequence[tuple[Measured, Measured]]) -> Row:
+    """Of ours and a peer's in turn."""
     mine, theirs = zip(*pairs, strict=True)
     return {
         "ours": round(statistics.median(rate for rate, _ in mine)),

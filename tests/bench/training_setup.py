@@ -24,7 +24,7 @@ def write(folder: Path, steps: int) -> dict[str, Any]:
 
     tiny.write_model(folder / "tokenizer", steps=1)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    _write_model(folder / "model", tokenizer)
+    write_base(folder / "model", tokenizer)
     lengths = _write_records(folder, tokenizer)
     mean = sum(lengths) / len(lengths)
     rows = 4
@@ -44,7 +44,7 @@ def write(folder: Path, steps: int) -> dict[str, Any]:
     return setup
 
 
-def _write_model(folder: Path, tokenizer: Any) -> None:
+def write_base(folder: Path, tokenizer: Any) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -57,7 +57,8 @@ def run(case, job, samples, results):
         first = case["first"]
         source = torch.load(case["from"], weights_only=True) if rank == 0 else None
         strategy.restore(source, strategies.OptimizerProgress(first))
-    order = Order(len(samples), recipe.seed, recipe.global_batch)
+    rows = rows_of(samples, recipe)
+    order = Order(len(rows), recipe.seed, recipe.global_batch)
     losses, norms, correct, skipped, looks = [], [], [], [], []
     for step in range(first, case["steps"]):
         gathered.again()
@@ -65,9 +66,9 @@ def run(case, job, samples, results):
         if step == case.get("keep_at"):
             keep(strategy.gather(), case["keep"])
         numbers = order.step(step)
-        learned = sum(samples[number].learned for number in numbers)
+        learned = len(numbers) if recipe.prefers else sum(samples[number].learned for number in numbers)
         mine = micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
-        batches = [collate([[samples[n]] for n in part], 0, recipe.batching) for part in mine]
+        batches = [collate([rows[n] for n in part], 0, recipe.batching, recipe.prefers) for part in mine]
         sums = strategy.learn(batches, 1 / learned)
         both = torch.stack((sums.loss.double(), sums.correct.double()))
         dist.all_reduce(both)
@@ -83,8 +84,8 @@ def run(case, job, samples, results):
             looks.append(of_any_rank(strategy.evaluate(each).loss))
     most, fetched, summed_bytes = gathered.most, gathered.fetched, summed.bytes
     state = strategy.gather()  # before the evaluation, which would leave a small model's slices gathered
-    unseen = [Sample(*sample) for sample in job.get("held_out", ())] or samples[:3]
-    held_out = strategy.evaluate([collate([unseen], 0, recipe.batching)])
+    unseen = [[Sample(*sample)] for sample in job.get("held_out", ())] or rows[:3]
+    held_out = strategy.evaluate([collate(unseen, 0, recipe.batching, recipe.prefers)])
     if "keep" in case and "keep_at" not in case:
         keep(state, case["keep"])
     if "saved" in case and rank == 0:
@@ -111,6 +112,12 @@ def run(case, job, samples, results):
         "shapes": dict(whole.shapes),
         "state": state if case.get("state") else None,
     }
+
+
+def rows_of(samples, recipe):
+    """A sample each; where pairs are learned from, two."""
+    each = 2 if recipe.prefers else 1
+    return [samples[first : first + each] for first in range(0, len(samples), each)]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ DATA = SimpleNamespace(
     rows=len(SAMPLES),
     row=lambda number: [SAMPLES[number]],
     learned=torch.tensor([length - 1 for length in LENGTHS]).numpy(),
+    counted=torch.tensor([length - 1 for length in LENGTHS]).numpy(),
     tokens=torch.tensor(LENGTHS).numpy(),
     report=SimpleNamespace(pad_id=0, samples=len(SAMPLES)),
 )

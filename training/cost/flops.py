@@ -32,18 +32,20 @@ class ModelFacts:
         return self.trainable >= self.matmul_parameters
 
 
-def flops_per_token(facts: ModelFacts, length: float, checkpointed: float) -> tuple[float, float]:
+def flops_per_token(facts: ModelFacts, length: float, checkpointed: float, references: int = 0) -> tuple[float, float]:
     """FLOPs a token for the model and for the hardware, forward and backward.
 
     `checkpointed` is the share of the layers that are.
     `length` is how many tokens attention spans: for samples of n tokens isolated in packed rows,
     sum(n * n) / sum(n). Causal attention costs 2 * width * length a layer and pass: one pass forward, two backward,
-    half a one more for the scores that fused kernels compute again. A window bounds what a layer sees.
+    half a one more for the scores that fused kernels compute again. A window bounds what a layer sees. `references`:
+    forward passes of the frozen weights alone beside these, as goal dpo asks its reference.
     """
     attention = sum(attention_flops(width, window, length) for window, width in facts.attends)
     passes, adapters = (6, 0) if facts.full else (4, facts.trainable)
-    needed = passes * facts.matmul_parameters + 6 * adapters
+    needed: float = passes * facts.matmul_parameters + 6 * adapters
     forward = 2 * facts.matmul_parameters + 2 * adapters + attention
+    needed += references * (2 * facts.matmul_parameters + attention)
     return needed + 3 * attention, needed + 3.5 * attention + checkpointed * forward
 
 
@@ -61,10 +63,11 @@ def utilization(
     checkpointed: float,
     card: str,
     cards: int,
+    references: int = 0,
 ) -> tuple[float | None, float | None]:
     """MFU and HFU of `cards` GPUs from tokens/s over all of them, without and with padding."""
     peak = peak_flops(card)
     if peak is None:
         return None, None
-    model, hardware = flops_per_token(facts, length, checkpointed)
+    model, hardware = flops_per_token(facts, length, checkpointed, references)
     return model * useful_per_s / (peak * cards), hardware * executed_per_s / (peak * cards)

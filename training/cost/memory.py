@@ -162,7 +162,7 @@ def _outer(trained: int, recipe: Recipe) -> int:
 
 def micro_batch_tokens(recipe: Recipe, longest: int) -> int:
     """The most tokens a rank holds at once: full rows where they are packed, else the `longest` records."""
-    row = recipe.max_length if recipe.batching == "packed" else min(recipe.max_length, longest)
+    row = recipe.row_length if recipe.batching == "packed" else min(recipe.row_length, longest)
     return recipe.micro_batch * row
 
 

@@ -13,12 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from training.data import pairs
 from training.data.answers import Rendered
 from training.data.cache import drop_unused, half_made, mark_used
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed, with_model
 from training.data.look.survey import Survey, survey
 from training.data.look.watch import Watch
+from training.data.preference import refuse_other_goal
 from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
 from training.data.readers import Bad, data_sha256, records
 from training.data.sample import IGNORED, BadRecord, DataError
@@ -98,7 +100,8 @@ class Build:
         from."""
         parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
         self._writers = {
-            part: Writer(self.folder / part, self.recipe.max_length, self.recipe.batching) for part in parts
+            part: Writer(self.folder / part, self.recipe.row_length, self.recipe.batching, pairs=self.recipe.prefers)
+            for part in parts
         }
         waiting: list[Waiting] = []
         for waiting_record in self._rendered(source):
@@ -114,11 +117,13 @@ class Build:
         return {part: writer.finish(self._facts(content)) for part, writer in self._writers.items()}
 
     def _rendered(self, source: Path) -> Iterator[Waiting]:
+        rendered_of = pairs.rendered if self.recipe.prefers else Encoder.rendered
         split = self.recipe.validation.fraction, self.recipe.seed
         for number, (where, record) in enumerate(records(source, self.bad, self.files)):
+            refuse_other_goal(record.shape, self.recipe.goal)
             self.shape = record.shape
             try:
-                rendered = self.encoder.rendered(record)
+                rendered = rendered_of(self.encoder, record)
             except BadRecord as error:
                 self.bad.add(f"{where}: {error}")
                 continue
@@ -131,11 +136,15 @@ class Build:
         end = self.encoder.end_id
         for one in waiting:
             writer = self._writers[one.part]
-            writer.records += 1
-            learnable = 0
             samples = [next(made) for _ in one.rendered]
-            for sample, cut in samples:
-                writer.truncated += cut > 0
+            pair = [sample for sample, _ in samples] if self.recipe.prefers else []
+            if pair and (wrong := pairs.fault(pair, self.recipe.max_length)):
+                self.bad.add(f"{one.where}: {wrong}")
+                continue
+            writer.records += 1
+            learnable, cut = 0, [bool(tokens) for _, tokens in samples]
+            writer.truncated += any(cut) if pair else sum(cut)
+            for sample, _ in samples:
                 if any(label != IGNORED for label in sample.labels[1:]):
                     learnable += 1
                     writer.add(sample)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from training.data.pairs import shared_prefix
 from training.data.sample import IGNORED, Sample
 
 
@@ -24,12 +25,22 @@ class Batch:
     """What each position predicts; IGNORED at a sample's last and wherever nothing is learned."""
     attention_mask: torch.Tensor | None = None
     """Only where samples are padded: 1 on tokens, 0 on padding."""
+    answers: tuple[int, ...] | None = None
+    """Of pairs: the learned tokens of each sample in order, a chosen one and its rejected one in turn."""
+    layout: tuple[tuple[int, int, int], ...] = ()
+    """Of pairs in one row, one behind another: the tokens that both samples begin with, those of the chosen one, which
+    stands whole, and those of the rejected one, of which the row holds what is behind that beginning."""
 
 
-def collate(rows: Sequence[Sequence[Sample]], pad_id: int, batching: str) -> Batch:
-    """All samples of `rows` as one batch. No samples at all give a batch of weight zero."""
-    samples = list(chain.from_iterable(rows)) or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
-    return _padded(samples, pad_id) if batching == "padded" else _joined(samples)
+def collate(rows: Sequence[Sequence[Sample]], pad_id: int, batching: str, pairs: bool = False) -> Batch:
+    """All samples of `rows` as one batch, of `pairs` each two of them. No samples at all give a batch of weight
+    zero."""
+    given = list(chain.from_iterable(rows))
+    if pairs and given and batching != "padded":
+        return _sharing(given)
+    samples = given or [Sample([pad_id, pad_id], [IGNORED, IGNORED])]
+    batch = _padded(samples, pad_id) if batching == "padded" else _joined(samples)
+    return replace(batch, answers=tuple(sample.learned for sample in given)) if pairs else batch
 
 
 def _targets(sample: Sample) -> torch.Tensor:
@@ -42,6 +53,20 @@ def _joined(samples: Sequence[Sample]) -> Batch:
     positions = torch.cat([torch.arange(len(sample.ids)) for sample in samples])
     targets = torch.cat([_targets(sample) for sample in samples])
     return Batch(ids[None], positions[None], targets[None])
+
+
+def _sharing(samples: Sequence[Sample]) -> Batch:
+    """Pairs behind one another in a single row; what both samples of a pair begin with stands there once."""
+    ids, positions, targets, layout = [], [], [], []
+    for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
+        layout.append((shared_prefix(chosen, rejected), len(chosen.ids), len(rejected.ids)))
+        for sample, start in ((chosen, 0), (rejected, layout[-1][0])):
+            ids.append(torch.as_tensor(sample.ids[start:], dtype=torch.long))
+            positions.append(torch.arange(start, len(sample.ids)))
+            targets.append(_targets(sample)[start:])
+    rows = [torch.cat(parts)[None] for parts in (ids, positions, targets)]
+    answers = tuple(sample.learned for sample in samples)
+    return Batch(rows[0], rows[1], rows[2], answers=answers, layout=tuple(layout))
 
 
 def _padded(samples: Sequence[Sample], pad_id: int) -> Batch:

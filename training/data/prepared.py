@@ -4,6 +4,7 @@ ids.i32        the tokens of all samples, one behind another     learned.u8   1 
 starts.npy     where each sample begins in these, and the end    counts.npy   how many tokens of each are learned
 members.npy    sample numbers, row after row                     rows.npy     where each row begins in members
 report.json    what there is to say about all this               SHA256SUMS   the seal, written last
+shared.npy     of pairs of samples alone: the tokens of each that are computed once for both
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import IO, Any
 import numpy as np
 
 from training.data.packing import pack
+from training.data.pairs import shared_prefix
 from training.data.sample import IGNORED, DataError, Sample
 from training.sums import SUMS, parse_sums, seal, sums_of
 
 REPORT = "report.json"
 IDS, LEARNED = "ids.i32", "learned.u8"
+SHARED = "shared"
 ARRAYS = ("starts", "counts", "members", "rows")
 
 
@@ -39,7 +42,7 @@ class DataReport:
     empty: int
     """Records with nothing left to learn within max_length, left out."""
     truncated: int
-    """Samples cut to max_length."""
+    """Samples cut to max_length; pairs with one that is."""
     samples: int
     tokens: int
     learned_tokens: int
@@ -49,6 +52,7 @@ class DataReport:
     efficiency: float
     """Tokens over rows times max_length; without packing, what padding every row to max_length would give."""
     longest: int
+    """Tokens; of pairs that of a pair in its row."""
     length_histogram: dict[str, int]
     """Samples, after truncation, by the power of two they stay below: {"64": 3, "128": 10}."""
     template: bool
@@ -64,6 +68,8 @@ class DataReport:
     """The recipe's keys that they were made with."""
     attention_span: float = 0.0
     """0 of data prepared before it was counted."""
+    pairs: int = 0
+    """Of answers, each two samples that share a row, the chosen one first; 0 where samples stand alone."""
 
 
 class Prepared:
@@ -81,9 +87,14 @@ class Prepared:
         self.lengths = np.diff(self._starts)
         """Of each sample."""
         self.tokens = np.add.reduceat(self.lengths[self._members], first)
-        """Of each row."""
+        """Of each row; what a pair begins with counts once where it is computed once."""
+        if (folder / f"{SHARED}.npy").exists():
+            shared = np.load(folder / f"{SHARED}.npy", mmap_mode="r")
+            self.tokens = self.tokens - np.add.reduceat(shared[self._members[::2] // 2], first // 2)
         self.learned = np.add.reduceat(counts[self._members], first)
         """Of each row, so that every rank knows a whole batch's count without exchange."""
+        self.counted = np.diff(self._rows) // 2 if self.report.pairs else self.learned
+        """Of each row what a loss is the mean over: its pairs, elsewhere its learned tokens."""
 
     @property
     def largest_id(self) -> int:
@@ -126,8 +137,12 @@ class Writer:
     truncated: int = 0
     empty: int = 0
     records: int = 0
+    pairs: bool = False
+    """Whether each two samples belong together."""
     _lengths: array[int] = field(default_factory=lambda: array("i"))
     _learned: array[int] = field(default_factory=lambda: array("i"))
+    _shared: array[int] = field(default_factory=lambda: array("i"))
+    _chosen: Sample | None = None
     _streams: list[IO[bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -141,6 +156,15 @@ class Writer:
         self._streams[1].write(mask.astype("u1").tobytes())
         self._lengths.append(len(ids))
         self._learned.append(int(mask[1:].sum()))  # the first token is never predicted
+        if self.pairs:
+            self._add_to_pair(sample)
+
+    def _add_to_pair(self, sample: Sample) -> None:
+        if self._chosen is None:
+            self._chosen = sample
+        else:
+            self._shared.append(0 if self.batching == "padded" else shared_prefix(self._chosen, sample))
+            self._chosen = None
 
     @property
     def samples(self) -> int:
@@ -151,38 +175,57 @@ class Writer:
         for stream in self._streams:
             stream.close()
         lengths = np.asarray(self._lengths, dtype=np.int64)
-        rows = pack(self._lengths, self.max_length) if self.batching == "packed" else [[n] for n in range(len(lengths))]
+        held = self._held(lengths)
+        rows = self._packed(held)
         self._save("starts", np.concatenate([[0], np.cumsum(lengths)]))
         self._save("counts", self._learned)
         self._save("members", [number for row in rows for number in row])
         self._save("rows", np.concatenate([[0], np.cumsum([len(row) for row in rows])]))
+        if self.pairs:
+            self._save(SHARED, self._shared)
+        tokens = int(lengths.sum()) - sum(self._shared)
         report = DataReport(
             records=self.records,
             empty=self.empty,
             truncated=self.truncated,
             samples=len(lengths),
-            tokens=int(lengths.sum()),
+            tokens=tokens,
             learned_tokens=sum(self._learned),
             rows=len(rows),
             max_length=self.max_length,
             batching=self.batching,
-            efficiency=round(int(lengths.sum()) / max(1, len(rows) * self.max_length), 4),
-            longest=int(lengths.max(initial=0)),
+            efficiency=round(tokens / max(1, len(rows) * self.max_length), 4),
+            longest=int(held.max(initial=0)),
             length_histogram=_histogram(lengths),
-            attention_span=round(attention_span(lengths), 3) if len(lengths) else 0.0,
+            attention_span=round(attention_span(lengths, tokens), 3) if len(lengths) else 0.0,
+            pairs=len(lengths) // 2 if self.pairs else 0,
             **facts,
         )
         (self.folder / REPORT).write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1) + "\n", "utf-8")
         seal(self.folder)
         return report
 
+    def _held(self, lengths: Any) -> Any:
+        """Tokens in a row of each sample, or of each pair; padded, a pair's are two rows."""
+        if not self.pairs:
+            return lengths
+        both = lengths.reshape(-1, 2)
+        return 2 * both.max(axis=1, initial=0) if self.batching == "padded" else both.sum(axis=1) - self._shared
+
+    def _packed(self, held: Any) -> list[list[int]]:
+        """Sample numbers of each row; a pair stays together."""
+        alone = [[number] for number in range(len(held))]
+        rows = pack(held.tolist(), self.max_length) if self.batching == "packed" else alone
+        return [[2 * n + place for n in row for place in (0, 1)] for row in rows] if self.pairs else rows
+
     def _save(self, name: str, values: Any) -> None:
         np.save(self.folder / f"{name}.npy", np.asarray(values, dtype=np.int64))
 
 
-def attention_span(lengths: Any) -> float:
-    """How many tokens attention spans, seen from a token: sum(n * n) / sum(n) over all samples, of n tokens each."""
-    return float((lengths**2).sum() / lengths.sum())
+def attention_span(lengths: Any, tokens: int | None = None) -> float:
+    """How many tokens attention spans, seen from a token: sum(n * n) / sum(n) over all samples, of n tokens each; of
+    samples that share some the `tokens` that there are."""
+    return float((lengths**2).sum() / (lengths.sum() if tokens is None else tokens))
 
 
 def _histogram(lengths: Sequence[int] | Any) -> dict[str, int]:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from training.data import preference
 from training.data.json_text import kind_of, parsed, refuse_unsound, text_of, worded
 from training.data.sample import BadRecord
 from training.template_args import wrong_args
 
-Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text"]
+Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text", "preference"]
 Turn = dict[str, Any]
 """A message as chat templates take it: role, content, and what belongs to tool calls."""
 
@@ -42,6 +43,7 @@ SHAPES: tuple[tuple[str, ...], ...] = (
     ("conversations",),
     ("prompt", "completion"),
     ("instruction", "output"),
+    ("chosen", "rejected"),
     ("text",),
 )
 """The keys that a record of each shape has."""
@@ -74,6 +76,8 @@ class Record:
     """Of prompt/completion in plain words, where `turns` say the same as a conversation; the text of a text."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template is given for this record besides what the recipe gives it."""
+    rejected: Record | None = None
+    """Of a preference: the same prompt with the answer that is not preferred, where this record has the one that is."""
 
 
 def recognised(record: Any) -> Record:
@@ -82,6 +86,8 @@ def recognised(record: Any) -> Record:
         raise BadRecord(f"an object is expected, found {kind_of(record)}")
     refuse_unsound(record, "")
     keys = {key for key, value in record.items() if value is not None}
+    if {"chosen", "rejected"} & keys:
+        return preference.of(record, recognised)
     if "messages" in keys:
         return _checked("messages", _messages(record["messages"], "messages"), record)
     if "conversations" in keys:

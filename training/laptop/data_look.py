@@ -20,6 +20,7 @@ from training.data.hub import download
 from training.data.look.content import Look, look_from, surveyed
 from training.data.look.survey import Tell, survey
 from training.data.look.take import load_tokenizer, look_into
+from training.goal import SFT
 from training.laptop import make_run, preparing
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.open_cluster import opened
@@ -62,7 +63,7 @@ def look(asked: Question, now: datetime, tell: Tell) -> Look:
     if asked.show < 0:
         raise DataError(f"--show {asked.show}: a number of samples, from 0")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch here is no news
-    with files_of(asked.data) as given:
+    with files_of(asked.data, asked.recipe.goal if asked.recipe else SFT) as given:
         return _look(asked, given, now, tell)
 
 

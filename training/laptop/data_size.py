@@ -15,6 +15,7 @@ from typing import Any
 from training import tiny
 from training.data import DataError
 from training.data.hub import is_dataset_name
+from training.data.preference import refuse_other_goal
 from training.data.probe import words_of
 from training.data.readers import Bad, records
 from training.data.shapes import Record
@@ -49,7 +50,7 @@ def size_of(data: str, recipe: Recipe) -> Size | None:
     if recipe.base_model != BUILT_IN:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        tiny.write_data(path := Path(folder) / "train.jsonl")
+        tiny.write_data(path := Path(folder) / "train.jsonl", recipe.goal)
         return _counted(path, recipe)
 
 
@@ -59,9 +60,11 @@ def _counted(path: Path, recipe: Recipe) -> Size:
     sample: list[str] = []
     sampled = 0
     for _, record in records(path, bad):
-        text = "\n".join(_texts(record))
+        refuse_other_goal(record.shape, recipe.goal)
+        sides = [record, *([record.rejected] if record.rejected else [])]
+        text = "\n".join(text for side in sides for text in _texts(side))
         size = len(text.encode())
-        sizes.append((size, len(record.turns)))
+        sizes.append((size, sum(len(side.turns) for side in sides)))
         if sampled < SAMPLE_BYTES:
             sampled += size
             sample.append(text)
@@ -75,9 +78,9 @@ def _counted(path: Path, recipe: Recipe) -> Size:
         )
         part = "" if len(sample) == len(sizes) else f"the first {sampled / 1e6:.0f} MB of them "
         how = f"{part}counted with the model's tokenizer"
-    lengths = [min(recipe.max_length, round(size * ratio) + TURN_TOKENS * turns) for size, turns in sizes]
+    lengths = [min(recipe.row_length, round(size * ratio) + TURN_TOKENS * turns) for size, turns in sizes]
     tokens = sum(lengths)
-    rows = math.ceil(tokens / recipe.max_length) if recipe.batching == "packed" else len(lengths)
+    rows = math.ceil(tokens / recipe.row_length) if recipe.batching == "packed" else len(lengths)
     kept_out = round(rows * recipe.validation.fraction)
     span = sum(length * length for length in lengths) / max(1, tokens)
     return Size(Workload(max(1, rows - kept_out), tokens, max(lengths), span), len(lengths), how)

@@ -200,7 +200,7 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
     rates = asked.machines.rates.at_precision(asked.recipe.dtype, asked.machines.card is not None)
     for option in (chosen, *(each for each in choice.options if each.fits and each != chosen)):
         recipe = with_changes(asked.recipe, **option.values)
-        tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.max_length)
+        tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.row_length)
         at = (asked.shape, asked.machines.ranks, tokens, rates)
         span = asked.size.work.span if asked.size else None
         corrected = asked.machines.corrections.of(option.strategy, recipe.dtype, recipe.tuning)

@@ -15,7 +15,9 @@ from training import tiny
 from training.cost.shape import PlanError
 from training.data import DataError, DataSummary, can_check_here, check
 from training.data.hub import POINTER, is_dataset_name
+from training.data.preference import refuse_other_goal
 from training.data.readers import data_files
+from training.goal import DPO
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.folder_model import folder_recipe, is_folder
@@ -30,17 +32,21 @@ from training.plan.teaching import short_warmup
 from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
 
 KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
-WARMUP = "optimizer.warmup_steps"
+WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
 
 def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
-    """The recipe with `--set key=value` and `--steps` applied; says so where fewer steps shorten its warm-up. Raises
-    RecipeError."""
+    """The recipe with `--set key=value` and `--steps` applied; says so where fewer steps shorten its warm-up, or the
+    goal lowers its learning rate. Raises RecipeError."""
     if not name:
         raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
     overrides = overrides_of(settings, steps)
     load = folder_recipe if is_folder(name) else load_recipe
     recipe = load(name, overrides)
+    if overrides.get("goal") == DPO and LR not in overrides:
+        print(
+            f"learning rate: {recipe.optimizer.lr:g}, as goal = dpo wants less than sft; {LR} sets it", file=sys.stderr
+        )
     total, warmup = recipe.steps, recipe.optimizer.warmup_steps
     if total is None or warmup < total or "steps" not in overrides or WARMUP in overrides:
         return recipe
@@ -86,10 +92,10 @@ def checked_data(recipe: Recipe, data: str, skip_bad: bool = False) -> Iterator[
 
 
 @contextmanager
-def files_of(data: str) -> Iterator[Data]:
+def files_of(data: str, goal: str) -> Iterator[Data]:
     """The data as they are given, unchecked, for as long as the `with` lasts; those of `tiny` where none are."""
     with tempfile.TemporaryDirectory() as folder:
-        yield _given(data, Path(folder))
+        yield _given(data, Path(folder), goal)
 
 
 def training_data(recipe: Recipe, data: str, folder: Path, skip_bad: bool = False) -> Data:
@@ -97,17 +103,19 @@ def training_data(recipe: Recipe, data: str, folder: Path, skip_bad: bool = Fals
     head. `tiny` has its own, made into `folder`. Raises DataError."""
     if not data and recipe.base_model != BUILT_IN:
         raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
-    given = _given(data, folder)
+    given = _given(data, folder, recipe.goal)
     summary = check(given.source, skip_bad) if given.source and can_check_here(given.source) else None
+    if summary:
+        refuse_other_goal(summary.shape, recipe.goal)
     return replace(given, summary=summary, skip_bad=skip_bad)
 
 
-def _given(data: str, folder: Path) -> Data:
+def _given(data: str, folder: Path, goal: str) -> Data:
     if is_dataset_name(data):
         return Data({f"data/train{POINTER}": data})
     path = Path(data) if data else folder / "train.jsonl"
     if not data:
-        tiny.write_data(path)
+        tiny.write_data(path, goal)
     files = {path: f"data/train{path.suffix.lower()}"}
     if path.is_dir():
         files = {file: f"data/train/{file.relative_to(path)}" for file in data_files(path)}

@@ -8,8 +8,9 @@ with that name takes `segments=Segments.of(position_ids)` in its forward call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ class Segments:
     lengths: tuple[int, ...]
     bounds: torch.Tensor
     """int32 on the row's device: where each begins, and where the last ends."""
+    spread: torch.Tensor | None = None
+    """Where samples share a beginning that stands in the row once: the places of all of their tokens, sample after
+    sample, in the row; `lengths` and `bounds` are of these. None where each sample stands there whole."""
+    kept: torch.Tensor | None = None
+    """And of these tokens the places of those that make up the row."""
 
     @classmethod
     def of(cls, position_ids: torch.Tensor, device: torch.device | str = "cpu") -> Segments:
@@ -39,6 +45,30 @@ class Segments:
         edges = [*starts, position_ids.shape[1]]
         lengths = tuple(end - start for start, end in pairwise(edges))
         return cls(lengths, torch.tensor(edges, dtype=torch.int32).to(device, non_blocking=True))
+
+    @classmethod
+    def of_pairs(cls, layout: Sequence[tuple[int, int, int]], device: torch.device | str = "cpu") -> Segments:
+        """Of pairs as a Batch's `layout` has them. Attention alone is given a shared beginning twice, for no kernel has
+        branches; all that is computed token by token computes it once."""
+        spread, kept, lengths = [], [], []
+        row = out = 0
+        for shared, first, second in layout:
+            whole, rest = torch.arange(row, row + first), torch.arange(row + first, row + first + second - shared)
+            spread += [whole, whole[:shared], rest]
+            kept += [torch.arange(out, out + first), torch.arange(out + first + shared, out + first + second)]
+            lengths += [first, second]
+            row, out = row + first + second - shared, out + first + second
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        places = (torch.cat(parts).to(device, non_blocking=True) for parts in (spread, kept))
+        return cls(tuple(lengths), bounds.to(device, non_blocking=True), *places)
+
+    def whole(self, row: torch.Tensor, dim: int) -> torch.Tensor:
+        """What a row holds along `dim`, with each sample whole, one behind another as `lengths` says."""
+        return row if self.spread is None else row.index_select(dim, self.spread)
+
+    def row(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """The way back: of what samples share what the first of them gave."""
+        return whole if self.kept is None else whole.index_select(dim, self.kept)
 
 
 def segment_attention(
@@ -69,12 +99,19 @@ def segment_attention(
     if unknown or is_causal is False:
         raise ValueError(f"segments know causal attention, without {', '.join(unknown) or 'a view ahead'}")
     scores = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    out = _attended([segments.whole(each, 2) for each in (query, key, value)], segments, scores, dropout)
+    return segments.row(out, 1), None
+
+
+def _attended(given: Sequence[torch.Tensor], segments: Segments, scores: Scores, dropout: float) -> torch.Tensor:
+    """(1, length, heads, width), from queries, keys and values of samples that each stand there whole."""
+    query, key, value = given
     if scores.plain and not dropout and _one_kernel_takes(query, value):
-        return _in_one_kernel(query, key, value, segments, scores), None
+        return _in_one_kernel(query, key, value, segments, scores)
     of_one = _by_sdpa if scores.plain else _by_softmax
-    parts = [tensor.split(segments.lengths, dim=2) for tensor in (query, key, value)]
+    parts = [tensor.split(segments.lengths, dim=2) for tensor in given]
     outs = [of_one(q, k, v, scores, dropout) for q, k, v in zip(*parts, strict=True)]
-    return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(outs, dim=2).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from training.node.measuring import Meter, held_gib
 from training.node.metrics.communication import CommunicationClock
 from training.node.metrics.devices import DeviceWatch
 from training.node.metrics.recorder import Recorder
-from training.node.metrics.steps import StepMetrics
+from training.node.metrics.steps import StepMetrics, of_sums
 from training.node.model import Whole, whole_model
 from training.node.prepare import models_folder
 from training.node.rank import Rank
@@ -153,7 +153,8 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     )
     run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
     start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
-    choose_loss(work, rank)
+    if not recipe.prefers:  # Liger's kernels give no log-probability of each token
+        choose_loss(work, rank)
     strategy = strategies.build(recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, work, strategy, rank)
@@ -284,28 +285,32 @@ def optimizer_step(run: Run, progress: Progress) -> bool:
     began = time.monotonic()
     numbers = run.order.step(progress.step)
     # Every rank knows every row's count, so the whole batch's needs no exchange.
-    learned, tokens = int(work.train.learned[numbers].sum()), int(work.train.tokens[numbers].sum())
+    learned, tokens, counted = (
+        int(each[numbers].sum()) for each in (work.train.learned, work.train.tokens, work.train.counted)
+    )
     with run.clock:
         batches = [
-            collate([work.train.row(number) for number in mine], work.train.report.pad_id, recipe.batching)
+            collate([work.train.row(n) for n in mine], work.train.report.pad_id, recipe.batching, recipe.prefers)
             for mine in micro_batches(numbers, strategy.replica, strategy.replicas, recipe.micro_batch)
         ]
-        sums = strategy.learn(batches, 1 / learned)
+        sums = strategy.learn(batches, 1 / counted)
         lr = recipe.optimizer.lr_at(progress.step, work.total_steps)
         stepped = strategy.step(lr)
         positions = sum(batch.input_ids.numel() for batch in batches)
         own = [positions, run.rank.stop_asked(), run.saver.failure() is not None]
         held = torch.zeros(place.world_size, 2, dtype=torch.float64)
         held[place.rank] = torch.tensor(held_gib())
-        measured = torch.stack((sums.loss, sums.correct)).double()
+        measured = sums.numbers
         shared = torch.cat((measured, torch.cat((torch.tensor(own), held.flatten())).to(measured)))
         dist.all_reduce(shared)
-        loss_sum, correct, positions, stop_votes, failures, *held_by_ranks = shared.tolist()
+        told, others = shared.split((len(measured), len(shared) - len(measured)))
+        loss_sum, correct, *rewards = told.tolist()
+        positions, stop_votes, failures, *held_by_ranks = others.tolist()
         progress.step += 1
         if recipe.sync_every > 1 and (stop_votes or recipe.synchronizes(progress.step, work.total_steps)):
             run.rank.progress.note(progress.step, "sync")  # a phase of its own: it may take as long as many steps
             strategy.synchronize()
-    loss = loss_sum / learned
+    loss = loss_sum / counted
     progress.tokens += tokens
     if failures:
         run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
@@ -325,10 +330,11 @@ def optimizer_step(run: Run, progress: Progress) -> bool:
             grad_norm=stepped.grad_norm,
             tokens=progress.tokens,
             memory_gib=round(max(held_by_ranks[::2]), 3),
-            token_accuracy=correct / learned,
             learned_tokens=learned,
+            pairs=counted if recipe.prefers else None,
             skipped=stepped.skipped,
             memory_reserved_gib=round(max(held_by_ranks[1::2]), 3) or None,
+            **of_sums(correct, rewards, counted),
             **run.meter.measured(progress.step, tokens, positions, seconds, place.world_size),
         )
         run.recorder.step(line)

@@ -33,6 +33,8 @@ LIMIT = 1e-4
 VOCABULARY, HEADS, WINDOW = 256, 4, 8
 LENGTHS = (23, 9)
 """Of two samples; the first is longer than a copy's window."""
+PROMPT = 5
+"""Tokens that both begin with where they are a pair."""
 RECIPE = Recipe(
     name="copy", about="", base_model="copy", model_dir="copy", max_length=32, global_batch=1, steps=1, loss_chunk=16
 )
@@ -55,7 +57,7 @@ def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
     """RecipeError where this model's loss would not be its own, or cannot be tried."""
     kind = AutoConfig.from_pretrained(model_dir, local_files_only=True).model_type
     try:
-        found = difference(model_dir, recipe.batching)
+        found = difference(model_dir, recipe.batching, recipe.prefers)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecipeError(
@@ -71,15 +73,16 @@ def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
 
 
 @functools.cache
-def difference(model_dir: Path, batching: str) -> Difference:
-    """On a copy of the model with random weights. Raises what the libraries do where no copy can be made."""
+def difference(model_dir: Path, batching: str, pairs: bool = False) -> Difference:
+    """On a copy of the model with random weights; of `pairs`, what both begin with is computed once. Raises what the
+    libraries do where no copy can be made."""
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     problem: Exception | None = None
     with torch.random.fork_rng(devices=[]):
         for smaller in copies(config):
             torch.manual_seed(0)
             try:
-                return compared(smaller, batching)
+                return compared(smaller, batching, PROMPT if pairs else 1)
             except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
                 problem = problem or error  # the next copy is nearer to the model
     assert problem is not None
@@ -138,14 +141,18 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
     return type(config).from_dict(values)
 
 
-def compared(config: PretrainedConfig, batching: str) -> Difference:
+def compared(config: PretrainedConfig, batching: str, asked: int = 1) -> Difference:
+    """Of two samples that begin with the same `asked` tokens."""
     ours, theirs = (_made(config, attention) for attention in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())
     ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]
-    batch = inputs(collate([[Sample(one, [IGNORED, *one[1:]]) for one in ids]], 0, batching), "cpu")
+    ids[1][:asked] = ids[0][:asked]
+    samples = [Sample(one, [*[IGNORED] * asked, *one[asked:]]) for one in ids]
+    batch = inputs(collate([samples], 0, batching, asked > 1), "cpu")
+    batch.pop("answers", None)
     with torch.no_grad():
         _enlarge(ours, theirs, ids[0])
-        wanted = torch.cat([theirs(input_ids=torch.tensor([one])).logits[0, :-1].float() for one in ids])
+        wanted = torch.cat([theirs(input_ids=torch.tensor([one])).logits[0, asked - 1 : -1].float() for one in ids])
         product = ours.get_output_embeddings().forward  # before the loss takes its place
         fused = LossModel(ours, RECIPE)
         sums = fused(**batch)

@@ -75,16 +75,31 @@ def fuse(head: nn.Module, chunk: int, logits: Logits = PLAIN) -> HeadLoss:
     """The module that holds the head's weights, called for the loss. It keeps its place and its name, and the loss is
     its forward: under ZeRO-3 DeepSpeed's hooks gather the weights around exactly this call, once a micro-batch on
     every rank, however many chunks a rank has."""
+
+    def linear(
+        hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> torch.Tensor:
+        rows, wanted = learned_rows(hidden, targets)
+        return linear_cross_entropy(rows, weight, bias, wanted, chunk, logits)
+
+    def of_any(own: Callable[..., torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return _by_chunks_of(own, chunk, logits, hidden, targets)
+
+    return in_place_of(head, linear, of_any)
+
+
+def in_place_of(head: nn.Module, linear: Callable[..., torch.Tensor], of_any: Callable[..., torch.Tensor]) -> HeadLoss:
+    """The module whose forward becomes `linear` (hidden, weight, bias, targets) where one product makes the logits, or
+    `of_any` (the head's own forward, hidden, targets) where more do."""
     owner = _owner(head)
     if owner is None:
         set_z3_leaf_module(head, True)  # what lies inside is gathered with it, not by calls of its own
-        head.forward = partial(_by_chunks_of, head.forward, chunk, logits)
+        head.forward = partial(of_any, head.forward)
         return head
     weight_of, module = owner
 
     def forward(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        rows, wanted = learned_rows(hidden, targets)
-        return linear_cross_entropy(rows, weight_of(module), getattr(module, "bias", None), wanted, chunk, logits)
+        return linear(hidden, weight_of(module), getattr(module, "bias", None), targets)
 
     module.forward = forward
     return module
@@ -152,7 +167,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk = made.rows(chunk)
         for start in range(0, len(hidden), chunk):
             rows, answers = hidden[start : start + chunk], targets[start : start + chunk]
-            logits = made(_fp32_logits(rows, weight, bias))
+            logits = made(fp32_logits(rows, weight, bias))
             slots = answers.clamp(min=0).unsqueeze(1)
             learned = (answers != IGNORED).float()
             correct += ((logits.argmax(1) == answers) * learned).sum()
@@ -190,7 +205,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def _fp32_logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def fp32_logits(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A head's products."""
     if rows.is_cuda and rows.dtype != torch.float32:  # straight out of the fp32 accumulator, never rounded
         logits = torch.mm(rows, weight.T, out_dtype=torch.float32)
     else:

@@ -25,7 +25,7 @@ class Meter:
     ) -> None:
         self._facts, self._recipe, self._rows = facts, recipe, train.rows
         self._watch, self._clock = watch, clock
-        self._span = attention_span(train.lengths)
+        self._span = attention_span(train.lengths, int(train.tokens.sum()))
 
     def measured(self, step: int, tokens: int, positions: float, seconds: float, ranks: int) -> dict[str, Any]:
         """What follows, in the line of a step, from its time over all ranks; `positions` are its tokens and padding."""
@@ -38,6 +38,7 @@ class Meter:
             checkpointed=self._recipe.checkpointed(layers) / max(1, layers),
             card=self._watch.card,
             cards=ranks,
+            references=self._recipe.reference_passes,
         )
         seen = step * self._recipe.global_batch
         return {

@@ -55,23 +55,25 @@ def one_by_one(forward: Callable[..., Any], row: Row) -> Callable[..., Any]:
         lengths = () if row.segments is None else row.segments.lengths
         if len(lengths) < 2:
             return forward(hidden_states, *args, **given)
-        parts = [_cut(value, lengths) for value in args]
-        named = {key: _cut(value, lengths) for key, value in given.items()}
+        assert row.segments is not None
+        parts = [_cut(value, row.segments, hidden_states.shape[1]) for value in args]
+        named = {key: _cut(value, row.segments, hidden_states.shape[1]) for key, value in given.items()}
         outs = [
             forward(hidden, *(part[n] for part in parts), **{key: part[n] for key, part in named.items()})
-            for n, hidden in enumerate(hidden_states.split(lengths, dim=1))
+            for n, hidden in enumerate(row.segments.whole(hidden_states, 1).split(lengths, dim=1))
         ]
         if isinstance(outs[0], torch.Tensor):
-            return torch.cat(outs, dim=1)
-        return (torch.cat([out[0] for out in outs], dim=1), *outs[0][1:])
+            return row.segments.row(torch.cat(outs, dim=1), 1)
+        return (row.segments.row(torch.cat([out[0] for out in outs], dim=1), 1), *outs[0][1:])
 
     return apart
 
 
-def _cut(value: Any, lengths: tuple[int, ...]) -> list[Any]:
-    """An argument's share of each sample: of what goes along the row, its part; of anything else, all."""
-    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == sum(lengths):
-        return list(value.split(lengths, dim=1))
+def _cut(value: Any, segments: Segments, length: int) -> list[Any]:
+    """An argument's share of each sample: of what goes along a row of this length, its part; of anything else, all."""
+    lengths = segments.lengths
+    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == length:
+        return list(segments.whole(value, 1).split(lengths, dim=1))
     if isinstance(value, tuple) and value and all(isinstance(part, torch.Tensor) for part in value):
-        return list(zip(*(_cut(part, lengths) for part in value), strict=True))
+        return list(zip(*(_cut(part, segments, length) for part in value), strict=True))
     return [value] * len(lengths)

@@ -33,7 +33,7 @@ from training.isolation import CURE, mixing
 from training.node import architecture
 from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
-from training.node.loss import Logits, fuse
+from training.node.loss import HeadLoss, Logits, fuse
 from training.node.mixers import keep_apart
 from training.node.outline import shape_of
 from training.recipe import Lora, Recipe, RecipeError
@@ -54,7 +54,11 @@ class LossModel(nn.Module):
         causal = causal_model(model)
         keep_apart(causal)
         self.decoder = [architecture.text_part(causal)]  # in a list: the same module must not count twice
-        self.head_loss = fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
+        self.head_loss = self._fused(model, recipe)
+
+    def _fused(self, model: nn.Module, recipe: Recipe) -> HeadLoss:
+        causal = causal_model(model)
+        return fuse(causal.get_output_embeddings(), recipe.loss_chunk, Logits.of(causal.config))
 
     def forward(
         self,
@@ -85,17 +89,21 @@ def inputs(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     names = ("input_ids", "position_ids", "targets", "attention_mask")
     tensors = {name: getattr(batch, name) for name in names}
     moved = {name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()}
-    segments = Segments.of(batch.position_ids, device) if batch.attention_mask is None else None
-    return {**moved, "segments": segments}
+    segments = None
+    if batch.attention_mask is None:
+        pairs = batch.layout
+        segments = Segments.of_pairs(pairs, device) if pairs else Segments.of(batch.position_ids, device)
+    answers = {} if batch.answers is None else {"answers": batch.answers}
+    return {**moved, "segments": segments, **answers}
 
 
 def evaluated(loss_model: nn.Module, batches: Sequence[Batch], device: torch.device | str) -> torch.Tensor:
     """What LossModel gives for `batches` together, in fp64: without gradient and without dropout."""
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    total = torch.zeros(1, dtype=torch.float64, device=device)
     loss_model.eval()
     with torch.no_grad():
         for batch in batches:
-            total += loss_model(**inputs(batch, device))
+            total = total + loss_model(**inputs(batch, device))
     loss_model.train()
     return total
 

@@ -13,9 +13,9 @@ from deepspeed.accelerator import get_accelerator
 from training.data.collate import collate
 from training.data.order import micro_batches
 from training.data.prepared import Prepared
-from training.node.metrics.steps import EvaluationMetrics
+from training.node.metrics.steps import EvaluationMetrics, of_sums
 from training.node.rank import Rank
-from training.node.strategies import Strategy
+from training.node.strategies import Strategy, numbers_of
 from training.recipe import Recipe
 
 
@@ -25,7 +25,7 @@ def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank,
     take the machine away in a minute."""
     began = time.monotonic()
     device = get_accelerator().current_device_name()
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    total = torch.zeros(numbers_of(recipe), dtype=torch.float64, device=device)
     mine = micro_batches(range(held_out.rows), strategy.replica, strategy.replicas, recipe.micro_batch)
     together = strategy.evaluated_together
     for first in range(0, len(mine), together):
@@ -35,18 +35,19 @@ def evaluate(strategy: Strategy, held_out: Prepared, recipe: Recipe, rank: Rank,
         if asked.item():
             return None
         group = [[held_out.row(number) for number in numbers] for numbers in mine[first : first + together]]
-        sums = strategy.evaluate([collate(rows, held_out.report.pad_id, recipe.batching) for rows in group])
-        total += torch.stack((sums.loss, sums.correct))
+        pad_id = held_out.report.pad_id
+        sums = strategy.evaluate([collate(rows, pad_id, recipe.batching, recipe.prefers) for rows in group])
+        total += sums.numbers
     dist.all_reduce(total)
-    loss_sum, correct = total.tolist()
-    learned = int(held_out.learned.sum())
-    loss = loss_sum / learned
+    loss_sum, correct, *rewards = total.tolist()
+    counted = int(held_out.counted.sum())
+    loss = loss_sum / counted
     return EvaluationMetrics(
         step=step,
         validation_loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        token_accuracy=correct / learned,
+        perplexity=None if recipe.prefers else math.exp(min(loss, 700.0)),
         samples=held_out.report.samples,
         seconds=round(time.monotonic() - began, 3),
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        **of_sums(correct, rewards, counted),
     )

@@ -218,7 +218,7 @@ class Search:
     def _micro(self, recipe: Recipe) -> MicroBatch:
         """Where each is as long as it can get."""
         work = self.work
-        tokens = micro_batch_tokens(recipe, work.longest if work else recipe.max_length)
+        tokens = micro_batch_tokens(recipe, work.longest if work else recipe.row_length)
         return MicroBatch(tokens, recipe.max_length if work is None or work.span is None else work.span)
 
     def _lacks(self, recipe: Recipe) -> tuple[float, Memory, float]:

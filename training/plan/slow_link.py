@@ -43,7 +43,9 @@ def advice(
         found: Pace = pace(shape, changed, ranks, tokens, rates, span=span)
         return factor * (found.step_s or 0.0)
 
-    ways: dict[str, Any] = {"gradient_sum": "bf16", "sync_every": STEPS_APART}
+    ways: dict[str, Any] = {"gradient_sum": "bf16"}
+    if not recipe.prefers:
+        ways["sync_every"] = STEPS_APART
     now, found = taken[0] or step_s(recipe), []
     named = f"--set strategy={recipe.strategy} " if taken[1] not in {"", recipe.strategy} else ""
     for key, value in ways.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.plan.situation import Check, Situation
 
-PLAIN = {"text", "prompt/completion"}
+PLAIN = {"text", "prompt/completion", "preference"}
 """Shapes of data that can be learned without a chat template."""
 
 FEWEST_RECORDS = 30
@@ -20,8 +20,9 @@ TRUNCATED, MOSTLY = 0.05, 0.5
 
 def records(it: Situation) -> Check:
     report = it.facts.report
-    samples, rows = report["samples"], report["rows"]
-    value = f"{samples} to learn from, {rows} rows, {it.recipe.global_batch} rows a step"
+    pairs, rows = report.get("pairs", 0), report["rows"]
+    samples = pairs or report["samples"]
+    value = f"{samples} {'pairs ' if pairs else ''}to learn from, {rows} rows, {it.recipe.global_batch} rows a step"
     if samples < FEWEST_RECORDS:
         cure = f"too few to teach anything but themselves; some hundreds are a start, at least {FEWEST_RECORDS} needed"
         return Check("records", "error", value, cure, estimated=True)

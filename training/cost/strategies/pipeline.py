@@ -93,7 +93,7 @@ class Pipeline(Zero0):
             * max(trained(shape, recipe, stage) for stage in stages)
         )
         directions = 2 if len(stages) > 2 else 1  # a stage between two others hears from both
-        received = directions * count * message + summed
+        received = (directions + recipe.reference_passes) * count * message + summed
         flops, moved = rates.by_stage(len(stages)), rates.memory_bytes_per_s
         if flops is None or (moved is None and recipe.base_precision == NF4):
             return Timing(None, None, received, None)
@@ -101,12 +101,16 @@ class Pipeline(Zero0):
             stage_time(shape, recipe, micro, *each, memory_bytes_per_s=moved)
             for each in zip(stages, flops, strict=True)
         ]
-        compute_s = count * max(time.both_s for time in times)
+        asked_s = recipe.reference_passes * max(time.forward_s for time in times)
+        compute_s = count * (max(time.both_s for time in times) + asked_s)
         if rates.bytes_per_s is None:
             return Timing(compute_s, None, received, None)
         message_s, sum_s = message / rates.bytes_per_s, summed / rates.bytes_per_s
         passed_s = step_seconds(times, [stage.held for stage in stages], count, message_s)
-        return Timing(compute_s, count * message_s + sum_s, received, passed_s + sum_s)
+        if recipe.reference_passes:  # all micro-batches go through once before, one behind another
+            passed_s += (count + len(stages) - 1) * max(asked_s, message_s)
+        wire_s = (1 + recipe.reference_passes) * count * message_s + sum_s
+        return Timing(compute_s, wire_s, received, passed_s + sum_s)
 
     def needs(self, recipe: Recipe, gpu: bool) -> str:
         if recipe.tuning == "full":

@@ -47,7 +47,7 @@ class Stream(Zero0):
         """All but those that still lie there: at the turn from forward to backward, and from a micro-batch to the next,
         it is the same ones that are wanted again."""
         coming = max(0, self.streamed(shape.layers, recipe) - self.RESIDENT)
-        return 2.0 * coming * WIDTH[recipe.dtype] * shape.layer_parameters
+        return (2.0 + recipe.reference_passes) * coming * WIDTH[recipe.dtype] * shape.layer_parameters
 
     def needs(self, recipe: Recipe, gpu: bool) -> str:
         if recipe.tuning == "full":

@@ -108,14 +108,14 @@ class Zero0:
     def _micro_s(self, shape: ModelShape, recipe: Recipe, micro: MicroBatch, rates: Rates) -> float | None:
         """Seconds of a micro-batch's forward and backward; None where nobody knows."""
         again = recipe.checkpointed(shape.layers) / shape.layers
-        _, executed = flops_per_token(shape.facts(recipe), micro.span, again)
+        _, executed = flops_per_token(shape.facts(recipe), micro.span, again, recipe.reference_passes)
         if rates.flops is None:
             return None
         seconds = executed * micro.tokens / rates.flops
         if packed := packed_weights(shape, recipe):
             if rates.memory_bytes_per_s is None:
                 return None
-            seconds += unpacking_s(packed, 2 + again, rates.memory_bytes_per_s)
+            seconds += unpacking_s(packed, 2 + again + recipe.reference_passes, rates.memory_bytes_per_s)
         if not (coming := self.from_host_bytes(shape, recipe)):
             return seconds
         if rates.to_device_bytes_per_s is None:

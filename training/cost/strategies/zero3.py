@@ -38,7 +38,8 @@ class Zero3(Zero0):
 
     def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
         """Weights and gradients cross in every micro-batch."""
-        times = self.RE_GATHERED if self.gathered_elements(shape) < shape.parameters else 1.0
+        whole = self.gathered_elements(shape) >= shape.parameters
+        times = 1.0 if whole else self.RE_GATHERED + recipe.reference_passes
         crossing = times * WIDTH[recipe.dtype] * shape.parameters + GRADIENT * shape.facts(recipe).trainable
         return Wire(micro_steps * (ranks - 1) / ranks * crossing)
 

@@ -87,7 +87,8 @@ def _evaluation(facts: CardFacts) -> list[str]:
     if not facts.evaluation or not facts.evaluation.get("tuned"):
         return []
     base, tuned = facts.evaluation["base"], facts.evaluation["tuned"]
-    keys = [key for key in ("loss", "perplexity", "exact_match", "rouge_l") if tuned[key] is not None]
+    known = ("loss", "perplexity", "exact_match", "rouge_l", "pair_accuracy", "pair_margin")
+    keys = [key for key in known if tuned.get(key) is not None]
     rows = [f"| {key.replace('_', ' ')} | {base[key]:.4f} | {tuned[key]:.4f} |" for key in keys]
     title = f"On {tuned['samples']} records held out, each model loaded by itself:"
     return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]

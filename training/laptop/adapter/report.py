@@ -16,6 +16,10 @@ ROWS = (
     ("token accuracy", "token_accuracy", "{:.1%}"),
     ("exact match", "exact_match", "{:.1%}"),
     ("ROUGE-L", "rouge_l", "{:.3f}"),
+    ("pairs: chosen is likelier", "pair_accuracy", "{:.1%}"),
+    ("pairs: by nats", "pair_margin", "{:.3f}"),
+    ("pairs: won against the base", "win_rate", "{:.1%}"),
+    ("win margin, nats", "win_margin", "{:.3f}"),
 )
 
 
@@ -33,7 +37,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
     both = [found["base"], found["tuned"]]
     lines = []
     for name, key, form in ROWS:
-        values = [form.format(side[key]) if side and side[key] is not None else "-" for side in both]
+        values = [form.format(side[key]) if side and side.get(key) is not None else "-" for side in both]
         if set(values) != {"-"}:
             lines.append([name, *values])
     for task in found["base"]["tasks"]:
@@ -43,8 +47,16 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
     return lines
 
 
+def of_pairs(base: Mapping[str, Any]) -> str:
+    """Where preferences were measured, of what: the end of a sentence."""
+    return f", {base['pairs']} pairs" if base.get("pairs") else ""
+
+
 def show(found: Mapping[str, Any]) -> None:
     """The numbers, and what they were measured on."""
     base = found["base"]
-    print(f"{base['samples']} samples, {base['tokens']} learned tokens, {base['answers']} answers compared")
+    print(
+        f"{base['samples']} samples{of_pairs(base)}, {base['tokens']} learned tokens, {base['answers']} answers "
+        "compared"
+    )
     console().print(table(["", "base", "tuned"], rows(found)))

@@ -2,7 +2,8 @@
 
     python -m training.node.adapter.evaluate --model DIR --adapter DIR --data FILE.jsonl --out evaluation.json
 
-Loss and perplexity over the learned tokens; exact match and ROUGE-L of greedy answers; lm-eval's tasks where that
+Loss and perplexity over the learned tokens, of pairs those of the chosen answers, and how much likelier these are than
+the rejected ones; exact match and ROUGE-L of greedy answers; lm-eval's tasks where that
 library is installed.
 """
 
@@ -18,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from training.data import IGNORED, Sample
 from training.errors import AdapterError
 from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
-from training.node.adapter.held_out import exchange_of, samples_at
+from training.node.adapter.held_out import exchange_of, held_out_at
 from training.node.adapter.models import BASE, TUNED, load_base, reader, with_adapter
 from training.node.adapter.scores import score
 from training.node.device import device
@@ -48,6 +50,8 @@ class Asked:
     """How many greedy answers to compare."""
     sampling: Sampling
     tasks: tuple[str, ...] = ()
+    rejected: Sequence[Sample] = ()
+    """Of pairs, beside each of the samples, which are then those of the chosen answers."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Measured:
     rouge_l: float | None
     tasks: dict[str, Any]
     seconds: float
+    margins: tuple[float, ...] = ()
+    """Of each pair by how many nats the chosen answer is likelier than the rejected one."""
 
 
 def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = True) -> Measured:
@@ -74,10 +80,9 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
     model = load_base(model_dir, adapter)
     if adapter is not None and tuned:
         model = with_adapter(model, model_dir, adapter)
-    loss, hits, tokens = 0.0, 0, 0
-    for sample in asked.samples:
-        of_sample = _loss_of(model, sample)
-        loss, hits, tokens = loss + of_sample[0], hits + of_sample[1], tokens + of_sample[2]
+    each = [_loss_of(model, sample) for sample in asked.samples]
+    loss, hits, tokens = (sum(numbers) for numbers in zip(*each, strict=True))
+    rejected = [_loss_of(model, sample)[0] for sample in asked.rejected]
     said, wanted = _answers(model, asked)
     scores = score(said, wanted) if said else None
     tasks = _harness(model, asked) if asked.tasks else {}
@@ -96,6 +101,7 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
         rouge_l=scores.rouge_l if scores else None,
         tasks=tasks,
         seconds=round(time.monotonic() - began, 2),
+        margins=tuple(against - of[0] for against, of in zip(rejected, each, strict=False)),
     )
 
 
@@ -147,10 +153,27 @@ def evaluate(model_dir: Path, adapter: Path | None, asked: Asked) -> dict[str, A
     """{"base": ..., "tuned": ...}: two models, one after the other, never the same one with an adapter in it."""
     if not asked.samples:
         raise AdapterError("there is no sample to measure on")
-    found = {BASE: asdict(measure(model_dir, adapter, asked, tuned=False)), TUNED: None}
-    if adapter is not None:
-        found[TUNED] = asdict(measure(model_dir, adapter, asked))
-    return found
+    base = measure(model_dir, adapter, asked, tuned=False)
+    tuned = measure(model_dir, adapter, asked) if adapter is not None else None
+    return {BASE: told(base), TUNED: told(tuned) | won(tuned, base) if tuned else None}
+
+
+def told(measured: Measured) -> dict[str, Any]:
+    """One model's numbers; of pairs the share whose chosen answer is the likelier one, and by how many nats on
+    average."""
+    numbers, margins = asdict(measured), measured.margins
+    del numbers["margins"]
+    if not margins:
+        return numbers
+    of_pairs = {"pair_accuracy": fmean(margin > 0 for margin in margins), "pair_margin": fmean(margins)}
+    return numbers | {"pairs": len(margins), **of_pairs}
+
+
+def won(tuned: Measured, base: Measured) -> dict[str, Any]:
+    """Of pairs the share that the tuned model tells apart by more nats than the base model does, and by how many more
+    on average; nothing elsewhere. Times dpo.beta that is the mean margin of rewards."""
+    gained = [own - before for own, before in zip(tuned.margins, base.margins, strict=True)]
+    return {"win_rate": fmean(gain > 0 for gain in gained), "win_margin": fmean(gained)} if gained else {}
 
 
 def _parsed() -> argparse.Namespace:
@@ -177,8 +200,8 @@ def work(args: argparse.Namespace) -> None:
     if args.attached:
         attached.end_with_input()
     voice = Voice.of(args.model, args.template_args)
-    samples = samples_at(args.data, voice.tokenizer, args.max_length, args.template_args)
-    asked = Asked(samples, voice, args.answers, Sampling(args.max_new_tokens), tasks)
+    given = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args)
+    asked = Asked(given.samples, voice, args.answers, Sampling(args.max_new_tokens), tasks, given.rejected)
     found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
     found |= {"time": time.time(), **evaluate(args.model, args.adapter, asked)}
     write_atomically(args.out, json.dumps(found, indent=1) + "\n")

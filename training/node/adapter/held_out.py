@@ -7,38 +7,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data import IGNORED, DataError, Sample
+from training.data import IGNORED, DataError, Sample, pairs
 from training.data.answers import Rendered
 from training.data.encode import Encoder
 from training.data.readers import Bad, records
 from training.data.sample import BadRecord
 
 
-def samples_at(
-    path: Path, tokenizer: Any, max_length: int, template_args: Mapping[str, Any] | None = None
-) -> list[Sample]:
-    """The samples of a data file, or of a prepared folder. Raises DataError."""
+@dataclass(frozen=True)
+class HeldOut:
+    """Samples to be said; of pairs those of the chosen answers, and beside each that of the rejected one."""
+
+    samples: Sequence[Sample]
+    rejected: Sequence[Sample] = ()
+
+
+def held_out_at(path: Path, tokenizer: Any, max_length: int, template_args: Mapping[str, Any] | None = None) -> HeldOut:
+    """What a data file holds, or a prepared folder. Raises DataError."""
     if (path / "report.json").is_file():
         from training.data.prepared import open_prepared
 
         prepared = open_prepared(path)
-        return [sample for number in range(prepared.rows) for sample in prepared.row(number)]
+        samples = [sample for number in range(prepared.rows) for sample in prepared.row(number)]
+        return HeldOut(samples[::2], samples[1::2]) if prepared.report.pairs else HeldOut(samples)
     encoder = Encoder(tokenizer, max_length, "assistant", template_args)
-    samples = [sample for sample, _ in encoder.samples(_rendered(path, encoder)) if sample.learned]
-    if not samples:
+    texts, paired = _rendered(path, encoder)
+    samples = [sample for sample, _ in encoder.samples(texts)]
+    if paired:
+        both = zip(samples[::2], samples[1::2], strict=True)
+        kept = [pair for pair in both if not pairs.fault(pair, max_length)]
+        found = HeldOut([chosen for chosen, _ in kept], [rejected for _, rejected in kept])
+    else:
+        found = HeldOut([sample for sample in samples if sample.learned])
+    if not found.samples:
         raise DataError(f"{path}: no record has an answer within {max_length} tokens")
-    return samples
+    return found
 
 
-def _rendered(path: Path, encoder: Encoder) -> list[Rendered]:
-    bad, texts = Bad(skip=False), []
+def _rendered(path: Path, encoder: Encoder) -> tuple[list[Rendered], bool]:
+    """The texts, and whether each two of them are a pair."""
+    bad, texts, paired = Bad(skip=False), [], False
     for where, record in records(path, bad):
+        paired = record.rejected is not None
         try:
-            texts += encoder.rendered(record)
+            texts += pairs.rendered(encoder, record) if paired else encoder.rendered(record)
         except BadRecord as error:
             bad.add(f"{where}: {error}")
     bad.refuse()
-    return texts
+    return texts, paired
 
 
 @dataclass(frozen=True)

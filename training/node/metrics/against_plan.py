@@ -20,9 +20,10 @@ from training.launch import parse_launch
 from training.plan.measured import Measured, PaceWatch, measure, text
 from training.run_folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
 
-PLAIN = {"base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
-"""Four bits cost time of their own, half the bytes spare some, of replicas that learn apart one step in many has the
-whole of their meeting, and rows that are not packed are planned as long as the longest."""
+PLAIN = {"goal": "sft", "base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
+"""A reference costs a pass of its own and four bits cost time too, half the bytes spare some, of replicas that learn
+apart one step in many has the whole of their meeting, and rows that are not packed are planned as long as the
+longest."""
 
 
 def measured(run: Path, now: float) -> Measured | None:

@@ -61,6 +61,23 @@ def plots(predicted: Row) -> list[Plot]:
                 PlotLine("token_accuracy", "validation", 100, evaluation=True),
             ),
         ),
+        Plot(
+            "Pairs preferred",
+            "%",
+            (
+                PlotLine("reward_accuracy", "training", 100),
+                PlotLine("reward_accuracy", "validation", 100, evaluation=True),
+            ),
+        ),
+        Plot(
+            "Rewards",
+            "",
+            (
+                PlotLine("chosen_reward", "chosen"),
+                PlotLine("rejected_reward", "rejected"),
+                PlotLine("reward_margin", "margin"),
+            ),
+        ),
         Plot("Learning rate", "", (PlotLine("lr", "learning rate"),), from_zero=True),
         Plot("Gradient norm", "", (PlotLine("grad_norm", "before clipping"),), from_zero=True),
         Plot(

@@ -21,10 +21,12 @@ from training.run_folder import METRICS, VERSIONS, write_atomically
 
 TENSORBOARD = "tb"
 LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "tokenizers", "safetensors", "liger-kernel", "wandb")
+REWARDS = ("reward_accuracy", "reward_margin", "chosen_reward", "rejected_reward")
 GROUPS = {
     key: f"{group}/{key}"
     for group, keys in {
-        "train": ("loss", "token_accuracy", "epoch", "learned_tokens"),
+        "train": ("loss", "token_accuracy", "epoch", "learned_tokens", "pairs"),
+        "rewards": REWARDS,
         "optimizer": ("lr", "grad_norm", "skipped"),
         "speed": ("tokens_per_s", "padded_tokens_per_s", "step_s", "mfu", "hfu", "communication_share"),
         "device": ("gpu_utilization", "memory_gib", "memory_reserved_gib"),
@@ -35,6 +37,7 @@ EVALUATION_GROUPS = {
     "validation_loss": "validation/loss",
     "perplexity": "validation/perplexity",
     "token_accuracy": "validation/token_accuracy",
+    **{key: f"validation/{key}" for key in REWARDS},
 }
 
 

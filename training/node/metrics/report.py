@@ -121,7 +121,10 @@ def tiles(
         key=itemgetter("validation_loss"),
         default=None,
     ):
-        remark = f"perplexity {best['perplexity']:.2f}, step {best['step']}"
+        perplexity, preferred = best.get("perplexity"), best.get("reward_accuracy")
+        of = "" if perplexity is None else f"perplexity {perplexity:.2f}, "
+        of += "" if preferred is None else f"{preferred:.0%} preferred, "
+        remark = f"{of}step {best['step']}"
         found.append(("best validation loss", _number(best["validation_loss"]), remark))
     if steps:
         speed = statistics.median(row["tokens_per_s"] for row in steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,20 @@ class StepMetrics:
     """No update: fp16's gradient overflowed."""
     memory_reserved_gib: float | None = None
     """Most that torch has taken of any rank's GPU, holes between tensors included; None without a GPU."""
+    pairs: int | None = None
+    """Of answers, in this step; None, as what follows, where a run learns from no pairs."""
+    reward_accuracy: float | None = None
+    """Share of the pairs whose chosen answer has the higher reward."""
+    reward_margin: float | None = None
+    """By how much on average, in the units of `chosen_reward`."""
+    chosen_reward: float | None = None
+    """Mean of dpo.beta times what the model says the answer is likelier, in nats, than its reference does."""
+    rejected_reward: float | None = None
 
     def line(self) -> str:
         """For a person watching."""
         accuracy = "" if self.token_accuracy is None else f"  accuracy {self.token_accuracy:.3f}"
+        accuracy += rewarded(self.reward_accuracy, self.reward_margin)
         mfu = "" if self.mfu is None else f"  MFU {self.mfu:.1%}"
         return (
             f"step {self.step}/{self.total_steps}  loss {self.loss:.4f}{accuracy}  lr {self.lr:.2e}  "
@@ -68,20 +79,43 @@ class EvaluationMetrics:
 
     step: int
     validation_loss: float
-    """Mean over the learned tokens."""
-    perplexity: float
-    token_accuracy: float
+    """Mean over the learned tokens, or over pairs of answers."""
+    perplexity: float | None
+    token_accuracy: float | None
     samples: int
     seconds: float
     time: str
     """UTC, ISO 8601."""
+    reward_accuracy: float | None = None
+    """This and what follows as in StepMetrics."""
+    reward_margin: float | None = None
+    chosen_reward: float | None = None
+    rejected_reward: float | None = None
 
     def line(self) -> str:
         """For a person watching."""
+        perplexity = "" if self.perplexity is None else f"  perplexity {self.perplexity:.2f}"
+        accuracy = "" if self.token_accuracy is None else f"  accuracy {self.token_accuracy:.3f}"
+        accuracy += rewarded(self.reward_accuracy, self.reward_margin)
         return (
-            f"step {self.step}  validation loss {self.validation_loss:.4f}  perplexity {self.perplexity:.2f}  "
-            f"accuracy {self.token_accuracy:.3f}  {self.samples} samples in {self.seconds:.1f} s"
+            f"step {self.step}  validation loss {self.validation_loss:.4f}{perplexity}{accuracy}  "
+            f"{self.samples} samples in {self.seconds:.1f} s"
         )
+
+
+def of_sums(correct: float, rewards: Sequence[float], counted: int) -> dict[str, Any]:
+    """What follows from the sums over so many learned tokens, or over so many pairs, where there are `rewards` of their
+    chosen and their rejected answers."""
+    if not rewards:
+        return {"token_accuracy": correct / counted}
+    chosen, rejected = (each / counted for each in rewards)
+    told = {"chosen_reward": chosen, "rejected_reward": rejected, "reward_margin": chosen - rejected}
+    return {"token_accuracy": None, "reward_accuracy": correct / counted, **told}
+
+
+def rewarded(accuracy: float | None, margin: float | None) -> str:
+    """Of pairs, for a person watching; empty elsewhere."""
+    return "" if accuracy is None else f"  preferred {accuracy:.3f}  margin {margin:.4f}"
 
 
 def row_of(metrics: StepMetrics | EvaluationMetrics) -> dict[str, Any]:

@@ -27,7 +27,22 @@ class Sums:
     loss: torch.Tensor
     """fp32; of an evaluation fp64."""
     correct: torch.Tensor
-    """Tokens the model would have said itself."""
+    """Tokens the model would have said itself; of pairs those whose chosen answer has the higher reward."""
+    rewards: torch.Tensor | None = None
+    """Of pairs: the chosen answers' and the rejected ones'."""
+
+    @classmethod
+    def of(cls, numbers: torch.Tensor) -> Sums:
+        """As a loss model gives them."""
+        return cls(numbers[0], numbers[1], numbers[2:] if len(numbers) > 2 else None)
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """fp64, as a loss model gives them."""
+        import torch
+
+        told = torch.stack((self.loss.double(), self.correct.double()))
+        return told if self.rewards is None else torch.cat((told, self.rewards.double()))
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,11 @@ class Strategy(Protocol):
 
     def restore(self, state: TrainableState | None, progress: OptimizerProgress) -> None:
         """Put back what `gather` and `optimizer_progress` gave, on any number of ranks; only rank 0 passes a state."""
+
+
+def numbers_of(recipe: Recipe) -> int:
+    """How many a loss model gives."""
+    return 4 if recipe.prefers else 2
 
 
 def build(recipe: Recipe, model_dir: Path, world_size: int) -> Strategy:

@@ -17,7 +17,7 @@ from deepspeed.accelerator import get_accelerator
 from training.cost.strategies.pipeline import held_of_stages, stages_of
 from training.data.collate import Batch
 from training.node import model
-from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState
+from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState, numbers_of
 from training.node.strategies.crossing import Crossing
 from training.node.strategies.neighbours import Neighbours
 from training.node.strategies.optimizer import PARTS, WholeOptimizer
@@ -42,6 +42,7 @@ class Pipeline:
         self.replica, self.replicas = self._neighbours.replica, world_size // stages
         self.evaluated_together = EVALUATED_A_STAGE * stages if stages > 1 else 1
         self._held = held_of_stages(recipe, world_size)
+        self._numbers, self._prefers = numbers_of(recipe), recipe.prefers
         first = min(self._stage.owners.values())
         self._learns = [stage >= first for stage in range(stages)]
         """Of each stage, whether it or one before it has something to train."""
@@ -54,14 +55,15 @@ class Pipeline:
         )
 
     def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
-        total = torch.zeros(2, device=self._device)
+        total = torch.zeros(self._numbers, device=self._device)
+        references = self._references(batches)
         crossing = self._crossing(batches, self._learns)
         learns, last = self._learns[self._neighbours.stage], self._stage.share.is_last
         kept: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for kind, number in passes(len(batches), self._held[self._neighbours.stage]):
             if kind == "forward":
                 with torch.set_grad_enabled(learns):
-                    hidden, out = self._forward(batches[number], number, crossing)
+                    hidden, out = self._forward(batches[number], number, crossing, references[number])
                 if last:
                     total += out.detach()
                     out = out[0] * (scale * self.optimizer.scale.value)
@@ -74,27 +76,44 @@ class Pipeline:
                     assert hidden.grad is not None
                     crossing.pass_back(hidden.grad)
         crossing.finish()
-        return Sums(total[0], total[1])
+        return Sums.of(total)
 
     def evaluate(self, batches: Sequence[Batch]) -> Sums:
-        total = torch.zeros(2, dtype=torch.float64, device=self._device)
-        crossing = self._crossing(batches, [False] * len(self._held))
+        total = torch.zeros(self._numbers, dtype=torch.float64, device=self._device)
         self._stage.eval()
+        references = self._references(batches)
+        crossing = self._crossing(batches, [False] * len(self._held))
         with torch.no_grad():
             for number, batch in enumerate(batches):
-                _, out = self._forward(batch, number, crossing)
+                _, out = self._forward(batch, number, crossing, references[number])
                 if self._stage.share.is_last:
                     total += out
         crossing.finish()
         self._stage.train()
-        return Sums(total[0], total[1])
+        return Sums.of(total)
 
-    def _forward(self, batch: Batch, number: int, crossing: Crossing) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """What came in and what goes out, the loss's sums on the last stage."""
+    def _references(self, batches: Sequence[Batch]) -> list[torch.Tensor | None]:
+        """Of each micro-batch of pairs what the base model gives its answers, known to the last stage; all of them pass
+        before the model that learns does, and nothing of them is kept but that."""
+        found: list[torch.Tensor | None] = [None] * len(batches)
+        if not self._prefers:
+            return found
+        crossing = self._crossing(batches, [False] * len(self._held))
+        with torch.no_grad(), self._stage.adapter.off():
+            for number, batch in enumerate(batches):
+                _, out = self._forward(batch, number, crossing)
+                found[number] = out if self._stage.share.is_last else None
+        crossing.finish()
+        return found
+
+    def _forward(
+        self, batch: Batch, number: int, crossing: Crossing, reference: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """What came in and what goes out: on the last stage what `Stage` gives."""
         hidden = crossing.hidden(number)
         if hidden is not None:
             hidden.requires_grad_(crossing.goes_back)
-        out: torch.Tensor = self._stage(hidden, **model.inputs(batch, self._device))
+        out: torch.Tensor = self._stage(hidden, reference=reference, **model.inputs(batch, self._device))
         crossing.pass_on(number, out.detach())
         return hidden, out
 

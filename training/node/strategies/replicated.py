@@ -16,7 +16,7 @@ from torch import nn
 
 from training.data.collate import Batch
 from training.data.sample import IGNORED
-from training.node import model
+from training.node import dpo, model
 from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.outer import Outer
@@ -33,7 +33,7 @@ class Replicated:
         self._device = torch.device(get_accelerator().current_device_name())
         loaded = model.load(recipe, model_dir)
         self.write_config = model.config_writer(loaded)
-        self._model = model.LossModel(self._placed(loaded, recipe), recipe)
+        self._model = dpo.loss_model(self._placed(loaded, recipe), recipe)
         self.optimizer = WholeOptimizer(recipe, model.trainable_parameters(loaded), self._device)
 
     def _placed(self, loaded: nn.Module, recipe: Recipe) -> nn.Module:
@@ -43,12 +43,12 @@ class Replicated:
     def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
         if self.optimizer.outer is not None:
             scale = self._own_scale(batches, self.optimizer.outer)
-        total = torch.zeros(2, device=self._device)
+        total = torch.zeros(1, device=self._device)
         for batch in batches:
             sums = self._model(**model.inputs(batch, self._device))
             (sums[0] * (scale * self.optimizer.scale.value)).backward()
-            total += sums.detach()
-        return Sums(total[0], total[1])
+            total = total + sums.detach()
+        return Sums.of(total)
 
     def _own_scale(self, batches: Sequence[Batch], outer: Outer) -> float:
         """A replica that learns apart takes the mean over its own tokens."""
@@ -57,7 +57,7 @@ class Replicated:
         return 1 / max(1, learned)
 
     def evaluate(self, batches: Sequence[Batch]) -> Sums:
-        return Sums(*model.evaluated(self._model, batches, self._device))
+        return Sums.of(model.evaluated(self._model, batches, self._device))
 
     def step(self, lr: float) -> Stepped:
         return self.optimizer.step(lr)

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from training.cost.memory import NF4
 from training.cost.strategies.pipeline import SPLITTABLE, layers_of_stages, misfit
 from training.errors import AdapterError
-from training.node import model
+from training.node import dpo, log_probs, model
 from training.node.adapter.weights import PREFIX
 from training.node.architecture import build, text_part
 from training.node.attention import Segments
@@ -65,7 +65,9 @@ class Stage(nn.Module):
         causal = model.causal_model(whole)
         self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
-        self._head = fuse(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
+        self._dpo, self.adapter = recipe.dpo if recipe.prefers else None, dpo.Adapter(whole)
+        fused = log_probs.fuse if recipe.prefers else fuse
+        self._head = fused(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 
     def forward(
         self,
@@ -76,13 +78,21 @@ class Stage(nn.Module):
         targets: torch.Tensor,
         attention_mask: torch.Tensor | None,
         segments: Segments | None,
+        answers: Sequence[int] = (),
+        reference: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`hidden`: (rows, length, width) of the stage before; None on the first."""
+        """`hidden`: (rows, length, width) of the stage before; None on the first. `reference`: of pairs what the base
+        model gives their answers; where it is asked for that itself, the last stage gives it."""
         isolation = {"attention_mask": attention_mask} if segments is None else {"segments": segments}
         given = {"input_ids": input_ids} if hidden is None else {"inputs_embeds": hidden}
         out = self._decoder[0](**given, position_ids=position_ids, use_cache=False, **isolation)
         states: torch.Tensor = out.last_hidden_state
-        return states if self._head is None else self._head(states, targets)
+        if self._head is None:
+            return states
+        if self._dpo is None:
+            return self._head(states, targets)
+        policy = dpo.by_answer(self._head(states, targets), answers)
+        return policy if reference is None else dpo.sums_of(policy, reference, answers, self._dpo)
 
 
 def refuse_misfit(recipe: Recipe, model_dir: Path, config: Any, ranks: int) -> list[Share]:

@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from training.cost.strategies import BUCKET, cost_of
 from training.data import micro_steps
 from training.data.collate import Batch
-from training.node import model
+from training.node import dpo, model
 from training.node.device import device
 from training.node.store import join
 from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState, loss_scale
@@ -93,7 +93,7 @@ class Zero:
         self.write_config = model.config_writer(loaded)
         self._trainable = model.trainable_parameters(loaded)
         optimizer = adamw(recipe, [p for p in loaded.parameters() if p.requires_grad])
-        fused = model.LossModel(loaded, recipe)
+        fused = dpo.loss_model(loaded, recipe)
         self.engine, *_ = deepspeed.initialize(model=fused, optimizer=optimizer, config=config)
         self._scaler = getattr(self.engine.optimizer, "loss_scaler", None)  # none in bf16 under zero1
         if self._scaler is not None:  # at its lowest it would raise an error of its own, with a traceback
@@ -102,7 +102,7 @@ class Zero:
         self._updates = 0
 
     def learn(self, batches: Sequence[Batch], scale: float) -> Sums:
-        total = torch.zeros(2, device=self._device)
+        total = torch.zeros(1, device=self._device)
         for batch in batches:
             sums = self.engine(**model.inputs(batch, self._device))
             # DeepSpeed takes the mean over the ranks; with scale_wrt_gas it would over the micro-batches too.
@@ -110,11 +110,11 @@ class Zero:
             # engine.step() counts micro-batches and updates only on the last; that one is left to step().
             if not self.engine.is_gradient_accumulation_boundary():
                 self.engine.step()
-            total += sums.detach()
-        return Sums(total[0], total[1])
+            total = total + sums.detach()
+        return Sums.of(total)
 
     def evaluate(self, batches: Sequence[Batch]) -> Sums:
-        return Sums(*model.evaluated(self.engine, batches, self._device))
+        return Sums.of(model.evaluated(self.engine, batches, self._device))
 
     def step(self, lr: float) -> Stepped:
         assert self.engine.is_gradient_accumulation_boundary()
