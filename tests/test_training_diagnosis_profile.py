@@ -34,7 +34,7 @@ model = torch.nn.Linear(200, 200)
 profile = Profile(rank, 0)
 for step in range(6):
     model(torch.randn(50, 200)).sum().backward()
-    time.sleep(0.02 * number)
+    time.sleep(0.2 * number)
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
     dist.barrier()
@@ -141,7 +141,7 @@ def test_the_summary_says_where_the_time_went_and_how_much_of_it_was_communicati
     assert any(line.endswith("aten::addmm") for line in lines)
     summary = [summarise(read_trace(run / "profile" / f"rank-{r}.json.gz")["traceEvents"]) for r in (0, 1)]
     # rank 1 sleeps before it joins: rank 0 spends that time in the collective
-    assert summary[0].communication_us > summary[1].communication_us + 2 * 20_000
+    assert summary[0].communication_us > summary[1].communication_us + 2 * 100_000
     assert all(0 < s.communication_us <= s.wall_us for s in summary)
 
 

@@ -370,8 +370,9 @@ def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path
     with pytest.raises(HeadError, match="has given it up: nothing was started"):
         start(head, monkeypatch, PREPARED, lambda *_: time.sleep(1.5) or PREPARED)
     assert head.started is None and list(head.runs.iterdir()) == []
+    monkeypatch.setattr(starting, "SILENCE_S", 4)
     monkeypatch.setattr(starting, "BEAT_S", 0.2)
-    assert start(head, monkeypatch, PREPARED, lambda *_: time.sleep(1.5) or PREPARED) == RUN
+    assert start(head, monkeypatch, PREPARED, lambda *_: time.sleep(5) or PREPARED) == RUN
 
 
 def test_what_is_shipped_carries_its_times(tmp_path: Path):
