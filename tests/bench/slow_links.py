@@ -46,6 +46,7 @@ CLOSE = 0.3
 """Of the planned seconds: how near what is measured should be."""
 MODEL = "slow-links"
 START_S, STEP_S = 180, 180
+DEEPER, UNEVEN, EVEN = "deeper", (4, 8), (6, 6)
 NAMES = ("pipeline_vs_zero3", "auto_vs_worst_fit", "plan_vs_measured", "uneven_vs_even_split")
 ALL = tuple(name for name in ("zero0", "zero2", "zero3", "pipeline") if name in STRATEGIES)
 SETTINGS = {
@@ -109,10 +110,14 @@ class Ground:
     @cached_property
     def model(self) -> ModelShape:
         """Of the model, which is made and put on every host."""
-        model = self.folder / MODEL
-        slow_model.write(model)
+        return self.put(MODEL)
+
+    def put(self, name: str, layers: int = 8) -> ModelShape:
+        """The shape of a model that is made and put on every host."""
+        model = self.folder / name
+        slow_model.write(model, layers)
         for node in self.local.cluster.nodes:
-            packed = subprocess.Popen(["tar", "-C", self.folder, "-cf", "-", MODEL], stdout=subprocess.PIPE)
+            packed = subprocess.Popen(["tar", "-C", self.folder, "-cf", "-", name], stdout=subprocess.PIPE)
             unpack = ["ssh", *ssh_options(node), f"{node.user}@{node.address}", "tar -C /data/models -xf -"]
             done = subprocess.run(unpack, stdin=packed.stdout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             if packed.wait() or done.returncode:
@@ -276,16 +281,19 @@ def swapped(planned: Mapping[str, float], measured: Mapping[str, float], apart: 
 
 
 def uneven_vs_even(ground: Ground) -> Row:
-    """Two hosts of which one has twice the cores: layers by their speed against as many on each."""
+    """Two hosts of which one has twice the cores: layers by their speed against as many on each, of a model whose
+    layers can be shared out so."""
     if "pipeline" not in ALL:
         raise CommandFailed("there is no strategy pipeline yet")
     two, found = only(ground.local, ("te1", "te2")), {}
-    for layers in ("[3, 5]", "[4, 4]"):
-        with ground.running({"strategy": "pipeline", "pipeline.layers": layers}, two) as run:
+    ground.put(DEEPER, sum(EVEN))
+    for layers in (UNEVEN, EVEN):
+        told = {"model_dir": DEEPER, "strategy": "pipeline", "pipeline.layers": json.dumps(layers)}
+        with ground.running(told, two) as run:
             ground.shape("--cpu", str(CPU), "--hosts", "te1")
             ground.shape("--cpu", str(OTHER_CPU), "--hosts", "te2")
             found[layers] = run.next(SETTLING + 2 * COUNTED)[SETTLING:]
-    return compared(list(zip(found["[3, 5]"], found["[4, 4]"], strict=True)))
+    return compared(list(zip(found[UNEVEN], found[EVEN], strict=True)))
 
 
 def only(local: LocalCluster, names: Sequence[str]) -> LocalCluster:

@@ -1,4 +1,4 @@
-"""The model of the slow-link rows: eight layers whose weights weigh against its activations as in a real one.
+"""The models of the slow-link rows: eight layers or more, whose weights weigh against activations as in a real one.
 
 Weights a hidden unit are what decides between strategies: with 24,000 of them a stage's activations cost a tenth of
 its computing time on the link, as against a hundredth of a 14B's; a smaller model would be a worse likeness.
@@ -19,7 +19,7 @@ ROWS = 8
 """Of a step: the micro-batches of a pipeline."""
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, layers: int = 8) -> None:
     """Random weights, a tokenizer that fits them, and what the base deploy would have written beside them."""
     import torch
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
@@ -33,7 +33,7 @@ def write(folder: Path) -> None:
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=704,
-        num_hidden_layers=8,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=LENGTH,
