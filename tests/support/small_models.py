@@ -45,9 +45,10 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chu
 DENSE: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in ("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "granite", "helium")},
     **{kind: {} for kind in ("hyperclovax", "internlm3", "llama", "ministral3", "mistral", "olmo", "olmo2", "phi")},
-    **{kind: {} for kind in ("phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2", "hunyuan_v1_dense")},
+    **{kind: {} for kind in ("phi3", "qwen2", "qwen3", "smollm3", "starcoder2", "hunyuan_v1_dense")},
     **{kind: {"layer_types": [SLIDING, FULL]} for kind in ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")},
     "granite_swa": {},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
     "minicpm3": LATENT | {"scale_emb": 2, "dim_model_base": 32},
     "ministral": {"layer_types": [SLIDING, FULL]},
     "gemma4_text": {
@@ -78,7 +79,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "afmoe": EXPERTS | {"layer_types": [SLIDING, FULL]},
     "granitemoe": LOCAL,
     "granitemoeshared": LOCAL | {"shared_intermediate_size": 32},
-    "phimoe": LOCAL | {"sliding_window": None},
+    "phimoe": LOCAL | {"sliding_window": None, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
     "cohere2_moe": EXPERTS | {"layer_types": [SLIDING, FULL]},
     "mimo_v2_flash": ROUTED | {"layer_types": [SLIDING, FULL]},
 }
