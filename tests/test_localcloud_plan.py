@@ -4,11 +4,14 @@ import json
 from ipaddress import IPv4Network
 from pathlib import Path
 
+import pytest
+
 from inventory.localcloud.cgroups import systemd_trees
+from inventory.localcloud.commands import run
 from inventory.localcloud.disk import devices_below
 from inventory.localcloud.host import LocalHost, nspawn_command
 from inventory.localcloud.image import ImageRecipe, bootstrap_command
-from inventory.localcloud.mounts import mounts_below
+from inventory.localcloud.mounts import MOUNTINFO, made_once, mounts_below
 from inventory.localcloud.network import nameservers_file, taken_by
 from inventory.localcloud.places import Places
 from inventory.localcloud.wheelhouse import download_command, key, wanted
@@ -26,6 +29,28 @@ def test_two_clouds_share_no_name():
     one, other = Places("a", Path("/x/a")), Places("am1", Path("/x/am1"))
     assert one.link("m1") != other.link("m1")
     assert not other.group("m1").startswith(one.group_prefix)
+
+
+@pytest.mark.localcloud
+def test_what_an_interrupted_maker_left_mounted_is_unmounted_before_it_is_removed(tmp_path: Path):
+    left, kept = tmp_path / ".building-left", tmp_path / "kept"
+    for folder in (left / "dev" / "pts", kept):
+        folder.mkdir(parents=True)
+    (kept / "of the machine").write_text("kept")
+    run("mount", "-t", "tmpfs", "none", left / "dev")
+    (left / "dev" / "pts").mkdir()
+    run("mount", "--bind", kept, left / "dev" / "pts")
+
+    def interrupted(half: Path) -> None:
+        run("mount", "-t", "tmpfs", "none", half)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made_once(tmp_path / "image", interrupted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "kept"]
+    assert (kept / "of the machine").read_text() == "kept"
+    assert made_once(tmp_path / "image", lambda half: (half / "file").touch()) == tmp_path / "image"
+    assert mounts_below(MOUNTINFO.read_text(), tmp_path) == []
 
 
 def test_mounts_below_a_folder_are_deepest_first_and_unescaped():

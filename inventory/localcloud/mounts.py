@@ -46,12 +46,14 @@ def remove_tree(folder: Path) -> None:
 
 
 def made_once(ready: Path, fill: Callable[[Path], None]) -> Path:
-    """A folder of the cache, which `fill` fills where it is not there yet: complete or not at all."""
+    """A folder of the cache, which `fill` fills where it is not there yet: complete or not at all. What a maker that
+    was interrupted has left mounted in its own is unmounted, and only then removed."""
     ready.parent.mkdir(parents=True, exist_ok=True)
     if ready.is_dir():
         return ready
     with alone(ready.parent / ".lock"):
         for dead in ready.parent.glob(".building-*"):
+            unmount_below(dead)
             remove_tree(dead)
         if not ready.is_dir():  # another process may have been faster
             half = Path(tempfile.mkdtemp(prefix=".building-", dir=ready.parent))
@@ -60,6 +62,7 @@ def made_once(ready: Path, fill: Callable[[Path], None]) -> Path:
                 fill(half)
                 half.rename(ready)
             finally:
+                unmount_below(half)
                 remove_tree(half)
     return ready
 
