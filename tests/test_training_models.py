@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.hub import COMMIT, Hub
 from training.cost import shape as shapes
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
+from training.data import DataError
+from training.data.hub import download
 from training.laptop.models import adding, table
 from training.plan.machines import Machines
 from training.recipe import RECIPES, RecipeError
@@ -55,7 +58,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _look(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repo: str = REPO) -> adding.HubModel:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    (tmp_path / "looked-up").mkdir(exist_ok=True)
+    (tmp_path / "looked-up").mkdir(parents=True)
     return adding.look_up(repo, tmp_path / "looked-up")
 
 
@@ -66,7 +69,7 @@ def test_the_small_files_alone_are_fetched_and_say_what_the_recipe_says(tmp_path
     assert (model.commit, model.config, model.gated) == (COMMIT, CONFIG, False)
     assert "enable_thinking" in model.source.note and model.source.positions == 1024
     with Hub({REPO: _files(CONFIG, "")}) as hub:
-        assert "no chat template" in _look(hub, monkeypatch, tmp_path).source.note
+        assert "no chat template" in _look(hub, monkeypatch, tmp_path / "other").source.note
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,17 @@ def test_a_model_that_cannot_be_looked_up_is_said_in_a_sentence(tmp_path: Path, 
     with Hub({"acme/gated": _files(CONFIG)}, gated={"acme/gated"}) as hub, pytest.raises(RecipeError, match=said) as no:
         _look(hub, monkeypatch, tmp_path, repo)
     assert "\n" not in str(no.value)
+
+
+def test_a_hub_that_does_not_answer_is_said_in_a_sentence(tmp_path: Path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(RecipeError, match=rf"{REPO} cannot be looked up at {address}: .*refused") as no:
+        adding.look_up(REPO, tmp_path)
+    assert "\n" not in str(no.value)
+    with pytest.raises(DataError, match=rf"data set acme/poems at main cannot be downloaded from {address}: .*refused"):
+        download("acme/poems", tmp_path)
 
 
 @pytest.mark.parametrize(

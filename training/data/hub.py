@@ -49,7 +49,7 @@ def download(name: str, folder: Path) -> Path:
     call downloads nothing. The hub is HF_ENDPOINT's; it sees the client's own token only where it asks for one and
     that is meant for it."""
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
     match = _NAME.fullmatch(name.strip())
     if match is None:
@@ -67,8 +67,8 @@ def download(name: str, folder: Path) -> Path:
             _fetch(hub, repo, file, target)
     except HubError as error:
         raise DataError(f"{where}: {error}") from error
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
-        reason = str(error).strip().splitlines()[-1]
+    except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         if status in NO_ENTRY:
             reason = f"the hub asks for a token ({status}); {hub.how_to_enter}"

@@ -201,14 +201,14 @@ class HuggingFace:
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
         """The client's answer; its errors as one sentence, without the token whatever they quote."""
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HTTPError
         from huggingface_hub.utils import RepositoryNotFoundError
 
         try:
             return ask()
         except RepositoryNotFoundError:
             return None
-        except (HfHubHTTPError, OSError, ValueError) as error:
+        except (HTTPError, OSError, ValueError) as error:
             words = " ".join(str(error).split()).replace(self._token, "(token)")
             raise AdapterError(f"the Hub refused: {words[:300]}") from None
 

@@ -55,7 +55,7 @@ class HubModel:
 def look_up(repo: str, folder: Path) -> HubModel:
     """Its small files, brought into `folder`. Raises RecipeError."""
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
     if not ID.fullmatch(repo):
         raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
@@ -68,9 +68,9 @@ def look_up(repo: str, folder: Path) -> HubModel:
             _fetch(hub, repo, commit, name, folder)
     except HubError as error:
         raise RecipeError(f"{repo} cannot be looked up: {error}") from error
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+    except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        reason = str(error).strip().splitlines()[-1]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if status in NO_ENTRY:
             reason = f"the hub asks for a token ({status}); {hub.how_to_enter}"
         raise RecipeError(f"{repo} cannot be looked up at {hub.address}: {reason}") from error
