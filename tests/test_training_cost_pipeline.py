@@ -308,7 +308,7 @@ def test_what_does_not_lie_in_stages_on_so_many_ranks_is_refused_in_a_sentence(m
 
 def test_a_model_that_no_engine_splits_is_planned_without_a_pipeline():
     other = replace(shape(), kind="gemma")
-    said = "a gemma model cannot lie in stages; possible: qwen2, qwen3, llama, mistral"
+    said = "a gemma model cannot lie in stages; possible: llama, mistral, qwen2, qwen3, qwen3_moe"
     assert PIPELINE.misfit(other, recipe(), 4) == said
     found = choose(other, load_recipe("qwen2.5-14b"), a10s(4, tcp(16)))
     assert by_name(found)["pipeline"].refused == said and found.chosen.strategy == "zero3"

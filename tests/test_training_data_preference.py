@@ -13,6 +13,7 @@ from training.data import IGNORED, DataError, check  # noqa: E402
 from training.data.build import Build, content_hash  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder  # noqa: E402
+from training.data.look.watch import Watch  # noqa: E402
 from training.data.pairs import shared_prefix  # noqa: E402
 from training.data.preference import refuse_other_goal  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
@@ -111,7 +112,8 @@ def _built(folder, tokenizer, records, skip=False, **settings):
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
     bad = Bad(skip)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on)
-    Build(encoder, recipe, folder / "made", bad).run(source, content_hash(source, tokenizer, recipe))
+    watch = Watch(len(records), 0, lambda *_: None)
+    Build(encoder, recipe, folder / "made", bad, watch).run(source, content_hash(source, tokenizer, recipe))
     return open_prepared(folder / "made" / "train"), bad
 
 

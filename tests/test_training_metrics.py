@@ -93,8 +93,8 @@ def test_executed_flops_are_those_worked_out_by_hand_at_2048_tokens(facts, with_
 
 
 def test_the_models_flops_are_4p_for_lora_and_6p_for_full_and_know_no_checkpointing():
-    lora = replace(QWEN_7B, trainable=0, layers=0)
-    full = replace(QWEN_7B, trainable=QWEN_7B.parameters, layers=0)
+    lora = replace(QWEN_7B, trainable=0, layers=0, attends=())
+    full = replace(QWEN_7B, trainable=QWEN_7B.parameters, layers=0, attends=())
     p = QWEN_7B.matmul_parameters
     assert flops_per_token(lora, 2048, 1.0) == (4 * p, 6 * p)
     assert flops_per_token(lora, 2048, 0.0) == (4 * p, 4 * p)

@@ -97,7 +97,7 @@ def test_a_stage_unpacks_its_layers_forward_backward_and_where_they_are_computed
         stage_time(shape, _recipe("14b", **asked), micro, stage, 40e12, memory_bytes_per_s=rate)
         for rate in (600e9, None)
     )
-    matrices = shape.layer_matrices
+    matrices = shape.largest.packed
     assert known.forward_s - unknown.forward_s == pytest.approx(unpacking_s(12 * matrices, 1, 600e9))
     assert known.backward_s - unknown.backward_s == pytest.approx(unpacking_s((12 + 5) * matrices, 1, 600e9))
 
@@ -114,7 +114,7 @@ def test_the_layers_shrink_to_a_quarter_and_embedding_and_head_do_not():
     shape = _shape("14b")
     sixteen, four = (weight_bytes(shape, _recipe("14b", strategy="zero0", base_precision=p)) for p in ("dtype", "nf4"))
     assert sixteen == 2 * shape.parameters
-    layers = shape.layers * shape.layer_matrices
+    layers = shape.packed_parameters
     assert (four - (sixteen - 2 * layers)) / (2 * layers) == pytest.approx(0.258)
 
 
@@ -126,7 +126,7 @@ def test_unpacking_costs_the_same_however_many_tokens_a_micro_batch_has():
         recipe = _recipe("14b", strategy="zero0", base_precision=precision, lora__rank="64", global_batch="1")
         seconds[precision] = [pace(shape, recipe, 1, tokens, rates).compute_s for tokens in (2048, 4096)]
     apart = [four - sixteen for four, sixteen in zip(seconds["nf4"], seconds["dtype"], strict=True)]
-    assert apart[0] == pytest.approx(apart[1]) == unpacking_s(shape.layers * shape.layer_matrices, 3, 2039e9)
+    assert apart[0] == pytest.approx(apart[1]) == unpacking_s(shape.packed_parameters, 3, 2039e9)
     assert 8 * seconds["nf4"][0] == pytest.approx(11.8, rel=0.05)
 
 

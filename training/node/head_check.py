@@ -116,6 +116,7 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         "n_head": HEADS,
         "mamba_n_heads": HEADS,
         "mamba_d_head": width * (values.get("mamba_expand") or 1),
+        "mamba_d_ssm": HEADS * width * (values.get("mamba_expand") or 1),
     }
     for change in (few | shallow | thin, few | shallow, few | {"vocab_size": VOCABULARY}):
         yield _with(config, change)

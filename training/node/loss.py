@@ -31,7 +31,7 @@ class Logits:
     """What a model makes of its head's products, in fp32."""
 
     scale: float = 1.0
-    """Cohere (logit_scale), Granite and MiniCPM3 (1 / logits_scaling)."""
+    """Cohere (logit_scale), Falcon H1 (lm_head_multiplier), Granite and MiniCPM3 (1 / logits_scaling)."""
     cap: float | None = None
     """Gemma 2 to 4 (final_logit_softcapping): products z become cap tanh(z / cap), arXiv 2408.00118."""
 
@@ -40,6 +40,7 @@ class Logits:
         """As a model's configuration says, or that of its text."""
         own = config.get_text_config(decoder=True)
         scale = getattr(own, "logit_scale", None) or 1.0
+        scale *= getattr(own, "lm_head_multiplier", None) or 1.0
         scale /= getattr(own, "logits_scaling", None) or 1.0
         return cls(scale, getattr(own, "final_logit_softcapping", None))
 
