@@ -318,9 +318,9 @@ def test_on_the_cpu_a_ranks_share_of_the_ram_counts():
 
 def test_samples_share_rows_only_where_the_model_keeps_them_apart():
     assert found(plan(facts()), "batching").value == "packed"
-    mixes = replace(facts(), config={**CONFIG, "model_type": "lfm2"})
+    mixes = replace(facts(), config={**CONFIG, "model_type": "rwkv"})
     check = found(plan(mixes), "batching")
-    assert check.severity == "error" and "'lfm2'" in check.value and "--set batching=padded" in check.cure
+    assert check.severity == "error" and "'rwkv'" in check.value and "--set batching=padded" in check.cure
     assert found(plan(mixes, anyway=True), "batching").severity == "error", "a fact, not an estimate"
     assert found(plan(mixes, batching="padded"), "batching").severity == "ok"
 
