@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.heads import cluster_of
+from tests.support.llama_shape import model_shape
 from tests.test_training_plan_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data import DataError
@@ -78,6 +79,7 @@ CONFIG = {
 PREPARED = {
     "report": REPORT,
     "model": CONFIG,
+    "outline": model_shape(CONFIG).to_outline(),
     "disk_free_gib": 100.0,
 }
 

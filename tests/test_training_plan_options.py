@@ -322,6 +322,15 @@ PARAMETERS = {  # 1e9, as the model cards say
     "gemma3-1b": 1.000,
     "deepseek-llm-67b-chat": 67.425,
     "deepseek-coder-33b-instruct": 33.343,
+    "qwen3-4b-instruct-2507": 4.022,
+    "qwen3-30b-a3b": 30.532,
+    "gpt-oss-20b": 20.915,
+    "deepseek-v2-lite": 15.706,
+    "phi4-14b": 14.660,
+    "phi4-mini": 3.836,
+    "glm4-9b": 9.400,
+    "glm4.5-air": 106.852,
+    "ministral-8b": 8.020,
     "tiny": 0.00105,
 }
 

@@ -24,7 +24,8 @@ EXACT = {
     "loss_chunk": "16",
     "lora.dropout": "0.0",
 }
-STEPS = 2
+STEPS = 1
+"""Adam's first step has the gradients' signs: of those near zero anybody's rounding decides."""
 KINDS = sorted(TYPES)
 GROUPS = 5
 """Of types, each in processes of its own. Seventy engines after one another in one process: two ranks once waited for
@@ -75,8 +76,8 @@ def of_group(house):
 def test_zero3_learns_what_one_plain_rank_does(kind, of_group):
     on_one, on_two = of_group(KINDS.index(kind) % GROUPS)
     plain = on_one[f"{kind} zero0"]
-    assert len(plain["losses"]) == STEPS and plain["losses"][0] != plain["losses"][1]
     for parted in (on_one, on_two):
         found = parted[f"{kind} zero3"]
-        assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-        assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4)
+        assert found["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+        assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4) and plain["norms"][0] > 0
+        assert found["held_out"] == pytest.approx(plain["held_out"], rel=1e-3)
