@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +83,8 @@ def pids(group: str) -> set[int]:
     return {
         int(line)
         for root in _all_roots()
-        for file in (root / group).rglob("cgroup.procs")
-        for line in _read(file).split()
+        for folder, _, _ in os.walk(root / group)  # passes by what goes meanwhile: a session that ends takes its group
+        for line in _read(Path(folder, "cgroup.procs")).split()
         if line != "0"  # a process of another pid namespace
     }
 
@@ -112,11 +113,9 @@ def kill(group: str) -> None:
 def remove(group: str) -> None:
     """Remove a group without processes, and those below it."""
     for top in (root / group for root in _all_roots()):
-        for folder in sorted(top.rglob("*/"), reverse=True) if top.exists() else []:
-            if folder.is_dir():
-                folder.rmdir()
-        if top.exists():
-            top.rmdir()
+        for folder, _, _ in os.walk(top, topdown=False):
+            with suppress(FileNotFoundError):  # systemd removes what is empty, too
+                os.rmdir(folder)
 
 
 def limit_cpu(group: str, cores: float | None) -> None:
