@@ -115,7 +115,7 @@ def remove(group: str) -> None:
     for top in (root / group for root in _all_roots()):
         for folder, _, _ in os.walk(top, topdown=False):
             with suppress(FileNotFoundError):  # systemd removes what is empty, too
-                os.rmdir(folder)
+                Path(folder).rmdir()
 
 
 def limit_cpu(group: str, cores: float | None) -> None:
