@@ -32,7 +32,8 @@ from deploy.on_node.probe import MODEL_STAMP as STAMP
 from deploy.refusal import refuse_unless, refuse_unless_mounted
 from training.hub_access import TOKEN_HOST
 from training.model_lock import LOCK, pinned, read_pins, remember
-from training.recipe import RecipeError, load_recipe
+from training.model_names import named_model
+from training.recipe import RecipeError
 
 MODELS = f"{MOUNT_POINT}/models"
 PYTHON = f"{MOUNT_POINT}/env/bin/python"
@@ -72,18 +73,18 @@ class ModelFolder:
         return same and pinned and not state["problems"]
 
 
-def base_models(recipes: Iterable[str]) -> list[ModelFolder]:
-    """The models of the recipes, one a folder; RecipeError for an unknown recipe or a folder wanted twice."""
+def base_models(names: Iterable[str]) -> list[ModelFolder]:
+    """The models of recipes or ids, one a folder; RecipeError for an unknown name or a folder wanted twice."""
     models: dict[str, ModelFolder] = {}
     pins = read_pins()
-    for name in recipes:
-        recipe = load_recipe(name)
-        pin = pinned(pins, recipe.base_model, recipe.revision)
+    for name in names:
+        named = named_model(name)
+        pin = pinned(pins, named.repo, named.revision)
         model = ModelFolder(
-            repo=recipe.base_model,
-            revision=recipe.revision,
-            folder=recipe.model_dir,
-            commit=code_hash(TRAINING) if recipe.base_model.startswith(BUILT_IN) else pin.commit,
+            repo=named.repo,
+            revision=named.revision,
+            folder=named.folder,
+            commit=code_hash(TRAINING) if named.repo.startswith(BUILT_IN) else pin.commit,
             files=pin.files,
         )
         other = models.setdefault(model.folder, model)

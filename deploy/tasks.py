@@ -47,11 +47,12 @@ def doctor(c: Any, json: bool = False) -> None:
 
 
 def _model_folders(cluster: Cluster) -> list[str]:
-    """The folders under /data/models of the recipes cluster.toml names."""
-    from training.recipe import RecipeError, load_recipe
+    """The folders under /data/models of the models cluster.toml names."""
+    from training.model_names import named_model
+    from training.recipe import RecipeError
 
     try:
-        return [load_recipe(name, {}).model_dir for name in cluster.settings.models.names]
+        return [named_model(name).folder for name in cluster.settings.models.names]
     except RecipeError as error:
         raise Exit(f"models.names: {error}", code=2) from None
 

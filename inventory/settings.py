@@ -139,7 +139,7 @@ class Driver(Section):
 
 
 class Models(Section):
-    """Base models to have at /data/models before training, by recipe name."""
+    """Base models to have at /data/models before training, by recipe or by id (OWNER/NAME)."""
 
     names: Annotated[tuple[str, ...], Field(strict=False)] = ("tiny",)
 

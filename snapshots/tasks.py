@@ -242,7 +242,7 @@ def _program(name: str) -> Path:
 
 
 def _model_folder(recipe: str) -> str:
-    from training.recipe import load_recipe
+    from training.model_names import load_recipe
 
     return load_recipe(recipe).model_dir
 

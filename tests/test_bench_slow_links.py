@@ -7,7 +7,7 @@ import pytest
 
 from tests.bench import slow_links, slow_model
 from tests.support.llama_shape import model_shape
-from training.recipe import load_recipe
+from training.model_names import load_recipe
 
 CONFIG = {
     "model_type": "qwen2",

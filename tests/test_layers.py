@@ -48,6 +48,7 @@ MAY = (
             "training.launch",
             "training.lineage",
             "training.recipe",
+            "training.model_names",
             "training.model_lock",
             "training.hub_access",
             "training.sums",

@@ -10,7 +10,8 @@ from pydantic_core import PydanticUndefined
 
 import fabfile
 from inventory.settings import load_settings
-from training.recipe import NOT_PART_OF_THE_MATHS, Recipe, Table, recipe_names
+from training.model_names import recipe_names
+from training.recipe import NOT_PART_OF_THE_MATHS, Recipe, Table
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.zh.md")
@@ -86,7 +87,7 @@ def shown(default):
         return str(default).lower()
     if isinstance(default, tuple | dict):
         return ", ".join(map(str, default)) or "none"
-    return f"{default:g}" if isinstance(default, float) else str("none" if default is None else default)
+    return f"{default:g}" if isinstance(default, float) else str("none" if default in (None, "") else default)
 
 
 def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resumed_run_may_change():

@@ -17,6 +17,7 @@ from deepspeed.runtime.fp16 import loss_scaler  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import TrainerState  # noqa: E402
 from training.node.diagnosis.hang import StallWatch  # noqa: E402
 from training.node.diagnosis.progress import STEP, ProgressFile, read_progress  # noqa: E402
@@ -25,7 +26,6 @@ from training.node.strategies import OptimizerProgress, Sums, loss_scale  # noqa
 from training.node.strategies.loss_scale import LossScale  # noqa: E402
 from training.node.strategies.replicated import Replicated  # noqa: E402
 from training.node.validation import evaluate  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

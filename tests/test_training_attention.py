@@ -11,10 +11,11 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training.isolation import mixing  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
 from training.node.mixers import keep_apart  # noqa: E402
 from training.node.model import trainable  # noqa: E402
-from training.recipe import RecipeError, load_recipe  # noqa: E402
+from training.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

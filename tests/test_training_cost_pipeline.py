@@ -19,9 +19,10 @@ from training.cost.schedule import StageTime, order, step_seconds
 from training.cost.shape import known_shape
 from training.cost.split import Filling, even, fillings, first_so_many, shared_out
 from training.cost.strategies import STRATEGIES
+from training.model_names import load_recipe
 from training.plan.machines import RankCard
 from training.plan.options import choose
-from training.recipe import RecipeError, load_recipe, with_changes
+from training.recipe import RecipeError, with_changes
 
 ROWS = {"global_batch": "16", "max_length": "2048", "strategy": "pipeline"}
 PIPELINE = STRATEGIES["pipeline"]

@@ -27,7 +27,7 @@ from training.data.readers import Bad
 from training.data.shapes import recognised
 from training.laptop import data_look
 from training.laptop.data_look import Question
-from training.recipe import load_recipe
+from training.model_names import load_recipe
 
 pytestmark = pytest.mark.torch
 

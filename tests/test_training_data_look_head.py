@@ -18,7 +18,7 @@ from training.laptop.base_model import TINY
 from training.laptop.data_look import Question
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
-from training.recipe import load_recipe
+from training.model_names import load_recipe
 from training.sums import ORIGIN, sha256_of
 
 pytestmark = pytest.mark.torch

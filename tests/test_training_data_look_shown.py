@@ -21,8 +21,8 @@ from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Survey
 from training.laptop import data_look, look_table
 from training.laptop.data_look import Question
+from training.model_names import load_recipe
 from training.node.metrics import report
-from training.recipe import load_recipe
 
 EVIL = "[red]</b><script>alert(1)</script>\x1b[2J\u202e"
 SAMPLE = ShownSample(

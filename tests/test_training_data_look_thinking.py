@@ -19,7 +19,8 @@ from training.data.sample import BadRecord
 from training.data.shapes import recognised
 from training.laptop.adapter.model_card import CardFacts, card
 from training.laptop.adapter.tuned_model import TunedModel
-from training.recipe import RecipeError, load_recipe, parse_recipe
+from training.model_names import load_recipe
+from training.recipe import RecipeError, parse_recipe
 
 pytestmark = pytest.mark.torch
 

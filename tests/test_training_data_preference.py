@@ -20,7 +20,7 @@ from training.data.prepared import open_prepared  # noqa: E402
 from training.data.readers import Bad  # noqa: E402
 from training.data.sample import BadRecord, Sample  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -27,8 +27,8 @@ from training.data.encode import Encoder  # noqa: E402
 from training.data.prepared import Writer, attention_span, open_prepared  # noqa: E402
 from training.data.readers import Bad  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import IGNORED, Sample  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node import dpo, head_check, log_probs, model  # noqa: E402
 from training.node.attention import Segments, segment_attention  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
-from training.recipe import Dpo, RecipeError, load_recipe  # noqa: E402
+from training.recipe import Dpo, RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

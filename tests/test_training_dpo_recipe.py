@@ -14,7 +14,8 @@ from training.cost.pace import Rates, pace
 from training.data import DataError
 from training.laptop.data_size import size_of
 from training.laptop.start_run import chosen_recipe, training_data
-from training.recipe import Dpo, RecipeError, default_maths, load_recipe, parse_recipe, read_recipe
+from training.model_names import load_recipe
+from training.recipe import Dpo, RecipeError, default_maths, parse_recipe, read_recipe
 
 QWEN_7B = {
     "model_type": "qwen2",

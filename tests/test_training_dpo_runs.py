@@ -21,10 +21,10 @@ from training import tiny  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.exit_codes import FINISHED, STOPPED, UNUSABLE  # noqa: E402
 from training.laptop.adapter import report  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_tensors  # noqa: E402
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

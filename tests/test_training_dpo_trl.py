@@ -18,8 +18,8 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from training import tiny  # noqa: E402
 from training.data import Order  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

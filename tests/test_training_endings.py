@@ -24,10 +24,11 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training import tiny  # noqa: E402
 from training.exit_codes import FAILED, FINISHED, STOPPED  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors, steps  # noqa: E402
 from training.node.finetune import open_work  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
-from training.recipe import RecipeError, load_recipe  # noqa: E402
+from training.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

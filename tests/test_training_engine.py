@@ -30,10 +30,10 @@ from training.data import Order  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.exit_codes import PEER_LOST, STOPPED, WRONG_CHECKPOINT  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors  # noqa: E402
 from training.node.model import draw  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -11,11 +11,12 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from transformers import AutoConfig  # noqa: E402
 
+from training.model_names import load_recipe  # noqa: E402
 from training.node import head_check  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402
 from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
-from training.recipe import RecipeError, load_recipe  # noqa: E402
+from training.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

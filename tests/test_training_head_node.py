@@ -23,7 +23,8 @@ from training.laptop.head_node import HeadError, HereHead, RemoteHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.preparing import DataRequest
 from training.launch import Launch, LaunchError, launch_text
-from training.recipe import load_recipe, read_recipe
+from training.model_names import load_recipe
+from training.recipe import read_recipe
 from training.run_folder import CLAIM, Status, status_text
 from training.sums import PARTS, sums_of, sums_text
 from training.verify import FetchError

@@ -11,9 +11,9 @@ import pytest
 
 from training.cost.cards import CARDS, has_kernels, peak_flops
 from training.cost.flops import ModelFacts, flops_per_token, utilization
+from training.model_names import load_recipe
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append, keep_until
-from training.recipe import load_recipe
 
 COMPUTE_CAPABILITY = {
     "H200": (9, 0),

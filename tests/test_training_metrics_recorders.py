@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from training.model_names import load_recipe
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics
-from training.recipe import load_recipe
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("torch")
@@ -30,7 +30,7 @@ import json, sys
 from pathlib import Path
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics
-from training.recipe import load_recipe
+from training.model_names import load_recipe
 run, how = Path(sys.argv[1]), sys.argv[2]
 recorder = Recorder(run, load_recipe("tiny", {"logging.tensorboard": "false", "logging.wandb": how}), None)
 for step in (1, 2, 3):

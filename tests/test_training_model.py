@@ -25,12 +25,13 @@ from training.cost.strategies import (  # noqa: E402
 )
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
+from training.model_names import load_recipe, recipe_names  # noqa: E402
 from training.node import model  # noqa: E402
 from training.node.outline import shape_of_folder  # noqa: E402
 from training.node.strategies import engines, machine  # noqa: E402
 from training.node.strategies.zero import ds_config  # noqa: E402
 from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
-from training.recipe import Lora, Recipe, RecipeError, load_recipe, recipe_names  # noqa: E402
+from training.recipe import Lora, Recipe, RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

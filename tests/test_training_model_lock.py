@@ -10,7 +10,8 @@ from training import model_lock
 from training.laptop import base_model
 from training.launch import Launch, LaunchError
 from training.model_lock import Pin, disagreement, pinned, read_pins, remember
-from training.recipe import RecipeError, load_recipe, recipe_names
+from training.model_names import load_recipe, recipe_names
+from training.recipe import RecipeError
 
 REPO, COMMIT, OTHER, FILES = "acme/model", "c" * 40, "d" * 40, "f" * 64
 RECORD = {"repo": REPO, "revision": "main", "commit": COMMIT, "hash": FILES}

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from deploy.models import base_models
 from tests.support.hub import COMMIT, Hub
 from training.cost import shape as shapes
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
 from training.data import DataError
 from training.data.hub import download
+from training.laptop import plan_options, start_run
 from training.laptop.models import adding, table
+from training.laptop.plan_options import Wish
+from training.model_names import RECIPES
 from training.plan.machines import Machines
-from training.recipe import RECIPES, RecipeError
+from training.recipe import RecipeError
 
 CONFIG = {
     "model_type": "qwen3",
@@ -45,14 +49,16 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of training/recipes, which the commands write into; an empty home."""
     copy = tmp_path / "recipes"
     shutil.copytree(RECIPES, copy)
-    for module in ("training.recipe", "training.laptop.models.adding"):
+    for module in ("training.model_names", "training.laptop.models.adding"):
         monkeypatch.setattr(f"{module}.RECIPES", copy)
     for module in ("training.cost.shape", "training.laptop.models.adding"):
         monkeypatch.setattr(f"{module}.SHIPPED", copy / "outlines.json")
     monkeypatch.setenv("HOME", str(tmp_path))
     shapes.outlines.cache_clear()
+    adding.derived.cache_clear()
     yield copy
     shapes.outlines.cache_clear()
+    adding.derived.cache_clear()
 
 
 def _look(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repo: str = REPO) -> adding.HubModel:
@@ -114,7 +120,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_counted(changes, s
 
 @pytest.mark.torch
 def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_by_id(recipes, tmp_path, monkeypatch):
-    from training.recipe import load_recipe, recipe_name
+    from training.model_names import load_recipe, recipe_name
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with Hub({REPO: _files(CONFIG)}) as hub:
@@ -125,9 +131,34 @@ def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_b
     recipe = load_recipe(REPO)
     assert recipe_name(REPO) == "my-qwen3" and recipe.base_model == REPO and recipe.max_length == 1024
     assert known_shape(REPO).layers == 2 and known_shape("Qwen/Qwen3-8B").layers == 36
-    with Hub({REPO: _files(CONFIG)}) as hub, pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    with pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
         adding.add(REPO)
+    with pytest.raises(RecipeError, match="--name My: small letters"):
+        adding.add(REPO, "My")
+
+
+@pytest.mark.torch
+def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes, tmp_path, monkeypatch, capsys):
+    before = sorted(path.name for path in recipes.iterdir()), (recipes / "outlines.json").read_bytes()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with Hub({REPO: _files(CONFIG)}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        recipe = start_run.chosen_recipe(REPO, ["lora.rank=4"], "5")
+        assert len(hub.downloads("config.json")) == 1, "fewer steps shorten the warm-up, which asks for it again"
+    assert (recipe.name, recipe.base_model, recipe.model_dir) == ("my-qwen3", REPO, "my-qwen3")
+    assert (recipe.lora.rank, recipe.steps, recipe.max_length) == (4, 5, 1024)
+    assert plan_options.subject(recipe, Wish())[0].layers == 2
+    shown = capsys.readouterr()
+    assert f'base_model = "{REPO}"' in shown.err and f"fab models.add {REPO} writes it" in shown.err and not shown.out
+    assert before == (sorted(path.name for path in recipes.iterdir()), (recipes / "outlines.json").read_bytes())
+
+
+def test_a_model_without_a_recipe_is_fetched_by_its_id(recipes):
+    (folder,) = base_models([REPO])
+    assert (folder.repo, folder.revision, folder.path) == (REPO, "main", "/data/models/my-qwen3")
+    assert [each.folder for each in base_models(["Qwen/Qwen3-8B", "qwen3:8b"])] == ["qwen3-8b"]
+    with pytest.raises(RecipeError, match="wanted for acme/My-Qwen3 at main and for other/My-Qwen3"):
+        base_models([REPO, "other/My-Qwen3"])
 
 
 def _machines(card_bytes: float) -> Machines:

@@ -9,8 +9,9 @@ import pytest
 from tests.support import models_page
 from tests.support.llama_shape import model_shape
 from training.cost.shape import known_shape
+from training.model_names import RECIPES, load_recipe, recipe_name, recipe_names
 from training.new_recipe import Source, about, memory_lines, new_recipe
-from training.recipe import RECIPES, RecipeError, load_recipe, read_recipe, recipe_name, recipe_names
+from training.recipe import RecipeError, read_recipe
 
 DOWNLOADED = [name for name in recipe_names() if name != "tiny"]
 
@@ -30,6 +31,36 @@ def test_the_memory_in_a_shipped_recipe_is_what_is_computed(name):
 def test_a_recipe_is_found_by_its_name_and_by_its_models_id(model):
     assert recipe_name(model) == "qwen3-8b"
     assert load_recipe(model, {"lora.rank": "32"}).lora.rank == 32
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("qwen3:8b", "qwen3-8b"),
+        ("Qwen3-8B", "qwen3-8b"),
+        ("qwen2.5_14b", "qwen2.5-14b"),
+        ("Qwen2.5-14B-Instruct", "qwen2.5-14b"),
+        ("llama-3.1-8b", "llama3.1-8b"),
+        ("Llama-3.1-8B-Instruct", "llama3.1-8b"),
+        ("phi-4", "phi4-14b"),
+        ("gemma-3-1b-it", "gemma3-1b"),
+        ("gpt-oss:20b", "gpt-oss-20b"),
+        ("smollm3:3b", "smollm3-3b"),
+    ],
+)
+def test_a_recipe_is_found_by_the_usual_short_names(said, meant):
+    assert recipe_name(said) == meant
+
+
+def test_a_recipes_own_name_means_no_other_and_what_is_said_of_an_owner_is_not_guessed():
+    assert [recipe_name(name) for name in recipe_names()] == recipe_names()
+    assert [recipe_name(name.upper()) for name in recipe_names()] == recipe_names()
+    with pytest.raises(RecipeError, match=r"unknown model 'Qwen/Qwen2\.5-14B'"):
+        recipe_name("Qwen/Qwen2.5-14B")  # the model that was not taught to answer
+
+
+def test_every_model_to_download_has_its_licence():
+    assert {name for name in recipe_names() if not load_recipe(name).licence} == {"tiny"}
 
 
 def test_an_unknown_model_is_told_with_what_may_be_meant():
@@ -57,10 +88,11 @@ CONFIG = {
 
 
 def test_a_new_recipe_is_a_recipe_that_says_how_much_it_needs(tmp_path: Path):
-    text = new_recipe("mine", Source("me/Mine-32B", 4096, "A note."), model_shape(CONFIG))
+    text = new_recipe("mine", Source("me/Mine-32B", 4096, "mit", "A note."), model_shape(CONFIG))
     (tmp_path / "mine.toml").write_text(text)
     recipe = read_recipe(tmp_path / "mine.toml")
     assert (recipe.base_model, recipe.model_dir, recipe.max_length) == ("me/Mine-32B", "mine-32b", 2048)
+    assert recipe.licence == "mit"
     assert (recipe.optimizer.lr, recipe.epochs) == (1e-4, 2)
     assert recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
     comment = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]

@@ -16,10 +16,11 @@ from training.cost.unpacking import unpacking_s
 from training.laptop.adapter.model_card import CardFacts, card
 from training.laptop.resume_run import changed_recipe
 from training.launch import LaunchError
+from training.model_names import load_recipe
 from training.plan.ladder import ladder
 from training.plan.machines import Machines, room
 from training.plan.options import Search, choose
-from training.recipe import LEFT_TO_THE_PLAN, RecipeError, default_maths, load_recipe, read_recipe
+from training.recipe import LEFT_TO_THE_PLAN, RecipeError, default_maths, read_recipe
 
 A10, A10_BYTES = Rates(40e12, 1.7e9, 600e9), 23028 * 2**20
 

@@ -20,9 +20,9 @@ from training import tiny  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node import model, nf4  # noqa: E402
 from training.node.strategies.stage import Stage  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

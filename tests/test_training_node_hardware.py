@@ -15,10 +15,10 @@ from training.cost.shape import known_shape
 from training.laptop import node_hardware
 from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
+from training.model_names import load_recipe
 from training.plan.facts import ModelMetadata, read_facts
 from training.plan.hardware import Card, Known, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.predict import Plan, make_plan
-from training.recipe import load_recipe
 
 A10, L20, RTX = "NVIDIA A10", "NVIDIA L20", "NVIDIA GeForce RTX 4090"
 A10_CARD, RTX_CARD = Card(A10, 23028 * 2**20), Card(RTX, 24564 * 2**20)

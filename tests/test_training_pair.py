@@ -68,7 +68,7 @@ def test_rows_go_to_replicas_and_what_two_ranks_of_one_see_counts_once(pair, rep
 
 def _by_one_process(steps):
     """The same parameters under torch's own clipping and AdamW: norms, and both parameters after each step."""
-    from training.recipe import load_recipe
+    from training.model_names import load_recipe
 
     settings = load_recipe("tiny").optimizer
     both = [torch.nn.Parameter(torch.arange(1.0, 4.0) + rank) for rank in (0, 1)]

@@ -19,11 +19,12 @@ from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.resume_run import Change, changed_recipe
 from training.launch import LaunchError
+from training.model_names import load_recipe, recipe_names
 from training.plan.deciding import decided_again, layout_keys
 from training.plan.hardware import Card
 from training.plan.machines import Machines, Workload, room
 from training.plan.predict import make_plan
-from training.recipe import LEFT_TO_THE_PLAN, RecipeError, load_recipe, read_recipe, recipe_names, with_changes
+from training.recipe import LEFT_TO_THE_PLAN, RecipeError, read_recipe, with_changes
 
 SAID = {"strategy": "zero3", "micro_batch": "1", "gradient_checkpointing": "true"}
 ALL = {"strategy": "auto", "micro_batch": "auto", "gradient_checkpointing": "auto"}

@@ -13,12 +13,12 @@ from tests.support.heads import cluster_of
 from training.laptop import preparing
 from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
+from training.model_names import load_recipe
 from training.plan import calibration
 from training.plan.calibration import Calibration, Ranks
 from training.plan.facts import Facts
 from training.plan.hardware import Card, NodeHardware
 from training.plan.predict import make_plan
-from training.recipe import load_recipe
 
 MADE = Calibration(
     run_id="prove-20260101-000000",

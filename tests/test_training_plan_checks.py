@@ -11,12 +11,13 @@ import pytest
 from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB
 from training.cost.shape import PlanError
+from training.model_names import load_recipe
 from training.plan.checks import CHECKS
 from training.plan.facts import Facts, ModelMetadata, read_facts, stop_tokens
 from training.plan.hardware import Card, Known, NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.situation import Check
-from training.recipe import load_recipe, with_changes
+from training.recipe import with_changes
 
 CONFIG = {
     "model_type": "qwen2",

@@ -32,8 +32,8 @@ from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
 from training.laptop.start_run import BUILT_IN, chosen_recipe
 from training.launch import LaunchError
+from training.model_names import load_recipe
 from training.plan import calibration
-from training.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 LISTED = """\

@@ -15,7 +15,8 @@ from training.cost.pace import Rates, pace
 from training.cost.shape import ModelShape
 from training.cost.strategies import BUCKET, cost_of
 from training.data import micro_steps
-from training.recipe import Lora, Recipe, load_recipe, with_changes
+from training.model_names import load_recipe
+from training.recipe import Lora, Recipe, with_changes
 
 GB = 1e9
 

@@ -11,9 +11,9 @@ from training.cost.cards import card_bytes, sustained_flops
 from training.cost.pace import LINE_SHARE, Rates
 from training.cost.shape import known_shape
 from training.laptop.preparing import ONE_MACHINE
+from training.model_names import load_recipe
 from training.plan.frontier import Offered, Way, cheaper_in_numbers, frontier, rows, ways
 from training.plan.machines import Machines, Workload, room
-from training.recipe import load_recipe
 
 JAKARTA = {"A10": 11.73, "A100": 34.48}
 """CNY an hour of a machine with one such card, on demand, October 2024; an A100 has 80 GB."""

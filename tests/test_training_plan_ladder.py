@@ -10,8 +10,9 @@ import pytest
 from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB, PROCESS, RESERVED
 from training.cost.shape import known_shape
+from training.model_names import load_recipe
 from training.plan.ladder import ladder, ladder_lines, needed
-from training.recipe import Recipe, load_recipe, with_changes
+from training.recipe import Recipe, with_changes
 
 CONFIG = {
     "model_type": "qwen2",

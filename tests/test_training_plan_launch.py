@@ -42,8 +42,8 @@ from training.laptop.open_cluster import OpenCluster
 from training.laptop.preparing import DataRequest
 from training.laptop.ship import pack
 from training.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
+from training.model_names import load_recipe
 from training.node.supervision.failure import rank_end
-from training.recipe import load_recipe
 from training.run_folder import PREPARING, Status, begun, new_run_id, status_text
 
 ROOT = Path(__file__).parents[1]

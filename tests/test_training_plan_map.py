@@ -13,8 +13,8 @@ from training.cost.cards import CARDS, card_bytes, memory_rate, sustained_flops
 from training.cost.flops import flops_per_token
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
+from training.model_names import load_recipe
 from training.plan.machines import room
-from training.recipe import load_recipe
 
 TEXT = (Path(__file__).parent.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
 LINES = TEXT.splitlines()

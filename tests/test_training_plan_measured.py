@@ -21,6 +21,7 @@ from training.laptop.follow import Look
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.terminal import news, off_plan
 from training.launch import Host, Launch, launch_text
+from training.model_names import load_recipe
 from training.node.metrics.against_plan import measured, pace_watch
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import StepMetrics
@@ -42,7 +43,6 @@ from training.plan.measured import (
 )
 from training.plan.options import choose
 from training.plan.predict import make_plan
-from training.recipe import load_recipe
 from training.run_folder import MEASURED, Status, parse_status, status_text
 
 RUN = Measured(

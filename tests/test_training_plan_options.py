@@ -22,9 +22,10 @@ from training.cost.memory import RESERVED
 from training.cost.pace import LINE_SHARE, Rates
 from training.cost.shape import known_shape
 from training.cost.strategies import STRATEGIES
+from training.model_names import load_recipe, recipe_names
 from training.plan.machines import Machines, Workload, room
 from training.plan.options import Search, choose
-from training.recipe import load_recipe, recipe_names, with_changes
+from training.recipe import with_changes
 
 ROOT = Path(__file__).parent.parent
 A10, A10_FLOPS = "NVIDIA A10", 40e12

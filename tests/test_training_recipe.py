@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.recipe import RECIPES, Optimizer, RecipeError, load_recipe, read_recipe, recipe_names
+from training.model_names import RECIPES, load_recipe, recipe_names
+from training.recipe import Optimizer, RecipeError, read_recipe
 
 
 @pytest.mark.parametrize("name", recipe_names())

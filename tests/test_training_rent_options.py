@@ -24,8 +24,8 @@ from training.cost.shape import PlanError
 from training.laptop import rent_options, rent_table
 from training.laptop.plan_options import Wish
 from training.launch import LaunchError
+from training.model_names import load_recipe
 from training.plan.measured import text
-from training.recipe import load_recipe
 from training.run_folder import MEASURED
 
 A10 = InstanceType("a10.small", 8, 30, 1, "NVIDIA A10", 24, 16)

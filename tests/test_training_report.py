@@ -19,10 +19,10 @@ from tests.conftest import absent
 from training.events import EVENTS, Resumed, Started, Told, row_of
 from training.laptop.ship import code_files, plan_text
 from training.launch import Host, Launch, launch_text
+from training.model_names import load_recipe
 from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
 from training.node.metrics.report import content, make_report
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append
-from training.recipe import load_recipe
 from training.run_folder import Status, status_text
 
 pytest.importorskip("matplotlib")

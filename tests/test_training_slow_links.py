@@ -23,10 +23,11 @@ from training.cost.pace import Rates, pace  # noqa: E402
 from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES, cost_of  # noqa: E402
 from training.exit_codes import STOPPED  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import CheckpointError, TrainerState, read_tensors, refuse_other  # noqa: E402
 from training.plan import slow_link  # noqa: E402
 from training.plan.predict import make_plan  # noqa: E402
-from training.recipe import RecipeError, load_recipe, with_changes  # noqa: E402
+from training.recipe import RecipeError, with_changes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

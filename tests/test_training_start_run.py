@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from training.laptop.start_run import chosen_recipe
+from training.model_names import load_recipe, recipe_names
 from training.plan.teaching import warmup
-from training.recipe import load_recipe, recipe_names
 
 WARMUP = load_recipe("tiny").optimizer.warmup_steps
 

@@ -18,9 +18,9 @@ from tests.support.ranks import samples, together  # noqa: E402
 from training import tiny  # noqa: E402
 from training.cost.strategies import ZERO3, cost_of  # noqa: E402
 from training.data import Order, micro_steps  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node.model import draw  # noqa: E402
 from training.node.strategies import Stepped  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

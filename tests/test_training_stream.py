@@ -22,13 +22,14 @@ from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES, STREAM  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, model  # noqa: E402
 from training.node.strategies.machine import refuse_streamed  # noqa: E402
 from training.node.strategies.stream import StreamedLayers, spread  # noqa: E402
 from training.plan.deciding import decided_again  # noqa: E402
 from training.plan.machines import Workload  # noqa: E402
 from training.plan.options import choose  # noqa: E402
-from training.recipe import RecipeError, load_recipe, with_changes  # noqa: E402
+from training.recipe import RecipeError, with_changes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -17,7 +17,7 @@ from inventory.settings import Network, Settings
 from tests.support.local_cluster import wait_for
 from training.laptop import open_cluster
 from training.launch import Host, Launch, launch_text
-from training.recipe import load_recipe
+from training.model_names import load_recipe
 from training.sums import PARTS, sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent

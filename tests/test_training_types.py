@@ -15,12 +15,13 @@ from tests.support.models_page import PAGE, row  # noqa: E402
 from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, SMALL, TYPES  # noqa: E402
 from training import isolation  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, attention, mixers, proof  # noqa: E402
 from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
 from training.node.model import whole_model  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
 from training.node.proof import LIMIT, proved  # noqa: E402
-from training.recipe import RecipeError, load_recipe  # noqa: E402
+from training.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROWS = PAGE.read_text(encoding="utf-8").splitlines()

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import FOLDER
-from training.recipe import RECIPES, RecipeError
+from training.model_names import RECIPES
+from training.recipe import RecipeError
 
 LOCK = RECIPES / "models.lock"
 HEAD = """\

@@ -6,7 +6,6 @@ Rates of learning are what is usual for LoRA at these sizes; nothing was tuned f
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,6 +14,7 @@ from training.cost.disk import file_bytes
 from training.cost.memory import NF4, micro_batch_tokens, with_reserve
 from training.cost.shape import FOLDER, ModelShape
 from training.cost.strategies import LEANEST, SIMPLEST, cost_of
+from training.model_names import own_name
 from training.recipe import Recipe
 
 NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
@@ -35,13 +35,15 @@ class Source:
     repo: str
     positions: int
     """max_position_embeddings."""
+    licence: str = ""
+    """As its page says."""
     note: str = ""
     """A sentence for whoever opens the recipe."""
 
     @property
     def name(self) -> str:
         """Its own, as a recipe's may be."""
-        return re.sub(r"[^a-z0-9._-]+", "-", self.repo.rpartition("/")[2].lower()).strip("-._") or "model"
+        return own_name(self.repo)
 
     @property
     def folder(self) -> str:
@@ -74,6 +76,7 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
 name = {json.dumps(name)}
 about = {json.dumps(about(recipe, shape))}
 base_model = {json.dumps(source.repo)}
+licence = {json.dumps(source.licence, ensure_ascii=False)}
 revision = "main"
 model_dir = {json.dumps(source.folder)}
 

@@ -9,7 +9,6 @@ import difflib
 import hashlib
 import json
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -25,8 +24,6 @@ from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 from training.template_args import wrong_args
 
-RECIPES = Path(__file__).parent / "recipes"
-
 LEFT_TO_THE_PLAN = ("strategy", "micro_batch", "gradient_checkpointing")
 """Keys that may be "auto"."""
 
@@ -37,6 +34,7 @@ NOT_PART_OF_THE_MATHS = frozenset(
         "about",
         "auto",
         "name",
+        "licence",
         "model_dir",
         "save_every",
         "keep_checkpoints",
@@ -217,6 +215,8 @@ class Recipe(Table):
     base_model: Annotated[str, Field(min_length=1)]
     """Hub repository, or `built-in:tiny`, which spotune makes itself."""
     revision: Annotated[str, Field(min_length=1)] = "main"
+    licence: str = ""
+    """Of the base model, as its page says; empty where nobody looked."""
     model_dir: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """The base model's folder name under /data/models."""
     max_length: Annotated[int, Field(ge=8)]
@@ -402,40 +402,22 @@ def default_maths() -> dict[str, Any]:
     return flat(Recipe.model_construct().model_dump(mode="json", warnings=False))
 
 
-def recipe_names() -> list[str]:
-    """Every recipe that `--model` knows, smallest names first as a reader would sort them."""
-    return sorted((path.stem for path in RECIPES.glob("*.toml")), key=_natural)
-
-
-def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """The recipe `name`, or that of the base model with this id on the hub, with `overrides` such as
-    {"lora.rank": "32"}; RecipeError says all that is wrong."""
-    name = recipe_name(name)
-    return _checked(_overridden(_parsed(RECIPES / f"{name}.toml"), overrides or {}), f"recipe {name}")
-
-
-def recipe_name(model: str) -> str:
-    """The recipe that a name or an id, as in `Qwen/Qwen3-8B`, means; RecipeError for an unknown one."""
-    known = recipe_names()
-    if model in known:
-        return model
-    ids = {str(_parsed(RECIPES / f"{name}.toml").get("base_model", "")).lower(): name for name in known}
-    if found := ids.get(model.lower()):
-        return found
-    near = difflib.get_close_matches(model.lower().rpartition("/")[2], known, n=3, cutoff=0.6)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    new = f"fab models.add {model} writes a recipe for a model of the Hub; " if model.count("/") == 1 else ""
-    raise RecipeError(f"unknown model {model!r}; {meant}{new}known: {', '.join(known)}")
-
-
 def parse_recipe(text: str, overrides: Mapping[str, str] | None, source: str) -> Recipe:
     """A recipe's text, with `overrides`; `source` names it in what is wrong."""
     return _checked(_overridden(tomllib.loads(text), overrides or {}), source)
 
 
-def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
-    """A resolved recipe as `to_toml` wrote it into a run folder, with `overrides`."""
-    return _checked(_overridden(_parsed(path), overrides or {}), str(path))
+def read_recipe(path: Path, overrides: Mapping[str, str] | None = None, source: str = "") -> Recipe:
+    """A recipe's file, with `overrides`; `source` names it in what is wrong."""
+    return _checked(_overridden(read_toml(path), overrides or {}), source or str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file's values, unchecked. RecipeError where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RecipeError(f"{path}: {error}") from error
 
 
 def with_changes(recipe: Recipe, **changes: object) -> Recipe:
@@ -447,13 +429,6 @@ def with_changes(recipe: Recipe, **changes: object) -> Recipe:
         name, _, key = dotted.partition(".")
         values[name] = {**values[name], key: value} if key else value
     return Recipe.model_validate(values)
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RecipeError(f"{path}: {error}") from error
 
 
 def _checked(values: dict[str, Any], source: str) -> Recipe:
@@ -520,8 +495,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found
-
-
-def _natural(name: str) -> list[tuple[float, str]]:
-    """Sort key that puts 3b before 14b."""
-    return [(float(number or 0), word) for number, word in re.findall(r"([0-9]+(?:\.[0-9]+)?)|([^0-9]+)", name)]

@@ -19,7 +19,7 @@ from typing import Any
 from tests.bench import training, training_setup
 from tests.bench.rows import Group, Measure, Row
 from training import tiny
-from training.recipe import load_recipe
+from training.model_names import load_recipe
 
 STEPS = 6
 RECORDS = 400

@@ -28,9 +28,10 @@ from tests.support.ssh_program import ssh_options
 from training.cost.pace import LINE_SHARE, Rates, pace
 from training.cost.shape import ModelShape
 from training.cost.strategies import STRATEGIES
+from training.model_names import load_recipe
 from training.plan.machines import Machines
 from training.plan.options import Choice, choose
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe
 
 CPU = 0.5
 OTHER_CPU = 1.0

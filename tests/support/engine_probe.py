@@ -24,6 +24,7 @@ from tests.support import torch_schedule
 from training.cost.strategies import ZERO3
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
+from training.model_names import load_recipe
 from training.node import model, rng, strategies
 from training.node.checkpoint import write_weights
 from training.node.prove import curve
@@ -31,7 +32,6 @@ from training.node.strategies import machine, stage
 from training.node.strategies.pipeline import Pipeline
 from training.node.strategies.replicated import Replicated
 from training.node.strategies.zero import init_process_group
-from training.recipe import load_recipe
 
 
 def run(case, job, samples, results):

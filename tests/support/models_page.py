@@ -8,7 +8,7 @@ from pathlib import Path
 
 from training.cost.shape import known_shape
 from training.isolation import DENSE, HYBRIDS, MIXTURES
-from training.recipe import load_recipe, recipe_names
+from training.model_names import load_recipe, recipe_names
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS}
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")
@@ -16,16 +16,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
 # Which models
 
-`--model` takes the name of a recipe or the id of its base model on the Hub (`--model Qwen/Qwen3-8B`). For another model
-of a type below `fab models.add OWNER/NAME` writes a recipe into [training/recipes](../training/recipes), from what the
-Hub (or the mirror that HF_ENDPOINT names) says of it and from proofs on a small copy; it needs the `[train]` extra. On
-your own machine a folder is enough: `fab train --model ./my-model --here --data FILE` derives the recipe from its
-config.json; the folder stays as it is.
+`--model` takes a recipe: its name, a short one (`qwen3:8b`, `Llama-3.1-8B`) or the id of its base model on the Hub
+(`Qwen/Qwen3-8B`). Another model of a type below is taken by its id too: the recipe is derived from what the Hub (or
+the mirror that HF_ENDPOINT names) says of it, counted, its type proved on a small copy, and shown; this needs the
+`[train]` extra. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit. The base
+deploy fetches what `[models] names` in cluster.toml lists, by recipe or by id. On your own machine a folder is enough:
+`fab train --model ./my-model --here --data FILE` derives the recipe from its config.json; the folder stays as it is.
 
 ## Recipes
 
 Memory is computed: zero3, every layer computed again, 2,048 tokens. An id that is *unverified* is what its maker
-publishes, and was never fetched by these recipes' authors; your first fetch writes its commit into models.lock.
+publishes, its licence too, and was never fetched by these recipes' authors; your first fetch writes its commit into
+models.lock.
 """
 TYPES = """\
 ## Types
@@ -72,15 +74,17 @@ def _types() -> Iterator[str]:
 
 
 def _recipes() -> Iterator[str]:
-    yield "| recipe | base model | type | billion parameters | GPU memory | id |"
-    yield "|---|---|---|---|---|---|"
+    yield "| recipe | base model | licence | type | billion parameters | GPU memory | id |"
+    yield "|---|---|---|---|---|---|---|"
     for name in recipe_names():
         recipe = load_recipe(name)
         shape = known_shape(recipe.base_model)
         assert shape is not None
         known = "made here" if name == "tiny" else "unverified"
         memory, _, _ = recipe.about.partition(", ")
-        yield f"| {name} | {recipe.base_model} | {shape.kind} | {shape.parameters / 1e9:.3g} | {memory} | {known} |"
+        size = f"{shape.parameters / 1e9:.3g}"
+        licence = recipe.licence or "-"
+        yield f"| {name} | {recipe.base_model} | {licence} | {shape.kind} | {size} | {memory} | {known} |"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from training.data import Order, Sample
+from training.model_names import load_recipe
 from training.node.finetune import Progress, Run, Work, optimizer_step
 from training.node.measuring import held_gib
 from training.node.rank import place_of
@@ -23,7 +24,6 @@ from training.node.strategies import Stepped, Sums
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.zero import init_process_group
 from training.node.validation import evaluate
-from training.recipe import load_recipe
 
 LENGTHS = (3, 9, 5, 7, 4, 8)
 SAMPLES = [Sample([number] * length, [number] * length) for number, length in enumerate(LENGTHS, 10)]

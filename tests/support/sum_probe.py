@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from training.model_names import load_recipe
 from training.node.strategies import gradient_sum
 from training.node.strategies.outer import Outer
-from training.recipe import load_recipe
 
 RANKS, ELEMENTS = 4, 300_007
 APART = {"strategy": "zero0", "sync_every": "10"}

@@ -71,8 +71,7 @@ def base_model_on_head(head: Head, models: str, model_dir: str) -> BaseModel:
         raise LaunchError(f"{head.name} has no Python environment at {ENV_FOLDER}; {deploy}")
     if not record.strip():
         raise LaunchError(
-            f"{head.name} has no model {model_dir} at {models}; "
-            f"add its recipe to [models] names in cluster.toml, then {deploy}"
+            f"{head.name} has no model {model_dir} at {models}; add it to [models] names in cluster.toml, then {deploy}"
         )
     return BaseModel(json.loads(record), sums)
 

@@ -14,6 +14,7 @@ from training.laptop.fleet import Fleet
 from training.laptop.folder_model import folder_shape
 from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
+from training.model_names import ID, has_recipe
 from training.plan.machines import Machines
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
 
@@ -105,14 +106,23 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     }
     if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
         raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
-    own = recipe.base_model.startswith(FOLDER)
-    shape = folder_shape(recipe.base_model) if own else known_shape(recipe.base_model)
+    shape = _shape(recipe.base_model)
     if shape is None:
         raise PlanError(
             f"the shape of {recipe.base_model} is not known here: no recipe that is shipped names it; "
             "fab train --dry plans with the model on the head"
         )
     return shape, size_of(wish.data, recipe)
+
+
+def _shape(base_model: str) -> ModelShape | None:
+    if base_model.startswith(FOLDER):
+        return folder_shape(base_model)
+    if (shape := known_shape(base_model)) or not ID.fullmatch(base_model) or has_recipe(base_model):
+        return shape
+    from training.laptop.models import adding
+
+    return adding.derived(base_model).shape
 
 
 def hours_of(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,10 +26,11 @@ from training.laptop.ship import plan_text
 from training.laptop.terminal import show_plan
 from training.launch import Launch
 from training.model_lock import LOCK, remember
+from training.model_names import ID, has_recipe, load_recipe, own_name, recipe_names
 from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaching import short_warmup
-from training.recipe import Recipe, RecipeError, load_recipe, recipe_names
+from training.recipe import Recipe, RecipeError
 
 KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
@@ -41,7 +42,7 @@ def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
     if not name:
         raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
     overrides = overrides_of(settings, steps)
-    load = folder_recipe if is_folder(name) else load_recipe
+    load = _how_to_load(name)
     recipe = load(name, overrides)
     if overrides.get("goal") == DPO and LR not in overrides:
         print(
@@ -53,6 +54,22 @@ def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
     shorter = short_warmup(total)
     print(f"warm-up: {shorter} of {total} steps; the recipe's {warmup} would last as long as the run", file=sys.stderr)
     return load(name, overrides | {WARMUP: str(shorter)})
+
+
+def _how_to_load(name: str) -> Callable[[str, Mapping[str, str]], Recipe]:
+    if is_folder(name):
+        return folder_recipe
+    if not ID.fullmatch(name) or has_recipe(name):
+        return load_recipe
+    from training.laptop.models import adding
+
+    said = (
+        f"{name} has no recipe: looking it up, counting its layers and proving its type on a small copy (half a minute)"
+    )
+    print(said, file=sys.stderr)
+    print(adding.derived(name).recipe(own_name(name)).rstrip(), file=sys.stderr)
+    print(f"not kept: fab models.add {name} writes it to training/recipes, to edit", file=sys.stderr)
+    return adding.hub_recipe
 
 
 def overrides_of(settings: Sequence[str], steps: str) -> dict[str, str]:

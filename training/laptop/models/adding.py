@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from training.cost.shape import SHIPPED, ModelShape, outlines
 from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
 from training.isolation import ADMITTED, LIST, untrainable
 from training.laptop.folder_model import cached_outlines
+from training.model_names import ID, RECIPES, own_name, recipe_names
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
-from training.recipe import RECIPES, RecipeError, recipe_names
+from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
-ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
 LIMIT = 1e-5
 """Of a proof, as training/node/proof.py has it."""
@@ -44,12 +44,12 @@ class HubModel:
 
     @property
     def source(self) -> Source:
-        said = [f"Its licence, by its page: {self.licence}."] if self.licence else []
-        said += ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
+        said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
         said += [] if self.template else ["It has no chat template: only data of prompts and completions."]
         said += ["Its template knows thoughts (enable_thinking)."] if "enable_thinking" in self.template else []
         positions = self.config.get("max_position_embeddings")
-        return Source(self.repo, positions if isinstance(positions, int) else 2048, " ".join(said))
+        length = positions if isinstance(positions, int) else 2048
+        return Source(self.repo, length, self.licence, " ".join(said))
 
 
 def look_up(repo: str, folder: Path) -> HubModel:
@@ -133,26 +133,51 @@ def proved(folder: Path) -> dict[str, float]:
     return found
 
 
-def add(repo: str, name: str = "") -> tuple[Path, str, dict[str, float]]:
-    """Write the recipe of a model of the Hub; gives its file, its text and the proofs. Raises RecipeError and
+@dataclass(frozen=True)
+class Derived:
+    """What a model of the Hub says of itself, counted and proved."""
+
+    model: HubModel
+    shape: ModelShape
+    proofs: Mapping[str, float]
+
+    def recipe(self, name: str) -> str:
+        """The text of a recipe for it."""
+        return new_recipe(name, self.model.source, self.shape)
+
+
+@cache
+def derived(repo: str) -> Derived:
+    """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
     PlanError."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         folder.mkdir()
         model = look_up(repo, folder)
         refuse_untrainable(model)
-        named = name or model.source.name
-        if named in recipe_names():
-            raise RecipeError(f"there is a recipe {named} already; say another name with --name, or edit it")
-        if Source(named, 0).name != named:
-            raise RecipeError(f"--name {named}: small letters, digits, dots and dashes are possible")
-        shape = shape_of(folder, cached_outlines())
-        found = proved(folder)
-    text = new_recipe(named, model.source, shape)
-    keep_outline(repo, model.config, shape)
+        return Derived(model, shape_of(folder, cached_outlines()), proved(folder))
+
+
+def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
+    """The recipe of a model of the Hub that none is shipped for, with `overrides`; nothing is written. Raises
+    RecipeError and PlanError."""
+    return parse_recipe(derived(repo).recipe(own_name(repo)), overrides, f"recipe of {repo}")
+
+
+def add(repo: str, name: str = "") -> tuple[Path, str, Mapping[str, float]]:
+    """Write the recipe of a model of the Hub; gives its file, its text and the proofs. Raises RecipeError and
+    PlanError."""
+    named = name or own_name(repo)
+    if named in recipe_names():
+        raise RecipeError(f"there is a recipe {named} already; say another name with --name, or edit it")
+    if own_name(named) != named:
+        raise RecipeError(f"--name {named}: small letters, digits, dots and dashes are possible")
+    found = derived(repo)
+    text = found.recipe(named)
+    keep_outline(repo, found.model.config, found.shape)
     path = RECIPES / f"{named}.toml"
     write_atomically(path, text)
-    return path, text, found
+    return path, text, found.proofs
 
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:

@@ -15,7 +15,7 @@ from training.laptop.plan_table import screen
 from training.plan.machines import Machines
 from training.sums import ORIGIN
 
-HEADER = ("recipe", "base model", "type", "billions (active)", "GB to fetch", "on the head", "fits")
+HEADER = ("recipe", "base model", "licence", "type", "billions (active)", "GB to fetch", "on the head", "fits")
 
 
 def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str]]:

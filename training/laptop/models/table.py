@@ -11,8 +11,9 @@ from training.cost.disk import file_bytes
 from training.cost.memory import micro_batch_tokens
 from training.cost.shape import ModelShape, known_shape
 from training.cost.strategies import LEANEST, SIMPLEST, cost_of
+from training.model_names import load_recipe, recipe_names
 from training.plan.machines import Machines
-from training.recipe import Recipe, load_recipe, recipe_names
+from training.recipe import Recipe
 
 FITS = ((SIMPLEST, "yes"), (LEANEST, "divided among them"))
 """Strategies from the simplest on, and what fitting with one of them is called."""
@@ -24,6 +25,7 @@ class Row:
 
     name: str
     base_model: str
+    licence: str
     kind: str
     parameters: int
     active: int
@@ -45,6 +47,7 @@ def rows(machines: Machines | None, there: Collection[str] | None) -> Iterator[R
         yield Row(
             name,
             recipe.base_model,
+            recipe.licence,
             shape.kind,
             shape.parameters,
             shape.matmul_parameters if mixture else shape.parameters,
@@ -82,7 +85,7 @@ def lines(found: Iterator[Row]) -> list[list[str]]:
     said: Mapping[Any, str] = {True: "yes", False: "-", None: "?"}
     return [
         [
-            *(row.name, row.base_model, row.kind, billions(row), f"{row.download_bytes / 1e9:.1f}"),
+            *(row.name, row.base_model, row.licence, row.kind, billions(row), f"{row.download_bytes / 1e9:.1f}"),
             *(said[row.there], row.fits),
         ]
         for row in found

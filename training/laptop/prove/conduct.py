@@ -24,10 +24,11 @@ from training.laptop.base_model import BUILT_IN, here_base_model
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.prove.drills import Drill, named, silently
 from training.launch import Launch, LaunchError
+from training.model_names import load_recipe
 from training.outcome import Outcome, as_rows, failed, judged, not_here, read
 from training.plan import calibration
 from training.plan.calibration import Calibration
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe
 from training.run_folder import PROVE, RESULT
 
 SOCKETS = ((1, 1), (4, 4))

@@ -16,8 +16,8 @@ from training.laptop.follow import Look, follow
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.launch import Launch, LaunchError
+from training.model_names import load_recipe
 from training.outcome import Outcome, failed, judged, not_here, read
-from training.recipe import load_recipe
 from training.run_folder import PROVE, checkpoint_folder
 
 EVERY = {"cpu": 20, "cuda": 200}

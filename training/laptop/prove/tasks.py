@@ -28,7 +28,7 @@ def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) 
     from training.laptop import attach, rental
     from training.laptop.open_cluster import opened
     from training.laptop.prove import conduct
-    from training.recipe import load_recipe
+    from training.model_names import load_recipe
 
     with sentences(), opened(here) as cluster, rental.kept(cluster):
         if model:

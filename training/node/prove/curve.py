@@ -27,8 +27,9 @@ from training.cost.strategies import STRATEGIES
 from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
 from training.data.sample import IGNORED
+from training.model_names import load_recipe
 from training.node import rng, strategies
-from training.recipe import Recipe, load_recipe
+from training.recipe import Recipe
 
 STORED = Path(__file__).with_name("curve.json")
 STEPS, SAMPLES, VOCABULARY, LAYERS = 5, 12, 256, 3
