@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -83,6 +82,7 @@ def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
     """Of the names of modules those that mean the same to PEFT."""
     if not any(expert_parameters(layer) for layer in text_layers(model)):
         return names
+    from peft import LoraConfig  # seconds of import, which only mixtures need
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
     asked = LoraConfig(target_modules=sorted({*names, *FUSED}))
