@@ -172,6 +172,16 @@ def test_an_adapter_of_other_experts_is_refused(saved, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_experts_that_zero3_keeps_in_parts_are_experts_all_the_same():
+    """Else nothing would be adapted, and the names of shared experts would mean all experts to PEFT."""
+    model = base_of("deepseek_v2")
+    names = architecture.adapted(model)
+    for p in model.parameters():
+        p.ds_shape, p.data = p.shape, torch.empty(0)
+    assert len(architecture.adapted_experts(model)) == 2
+    assert architecture.adapted(model) == names and not any("shared" in name for name in names)
+
+
 def test_the_reference_of_pairs_is_the_model_without_the_experts_adapter():
     small = adapted("qwen3_moe")
     with dpo.Adapter(small.model).off():
