@@ -17,7 +17,7 @@ from training.cost.memory import folded_bytes  # noqa: E402
 from training.cost.strategies import STRATEGIES, cost_of  # noqa: E402
 from training.errors import AdapterError  # noqa: E402
 from training.node import architecture, dpo, proof  # noqa: E402
-from training.node.adapter import merge  # noqa: E402
+from training.node.adapter import merge, pipeline  # noqa: E402
 from training.node.architecture import ROUTERS, expert_parameters, text_layers  # noqa: E402
 from training.node.head_check import RECIPE  # noqa: E402
 from training.node.model import causal_model, trainable_parameters, whole_model  # noqa: E402
@@ -255,3 +255,15 @@ def test_a_recipe_that_contradicts_itself_is_refused_in_a_sentence(settings, sai
     with pytest.raises(RecipeError) as refused:
         load_recipe("tiny", {"lora.dropout": "0"} | settings)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_each_rank_of_a_spread_model_has_the_pairs_of_its_own_experts(saved, monkeypatch):
+    base, adapter = saved("qwen3_moe")
+    monkeypatch.setattr(pipeline.Voice, "of", lambda folder: None)
+    whole = dict(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).named_parameters())
+    for rank in (0, 1):
+        stage = pipeline.Stage(base, adapter, rank, 2, torch.device("cpu"))
+        pairs = {name: p for name, p in stage.model.named_parameters() if ".experts." in name and ".lora_" in name}
+        assert len(pairs) == 4
+        for name, p in pairs.items():
+            assert torch.equal(p, whole[name.replace(".layers.0.", f".layers.{rank}.")])
