@@ -267,3 +267,26 @@ def test_each_rank_of_a_spread_model_has_the_pairs_of_its_own_experts(saved, mon
         assert len(pairs) == 4
         for name, p in pairs.items():
             assert torch.equal(p, whole[name.replace(".layers.0.", f".layers.{rank}.")])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_autograd_keeps_of_folded_experts_is_what_the_plan_counts(again):
+    """Beside the base's own stacks; the plan adds a layer's for what one layer needs while it works."""
+    recipe = with_changes(EXPERTS, gradient_checkpointing=again, dtype="float32")
+    small, shape = adapted("qwen3_moe", recipe), model_shape(config_of("qwen3_moe"))
+    base = {p.untyped_storage().data_ptr() for p in small.model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.dim() == 3 and len(tensor) == 4 and storage.data_ptr() not in base:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = proof.inputs(proof.collate([small.samples], 0, "packed"), "cpu")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = small.loss(**batch)[0]
+    layer = 4 * shape.largest.experts
+    folds = sum(nbytes for nbytes in kept.values() if nbytes >= layer / 3)  # the smaller of both, down_proj's
+    assert folds == (0 if again else 2 * layer) and loss.requires_grad
+    assert folded_bytes(shape, recipe, recipe.checkpointed(2)) == (2 if again else 3) * layer
