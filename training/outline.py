@@ -16,7 +16,7 @@ from training.cost.shape import ModelShape, PlanError, read_outline
 from training.run_folder import write_atomically
 
 COUNTING_S = 300.0
-FORMAT = 1
+FORMAT = 2
 """Of what is kept; another one is counted anew."""
 
 

@@ -82,6 +82,15 @@ class Lora(Table):
     """Modules trained whole and kept with the adapter, such as lm_head."""
     trainable_tokens: tuple[str, ...] = ()
     """Tokens whose embedding rows are trained: how a base model learns an end of turn."""
+    experts: bool = False
+    """Adapt the experts of a mixture too, each with a pair of matrices of its own; never the router."""
+    experts_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Of each expert's pair. None: `rank` divided by the experts that a token is sent to, at least 1, so that a token
+    meets as much of the adapter there as in a layer without experts ("LoRA Without Regret", Thinking Machines 2025)."""
+
+    def rank_of_experts(self, sent_to: int) -> int:
+        """Of each expert's pair, where a token is sent to so many of them."""
+        return self.experts_rank or max(1, self.rank // sent_to)
 
 
 class Optimizer(Table):
@@ -311,7 +320,7 @@ class Recipe(Table):
                 "base_precision nf4 with tuning full: weights of four bits cannot be trained; take tuning=lora, or "
                 "base_precision=dtype"
             )
-        if reason := goal.refused(self):
+        if reason := goal.refused(self) or _refused_experts(self.lora):
             raise ValueError(reason)
         if "strategy" not in self.auto and (reason := cost_of(self).needs(self, gpu=True)):
             raise ValueError(reason)
@@ -326,6 +335,11 @@ class Recipe(Table):
     def prefers(self) -> bool:
         """Whether it learns from pairs of answers."""
         return self.goal == goal.DPO
+
+    @property
+    def adapts_experts(self) -> bool:
+        """Whether experts of a mixture get an adapter."""
+        return self.tuning == "lora" and self.lora.experts
 
     @property
     def row_length(self) -> int:
@@ -394,6 +408,17 @@ class Recipe(Table):
         for name, table in tables.items():
             lines += ["", f"[{name}]", *(f"{key} = {toml(value)}" for key, value in table.items())]
         return "\n".join(lines) + "\n"
+
+
+def _refused_experts(lora: Lora) -> str:
+    """What PEFT has not for the matrices of experts, which are no modules of their own; empty where it has all."""
+    if lora.experts_rank is not None and not lora.experts:
+        return f"lora.experts_rank = {lora.experts_rank} needs lora.experts = true"
+    if lora.experts and lora.dropout:
+        return "lora.experts: an adapter of experts has no dropout in PEFT; take lora.dropout = 0"
+    if lora.experts and lora.dora:
+        return "lora.experts: an adapter of experts cannot be a DoRA in PEFT; take lora.dora = false"
+    return ""
 
 
 def default_maths() -> dict[str, Any]:

@@ -44,9 +44,9 @@ each run.
 REST = """
 - Caps on scores (`gemma2`) and sinks (`granite_swa`) are computed with all scores of a sample at once, since no kernel
   of torch gives them their gradient: slower, and heads x length x length numbers of memory that no plan counts.
-- A mixture of experts learns in its attention, and in its shared experts where PEFT can load that again: routed experts
-  and routers stay as they are. NF4 is refused there, for the experts would stay in 16 bits, and so is
-  `tuning = "full"`, whose routers would drift.
+- A mixture of experts learns in its attention, and in its shared experts where PEFT can load that again; routed experts
+  too with `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. NF4 is refused there,
+  for the experts would stay in 16 bits, and so is `tuning = "full"`, whose routers would drift.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
 - Other types train with `--set batching=padded` where the copy shows that the loss is the model's own.
 - Models that know more than text are refused.

@@ -25,6 +25,9 @@ class ModelFacts:
     layers: int = 0
     attends: tuple[tuple[int, int], ...] = ()
     """Windows, 0 for none, with the attention's widths (heads times their dimension) of all layers that have each."""
+    folded: int = 0
+    """Weights of experts that a token is multiplied with, where an adapter is folded into them: frozen, and their
+    gradient is computed all the same, since the adapter's is made from it."""
 
     @property
     def full(self) -> bool:
@@ -43,7 +46,7 @@ def flops_per_token(facts: ModelFacts, length: float, checkpointed: float, refer
     """
     attention = sum(attention_flops(width, window, length) for window, width in facts.attends)
     passes, adapters = (6, 0) if facts.full else (4, facts.trainable)
-    needed: float = passes * facts.matmul_parameters + 6 * adapters
+    needed: float = passes * facts.matmul_parameters + 6 * adapters + 2 * facts.folded
     forward = 2 * facts.matmul_parameters + 2 * adapters + attention
     needed += references * (2 * facts.matmul_parameters + attention)
     return needed + 3 * attention, needed + 3.5 * attention + checkpointed * forward

@@ -43,7 +43,8 @@ class Memory:
 
     weights: float
     gathered: float
-    """Layers that lie whole for a moment: those that ZeRO-3 has together, the one that four bits are unpacked for."""
+    """Layers that lie whole for a moment: those that ZeRO-3 has together, the one that four bits are unpacked for,
+    experts with the adapter folded in."""
     trainable: float
     """Gradients, fp32 master copies and Adam's moments, and the adapter itself."""
     activations: float
@@ -95,7 +96,9 @@ def rank_memory(
     width, facts = WIDTH[recipe.dtype], shape.facts(recipe)
     return Memory(
         weights=0 if recipe.offload.parameters else weight_bytes(shape, recipe) / shares.weights,
-        gathered=width * gathered + unpacked_bytes(shape, recipe),
+        gathered=width * gathered
+        + unpacked_bytes(shape, recipe)
+        + folded_bytes(shape, recipe, recipe.checkpointed(shape.layers)),
         trainable=trained_bytes(facts.trainable, recipe, shares, in_place)
         + 2.0 * GRADIENT * min(bucket, facts.trainable),
         activations=_activations(shape, recipe, tokens),
@@ -126,6 +129,17 @@ def unpacked_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Of a layer whose matrices are kept in four bits, while it is computed with; bitsandbytes unpacks one matrix after
     another, and its backward once more."""
     return WIDTH[recipe.dtype] * shape.largest.packed if recipe.base_precision == NF4 else 0.0
+
+
+def folded_bytes(shape: ModelShape, recipe: Recipe, checkpointed: int) -> float:
+    """Experts with their adapter folded in: PEFT makes W + B A of all of a layer's experts in each forward. A layer
+    keeps them for its backward, where their gradient, as large, lies beside them; of the first so many layers, which
+    are computed again, one at a time does."""
+    if not recipe.adapts_experts:
+        return 0.0
+    sizes = [shape.kinds[kind].experts for kind in shape.order]
+    first, kept = max(sizes[:checkpointed], default=0), sum(sizes[checkpointed:])
+    return float(WIDTH[recipe.dtype] * (max(first, kept) + max(sizes)))
 
 
 def trained_bytes(trained: int, recipe: Recipe, shares: Shares, in_place: bool = False) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +53,21 @@ class Layer:
     """Heads times the mean width of keys and values; 0 where it mixes tokens otherwise."""
     window: int = 0
     """Tokens that one sees; 0 where it sees all before it."""
-    experts: int = 0
-    """Weights of all its experts together; 0 where it has none."""
+    routed: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Projections of its experts, by path within the layer: (experts, inputs, outputs), in either order of the two."""
+    sent_to: int = 0
+    """Experts that a token is sent to."""
+
+    @cached_property
+    def experts(self) -> int:
+        """Weights of all its experts together; 0 where it has none."""
+        return sum(many * inputs * outputs for many, inputs, outputs in self.routed.values())
+
+    @cached_property
+    def met(self) -> int:
+        """Of these those that a token is multiplied with."""
+        many = next((many for many, _, _ in self.routed.values()), 1)
+        return round(self.experts * self.sent_to / many)
 
     def targets(self, lora: Lora) -> dict[str, tuple[int, int]]:
         """Of its matrices those that `lora` adapts."""
@@ -68,7 +81,11 @@ class Layer:
         thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
         lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
         whole = [sides for path, sides in self.linears.items() if _named(path, lora.modules_to_save)]
-        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole)
+        return thin + lengths + sum(inputs * outputs for inputs, outputs in whole) + self._thin_of_experts(lora)
+
+    def _thin_of_experts(self, lora: Lora) -> int:
+        sides = sum(many * (inputs + outputs) for many, inputs, outputs in self.routed.values())
+        return sides * lora.rank_of_experts(self.sent_to) if lora.experts and sides else 0
 
 
 def _named(path: str, names: tuple[str, ...] | str) -> bool:
@@ -150,6 +167,7 @@ class ModelShape:
             matmul_parameters=self.matmul_parameters,
             layers=self.layers,
             attends=self.attends,
+            folded=sum(layer.met * count for layer, count in self.each) if recipe.adapts_experts else 0,
         )
 
     def trainable_parameters(self, lora: Lora) -> int:
@@ -174,7 +192,13 @@ def read_outline(outline: Mapping[str, Any]) -> ModelShape:
     """What `to_outline` gave. PlanError where it is something else."""
     try:
         kinds = [
-            Layer(**{**one, "linears": {path: (int(i), int(o)) for path, (i, o) in one["linears"].items()}})
+            Layer(
+                **{
+                    **one,
+                    "linears": {path: (int(i), int(o)) for path, (i, o) in one["linears"].items()},
+                    "routed": {path: (int(n), int(i), int(o)) for path, (n, i, o) in one["routed"].items()},
+                }
+            )
             for one in outline["kinds"]
         ]
         return ModelShape(**{**outline, "kinds": tuple(kinds), "order": tuple(outline["order"])})

@@ -52,8 +52,20 @@ def text_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """A layer's experts, by path: of each projection one parameter of three dimensions for all of them."""
-    return {name: p for name, p in layer.named_parameters() if p.dim() == 3 and "experts" in name}
+    """A layer's experts, by path: of each projection one parameter of three dimensions for all of them, which ZeRO-3
+    keeps elsewhere where it divides them."""
+    named = layer.named_parameters()
+    return {name: p for name, p in named if "experts" in name and len(getattr(p, "ds_shape", p.shape)) == 3}
+
+
+def adapted_experts(model: PreTrainedModel) -> list[str]:
+    """The names in the model of all experts' projections, as PEFT takes parameters: by their path within a layer where
+    that means the same."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    paths = {names[id(p)]: path for layer in text_layers(model) for path, p in expert_parameters(layer).items()}
+    short = set(paths.values())
+    meant = {name for name in names.values() if any(name.endswith(f".{path}") for path in short)}
+    return sorted(short if meant == paths.keys() else paths)
 
 
 def adaptable(model: PreTrainedModel, layer: nn.Module) -> dict[str, nn.Linear]:

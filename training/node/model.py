@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,14 +29,14 @@ from transformers import (
 from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
-from training.cost.strategies.zero0 import mixture_misfit
+from training.cost.strategies.zero0 import experts_misfit
 from training.isolation import CURE, mixing
 from training.node import architecture
 from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
 from training.node.loss import HeadLoss, Logits, fuse
 from training.node.mixers import keep_apart
-from training.node.outline import shape_of
+from training.node.outline import active_experts, shape_of
 from training.recipe import Lora, Recipe, RecipeError
 
 if TYPE_CHECKING:
@@ -146,7 +147,11 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
     if recipe.tuning == "full":
         return base.train()
     # fp32 adapters would cost two thirds more activation memory; the optimizer's own copy is fp32 anyway.
-    adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
+    with (
+        warnings.catch_warnings()
+    ):  # PEFT looks for the ranks of experts among modules alone; that they hold a test says
+        warnings.filterwarnings("ignore", "The following rank_pattern keys did not match", RuntimeWarning)
+        adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
     draw(adapted, recipe.seed)
     return adapted.train()
 
@@ -207,6 +212,10 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         raise RecipeError(
             f"lora.trainable_tokens: {model_dir.name} shares its embedding with the head; change lm_head or the tokens"
         )
+    experts = architecture.adapted_experts(base) if lora.experts else []
+    if lora.experts and not experts:
+        raise RecipeError(f"lora.experts: {model_dir.name} has no experts; leave it out")
+    sent_to = active_experts(base.config.get_text_config()) if experts else 1
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -215,6 +224,8 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         target_modules=_targets(lora, base, model_dir),
+        target_parameters=experts or None,
+        rank_pattern={name.replace(".", r"\."): lora.rank_of_experts(sent_to) for name in experts},
         modules_to_save=list(lora.modules_to_save) or None,
         trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
     )
@@ -298,7 +309,7 @@ def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
         base = architecture.build(config)
         shape = shape_of(base)
-        if reason := mixture_misfit(shape, recipe):
+        if reason := experts_misfit(shape, recipe):
             raise RecipeError(f"{model_dir.name}: {reason}")
         facts = shape.facts(recipe)
         whole = trainable(base, recipe, model_dir)

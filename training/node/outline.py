@@ -83,9 +83,9 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
 def _layer(model: PreTrainedModel, layer: nn.Module, number: int) -> Layer:
     config = model.config.get_text_config()
     experts = expert_parameters(layer)
-    all_experts = sum(p.numel() for p in experts.values())
+    routed = {path: (int(p.shape[0]), int(p.shape[1]), int(p.shape[2])) for path, p in experts.items()}
     many = next((p.shape[0] for p in experts.values()), 1)
-    share = _active_experts(config) / many if experts else 0.0
+    sent_to = active_experts(config) if experts else 0
     matrices = sum(p.numel() for _, p in layer.named_parameters() if p.dim() == 2)
     linears = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
     inner = sum(
@@ -96,17 +96,19 @@ def _layer(model: PreTrainedModel, layer: nn.Module, number: int) -> Layer:
     inside = next((p.numel() // (many * config.hidden_size) for name, p in experts.items() if "down" in name), 0)
     return Layer(
         parameters=_total(layer.named_parameters()),
-        active=matrices + round(all_experts * share),
+        active=matrices + sum(p[0].numel() * sent_to for p in experts.values()),
         packed=sum(module.weight.numel() for module in linears.values()),
         linears={path: (m.in_features, m.out_features) for path, m in adaptable(model, layer).items()},
-        intermediate=inner + round(inside * share * many),
+        intermediate=inner + inside * sent_to,
         attention=_attention_width(config, layer),
         window=_window(config, layer, number),
-        experts=all_experts,
+        routed=routed,
+        sent_to=sent_to,
     )
 
 
-def _active_experts(config: PretrainedConfig) -> int:
+def active_experts(config: PretrainedConfig) -> int:
+    """To how many experts a token is sent. ValueError where the configuration does not say so."""
     found = next((value for key in ACTIVE if isinstance(value := getattr(config, key, None), int)), None)
     if found is None:
         raise ValueError(f"it does not say to how many experts a token is sent ({', '.join(ACTIVE)})")

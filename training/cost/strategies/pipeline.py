@@ -25,7 +25,7 @@ from training.cost.memory import (
 from training.cost.schedule import StageTime, step_seconds
 from training.cost.shape import EMBEDDING, HEAD
 from training.cost.split import Split, even, first_so_many
-from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0, mixture_misfit
+from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0, experts_misfit
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
 
@@ -122,7 +122,7 @@ class Pipeline(Zero0):
             return f"a {shape.kind} model cannot lie in stages; possible: {', '.join(SPLITTABLE)}"
         if len(shape.kinds) > 1:
             return f"stages are of layers all alike; this {shape.kind} model has {len(shape.kinds)} kinds of them"
-        return mixture_misfit(shape, recipe) or misfit(recipe, shape.layers, shape.tied, ranks)
+        return experts_misfit(shape, recipe) or misfit(recipe, shape.layers, shape.tied, ranks)
 
 
 def stages_of(recipe: Recipe, ranks: int) -> int:
@@ -207,12 +207,20 @@ def stage_memory(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -
     mine = trained(shape, recipe, stage)
     return Memory(
         weights=stage.layers * layer_bytes(shape, recipe) + WIDTH[recipe.dtype] * ends,
-        gathered=unpacked_bytes(shape, recipe),
+        gathered=unpacked_bytes(shape, recipe) + _folded_bytes(shape, recipe, stage),
         trainable=trained_bytes(mine, recipe, Shares()),
         activations=_activations(shape, recipe, tokens, stage) + MESSAGES * message_bytes(shape, recipe, tokens),
         loss=loss_bytes(shape, recipe, tokens) if stage.last else 0,
         host=offloaded_states(mine, recipe, Shares()),
     )
+
+
+def _folded_bytes(shape: ModelShape, recipe: Recipe, stage: Stage) -> float:
+    """As `folded_bytes`, kept for each micro-batch that is held."""
+    if not recipe.adapts_experts:
+        return 0.0
+    folds = stage.held * (stage.layers - stage.checkpointed) + bool(stage.checkpointed)
+    return float(WIDTH[recipe.dtype] * shape.largest.experts * (folds + 1))
 
 
 def _activations(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -> float:
@@ -239,6 +247,7 @@ def stage_time(
     thin, attention = layer.trainable(recipe.lora), attention_flops(layer.attention, layer.window, micro.span)
     forward = 2 * layer.active + 2 * thin + attention
     backward = 2 * layer.active + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
+    backward += 2 * layer.met if recipe.adapts_experts else 0
     head = 4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD) if stage.last else 0
     unpacked_s = 0.0
     if recipe.base_precision == NF4 and memory_bytes_per_s is not None:

@@ -167,13 +167,15 @@ class Zero0:
 
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         """Why this model cannot be trained with it by so many ranks; empty where it can."""
-        return mixture_misfit(shape, recipe)
+        return experts_misfit(shape, recipe)
 
 
-def mixture_misfit(shape: ModelShape, recipe: Recipe) -> str:
-    """Why a recipe is nothing for a mixture of experts; empty where it is, or where the model is none."""
+def experts_misfit(shape: ModelShape, recipe: Recipe) -> str:
+    """Why a recipe is nothing for a mixture of experts, or where it speaks of experts for a model that has none; empty
+    where it fits."""
     if not shape.mixture:
-        return ""
+        alone = f"lora.experts: a {shape.kind} model has no experts; leave it out"
+        return alone if recipe.adapts_experts else ""
     if recipe.base_precision == NF4:
         return (
             f"base_precision {NF4}: the experts of a {shape.kind}, nearly all of it, would stay in 16 bits; take "

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from training.errors import AdapterError
 from training.node import attached
 from training.node.adapter.end_of_turn import name_end_of_turn
+from training.node.adapter.experts import Experts
 from training.node.adapter.model_files import (
     INDEX,
     entries,
@@ -46,6 +47,20 @@ class Merged:
     folder: Path
     nbytes: int
     files: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an adapter makes of the tensors of a model's files."""
+
+    adapter: Adapter
+    experts: Experts | None
+
+    def of(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """In fp32; None where it leaves a tensor as it is."""
+        if name in self.adapter.parts:
+            return self.adapter.merged(name, tensor)
+        return self.experts.merged(name, tensor) if self.experts and name in self.experts.pieces else None
 
 
 def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
@@ -108,9 +123,11 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
             f"{adapter.folder} changes token rows of an embedding and the head that shares it each by itself, "
             "and is not understood here; take one of the two"
         )
+    tensors = [tensor for inside in names.values() for tensor in inside]
+    change = Change(adapter, Experts(adapter, model_dir, tensors) if adapter.experts else None)
     last = list(names)[-1]
     for name in names:
-        _write_shard(model_dir, adapter, name, fresh / name, extra if name == last else {})
+        _write_shard(model_dir, change, name, fresh / name, extra if name == last else {})
     for path in model_dir.iterdir():
         weights = path.suffix in {".safetensors", ".bin", ".pth", ".pt"}
         if path.is_file() and not weights and path.name not in LEFT_BEHIND:
@@ -132,17 +149,17 @@ def _untied(config: dict[str, Any], adapter: Adapter, present: set[str]) -> dict
     return {} if HEAD in present else {HEAD: EMBEDDING}
 
 
-def _write_shard(model_dir: Path, adapter: Adapter, name: str, to: Path, extra: dict[str, str]) -> None:
+def _write_shard(model_dir: Path, change: Change, name: str, to: Path, extra: dict[str, str]) -> None:
     """One file, tensor after tensor, in safetensors' layout: 8 bytes of header length, JSON, data."""
     source, files = entries(model_dir / name), places(model_dir) if extra else {}
     written = source | {tensor: entries(model_dir / files[origin])[origin] for tensor, origin in extra.items()}
     with to.open("wb") as out, safe_open(model_dir / name, "pt") as base:
         out.write(_header(written))
         for tensor in source:
-            out.write(_bytes_of(adapter, tensor, base.get_tensor(tensor)))
+            out.write(_bytes_of(change, tensor, base.get_tensor(tensor)))
         for tensor, origin in extra.items():
             with safe_open(model_dir / files[origin], "pt") as file:
-                out.write(_bytes_of(adapter, tensor, file.get_tensor(origin)))
+                out.write(_bytes_of(change, tensor, file.get_tensor(origin)))
 
 
 def _header(source: dict[str, dict[str, Any]]) -> bytes:
@@ -158,9 +175,9 @@ def _header(source: dict[str, dict[str, Any]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(adapter: Adapter, name: str, tensor: torch.Tensor) -> memoryview:
-    if name in adapter.parts:
-        changed = adapter.merged(name, tensor)
+def _bytes_of(change: Change, name: str, tensor: torch.Tensor) -> memoryview:
+    changed = change.of(name, tensor)
+    if changed is not None:
         if changed.shape != tensor.shape:
             raise AdapterError(f"{name} is {tuple(tensor.shape)} in the base and {tuple(changed.shape)} in the adapter")
         if not bool(torch.isfinite(changed).all()):

@@ -94,18 +94,17 @@ class Stage:
     def _with_adapter(self, model_dir: Path, folder: Path) -> Any:
         refuse_other_base(model_dir, folder)
         adapter = Adapter(folder)
+        if whole := [
+            target for target, parts in adapter.parts.items() if target.startswith(LAYERS) and "whole" in parts
+        ]:
+            raise AdapterError(f"{folder}: {whole[0]} was trained whole, which cannot be spread")
         mine = {}
-        for target, parts in adapter.parts.items():
-            if not target.startswith(LAYERS):
-                continue  # of embedding or head: `_swaps`
-            if "whole" in parts:
-                raise AdapterError(f"{folder}: {target} was trained whole, which cannot be spread")
-            for name in parts.values():
-                number, _, rest = name.removeprefix(PREFIX + LAYERS).partition(".")
-                if int(number) in self.share.layers:
-                    tensor = adapter.file.get_tensor(name).to(self.device)
-                    mine[f"{PREFIX}{LAYERS}{int(number) - self.share.layers.start}.{rest}"] = tensor
-                    self.loaded_bytes += tensor.nbytes
+        for name in adapter.names:
+            number, _, rest = name.removeprefix(PREFIX + LAYERS).partition(".")
+            if name.startswith(PREFIX + LAYERS) and int(number) in self.share.layers:  # of the others: `_swaps`
+                tensor = adapter.file.get_tensor(name).to(self.device)
+                mine[f"{PREFIX}{LAYERS}{int(number) - self.share.layers.start}.{rest}"] = tensor
+                self.loaded_bytes += tensor.nbytes
         self.swaps = list(self._swaps(adapter))
         config = LoraConfig.from_pretrained(str(folder))
         config.inference_mode, config.modules_to_save, config.trainable_token_indices = True, None, None

@@ -1,6 +1,7 @@
 """A LoRA adapter in PEFT's format, tensor by tensor, and what it makes of a base model's weight.
 
-Plain LoRA, rsLoRA (arXiv 2312.03732), DoRA (arXiv 2402.09353), modules trained whole, single token rows.
+Plain LoRA, rsLoRA (arXiv 2312.03732), DoRA (arXiv 2402.09353), modules trained whole, single token rows. Of experts,
+which are one parameter, it knows the pairs: what they make of files says experts.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ PARTS = {
     ".trainable_tokens_delta": "tokens",
 }
 """How PEFT's names end, and what the tensor is to the module before; any other name is a weight of its own."""
-NOT_MERGED = ("alpha_pattern", "rank_pattern", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters")
+NOT_MERGED = ("alpha_pattern", "lora_bias", "fan_in_fan_out", "layer_replication")
+WITHIN = ".base_layer"
+"""What PEFT puts into the name of a pair that lies within another one of the same module."""
 
 
 def refuse_not_finite(folder: Path) -> None:
@@ -53,11 +56,20 @@ class Adapter:
         self.config: dict[str, Any] = json.loads(text)
         self._refuse_unknown()
         self.parts: dict[str, dict[str, str]] = {}
+        within: dict[str, dict[int, dict[str, str]]] = {}
         for name in self.file.keys():  # noqa: SIM118 - it is no mapping
+            if place := self._place_of_pair(name):
+                module, depth, side = place
+                within.setdefault(module, {}).setdefault(depth, {})[side] = name
+                continue
             if ".base_layer." in name:  # PEFT may put the base's own embedding or head beside a LoRA of it
                 continue
             target, kind = self._target_of(name)
             self.parts.setdefault(target, {})[kind] = name
+        self.experts = {
+            module: [pair for _, pair in sorted(pairs.items(), reverse=True)] for module, pairs in within.items()
+        }
+        """Of modules whose parameters are all experts' the pairs of A and B, innermost first."""
 
     def _refuse_unknown(self) -> None:
         if self.config.get("peft_type") != "LORA":
@@ -65,8 +77,33 @@ class Adapter:
         odd = [key for key in NOT_MERGED if self.config.get(key)]
         if self.config.get("bias", "none") != "none":
             odd.append("bias")
+        if any("experts" not in name.split(".") for name in self._parameters):
+            odd.append("target_parameters")
         if odd:
             raise AdapterError(f"{self.folder}: adapters with {', '.join(odd)} are not understood here")
+
+    @property
+    def names(self) -> list[str]:
+        """Of its tensors, as the file has them."""
+        pairs = [*self.parts.values(), *(pair for pairs in self.experts.values() for pair in pairs)]
+        return [name for pair in pairs for name in pair.values()]
+
+    @property
+    def _parameters(self) -> list[str]:
+        return list(self.config.get("target_parameters") or ())
+
+    def targets_parameter(self, name: str) -> bool:
+        """Whether a parameter of the model is one of those that have a pair though they are no module's weight."""
+        return any(name == asked or name.endswith(f".{asked}") for asked in self._parameters)
+
+    def _place_of_pair(self, name: str) -> tuple[str, int, str] | None:
+        """Of a tensor that changes experts: their module, how many pairs lie around it, and which side it is."""
+        before, _, side = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
+        module = before.replace(WITHIN, "")
+        owners = {asked.rpartition(".")[0] for asked in self._parameters}
+        if not any(module == owner or module.endswith(f".{owner}") for owner in owners):
+            return None
+        return module, before.count(WITHIN), side
 
     @staticmethod
     def _target_of(name: str) -> tuple[str, str]:
@@ -91,14 +128,14 @@ class Adapter:
         """The base's weight with the adapter in it, in fp32; a weight the base has not may come whole."""
         parts = self.parts[target]
         if "whole" in parts:
-            return self._tensor(parts["whole"])
+            return self.tensor(parts["whole"])
         assert weight is not None
         weight = weight.float()
         if "tokens" in parts:
             rows = torch.tensor(self._rows(target))
-            return weight.index_copy(0, rows, self._tensor(parts["tokens"]))
+            return weight.index_copy(0, rows, self.tensor(parts["tokens"]))
         embedding = "A of an embedding" in parts  # transposed there: a row is a token
-        a, b = (self._tensor(parts[f"{side} of an embedding" if embedding else side]) for side in "AB")
+        a, b = (self.tensor(parts[f"{side} of an embedding" if embedding else side]) for side in "AB")
         if (a.shape[1], b.shape[0]) != (tuple(weight.shape) if embedding else tuple(weight.shape)[::-1]):
             raise AdapterError(
                 f"{self.folder} does not fit this model: {target} is {tuple(weight.shape)} there, "
@@ -109,7 +146,7 @@ class Adapter:
         if "magnitude" not in parts:
             return changed
         length = torch.linalg.norm(changed, dim=0 if embedding else 1, keepdim=True)
-        return (self._tensor(parts["magnitude"]).view_as(length) / length) * changed
+        return (self.tensor(parts["magnitude"]).view_as(length) / length) * changed
 
     def _rows(self, target: str) -> list[int]:
         indices = self.config["trainable_token_indices"]
@@ -118,6 +155,7 @@ class Adapter:
         module = target.removesuffix(".weight")
         return next(rows for name, rows in indices.items() if module == name or module.endswith(f".{name}"))
 
-    def _tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> torch.Tensor:
+        """One of its own, in fp32."""
         tensor: torch.Tensor = self.file.get_tensor(name)
         return tensor.float()

@@ -57,8 +57,12 @@ def limits(shape: ModelShape) -> dict[str, int]:
 def persistence_threshold(recipe: Recipe, shape: ModelShape) -> int:
     """Elements up to which a parameter stays whole on every rank: every LoRA matrix, norm and bias. With DeepSpeed's
     own default the larger of them would be gathered twice a layer in tiny messages."""
-    sides = [side for layer in shape.kinds for matrix in layer.linears.values() for side in matrix]
-    return recipe.lora.rank * max(shape.hidden, *sides) + 1
+    lora = recipe.lora
+    sizes = [lora.rank * side for layer in shape.kinds for matrix in layer.linears.values() for side in matrix]
+    if recipe.adapts_experts:
+        each = [(layer.sent_to, matrix) for layer in shape.kinds for matrix in layer.routed.values()]
+        sizes += [lora.rank_of_experts(sent_to) * many * max(sides) for sent_to, (many, *sides) in each]
+    return max(lora.rank * shape.hidden, *sizes) + 1
 
 
 def _own_slice(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
