@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from training.cost.shape import known_shape
-from training.isolation import DENSE, HYBRIDS, MIXTURES
+from training.isolation import DENSE, HYBRIDS, MIXTURES, WRAPPERS
 from training.recipe import load_recipe, recipe_names
 
-GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS}
+GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\

@@ -16,7 +16,7 @@ from typing import Any
 
 from training.cost.shape import SHIPPED, ModelShape, outlines
 from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
-from training.isolation import ADMITTED, LIST, untrainable
+from training.isolation import ADMITTED, LIST, text_settings, untrainable
 from training.laptop.folder_model import cached_outlines
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
@@ -48,7 +48,7 @@ class HubModel:
         said += ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
         said += [] if self.template else ["It has no chat template: only data of prompts and completions."]
         said += ["Its template knows thoughts (enable_thinking)."] if "enable_thinking" in self.template else []
-        positions = self.config.get("max_position_embeddings")
+        positions = text_settings(self.config).get("max_position_embeddings")
         return Source(self.repo, positions if isinstance(positions, int) else 2048, " ".join(said))
 
 
