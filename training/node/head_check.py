@@ -134,7 +134,8 @@ def _around(config: PretrainedConfig, text: PretrainedConfig) -> PretrainedConfi
     for key, other in values.items():
         if isinstance(other, dict) and key.endswith("_config"):
             values[key] = other | {depth: 1 for depth in DEPTHS if depth in other}
-    return type(config).from_dict(values | {"text_config": text.to_dict()})
+    # some put the pad token where an image's would be
+    return type(config).from_dict(values | {"text_config": text.to_dict() | {"pad_token_id": 0}})
 
 
 def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConfig:
