@@ -19,7 +19,7 @@ from tests.test_training_types import config_of  # noqa: E402
 from training.cost.strategies import STRATEGIES  # noqa: E402
 from training.isolation import mixing, types_of, untrainable  # noqa: E402
 from training.node import architecture  # noqa: E402
-from training.node.adapter import merge  # noqa: E402
+from training.node.adapter import merge, models  # noqa: E402
 from training.node.head_check import VOCABULARY, copies, difference  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
 from training.node.model import causal_model, lora_config, whole_model  # noqa: E402
@@ -122,6 +122,15 @@ def test_a_merge_writes_the_bases_own_names_and_leaves_the_rest_as_it_is(folders
     assert all("language_model" in name and ".layers." in name for name in changed)
     merged, beside, base = _logits(tmp_path / "merged"), _logits(folders[kind], adapter), _logits(folders[kind])
     assert (merged - beside).norm() < 1e-5 * beside.norm() < 1e-1 * (base - beside).norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_read_token_by_token_as_the_whole_is_read_at_once(folders, kind):
+    forward = models.reader(models.load_base(folders[kind]))
+    forward(IDS[0, :20].tolist())
+    last = [forward([token]) for token in IDS[0, 20:].tolist()][-1]
+    right = _logits(folders[kind])[-1]
+    assert (last - right).norm() < 1e-4 * right.norm()
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4", "qwen3_5"])
