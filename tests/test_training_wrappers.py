@@ -16,11 +16,13 @@ from transformers import AutoModelForImageTextToText  # noqa: E402
 
 from tests.support.small_models import ALONE, WRAPPERS  # noqa: E402
 from tests.test_training_types import config_of  # noqa: E402
+from training.cost.shape import known_shape  # noqa: E402
 from training.cost.strategies import STRATEGIES  # noqa: E402
 from training.isolation import mixing, types_of, untrainable  # noqa: E402
 from training.node import architecture  # noqa: E402
 from training.node.adapter import merge, models  # noqa: E402
 from training.node.head_check import VOCABULARY, copies, difference  # noqa: E402
+from training.node.known_outline import known_outline  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
 from training.node.model import causal_model, lora_config, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
@@ -152,6 +154,23 @@ def test_a_token_costs_what_the_text_part_does_and_memory_holds_the_rest_too(kin
     inside = {id(module) for module in architecture.text_modules(model).values()}
     beside = (p.numel() for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False))
     assert whole.rest - text.rest == sum(beside) > 0
+
+
+@pytest.mark.parametrize(("size", "billions"), [("4b", 4.30), ("12b", 12.19), ("27b", 27.43)])
+def test_the_shipped_recipes_have_as_many_parameters_as_their_makers_say(size, billions):
+    shape = known_shape(f"google/gemma-3-{size}-it")
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.001)
+    assert (shape.kind, dict(shape.attends)[1024] > 4 * dict(shape.attends)[0]) == ("gemma3", True)
+
+
+def test_a_repository_is_known_by_its_settings_whatever_it_says_of_what_no_matrix_depends_on():
+    eye = {"num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16, "intermediate_size": 4304}
+    eye |= {"model_type": "siglip_vision_model", "image_size": 896, "patch_size": 14, "vision_use_head": False}
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": eye, "eos_token_id": [1, 106]}
+    assert known_outline(config) == known_shape("google/gemma-3-4b-it")
+    assert known_outline(config | {"text_config": text | {"intermediate_size": 10241}}) is None
 
 
 def test_files_with_a_head_whose_settings_say_nothing_are_not_taken_for_tied(tmp_path):

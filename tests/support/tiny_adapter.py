@@ -58,6 +58,7 @@ def write_wrapper(base: Path, folder: Path, model_type: str) -> Path:
     config = WRAPPERS[model_type]
     text = config["text_config"] | _sizes(base)
     text |= {"layer_types": 2 * text["layer_types"]} if "layer_types" in text else {}
+    text |= {key: text["vocab_size"] for key in text if key.startswith("vocab_size")}
     built = AutoConfig.for_model(model_type, **deepcopy(config | {"text_config": text}))
     return _written(base, folder, AutoModelForImageTextToText, built)
 
