@@ -26,7 +26,7 @@ from training.node.known_outline import known_outline  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
 from training.node.model import causal_model, lora_config, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
-from training.node.proof import Adapted  # noqa: E402
+from training.node.proof import LIMIT, Adapted, packed  # noqa: E402
 from training.node.strategies.stage import refuse_misfit  # noqa: E402
 from training.recipe import Recipe, RecipeError, load_recipe  # noqa: E402
 
@@ -200,6 +200,16 @@ def test_the_copy_before_a_run_is_thin_in_every_part(kind):
     config.vision_config.num_hidden_layers, config.get_text_config().vocab_size = 3, 2 * VOCABULARY
     copy = next(copies(config))
     assert copy.vision_config.num_hidden_layers == 1 and copy.get_text_config().vocab_size == VOCABULARY
+
+
+def test_the_copy_of_a_deep_model_has_a_layer_of_each_kind_with_what_it_has_of_its_own():
+    deep = {"num_hidden_layers": 12, "layer_types": None, "global_head_dim": 32}
+    text = {key: value for key, value in (WRAPPERS["gemma4"]["text_config"] | deep).items() if value is not None}
+    config = config_of("gemma4", text_config=text)
+    copy = next(copies(config)).get_text_config()
+    assert copy.layer_types == 3 * ["sliding_attention"] + ["full_attention"]
+    assert [layer.head_dim for layer in copy.per_layer_config] == [16, 16, 16, 32]
+    assert packed(config_of("gemma4", text_config=text)) < LIMIT
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,11 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
             values[key] = [value[number] for number in sorted(chosen)]  # what each layer is
         elif key.endswith("_token_id"):
             values[key] = None
+    if own := values.get("per_layer_config"):  # what a layer has otherwise than the others, by its number
+        by_number = {int(number): settings for number, settings in own.items()}
+        values["per_layer_config"] = {
+            place: by_number[number] for place, number in enumerate(sorted(chosen)) if number in by_number
+        }
     values |= {key: size for key, size in change.items() if values.get(key) is not None}
     values[depth_key] = max(layers, len(chosen))
     return type(config).from_dict(values)
