@@ -189,6 +189,9 @@ def test_the_card_names_what_the_hub_can_find_and_shows_both_models_numbers():
     tiny = RECIPE.replace("Qwen/Qwen2.5-7B-Instruct", "built-in:tiny")
     merged = card(REPO, CardFacts(RUN, 40, tiny, "b", "d", None, None, None, merged=True))
     assert "base_model:" not in merged.split("---")[1]
+    seeing = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, None, merged=False, sees=True))
+    assert 'AutoModelForImageTextToText.from_pretrained("Qwen/Qwen2.5-7B-Instruct")' in seeing
+    assert "CausalLM" in text and "CausalLM" not in seeing
     assert losses("") == (None, None)
 
 

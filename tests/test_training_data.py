@@ -123,6 +123,8 @@ def test_plain_text_is_all_completion():
         ({"messages": [_turn("user", "x"), _turn("system", "y")]}, "only the first may be"),
         ({"messages": [_turn("user", "x"), {"role": "assistant"}]}, "turn 2 needs a role and a content of text"),
         ({"messages": [_turn("user", [{"type": "text", "text": "x"}])]}, "turn 1 needs a role and a content of text"),
+        ({"messages": [_turn("user", [{"type": "text", "text": "x"}, {"type": "image"}])]}, "turn 1 has image in its"),
+        (CHAT | {"images": ["x.png"]}, "it has images, and text alone is learned; leave such records out"),
         ({"messages": [_turn("user", "x"), _turn("tool", "y"), _turn("assistant", "z")]}, "none was made before it"),
         ({"messages": [ASKING[0], _turn("assistant", None, tool_calls=[{"id": 1}])]}, "needs a function with a name"),
         ({"messages": [_turn("user", "x"), _turn("assistant", "y", weight=0.5)]}, "weight 0.5"),

@@ -16,13 +16,14 @@ from tests.test_training_types import config_of  # noqa: E402
 from training.cost.memory import folded_bytes  # noqa: E402
 from training.cost.strategies import STRATEGIES, cost_of  # noqa: E402
 from training.errors import AdapterError  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, dpo, proof  # noqa: E402
 from training.node.adapter import merge, pipeline  # noqa: E402
 from training.node.architecture import ROUTERS, expert_parameters, text_layers  # noqa: E402
 from training.node.head_check import RECIPE  # noqa: E402
 from training.node.model import causal_model, trainable_parameters, whole_model  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
-from training.recipe import Lora, RecipeError, load_recipe, with_changes  # noqa: E402
+from training.recipe import Lora, RecipeError, with_changes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,10 +10,10 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support.ranks import together  # noqa: E402
 from tests.test_training_types import config_of  # noqa: E402
 from tests.test_training_types_zero3 import EXACT, MORE  # noqa: E402
+from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
 from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
-from training.recipe import load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -64,7 +64,7 @@ def test_the_recipe_of_a_folder_is_derived_and_can_be_changed(folder: Path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"text_config": {}}, "a qwen3 knows more than text"),
+        ({"text_config": {}}, "a qwen3 knows more than text, and its text part was never shown to be trained alone"),
         ({"quantization_config": {"quant_method": "awq"}}, "its weights are stored in awq"),
         ({"hidden_size": "wide"}, "no model can be built from its config.json: .*hidden_size"),
     ],
@@ -117,6 +117,10 @@ KINDS = {
 }
 
 
+SEEING = ("gemma3", "gemma4", "qwen3_5")
+"""Types that see images too."""
+
+
 @pytest.fixture(scope="module")
 def tiny_base(tmp_path_factory):
     pytest.importorskip("torch", reason="needs the [train] extra")
@@ -126,11 +130,15 @@ def tiny_base(tmp_path_factory):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SEEING])
 def test_a_folder_becomes_an_adapter_that_plain_peft_loads(tiny_base: Path, tmp_path: Path, kind):
-    from tests.support.tiny_adapter import write_of_type
+    from tests.support.tiny_adapter import write_of_type, write_wrapper
 
-    folder = write_of_type(tiny_base, tmp_path / f"tiny-{kind}", kind, **KINDS[kind])
+    folder = tmp_path / f"tiny-{kind}"
+    if kind in SEEING:
+        write_wrapper(tiny_base, folder, kind)
+    else:
+        write_of_type(tiny_base, folder, kind, **KINDS[kind])
     data = tmp_path / "data.jsonl"
     subprocess.run([sys.executable, "-m", "training.tiny", "--data", str(data)], cwd=ROOT, check=True)
     env = {key: value for key, value in os.environ.items() if not key.startswith("XDG_")}
@@ -144,9 +152,10 @@ def test_a_folder_becomes_an_adapter_that_plain_peft_loads(tiny_base: Path, tmp_
     assert done.returncode == 0, done.stdout
     assert "verified" in done.stdout
     (adapter,) = tmp_path.glob("runs/*/adapter")
+    auto = "AutoModelForImageTextToText" if kind in SEEING else "AutoModelForCausalLM"
     code = (
-        "import sys, torch; from peft import PeftModel; from transformers import AutoModelForCausalLM\n"
-        "base = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()\n"
+        f"import sys, torch; from peft import PeftModel; from transformers import {auto} as Auto\n"
+        "base = Auto.from_pretrained(sys.argv[1], dtype=torch.float32).eval()\n"
         "ids = torch.arange(20, 90).unsqueeze(0)\n"
         "before = base(ids).logits.detach().clone()\n"
         "tuned = PeftModel.from_pretrained(base, sys.argv[2]).eval()\n"
@@ -154,4 +163,5 @@ def test_a_folder_becomes_an_adapter_that_plain_peft_loads(tiny_base: Path, tmp_
     )
     told = subprocess.run([sys.executable, "-c", code, folder, adapter], capture_output=True, text=True, check=True)
     assert float(told.stdout.split()[-1]) > 0
+    assert "missing" not in told.stderr, "PEFT looks for tensors that the adapter has not"
     assert "folder:" not in (ROOT / "training" / "recipes" / "models.lock").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 
 import pytest
 
@@ -12,7 +13,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from transformers import AutoConfig  # noqa: E402
 
 from tests.support.models_page import PAGE, row  # noqa: E402
-from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, SMALL, TYPES  # noqa: E402
+from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, TYPES, WRAPPERS  # noqa: E402
 from training import isolation  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
@@ -30,12 +31,13 @@ ROWS = PAGE.read_text(encoding="utf-8").splitlines()
 def config_of(kind, **changes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return AutoConfig.for_model(kind, **SMALL | TYPES[kind] | changes)
+        return AutoConfig.for_model(kind, **deepcopy(TYPES[kind]) | changes)
 
 
 def test_what_is_admitted_is_what_is_tried():
-    for admitted, tried in ((isolation.DENSE, DENSE), (isolation.MIXTURES, MIXTURES), (isolation.HYBRIDS, HYBRIDS)):
-        assert sorted(admitted) == sorted(tried)
+    tried = {"DENSE": DENSE, "MIXTURES": MIXTURES, "HYBRIDS": HYBRIDS, "WRAPPERS": WRAPPERS}
+    for group, kinds in tried.items():
+        assert sorted(getattr(isolation, group)) == sorted(kinds)
     assert len(isolation.ADMITTED) == len(TYPES) >= 25 and len(MIXTURES) >= 8 and len(HYBRIDS) >= 4
 
 

@@ -8,13 +8,17 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training.recipe import Recipe
+from training.cost.memory import NF4
+
+if TYPE_CHECKING:
+    from training.recipe import Recipe
 
 DENSE = (
     *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text"),
-    *("glm", "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax", "internlm3", "llama"),
+    *("gemma4_unified_text", "glm", "glm4", "granite", "granite_swa", "helium", "hunyuan_v1_dense", "hyperclovax"),
+    *("internlm3", "llama"),
     *("minicpm3", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3"),
     *("seed_oss", "smollm3", "starcoder2"),
 )
@@ -29,8 +33,10 @@ HYBRIDS = (
     *("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """That mix tokens by a convolution or a running state too (training/node/mixers.py)."""
-ADMITTED = frozenset({*DENSE, *MIXTURES, *HYBRIDS})
-"""Values of a text part's model_type that passed every proof (training/node/proof.py, tests/test_training_types.py)."""
+WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
+"""That see images too: their text part, of a type above, is trained, and the rest lies frozen beside it."""
+ADMITTED = frozenset({*DENSE, *MIXTURES, *HYBRIDS, *WRAPPERS})
+"""Values of model_type that passed every proof (training/node/proof.py, tests/test_training_types.py)."""
 LIST = "docs/models.md lists the types that are admitted"
 CURE = "take batching = padded: --set batching=padded"
 
@@ -42,11 +48,42 @@ def mixing(model_type: str, recipe: Recipe) -> str:
     return f"batching {recipe.batching} was never shown to keep the samples of a {model_type!r} apart ({LIST})"
 
 
+def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a config.json calls the model, and where it knows more than text its text part."""
+    kinds = (one.get("model_type") for one in (config, text_settings(config)))
+    return tuple(dict.fromkeys(str(kind) for kind in kinds if kind))
+
+
+def text_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the part that reads and writes text."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
+
+
 def untrainable(config: Mapping[str, Any]) -> str:
     """Why the base model of a config.json is not trained, whatever the recipe; empty where it can be."""
-    if "text_config" in config:
-        return f"a {config.get('model_type')} knows more than text; only models of text are trained"
+    kinds = types_of(config)
+    if "text_config" in config and not (kinds and kinds[0] in WRAPPERS and ADMITTED.issuperset(kinds)):
+        return (
+            f"a {' with '.join(kinds)} knows more than text, and its text part was never shown to be trained alone "
+            f"({LIST})"
+        )
     if stored := config.get("quantization_config"):
         how = stored.get("quant_method", "an unknown way") if isinstance(stored, Mapping) else "an unknown way"
         return f"its weights are stored in {how}; a model in 16 or 32 bits is needed"
+    return ""
+
+
+def text_alone(model_type: str, recipe: Recipe) -> str:
+    """Why a recipe is nothing for a model of which the text part alone is trained; empty where it is, or where the
+    model is no such one."""
+    if model_type not in WRAPPERS:
+        return ""
+    if recipe.tuning == "full":
+        return f"tuning = full: of a {model_type}, which knows more than text, an adapter alone is trained; take lora"
+    if recipe.base_precision == NF4:
+        return (
+            f"base_precision {NF4}: the files of a {model_type}, which knows more than text, are not brought into four "
+            "bits here; take base_precision=dtype"
+        )
     return ""

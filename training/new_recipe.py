@@ -143,10 +143,11 @@ def _needed(recipe: Recipe, shape: ModelShape, ranks: int) -> float:
 def _four_bits(use: str, recipe: Recipe, shape: ModelShape) -> str:
     """How it fits one card of 20 GB or more, where it would not in 16 bits and does in four; else empty."""
     lean = {"strategy": SIMPLEST, "micro_batch": 1, "gradient_checkpointing": True}
-    if shape.mixture:
+    in_full = recipe.model_copy(update=lean)
+    in_four = in_full.model_copy(update={"base_precision": NF4})
+    if cost_of(in_four).misfit(shape, in_four, 1):
         return ""
-    whole = _needed(recipe.model_copy(update=lean), shape, 1)
-    packed = _needed(recipe.model_copy(update=lean | {"base_precision": NF4}), shape, 1)
+    whole, packed = _needed(in_full, shape, 1), _needed(in_four, shape, 1)
     if whole <= CARD / 4 or packed > CARD:
         return ""
     return f"{use} --set base_precision=nf4    # {_gb(packed)} GB: one card is enough"

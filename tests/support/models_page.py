@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from training.cost.shape import known_shape
-from training.isolation import DENSE, HYBRIDS, MIXTURES
+from training.isolation import DENSE, HYBRIDS, MIXTURES, WRAPPERS
 from training.model_names import load_recipe, recipe_names
 
-GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS}
+GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
@@ -49,7 +49,14 @@ REST = """
   for the experts would stay in 16 bits, and so is `tuning = "full"`, whose routers would drift.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
 - Other types train with `--set batching=padded` where the copy shows that the loss is the model's own.
-- Models that know more than text are refused.
+- Of a model that sees images too the text part is trained, on text alone: adapters lie below its layers, the rest is
+  frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). NF4, `tuning = "full"` and pipelines are refused there.
+  Other such types, and files stored in 8 bits (Ministral 3's Instruct; take those in 16), are refused.
+- Its adapter has the names of the class that its files are of: load it with `AutoModelForImageTextToText`, as the base
+  itself. `AutoModelForCausalLM` builds the text part of a Qwen3.5 alone, under other names
+  (`model.layers` for `model.language_model.layers`), and PEFT finds nothing to load there. A server that takes the
+  adapter of such a model apart from its base goes by these names too; where one does not, serve what `fab merge`
+  writes: it has the base's own names.
 - A pipeline takes `llama`, `mistral`, `qwen2`, `qwen3` and `qwen3_moe`.
 """
 

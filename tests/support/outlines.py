@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import tomllib
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def counted(config: dict[str, Any]) -> ModelShape:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return model_shape(AutoConfig.for_model(**config))
+        return model_shape(AutoConfig.for_model(**deepcopy(config)))
 
 
 def text() -> str:

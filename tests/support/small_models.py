@@ -47,6 +47,7 @@ DENSE: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in ("hyperclovax", "internlm3", "llama", "ministral3", "mistral", "olmo", "olmo2", "phi")},
     **{kind: {} for kind in ("phi3", "qwen2", "qwen3", "smollm3", "starcoder2", "hunyuan_v1_dense")},
     **{kind: {"layer_types": [SLIDING, FULL]} for kind in ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")},
+    "gemma4_unified_text": {"layer_types": [SLIDING, FULL]},
     "granite_swa": {},
     "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
     "minicpm3": LATENT | {"scale_emb": 2, "dim_model_base": 32},
@@ -103,4 +104,43 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     | {"mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 16, "chunk_size": 16}
     | {"moe_shared_expert_intermediate_size": 32},
 }
-TYPES = DENSE | MIXTURES | HYBRIDS
+ALONE = DENSE | MIXTURES | HYBRIDS
+
+
+def _text(kind: str) -> dict[str, Any]:
+    return {"model_type": kind} | SMALL | ALONE[kind]
+
+
+EYE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGE = {"image_size": 28, "patch_size": 14}
+EYE_OF_QWEN = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "text_config": _text("gemma3_text"),
+        "vision_config": {"model_type": "siglip_vision_model"} | EYE | IMAGE,
+        "mm_tokens_per_image": 4,
+    },
+    "gemma4": {
+        "text_config": _text("gemma4_text"),
+        "vision_config": EYE | {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16},
+    },
+    "gemma4_unified": {
+        "text_config": _text("gemma4_unified_text"),
+        "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16},
+    },
+    "mistral3": {
+        "text_config": _text("ministral3"),
+        "vision_config": {"model_type": "pixtral", "head_dim": 16} | EYE | IMAGE,
+    },
+    "qwen3_5": {
+        "text_config": _text("qwen3_5_text"),
+        "vision_config": EYE_OF_QWEN | {"num_position_embeddings": 16},
+    },
+    "qwen3_5_moe": {
+        "text_config": _text("qwen3_5_moe_text"),
+        "vision_config": EYE_OF_QWEN | {"num_position_embeddings": 16},
+    },
+}
+"""Around small text parts."""
+TYPES = {kind: SMALL | more for kind, more in ALONE.items()} | WRAPPERS
+"""All that each needs."""

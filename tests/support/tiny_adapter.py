@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +42,42 @@ def write_variant(base: Path, folder: Path, dtype: str = "float32", tied: bool =
 
 def write_of_type(base: Path, folder: Path, model_type: str, **changes: Any) -> Path:
     """A model of another type of the base's width and vocabulary, with random weights of its own."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **_sizes(base) | changes)
+    return _written(base, folder, AutoModelForCausalLM, config)
+
+
+def write_wrapper(base: Path, folder: Path, model_type: str) -> Path:
+    """A model that sees images too, its text part of the base's width and vocabulary, with random weights of its
+    own."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    from tests.support.small_models import WRAPPERS
+
+    config = WRAPPERS[model_type]
+    text = config["text_config"] | _sizes(base)
+    text |= {"layer_types": 2 * text["layer_types"]} if "layer_types" in text else {}
+    text |= {key: text["vocab_size"] for key in text if key.startswith("vocab_size")}
+    built = AutoConfig.for_model(model_type, **deepcopy(config | {"text_config": text}))
+    return _written(base, folder, AutoModelForImageTextToText, built)
+
+
+def _sizes(base: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
 
     was = AutoConfig.from_pretrained(base)
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
-    sizes = {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings", *tokens)}
+    return {key: getattr(was, key) for key in (*same, "intermediate_size", "max_position_embeddings", *tokens)}
+
+
+def _written(base: Path, folder: Path, kind: Any, config: Any) -> Path:
+    import torch
+    from transformers import AutoTokenizer
+
     torch.manual_seed(6)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | changes))
-    model.save_pretrained(folder)
+    kind.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder
 

@@ -97,7 +97,7 @@ class ModelShape:
     """A decoder with an embedding before its layers and a head behind them."""
 
     kind: str
-    """The model_type of its text part."""
+    """Its model_type."""
     hidden: int
     vocab: int
     tied: bool

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from training.data import preference
 from training.data.json_text import kind_of, parsed, refuse_unsound, text_of, worded
+from training.data.media import refuse_media, refuse_parts
 from training.data.sample import BadRecord
 from training.template_args import wrong_args
 
@@ -85,6 +86,7 @@ def recognised(record: Any) -> Record:
     if not isinstance(record, dict):
         raise BadRecord(f"an object is expected, found {kind_of(record)}")
     refuse_unsound(record, "")
+    refuse_media(record)
     keys = {key for key, value in record.items() if value is not None}
     if {"chosen", "rejected"} & keys:
         return preference.of(record, recognised)
@@ -118,6 +120,7 @@ def _turn(turn: Any, place: int) -> Turn:
         raise BadRecord(f"turn {place} calls tools, but only the assistant may")
     if "function_call" in given:
         raise BadRecord(f"turn {place} has a function_call; write it as tool_calls")
+    refuse_parts(content, place)
     if not isinstance(content, str) and not (content is None and calls):
         raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
     kept: Turn = {"role": role, "content": content or ""}

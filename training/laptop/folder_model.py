@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import FOLDER, ModelShape
-from training.isolation import untrainable
+from training.isolation import text_settings, untrainable
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
@@ -35,7 +35,8 @@ def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
     PlanError for one of a shape that cannot be planned."""
     folder = Path(model).expanduser().resolve()
     config = _config(folder)
-    source = Source(f"{FOLDER}{folder}", int(config.get("max_position_embeddings") or 0) or 2048)
+    positions = int(text_settings(config).get("max_position_embeddings") or 0)
+    source = Source(f"{FOLDER}{folder}", positions or 2048)
     return parse_recipe(new_recipe(source.name, source, _counted(folder)), overrides, f"recipe of {folder}")
 
 

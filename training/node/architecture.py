@@ -3,12 +3,15 @@ routers, and what LoRA adapts of it all. Read in transformers 5.23 and peft 0.21
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PretrainedConfig,
@@ -19,9 +22,26 @@ ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """What models call the linear modules that send tokens to experts, or weigh what these give: never trained."""
 
 
+def config_of(folder: Path) -> PretrainedConfig:
+    """Of a model's folder."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return settled(config, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def settled(config: PretrainedConfig, said: Mapping[str, Any]) -> PretrainedConfig:
+    """A configuration whose head is tied as its text part's is, unless its file says how: the files of Mistral Small
+    3.x say nothing and hold a head, while its class in transformers 5 ties by default (4 went by the text part)."""
+    text = config.get_text_config()
+    if text is not config and "tie_word_embeddings" not in said:
+        config.tie_word_embeddings = text.tie_word_embeddings
+    return config
+
+
 def auto_class(config: PretrainedConfig) -> Any:
-    """Which of transformers' classes builds a model that writes text: those that see images too are another's."""
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    """Which of transformers' classes builds the model that a repository's files are of. Of some that see images too
+    AutoModelForCausalLM would build the text part alone, by other names than the files'."""
+    sees_more = config.get_text_config() is not config or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if sees_more else AutoModelForCausalLM
 
 
 def build(config: PretrainedConfig, **how: Any) -> PreTrainedModel:
@@ -32,7 +52,7 @@ def build(config: PretrainedConfig, **how: Any) -> PreTrainedModel:
 
 def load(config: PretrainedConfig, folder: Path, **how: Any) -> PreTrainedModel:
     """With the weights of a folder."""
-    model: PreTrainedModel = auto_class(config).from_pretrained(folder, local_files_only=True, **how)
+    model: PreTrainedModel = auto_class(config).from_pretrained(folder, config=config, local_files_only=True, **how)
     return model
 
 
@@ -42,6 +62,25 @@ def text_part(model: PreTrainedModel) -> nn.Module:
     if not hasattr(decoder, "layers") and isinstance(inner := getattr(decoder, "model", None), nn.Module):
         decoder = inner
     return decoder
+
+
+def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules of the text part, and the head, by their names in the model."""
+    inside = {id(module) for module in text_part(model).modules()} | {id(model.get_output_embeddings())}
+    return {name: module for name, module in model.named_modules() if id(module) in inside}
+
+
+def in_text(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """Names of modules as PEFT takes them, each whole where its last part would mean modules beside the text part."""
+    paths = [name for name, _ in model.named_modules()]
+    mine = text_modules(model)
+
+    def meant(name: str) -> list[str]:
+        found = [path for path in paths if f".{path}".endswith(f".{name}")]
+        within = [path for path in found if path in mine]
+        return [name] if len(within) == len(found) else within
+
+    return [path for name in names for path in meant(name)]
 
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
 from training.isolation import CURE, LIST
-from training.node.architecture import build, text_part
+from training.node.architecture import build, config_of, text_part
 from training.node.liger import LARGE
 from training.node.loss import Logits, learned_rows
 from training.node.model import LossModel, attention_of, inputs
@@ -33,6 +33,8 @@ LIMIT = 1e-4
 VOCABULARY, HEADS, WINDOW = 256, 4, 8
 LENGTHS = (23, 9)
 """Of two samples; the first is longer than a copy's window."""
+DEPTHS = ("num_hidden_layers", "depth")
+"""What configurations of images and sounds call the number of layers."""
 PROMPT = 5
 """Tokens that both begin with where they are a pair."""
 RECIPE = Recipe(
@@ -55,7 +57,7 @@ class Difference:
 
 def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
     """RecipeError where this model's loss would not be its own, or cannot be tried."""
-    kind = AutoConfig.from_pretrained(model_dir, local_files_only=True).model_type
+    kind = config_of(model_dir).model_type
     try:
         found = difference(model_dir, recipe.batching, recipe.prefers)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
@@ -76,7 +78,7 @@ def refuse_other_logits(recipe: Recipe, model_dir: Path) -> None:
 def difference(model_dir: Path, batching: str, pairs: bool = False) -> Difference:
     """On a copy of the model with random weights; of `pairs`, what both begin with is computed once. Raises what the
     libraries do where no copy can be made."""
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    config = config_of(model_dir)
     problem: Exception | None = None
     with torch.random.fork_rng(devices=[]):
         for smaller in copies(config):
@@ -91,6 +93,10 @@ def difference(model_dir: Path, batching: str, pairs: bool = False) -> Differenc
 
 def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """Thin and shallow; where that cannot be built, as wide as the model, and at last shallow alone."""
+    if (text := config.get_text_config()) is not config:
+        for smaller in copies(text):
+            yield _around(config, smaller)
+        return
     values = config.to_dict()
     heads = values.get("num_attention_heads") or HEADS
     width = values.get("head_dim") or (values.get("hidden_size") or 64 * heads) // heads
@@ -122,6 +128,16 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         yield _with(config, change)
 
 
+def _around(config: PretrainedConfig, text: PretrainedConfig) -> PretrainedConfig:
+    """A model that knows more than text around another text part, and of the rest a layer."""
+    values: dict[str, Any] = config.to_dict()
+    for key, other in values.items():
+        if isinstance(other, dict) and key.endswith("_config"):
+            values[key] = other | {depth: 1 for depth in DEPTHS if depth in other}
+    # some put the pad token where an image's would be
+    return type(config).from_dict(values | {"text_config": text.to_dict() | {"pad_token_id": 0}})
+
+
 def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConfig:
     """Two layers (four, where there are kinds of layers, each kind among them), and what `change` says of what the
     configuration has."""
@@ -137,6 +153,11 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
             values[key] = [value[number] for number in sorted(chosen)]  # what each layer is
         elif key.endswith("_token_id"):
             values[key] = None
+    if own := values.get("per_layer_config"):  # what a layer has otherwise than the others, by its number
+        by_number = {int(number): settings for number, settings in own.items()}
+        values["per_layer_config"] = {
+            place: by_number[number] for place, number in enumerate(sorted(chosen)) if number in by_number
+        }
     values |= {key: size for key, size in change.items() if values.get(key) is not None}
     values[depth_key] = max(layers, len(chosen))
     return type(config).from_dict(values)

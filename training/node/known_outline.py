@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from transformers import AutoConfig
@@ -32,5 +33,10 @@ def known_outline(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    whole = AutoConfig.for_model(**config).to_dict()
-    return {key: value for key, value in whole.items() if key not in SHAPELESS}
+    return _shaping(AutoConfig.for_model(**deepcopy(dict(config))).to_dict())
+
+
+def _shaping(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model, and of each of its parts."""
+    kept = ((key, value) for key, value in settings.items() if key not in SHAPELESS)
+    return {key: _shaping(value) if isinstance(value, Mapping) else value for key, value in kept}

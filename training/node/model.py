@@ -20,7 +20,6 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -29,7 +28,7 @@ from transformers import (
 from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
-from training.cost.strategies.zero0 import experts_misfit
+from training.cost.strategies.zero0 import part_misfit
 from training.isolation import CURE, mixing
 from training.node import architecture
 from training.node.architecture import text_layers
@@ -116,7 +115,7 @@ def load(recipe: Recipe, model_dir: Path) -> nn.Module:
     The adapter's first values come from the recipe's seed and the modules' names: the same on every rank and under
     every strategy.
     """
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    config = architecture.config_of(model_dir)
     dtype, attention = getattr(torch, recipe.dtype), attention_of(recipe.batching, config)
     if recipe.base_precision == NF4:
         from training.node import nf4  # bitsandbytes is slow to import, and loads CUDA
@@ -132,8 +131,9 @@ def load(recipe: Recipe, model_dir: Path) -> nn.Module:
 
 def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Module:
     """`base` made ready to train."""
-    if reason := mixing(base.config.model_type, recipe):
-        raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
+    for kind in (base.config.model_type, base.config.get_text_config().model_type):
+        if reason := mixing(kind, recipe):
+            raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
     base.config.use_cache = False
     layers = text_layers(base)
     checkpointed = recipe.checkpointed(len(layers))
@@ -193,13 +193,14 @@ def attention_of(batching: str, config: PretrainedConfig) -> str:
 def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraConfig:
     """PEFT's configuration; RecipeError where the recipe names what the model does not have."""
     lora = recipe.lora
-    names = {name.rsplit(".", 1)[-1] for name, _ in base.named_modules()}
+    modules = architecture.text_modules(base)
+    names = {name.rsplit(".", 1)[-1] for name in modules}
     wanted = {"lora.modules_to_save": lora.modules_to_save}
     if not isinstance(lora.targets, str):
         wanted["lora.targets"] = lora.targets
     for key, asked in wanted.items():
         if missing := [name for name in asked if name.rsplit(".", 1)[-1] not in names]:
-            linear = sorted(n.rsplit(".", 1)[-1] for n, m in base.named_modules() if isinstance(m, nn.Linear))
+            linear = sorted(n.rsplit(".", 1)[-1] for n, m in modules.items() if isinstance(m, nn.Linear))
             known = ", ".join(dict.fromkeys(linear))
             raise RecipeError(f"{key}: {model_dir.name} has no module {', '.join(missing)}; it has {known}")
     if recipe.base_precision == NF4 and (frozen := _linear_layers(base, lora.modules_to_save)):
@@ -226,7 +227,7 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         target_modules=_targets(lora, base, model_dir),
         target_parameters=experts or None,
         rank_pattern={name.replace(".", r"\."): lora.rank_of_experts(sent_to) for name in experts},
-        modules_to_save=list(lora.modules_to_save) or None,
+        modules_to_save=architecture.in_text(base, lora.modules_to_save) or None,
         trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
     )
 
@@ -241,7 +242,7 @@ def _targets(lora: Lora, base: PreTrainedModel, model_dir: Path) -> list[str]:
             f"lora.targets: {', '.join(taken)}: in {model_dir.name}, a mixture of experts, these are all experts and "
             "their router; leave them out"
         )
-    return names
+    return architecture.in_text(base, names)
 
 
 def _linear_layers(base: PreTrainedModel, names: Sequence[str]) -> list[str]:
@@ -306,10 +307,9 @@ class Whole:
 def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
     """Counted on tensors without memory; before a strategy is built, for ZeRO-3 has transformers divide every model."""
     with torch.device("meta"):
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        base = architecture.build(config)
+        base = architecture.build(architecture.config_of(model_dir))
         shape = shape_of(base)
-        if reason := experts_misfit(shape, recipe):
+        if reason := part_misfit(shape, recipe):
             raise RecipeError(f"{model_dir.name}: {reason}")
         facts = shape.facts(recipe)
         whole = trainable(base, recipe, model_dir)

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from training.cost.shape import Layer, ModelShape, PlanError
 from training.exit_codes import FINISHED
-from training.node.architecture import adaptable, build, expert_parameters, text_layers
+from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
 """What configurations call the number of experts that a token is sent to."""
@@ -40,8 +40,7 @@ LONGEST = 300
 def shape_of_folder(folder: Path) -> ModelShape:
     """Of the base model of a folder. Raises PlanError where no model can be built from its config.json."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        return model_shape(config)
+        return model_shape(config_of(folder))
     except (OSError, *BROKEN) as error:
         reason = " ".join(str(error).split())[:LONGEST] or type(error).__name__
         raise PlanError(f"{folder.name}: no model can be built from its config.json: {reason}") from error
@@ -55,7 +54,7 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
     """Counted on a model without adapters, its weights there or not."""
-    config, layers = model.config.get_text_config(), text_layers(model)
+    layers = text_layers(model)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     kinds: list[Layer] = []
     order: list[int] = []
@@ -64,13 +63,13 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         if one not in kinds:
             kinds.append(one)
         order.append(kinds.index(one))
-    tied = embedding is head or bool(config.tie_word_embeddings)
+    tied = embedding is head or bool(model.config.tie_word_embeddings)
     around = embedding.numel() + (0 if tied else head.numel())
     rest = _total(model.named_parameters()) - sum(_total(layer.named_parameters()) for layer in layers) - around
     if tied and embedding is not head:  # not tied yet, as long as there are no weights
         rest -= head.numel()
     return ModelShape(
-        kind=config.model_type,
+        kind=model.config.model_type,
         hidden=embedding.shape[1],
         vocab=embedding.shape[0],
         tied=tied,

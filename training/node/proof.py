@@ -25,12 +25,12 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import Sample
 from training.exit_codes import FINISHED, UNUSABLE
-from training.node.architecture import ROUTERS, build, text_layers
+from training.node.architecture import ROUTERS, build, config_of, text_layers
 from training.node.attention import SEGMENTS
 from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, copies
 from training.node.model import LossModel, causal_model, inputs, trainable
@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="a folder with a config.json")
     folder = parser.parse_args().config
     problem: Exception | None = None
-    for small in copies(AutoConfig.from_pretrained(folder, local_files_only=True)):
+    for small in copies(config_of(folder)):
         try:
             print(json.dumps(proved(small)), flush=True)
             return FINISHED

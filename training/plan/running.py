@@ -8,7 +8,7 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.disk import kept_checkpoints
 from training.cost.memory import GIB, Memory, with_reserve
 from training.cost.strategies import cost_of
-from training.isolation import CURE, mixing
+from training.isolation import CURE, mixing, types_of
 from training.plan.machines import SYSTEM, TIGHT
 from training.plan.situation import Check, Situation
 
@@ -72,7 +72,8 @@ def host_ram(it: Situation) -> Check:
 
 def isolation(it: Situation) -> Check:
     """Samples that share a row must not see each other."""
-    reason = mixing(str(it.facts.config.get("model_type")), it.recipe)
+    kinds = types_of(it.facts.config) or ("unnamed",)
+    reason = next(filter(None, (mixing(kind, it.recipe) for kind in kinds)), "")
     return Check("batching", "error", reason, CURE) if reason else Check("batching", "ok", it.recipe.batching)
 
 

@@ -25,7 +25,7 @@ from training.cost.memory import (
 from training.cost.schedule import StageTime, step_seconds
 from training.cost.shape import EMBEDDING, HEAD
 from training.cost.split import Split, even, first_so_many
-from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0, experts_misfit
+from training.cost.strategies.zero0 import SUMMED, MicroBatch, Timing, Zero0, part_misfit
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
 
@@ -122,7 +122,7 @@ class Pipeline(Zero0):
             return f"a {shape.kind} model cannot lie in stages; possible: {', '.join(SPLITTABLE)}"
         if len(shape.kinds) > 1:
             return f"stages are of layers all alike; this {shape.kind} model has {len(shape.kinds)} kinds of them"
-        return experts_misfit(shape, recipe) or misfit(recipe, shape.layers, shape.tied, ranks)
+        return part_misfit(shape, recipe) or misfit(recipe, shape.layers, shape.tied, ranks)
 
 
 def stages_of(recipe: Recipe, ranks: int) -> int:

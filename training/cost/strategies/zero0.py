@@ -10,6 +10,7 @@ from training.cost.flops import flops_per_token
 from training.cost.memory import NF4, Memory, Shares, packed_weights, rank_memory
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
+from training.isolation import text_alone
 
 if TYPE_CHECKING:
     from training.cost.pace import Rates
@@ -167,7 +168,12 @@ class Zero0:
 
     def misfit(self, shape: ModelShape, recipe: Recipe, ranks: int) -> str:
         """Why this model cannot be trained with it by so many ranks; empty where it can."""
-        return experts_misfit(shape, recipe)
+        return part_misfit(shape, recipe)
+
+
+def part_misfit(shape: ModelShape, recipe: Recipe) -> str:
+    """Why a recipe is nothing for what a model is made of, by whatever strategy; empty where it is."""
+    return text_alone(shape.kind, recipe) or experts_misfit(shape, recipe)
 
 
 def experts_misfit(shape: ModelShape, recipe: Recipe) -> str:

@@ -34,6 +34,8 @@ class CardFacts:
     merged: bool
     end_of_turn: str = ""
     """The token it was taught to end an answer with; empty where it was taught none."""
+    sees: bool = False
+    """Whether its base model sees images too."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -95,11 +97,13 @@ def _evaluation(facts: CardFacts) -> list[str]:
 
 
 def _use(name: str, facts: CardFacts) -> list[str]:
+    kind = "AutoModelForImageTextToText" if facts.sees else "AutoModelForCausalLM"
     if facts.merged:
-        code = [
-            "from transformers import AutoModelForCausalLM",
-            f'model = AutoModelForCausalLM.from_pretrained("{name}")',
-        ]
+        code = [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{name}")']
+    elif facts.sees:
+        base = base_name(facts.recipe["base_model"])
+        code = ["from peft import PeftModel", f"from transformers import {kind}"]
+        code += [f'base = {kind}.from_pretrained("{base}")', f'model = PeftModel.from_pretrained(base, "{name}")']
     else:
         code = ["from peft import AutoPeftModelForCausalLM"]
         code += [f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")']

@@ -20,7 +20,8 @@ from training.hub_access import HubError, hub_of
 from training.laptop.adapter.model_card import CardFacts, base_name, card, losses
 from training.model_lock import BUILT_IN, LOCAL
 from training.run_folder import is_run_id
-from training.sums import STATE, SUMS, parse_sums, sha256_of
+from training.sums import ADAPTER_WEIGHTS, STATE, SUMS, parse_sums, sha256_of
+from training.verify import FetchError, whole_tensors
 
 Content = Path | bytes
 OURS = {".gitattributes", "README.md"}
@@ -146,7 +147,16 @@ def read_facts(run: Path, merged: bool) -> CardFacts:
         evaluation=json.loads(evaluation.read_text(encoding="utf-8")) if evaluation.exists() else None,
         merged=merged,
         end_of_turn=_end_of_turn(run),
+        sees=_sees(run / "adapter" / ADAPTER_WEIGHTS),
     )
+
+
+def _sees(weights: Path) -> bool:
+    """Whether an adapter is of a text part beside others, by the names in it."""
+    try:
+        return any(".language_model." in name for name in whole_tensors(weights)[0])
+    except (OSError, FetchError):  # what is damaged is told when it is verified
+        return False
 
 
 def _end_of_turn(run: Path) -> str:

@@ -18,6 +18,7 @@ from transformers.generation import (
 )
 
 from training.errors import AdapterError
+from training.isolation import text_settings
 from training.node.adapter.end_of_turn import all_ids, end_of_turn_id
 from training.node.adapter.model_files import read_config
 from training.questions import Messages, Sampling
@@ -75,11 +76,12 @@ class Voice:
         """Read from a model's folder."""
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         config = read_config(model_dir)
+        text = text_settings(config)
         has_own = (model_dir / "generation_config.json").is_file()
         own = GenerationConfig.from_pretrained(model_dir) if has_own else GenerationConfig()
-        own_ends = (tokenizer.eos_token_id, own.eos_token_id, config.get("eos_token_id"))
+        own_ends = (tokenizer.eos_token_id, own.eos_token_id, config.get("eos_token_id"), text.get("eos_token_id"))
         stops = all_ids(*own_ends, end_of_turn_id(tokenizer))
-        longest = config.get("max_position_embeddings") or 1 << 30
+        longest = text.get("max_position_embeddings") or 1 << 30
         return Voice(tokenizer, own, stops, longest, dict(template_args or {}))
 
     def prompt(self, messages: Messages) -> list[int]:

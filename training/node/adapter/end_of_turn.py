@@ -9,6 +9,7 @@ from typing import Any
 
 from training.data import DataError
 from training.data.encode import Encoder
+from training.isolation import text_settings
 
 GENERATION = "generation_config.json"
 
@@ -36,7 +37,7 @@ def name_end_of_turn(folder: Path, config: dict[str, Any]) -> None:
     end = end_of_turn_id(AutoTokenizer.from_pretrained(folder, local_files_only=True))
     path = folder / GENERATION
     own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    before = own.get("eos_token_id", config.get("eos_token_id"))
+    before = own.get("eos_token_id", config.get("eos_token_id", text_settings(config).get("eos_token_id")))
     if end is None or end in all_ids(before):
         return
     own["eos_token_id"] = [end, *sorted(all_ids(before))]

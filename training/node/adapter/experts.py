@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 
 from training.errors import AdapterError
 from training.node.adapter.weights import Adapter
-from training.node.architecture import build, expert_parameters, text_layers
+from training.node.architecture import build, config_of, expert_parameters, text_layers
 
 NUMBER = re.compile(r"\.experts\.(\d+)\.")
 """In the names of files that have a matrix an expert."""
@@ -52,7 +52,7 @@ class Experts:
     def __init__(self, adapter: Adapter, model_dir: Path, tensors: Iterable[str]) -> None:
         """AdapterError where the files do not hold all that the adapter is for, as it is known here."""
         with torch.device("meta"):
-            model = build(AutoConfig.from_pretrained(model_dir, local_files_only=True))
+            model = build(config_of(model_dir))
         self._adapter = adapter
         shapes, self._pairs, self._transposed = {}, {}, {}
         for name, p, transposed, pair in _adapted(adapter, model):

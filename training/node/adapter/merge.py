@@ -11,6 +11,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from safetensors import safe_open
 
 from training.errors import AdapterError
+from training.isolation import text_settings
 from training.node import attached
 from training.node.adapter.end_of_turn import name_end_of_turn
 from training.node.adapter.experts import Experts
@@ -28,6 +30,7 @@ from training.node.adapter.model_files import (
     places,
     read_config,
     shard_names,
+    text_name,
     trainer_state,
     weight_bytes,
 )
@@ -58,8 +61,8 @@ class Change:
 
     def of(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """In fp32; None where it leaves a tensor as it is."""
-        if name in self.adapter.parts:
-            return self.adapter.merged(name, tensor)
+        if (own := text_name(name)) in self.adapter.parts:
+            return self.adapter.merged(own, tensor)
         return self.experts.merged(name, tensor) if self.experts and name in self.experts.pieces else None
 
 
@@ -110,11 +113,12 @@ def _refuse_without_room(model_dir: Path, target: Path) -> None:
 
 
 def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
-    names = {name: list(entries(model_dir / name)) for name in shard_names(model_dir)}
+    there = {text_name(tensor): tensor for tensor in places(model_dir)}
     config = read_config(model_dir)
-    extra = _untied(config, adapter, {tensor for inside in names.values() for tensor in inside})
-    foreign = sorted(adapter.parts.keys() - {t for inside in names.values() for t in inside} - set(extra))
-    if config.get("tie_word_embeddings") and HEAD not in adapter.told_apart:
+    tied = _tied(config, there)
+    extra = _untied(config, adapter, there) if tied else {}
+    foreign = sorted(adapter.parts.keys() - there.keys() - {text_name(tensor) for tensor in extra})
+    if tied and HEAD not in adapter.told_apart:
         foreign = [name for name in foreign if name != HEAD]  # rows of the embedding, told twice
     if foreign:
         raise AdapterError(f"{adapter.folder} is not for this model, which has no {', '.join(foreign[:3])}")
@@ -123,11 +127,11 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
             f"{adapter.folder} changes token rows of an embedding and the head that shares it each by itself, "
             "and is not understood here; take one of the two"
         )
-    tensors = [tensor for inside in names.values() for tensor in inside]
+    tensors = list(there.values())
     change = Change(adapter, Experts(adapter, model_dir, tensors) if adapter.experts else None)
-    last = list(names)[-1]
+    names = shard_names(model_dir)
     for name in names:
-        _write_shard(model_dir, change, name, fresh / name, extra if name == last else {})
+        _write_shard(model_dir, change, name, fresh / name, extra if name == names[-1] else {})
     for path in model_dir.iterdir():
         weights = path.suffix in {".safetensors", ".bin", ".pth", ".pt"}
         if path.is_file() and not weights and path.name not in LEFT_BEHIND:
@@ -135,18 +139,29 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
     name_end_of_turn(fresh, config)
     (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if len(names) > 1 or (model_dir / INDEX).is_file():
-        _write_index(fresh, list(names))
+        _write_index(fresh, names)
 
 
-def _untied(config: dict[str, Any], adapter: Adapter, present: set[str]) -> dict[str, str]:
-    """Tensor -> the one of the base it begins as, for those the base shares and the adapter tells apart.
+def _tied(config: dict[str, Any], there: Mapping[str, str]) -> bool:
+    """Whether head and embedding are one tensor: as the model's or its text part's settings say, else by its files."""
+    said = [one["tie_word_embeddings"] for one in (config, text_settings(config)) if "tie_word_embeddings" in one]
+    return bool(said[0]) if said else HEAD not in there
+
+
+def _untied(config: dict[str, Any], adapter: Adapter, there: Mapping[str, str]) -> dict[str, str]:
+    """Tensor -> the one of the base it begins as, for those the base shares and the adapter tells apart; by their names
+    in files, which `there` has by the text part's own.
 
     An embedding or head trained whole, or with a LoRA, is the adapter's own: the other one stays what it was.
     """
-    if not config.get("tie_word_embeddings") or not adapter.told_apart & {EMBEDDING, HEAD}:
+    if not adapter.told_apart & {EMBEDDING, HEAD}:
         return {}
     config["tie_word_embeddings"] = False
-    return {} if HEAD in present else {HEAD: EMBEDDING}
+    if isinstance(config.get("text_config"), dict):
+        config["text_config"]["tie_word_embeddings"] = False
+    embedding = there[EMBEDDING]
+    beside = "language_model." if embedding.startswith("language_model.") else ""
+    return {} if HEAD in there else {f"{beside}{HEAD}": embedding}
 
 
 def _write_shard(model_dir: Path, change: Change, name: str, to: Path, extra: dict[str, str]) -> None:

@@ -13,6 +13,8 @@ from training.verify import FetchError, whole_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+NESTED = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
+"""How names begin of a text part beside others, in models of transformers 5 and in files, and how where it is alone."""
 AGAIN = "fetch the model again with the base deploy"
 
 
@@ -53,6 +55,14 @@ def trainer_state(adapter: Path | None) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError, ValueError) as error:
         raise AdapterError(f"{path} cannot be read: {error}; fetch the run again") from error
+
+
+def text_name(tensor: str) -> str:
+    """What a tensor of the text part is called where a model is nothing else; any other one's name as it is."""
+    for begins, alone in NESTED.items():
+        if tensor.startswith(begins):
+            return alone + tensor.removeprefix(begins)
+    return tensor
 
 
 def entries(path: Path) -> dict[str, dict[str, Any]]:

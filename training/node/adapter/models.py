@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, DynamicCache
+from transformers import DynamicCache
 
 from training.cost.memory import NF4
 from training.errors import AdapterError
@@ -38,8 +38,7 @@ def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
     if dtype := packed_in(adapter):
         model = _in_four_bits(model_dir, dtype)
     else:
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
-        model = architecture.load(config, model_dir, dtype="auto")
+        model = architecture.load(architecture.config_of(model_dir), model_dir, dtype="auto")
     return model.to(mine).eval()
 
 

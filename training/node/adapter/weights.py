@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from training.errors import AdapterError
+from training.node.adapter.model_files import text_name
 from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 PREFIX = "base_model.model."
@@ -56,6 +57,7 @@ class Adapter:
         self.config: dict[str, Any] = json.loads(text)
         self._refuse_unknown()
         self.parts: dict[str, dict[str, str]] = {}
+        """By the tensor they are of, as it is called where the text part is all of the model."""
         within: dict[str, dict[int, dict[str, str]]] = {}
         for name in self.file.keys():  # noqa: SIM118 - it is no mapping
             if place := self._place_of_pair(name):
@@ -110,8 +112,8 @@ class Adapter:
         short = name.removeprefix(PREFIX)
         for ending, kind in PARTS.items():
             if short.endswith(ending):
-                return f"{short.removesuffix(ending)}.weight", kind
-        return short, "whole"
+                return text_name(f"{short.removesuffix(ending)}.weight"), kind
+        return text_name(short), "whole"
 
     @property
     def told_apart(self) -> set[str]:
@@ -153,7 +155,7 @@ class Adapter:
         if isinstance(indices, list):
             return indices
         module = target.removesuffix(".weight")
-        return next(rows for name, rows in indices.items() if module == name or module.endswith(f".{name}"))
+        return next(rows for name, rows in indices.items() if f".{module}".endswith(f".{text_name(name)}"))
 
     def tensor(self, name: str) -> torch.Tensor:
         """One of its own, in fp32."""
