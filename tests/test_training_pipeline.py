@@ -298,7 +298,7 @@ def test_what_a_pipeline_cannot_be_is_refused_with_the_recipe(settings, reason):
         ("tiny", 2, {"pipeline.held": "[3, 2, 1]"}, "pipeline.held has 3 numbers for 2 stages"),
         ("tiny", 2, {"lora.modules_to_save": '["lm_head"]'}, "lora.modules_to_save"),
         ("tiny", 2, {"lora.trainable_tokens": '["<|im_end|>"]'}, "lora.trainable_tokens"),
-        ("other", 2, {}, "a gpt2 model cannot lie in stages; possible: qwen2"),
+        ("other", 2, {}, "a gpt2 model cannot lie in stages; possible: llama, mistral, qwen2"),
     ],
 )
 def test_what_does_not_fit_model_or_ranks_is_refused(house, model, ranks, settings, reason):

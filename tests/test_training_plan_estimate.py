@@ -84,9 +84,9 @@ def estimate(shape: ModelShape, asked: Recipe, ranks: int, tokens: int) -> Memor
 # rank 64 on all linears, no fused loss, checkpointing, micro-batch 1, on A100-80G. Its MLP is as wide as three
 # matrices of these sizes; its vocabulary and depth are the config.json's.
 QWEN1 = {
-    "7b": ModelShape(32, 4096, 32, 32, 128, 11008, 151936, tied=False, biased=True),
-    "14b": ModelShape(40, 5120, 40, 40, 128, 13696, 152064, tied=False, biased=True),
-    "72b": ModelShape(80, 8192, 64, 64, 128, 24576, 152064, tied=False, biased=True),
+    "7b": model_shape(config("qwen2", 32, 4096, 32, 32, 11008, 151936)),
+    "14b": model_shape(config("qwen2", 40, 5120, 40, 40, 13696, 152064)),
+    "72b": model_shape(config("qwen2", 80, 8192, 64, 64, 24576, 152064)),
 }
 
 

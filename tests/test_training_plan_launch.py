@@ -414,7 +414,7 @@ def test_files_and_folders_keep_their_kind_and_the_hubs_go_by_name(tmp_path: Pat
 def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path: Path, monkeypatch, capsys):
     head = Recorded(tmp_path / "runs")
     big = {**CONFIG, "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
-    start(head, monkeypatch, {**PREPARED, "model": big}, anyway=True)
+    start(head, monkeypatch, PREPARED | {"model": big, "outline": model_shape(big).to_outline()}, anyway=True)
     _, cause, words = rank_end(Ended(1), None, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
     (head.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", f"rank 0 on te1 {words}", cause)))
     capsys.readouterr()
