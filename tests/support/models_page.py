@@ -48,6 +48,7 @@ REST = """
   too with `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. NF4 is refused there,
   for the experts would stay in 16 bits, and so is `tuning = "full"`, whose routers would drift.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
+- `laguna` is not admitted: PEFT 0.21.2 loses the adapter of its shared experts where it reads it.
 - Other types train with `--set batching=padded` where the copy shows that the loss is the model's own.
 - Of a model that sees images too the text part is trained, on text alone: adapters lie below its layers, the rest is
   frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). NF4, `tuning = "full"` and pipelines are refused there.

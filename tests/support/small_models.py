@@ -76,7 +76,6 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "solar_open": ROUTED,
     "dots1": ROUTED | {"first_k_dense_replace": 1, "n_shared_experts": 1},
     "exaone_moe": EXPERTS | {"layer_types": [SLIDING, FULL]},
-    "laguna": EXPERTS | {"layer_types": [SLIDING, FULL]},
     "afmoe": EXPERTS | {"layer_types": [SLIDING, FULL]},
     "granitemoe": LOCAL,
     "granitemoeshared": LOCAL | {"shared_intermediate_size": 32},
