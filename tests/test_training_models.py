@@ -108,7 +108,10 @@ def test_a_hub_that_does_not_answer_is_said_in_a_sentence(tmp_path: Path, monkey
     ("changes", "said"),
     [
         ({"text_config": {}}, "knows more than text"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "its weights are stored in fp8"),
+        (
+            {"quantization_config": {"quant_method": "awq"}, "model_type": "rwkv"},
+            "its weights are stored in awq.*needed$",
+        ),
         ({"model_type": "rwkv"}, "models of type 'rwkv' are not admitted; docs/models.md"),
     ],
 )
@@ -135,6 +138,20 @@ def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_b
         adding.add(REPO)
     with pytest.raises(RecipeError, match="--name My: small letters"):
         adding.add(REPO, "My")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("repo", "stored", "said"),
+    [
+        ("Qwen/Qwen3-8B", "fp8", r"stored in fp8; a model in 16 .* \(in 16 bits it takes 16\.4 GB: look .* in BF16\)$"),
+        ("unsloth/gpt-oss-20b-BF16", "mxfp4", r"stored in mxfp4; a model in 16 .* \(in 16 bits it takes 41\.8 GB: "),
+    ],
+)
+def test_a_model_in_fewer_bits_is_refused_with_what_it_takes_in_16(recipes, repo, stored, said):
+    config = shapes.outlines()[repo]["config"] | {"quantization_config": {"quant_method": stored}}
+    with pytest.raises(RecipeError, match=said):
+        adding.refuse_untrainable(adding.HubModel(repo, COMMIT, "", False, config, ""))
 
 
 @pytest.mark.torch

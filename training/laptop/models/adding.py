@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import SHIPPED, ModelShape, outlines
+from training.cost.disk import file_bytes
+from training.cost.shape import SHIPPED, ModelShape, PlanError, outlines
 from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
 from training.isolation import ADMITTED, LIST, text_settings, untrainable
 from training.laptop.folder_model import cached_outlines
@@ -25,6 +26,7 @@ from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+QUANTIZED = "quantization_config"
 LIMIT = 1e-4
 """Of a proof on a copy as wide as the model's heads, as the look before each run has it: on random weights Gemma 4
 and Qwen3.5 enlarge what floating point rounds to some 1e-5 (Gemma 4 in 64 bits: 1e-14); what is wrong differs more."""
@@ -113,9 +115,24 @@ def refuse_untrainable(model: HubModel) -> None:
     """RecipeError where it is no model that can be trained, by its config.json."""
     kind = model.config.get("model_type")
     if reason := untrainable(model.config):
-        raise RecipeError(f"{model.repo}: {reason}")
+        raise RecipeError(f"{model.repo}: {reason}{_unpacked(model.config)}")
     if kind not in ADMITTED:
         raise RecipeError(f"{model.repo}: models of type {kind!r} are not admitted; {LIST}")
+
+
+def _unpacked(config: Mapping[str, Any]) -> str:
+    """What weights of fewer bits take in 16; empty where these have as many, or where that cannot be counted."""
+    plain = {key: value for key, value in config.items() if key != QUANTIZED}
+    if QUANTIZED not in config or untrainable(plain) or plain.get("model_type") not in ADMITTED:
+        return ""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+        try:
+            shape = shape_of(folder, cached_outlines())
+        except PlanError:
+            return ""
+    return f" (in 16 bits it takes {file_bytes(shape) / 1e9:.1f} GB: look on the Hub for a copy in BF16)"
 
 
 def proved(folder: Path) -> dict[str, float]:
