@@ -79,6 +79,15 @@ def test_the_shipped_recipe_on_four_a10_nodes_with_strategy_auto_alone_is_a_pipe
     assert plan.predicted["step_s"] < divided.predicted["step_s"] / 4
 
 
+def test_experts_are_not_gathered_over_ethernet_where_stages_hold_them():
+    """Thirty thousand million parameters of which a token meets a tenth: gathering all of them takes minutes a step."""
+    ethernet = replace(facts(), shape=known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507"), bytes_per_s=1.7e9)
+    plan = make_plan(load_recipe("qwen3-30b-a3b"), ethernet)
+    assert (plan.recipe.strategy, plan.errors, sum(plan.recipe.pipeline.layers)) == ("pipeline", [], 48)
+    divided = make_plan(load_recipe("qwen3-30b-a3b", SAID), ethernet)
+    assert divided.errors == [] and divided.predicted["step_s"] > 20 * plan.predicted["step_s"]
+
+
 def test_a_pipeline_that_is_named_gets_what_its_table_leaves_empty():
     given = {"strategy": "pipeline", "micro_batch": "1", "gradient_checkpointing": "auto"}
     plan = make_plan(load_recipe("qwen2.5-14b", given), facts())
