@@ -196,6 +196,7 @@ def test_the_table_says_what_lies_there_and_how_it_fits():
     assert (found["qwen3-8b"].there, found["qwen3-14b"].there) == (True, False)
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
     assert found["qwen2.5-72b"].fits == "no"
+    assert table.without_recipe({"qwen3-8b", "my-qwen3", "tiny"}) == ["my-qwen3"]
     unknown = next(table.rows(None, None))
     assert (unknown.there, unknown.fits) == (None, "")
     assert json.loads(table.as_json(table.rows(None, None)))[0]["name"] == unknown.name

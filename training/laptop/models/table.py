@@ -57,6 +57,11 @@ def rows(machines: Machines | None, there: Collection[str] | None) -> Iterator[R
         )
 
 
+def without_recipe(there: Collection[str]) -> list[str]:
+    """The folders of models that no recipe is for: fetched by their id."""
+    return sorted(set(there) - {load_recipe(name).model_dir for name in recipe_names()})
+
+
 def fits(shape: ModelShape, recipe: Recipe, machines: Machines) -> str:
     """How the model fits with the least it can do with: a sample at a time, every layer computed again."""
     least = recipe.model_copy(update={"micro_batch": 1, "gradient_checkpointing": True})

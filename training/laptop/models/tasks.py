@@ -23,6 +23,8 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
         if json:
             say(table.as_json(found))
             return
+        if there and (others := table.without_recipe(there)):
+            notes.append(f"on the head without a recipe: {', '.join(others)}")
         around.show(table.lines(found), notes)
 
 
