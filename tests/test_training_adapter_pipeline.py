@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import tiny_adapter
+from tests.support.rank_output import outputs as said_by
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
@@ -55,7 +56,8 @@ def over_ranks(world: int, run: Path, model: Path, adapter: Path | None, samplin
         )
         for rank in range(world)
     ]
-    return [(rank.wait(), out) for rank in ranks for out in [rank.communicate(timeout=180)[0]]]
+    outputs = said_by(ranks, 180)
+    return [(rank.returncode, said) for rank, said in zip(ranks, outputs, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rank_output import outputs as said_by
 from training import comm_report
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +41,7 @@ def run_ranks(code: list[str], folder: Path, world: int = 2) -> list[subprocess.
         )
         for rank in range(world)
     ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    outputs = said_by(ranks, 120)
     return [subprocess.CompletedProcess(r.args, r.returncode, out) for r, out in zip(ranks, outputs, strict=True)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rank_output import outputs as said_by
 from training.launch import Host, Launch, LaunchError, launch_text, parse_steps
 from training.node.diagnosis.operators import covered_us, summarise, summary_text
 from training.node.diagnosis.trace import Clock, clock_of, events_of, merge, read_trace, shift_us
@@ -59,7 +60,7 @@ def profiled(run: Path, steps: str) -> list[str]:
         for rank in (0, 1)
     ]
     try:
-        said = [process.communicate(timeout=90)[0] for process in started]
+        said = said_by(started, 90)
     finally:
         for process in started:
             process.kill()

@@ -25,6 +25,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support.rank_output import outputs as said_by  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data import Order  # noqa: E402
 from training.data.collate import collate  # noqa: E402
@@ -106,7 +107,7 @@ def _start(run, ranks, *extra):
 def _finish(started, timeout_s=180):
     """Exit codes and everything printed, by rank; leaves no process behind."""
     try:
-        outputs = [process.communicate(timeout=timeout_s)[0] for process in started]
+        outputs = said_by(started, timeout_s)
         return [process.returncode for process in started], outputs
     finally:
         for process in started:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.rank_output import outputs as said_by
 from training.node.metrics.communication import CommunicationClock
 from training.node.metrics.devices import DeviceWatch, visible_name
 
@@ -52,7 +53,7 @@ def test_the_share_is_the_time_a_rank_waits_for_the_slower_one(tmp_path):
         )
         for rank in (0, 1)
     ]
-    slow, fast = (json.loads(rank.communicate(timeout=120)[0]) for rank in ranks)
+    slow, fast = map(json.loads, said_by(ranks, 120))
     assert fast[0] > 0.8 and slow[0] < 0.3
     assert 0.2 < fast[1] < 0.6, "0.2 of 0.5 s: the rest was spent computing"
     assert slow[1] < 0.2

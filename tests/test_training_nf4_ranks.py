@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("bitsandbytes", reason="needs the [train] extra")
 
+from tests.support.rank_output import outputs as said_by  # noqa: E402
 from training import tiny  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -70,7 +71,7 @@ def _group(house, ranks, cases, name):
         for n in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in started]
+        outputs = said_by(started, 300)
     finally:
         for process in started:
             process.kill()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rank_output import outputs as said_by
+
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
@@ -32,7 +34,7 @@ def pair(tmp_path_factory):
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": "0"}, **pipes) for rank in (0, 1)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in started]
+        outputs = said_by(started, 300)
     finally:
         for process in started:
             process.kill()

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support.rank_of_run import LIMIT_S  # noqa: E402
+from tests.support.rank_output import outputs as said_by  # noqa: E402
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for  # noqa: E402
 from training import tiny  # noqa: E402
 from training.causes import Cause  # noqa: E402
@@ -84,7 +85,7 @@ def _ranks(count, program, *arguments):
 def _end(started, timeout_s):
     """Exit codes and what each printed."""
     try:
-        outputs = [process.communicate(timeout=timeout_s)[0] for process in started]
+        outputs = said_by(started, timeout_s)
     finally:
         for process in started:
             process.kill()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from tests.support.rank_output import outputs as said_by
+
 PROBE = Path(__file__).with_name("engine_probe.py")
 
 
@@ -40,7 +42,7 @@ def together(house, ranks, recipe, cases, name="", **more):
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": "0"}, **pipes) for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=500)[0] for process in started]
+        outputs = said_by(started, 500)
     finally:
         for process in started:
             process.kill()
