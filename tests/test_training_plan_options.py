@@ -332,6 +332,9 @@ PARAMETERS = {  # 1e9, as the model cards say
     "glm4-9b": 9.400,
     "glm4.5-air": 106.852,
     "ministral-8b": 8.020,
+    "gemma3-4b": 4.300,
+    "gemma3-12b": 12.187,
+    "gemma3-27b": 27.432,
     "tiny": 0.00105,
 }
 

@@ -14,7 +14,7 @@ from training.laptop.fleet import Fleet
 from training.laptop.folder_model import folder_shape
 from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
-from training.model_names import ID, has_recipe
+from training.model_names import has_recipe, own_name
 from training.plan.machines import Machines
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
 
@@ -106,7 +106,7 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     }
     if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
         raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
-    shape = _shape(recipe.base_model)
+    shape = _shape(recipe)
     if shape is None:
         raise PlanError(
             f"the shape of {recipe.base_model} is not known here: no recipe that is shipped names it; "
@@ -115,14 +115,16 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     return shape, size_of(wish.data, recipe)
 
 
-def _shape(base_model: str) -> ModelShape | None:
-    if base_model.startswith(FOLDER):
-        return folder_shape(base_model)
-    if (shape := known_shape(base_model)) or not ID.fullmatch(base_model) or has_recipe(base_model):
+def _shape(recipe: Recipe) -> ModelShape | None:
+    model = recipe.base_model
+    if model.startswith(FOLDER):
+        return folder_shape(model)
+    derived = recipe.name == own_name(model) and not has_recipe(model)  # no file was edited to say so
+    if (shape := known_shape(model)) or not derived:
         return shape
     from training.laptop.models import adding
 
-    return adding.derived(base_model).shape
+    return adding.derived(model).shape
 
 
 def hours_of(text: str) -> float:
