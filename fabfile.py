@@ -9,8 +9,9 @@ import snapshots.tasks
 import training.laptop.adapter.tasks
 import training.laptop.models.tasks
 import training.laptop.prove.tasks
+import training.laptop.run_list.tasks
 import training.laptop.tasks
-from inventory.command_line import refuse_malformed_flags
+from inventory.command_line import allow_bare_words, name_the_nearest, refuse_malformed_flags
 
 namespace = Collection()
 folders = (
@@ -22,6 +23,7 @@ folders = (
     training.laptop.adapter.tasks,
     training.laptop.models.tasks,
     training.laptop.prove.tasks,
+    training.laptop.run_list.tasks,
 )
 for folder in folders:
     part = folder.namespace
@@ -30,3 +32,7 @@ for folder in folders:
     for collection in part.collections.values():
         namespace.add_collection(collection)
 refuse_malformed_flags(namespace)
+of_a_run = ("evaluate", "fetch", "generate", "logs", "merge", "runs.delete", "stop")
+bare_words = {"data": "data", "down": "node", "publish": "repo", "ssh": "node", **dict.fromkeys(of_a_run, "run")}
+allow_bare_words(bare_words, namespace)
+name_the_nearest(namespace)

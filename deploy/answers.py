@@ -108,6 +108,8 @@ class Survey:
     """Whether a cloud may take the nodes back."""
     reached: Mapping[str, Reached] = field(default_factory=dict)
     """By node, of machines whose firewall is the user's own."""
+    far: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By node, what a base deploy would fetch from and that takes no connection from there."""
 
     @property
     def head(self) -> NodeAnswer | None:

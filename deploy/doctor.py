@@ -132,6 +132,13 @@ def _space(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     return "fine", ", ".join(f"{gib} GiB free on {path}" for path, gib in sorted(free.items()))
 
 
+def _internet(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+    if far := survey.far.get(node.name):
+        mend = '[mirrors] preset = "china" in cluster.toml, or a way to the internet for the node'
+        return "broken", f"does not reach {', '.join(far)}, which the base deploy fetches from", mend
+    return "fine", "reaches all that the base deploy has still to fetch from"
+
+
 def _gpus(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if answer.pci_gpus != node.gpus:
         mend = f"set gpus = {answer.pci_gpus} for {node.name} in cluster.toml"
@@ -238,6 +245,7 @@ CHECKS: Mapping[str, Check] = {
     "clock": _clock,
     "data disk": _data,
     "space": _space,
+    "internet": _internet,
     "GPUs": _gpus,
     "driver": _driver,
     "torch": _torch,

@@ -24,7 +24,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         for check, group in groupby(findings, key=lambda finding: finding.check)
         for nodes, level, message in _rows(list(group))
     ]
-    console.print(table(("check", "node", "state", "what"), rows))
+    console.print(table(("check", "node", "state", "what"), rows, {"node", "what"}))
     mends: dict[str, list[str]] = {}
     for finding in findings:
         if finding.mend and finding.node not in mends.setdefault(finding.mend, []):

@@ -1,9 +1,11 @@
-"""Base models at /data/models/NAME: fetched or made once on the head, copied to the others.
+"""Base models at /data/models/NAME: fetched, made or sent once to the head, copied to the others.
 
 spotune-model.json is written last and says which repository, revision and commit lie there; SHA256SUMS has
 every file. Sizes are compared on each run, contents too with `--data deep_verify=true`; what is wrong is
 fetched again. A gated model needs HF_TOKEN in the environment of whoever runs pyinfra; it reaches the
 head's standard input only, and the hub only when that asks for it (training/hub_access.py).
+
+A folder of the user's is sent file by file; what of it lies there already is not sent again.
 
 A recipe's revision is what training/recipes/models.lock says it is; what the lock does not know yet is written
 there when it was fetched.
@@ -29,15 +31,16 @@ from deploy import fan_out
 from deploy.disk_facts import MOUNT_POINT
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import MODEL_STAMP as STAMP
-from deploy.refusal import refuse_unless, refuse_unless_mounted
+from deploy.refusal import refuse, refuse_unless, refuse_unless_mounted
+from deploy.send_folder import FileSums, send_commands
 from training.hub_access import TOKEN_HOST
-from training.model_lock import LOCK, pinned, read_pins, remember
-from training.model_names import named_model
+from training.model_lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
+from training.model_names import FOLDER, NamedModel, named_model
+from training.own_model import files_of, folder_of, state_of
 from training.recipe import RecipeError
 
 MODELS = f"{MOUNT_POINT}/models"
 PYTHON = f"{MOUNT_POINT}/env/bin/python"
-BUILT_IN = "built-in:"
 TRAINING = Path(__file__).parents[1] / "training"
 ON_NODE = Path(__file__).with_name("on_node")
 PROGRAMS = [ON_NODE / f"{name}.py" for name in ("__init__", "fetch_model", "hub_listing", "probe")]
@@ -53,7 +56,8 @@ class ModelFolder:
     revision: str
     folder: str
     commit: str = ""
-    """Known beforehand: for a built-in model the hash of the code that makes it, else what models.lock says."""
+    """Known beforehand: for a built-in model the hash of the code that makes it, for a folder the state of its files,
+    else what models.lock says."""
     files: str = ""
     """sha256 of its manifest, where models.lock knows it."""
 
@@ -65,6 +69,11 @@ class ModelFolder:
     def is_built_in(self) -> bool:
         return self.repo.startswith(BUILT_IN)
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether it is a folder of the user's."""
+        return self.repo.startswith(FOLDER)
+
     def lies_there(self, state: dict[str, Any]) -> bool:
         """Whether the state found (fan_out.TreeState) is this model, complete."""
         stamp = state["stamp"]
@@ -74,19 +83,11 @@ class ModelFolder:
 
 
 def base_models(names: Iterable[str]) -> list[ModelFolder]:
-    """The models of recipes or ids, one a folder; RecipeError for an unknown name or a folder wanted twice."""
+    """The models of recipes, ids or folders, one a place; RecipeError for an unknown name or a place wanted twice."""
     models: dict[str, ModelFolder] = {}
     pins = read_pins()
     for name in names:
-        named = named_model(name)
-        pin = pinned(pins, named.repo, named.revision)
-        model = ModelFolder(
-            repo=named.repo,
-            revision=named.revision,
-            folder=named.folder,
-            commit=code_hash(TRAINING) if named.repo.startswith(BUILT_IN) else pin.commit,
-            files=pin.files,
-        )
+        model = _wanted(named_model(name), pins)
         other = models.setdefault(model.folder, model)
         if other != model:
             raise RecipeError(
@@ -94,6 +95,15 @@ def base_models(names: Iterable[str]) -> list[ModelFolder]:
                 f"{model.repo} at {model.revision}; give one of the recipes another model_dir"
             )
     return list(models.values())
+
+
+def _wanted(named: NamedModel, pins: Pins) -> ModelFolder:
+    pin, commit = pinned(pins, named.repo, named.revision), ""
+    if named.repo.startswith(BUILT_IN):
+        commit = code_hash(TRAINING)
+    elif named.repo.startswith(FOLDER) and folder_of(named.repo).is_dir():
+        commit = state_of(folder_of(named.repo))  # of one that is no longer here, what the head has is as good
+    return ModelFolder(named.repo, named.revision, named.folder, commit or pin.commit, pin.files)
 
 
 def code_hash(training: Path) -> str:
@@ -145,10 +155,18 @@ def base_model(model: ModelFolder, endpoint: str, check: str) -> Commands:
     if model.lies_there(state):
         host.noop(f"{model.path} is {model.repo} {state['stamp'].get('commit', '')[:12]}")
         return
+    if model.is_sent and not model.commit:
+        yield refuse(f"{folder_of(model.repo)}: there is no such folder on this machine to send")
+        return
     yield refuse_unless_mounted()
     stamp = shlex.quote(f"{model.path}/{STAMP}")
     yield refuse_unless(f"[ -x {PYTHON} ]", f"{model.path} is made with {PYTHON}, which is not there")
-    yield f"mkdir -p {MODELS} && rm -f {stamp}"
+    yield f"mkdir -p {shlex.quote(model.path)} && rm -f {stamp}"
+    if model.is_sent:
+        there = host.get_fact(FileSums, path=model.path)
+        yield from send_commands(files_of(folder_of(model.repo)), model.path, there)
+        yield f"{seal_command(model, PYTHON)} commit={shlex.quote(model.commit)}"
+        return
     archive = f"{CODE}.tar"
     yield shlex.join(["mkdir", "-p", CODE])
     yield FileUploadCommand(io.BytesIO(packed(TRAINING)), archive)
@@ -194,7 +212,7 @@ def fetch_models() -> None:
                 endpoint=settings.mirrors.resolved().hub,
                 check=check,
             )
-            if not model.is_built_in and not model.files:
+            if not model.is_built_in and not model.is_sent and not model.files:
                 python.call(name=f"{model.folder} in {LOCK.name}", function=pin, model=model)
         else:
             fan_out.copy(

@@ -13,8 +13,10 @@ from pyinfra.facts.server import Command
 from pyinfra.operations import apt, files
 
 from deploy.apt_sources import through_mirror
+from deploy.internet import reach_command
 from deploy.kept_packages import UPDATE, install_commands
 from deploy.node_operation import Commands, file_text, node_operation, put_text
+from deploy.on_node.keep_packages import PLACE
 from inventory.settings import Settings
 
 BASE_PACKAGES = [
@@ -64,9 +66,11 @@ def install_packages() -> None:
     )
     set_apt_mirror(name="apt sources", mirror=host.data.settings.mirrors.resolved().apt)
     settings = host.data.settings
+    packages = packages_for(settings)
+    reach_archives(name="Package archives", packages=packages)
     present_packages(
         name="Base packages",
-        packages=packages_for(settings),
+        packages=packages,
         index=settings.torch_flavour == "cuda",
         _retries=5,
         _retry_delay=10,
@@ -107,15 +111,29 @@ def set_apt_mirror(mirror: str) -> Commands:
 
 
 @node_operation
+def reach_archives(packages: Sequence[str]) -> Commands:
+    """Whether a node that lacks packages reaches any archive: said at once, where apt would try for minutes."""
+    if missing_packages(packages):
+        yield f"ls {PLACE}/*/Packages >/dev/null 2>&1 || {reach_command(host.data.node.name)}"
+    else:
+        host.noop("no package is missing")
+
+
+def missing_packages(packages: Sequence[str]) -> list[str]:
+    """Those of them that this node has not."""
+    installed = host.get_fact(DebPackages)
+    return [package for package in packages if package not in installed]
+
+
+@node_operation
 def present_packages(packages: Sequence[str], index: bool) -> Commands:
     """Install what is missing, from /data where it was kept; a second run touches nothing.
 
     index: whether apt's index is to be fresh even where all was kept, for the driver that is looked up in it
     """
-    installed = host.get_fact(DebPackages)
-    missing = [package for package in packages if package not in installed]
+    missing = missing_packages(packages)
     if not missing:
-        host.noop(f"{len(packages)} packages are installed")
+        host.noop("the packages are installed")
         return
     kept, archive = install_commands(missing, refresh="true" if index else UPDATE)
     if index:  # first: where it fails something is still missing, and the next deploy asks again

@@ -13,23 +13,26 @@ from functools import partial
 from pathlib import Path
 
 from deploy.answers import GpuAnswer, NodeAnswer, Reached, Survey, Unreachable
+from deploy.internet import far_command, fetched_from
 from inventory import ssh
 from inventory.cluster import Cluster
 from inventory.node_program import run
 from inventory.nodes import Node
 from inventory.ssh import HostKeyError, SshError, connect, on_all
 from training.launch import MASTER_PORTS
+from training.model_names import NamedModel
 
 PROBE, LISTEN = (Path(__file__).parent / "on_node" / name for name in ("probe.py", "listen.py"))
 LISTEN_S = 4
 CONNECT_S = 1.5
 
 
-def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
+def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     names = [node.name for node in cluster.nodes]
     offsets: dict[str, float] = {}
     reached: dict[str, Reached] = {}
+    far: dict[str, Sequence[str]] = {}
 
     def ask(node: Node) -> NodeAnswer:
         ports = [MASTER_PORTS.start, MASTER_PORTS.stop]
@@ -39,6 +42,8 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
             there = float(ssh.run(connection, "date +%s.%N"))
             offsets[node.name] = there - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
+            if places := fetched_from(answer, cluster.settings, models, head=node.rank == 0):
+                far[node.name] = ssh.run(connection, far_command(places)).split()
             # a rented machine has a security group, a local host is on this very machine
             if cluster.settings.is_listed and answer.free_ports is not None:
                 listen = partial(run, connection, LISTEN)
@@ -53,10 +58,11 @@ def survey(cluster: Cluster, models: Sequence[str]) -> Survey:
         answers=answers,
         unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
         offsets_s=offsets,
-        models=models,
+        models=[model.folder for model in models],
         deploy_command=cluster.settings.deploy_command,
         rented=cluster.settings.is_rented,
         reached=reached,
+        far=far,
     )
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from deploy.answers import GpuAnswer
     from deploy.gpu import Held
     from inventory.cluster import Cluster
+    from training.model_names import NamedModel
 
 
 def _cluster() -> Cluster:
@@ -37,7 +38,7 @@ def doctor(c: Any, json: bool = False) -> None:
     from inventory.shown import console
 
     cluster = _cluster()
-    findings = examine(survey(cluster, _model_folders(cluster)))
+    findings = examine(survey(cluster, _models(cluster)))
     if json:
         print(dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -46,13 +47,13 @@ def doctor(c: Any, json: bool = False) -> None:
         raise Exit(code=code)
 
 
-def _model_folders(cluster: Cluster) -> list[str]:
-    """The folders under /data/models of the models cluster.toml names."""
+def _models(cluster: Cluster) -> list[NamedModel]:
+    """Those that cluster.toml names."""
     from training.model_names import named_model
     from training.recipe import RecipeError
 
     try:
-        return [named_model(name).folder for name in cluster.settings.models.names]
+        return [named_model(name) for name in cluster.settings.models.names]
     except RecipeError as error:
         raise Exit(f"models.names: {error}", code=2) from None
 
@@ -90,7 +91,8 @@ def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> N
     if not chosen:
         print("nothing to end")
         return
-    ask(yes, f"end {len(chosen)} processes?", yes_command("gpu.kill", kill, node=node, runs_too=runs_too))
+    noun = "process" if len(chosen) == 1 else "processes"
+    ask(yes, f"end {len(chosen)} {noun}?", yes_command("gpu.kill", kill, node=node, runs_too=runs_too))
     commands = {
         name: kill_command(one.process for one in chosen if one.node == name) for name in {one.node for one in chosen}
     }
@@ -129,7 +131,7 @@ def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
         memory = "?" if process.memory_mib is None else str(process.memory_mib)
         run = f"{process.run or '-'}{' (active)' if one.protected else ''}"
         rows.append((one.node, str(process.pid), process.user, process.age, memory, run, process.command))
-    console().print(table(("node", "pid", "user", "age", "MiB", "run", "command"), rows))
+    console().print(table(("node", "pid", "user", "age", "MiB", "run", "command"), rows, {"command"}))
 
 
 gpu = Collection("gpu")

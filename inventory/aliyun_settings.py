@@ -9,10 +9,20 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from inventory.rental_settings import Rental, Strings
+from inventory.setting_types import spelled
+from training.money import HOUR, money
 
 LOCAL = "local"
 LOCAL_TYPES = ("ecs.local.small",)
 """What the cloud on this machine has instead of GPUs."""
+REGIONS = (
+    *("cn-qingdao", "cn-beijing", "cn-zhangjiakou", "cn-huhehaote", "cn-wulanchabu", "cn-hangzhou", "cn-shanghai"),
+    *("cn-nanjing", "cn-fuzhou", "cn-wuhan-lr", "cn-zhongwei", "cn-shenzhen", "cn-heyuan", "cn-guangzhou"),
+    *("cn-chengdu", "cn-hongkong", "ap-northeast-1", "ap-northeast-2", "ap-southeast-1", "ap-southeast-3"),
+    *("ap-southeast-5", "ap-southeast-6", "ap-southeast-7", "us-east-1", "us-west-1", "na-south-1"),
+    *("eu-west-1", "eu-central-1", "me-east-1", "me-central-1"),
+)
+"""What the cloud on this machine has: the vendor's. The vendor itself may have more by now, and is asked."""
 SMALLEST_GIB = {"PL1": 20, "PL2": 461, "PL3": 1261}
 """Of a cloud_essd disk of this level."""
 
@@ -30,8 +40,12 @@ class Aliyun(Rental):
     table: ClassVar[str] = "aliyun"
     notice_address: ClassVar[str] = "100.100.100.200"
 
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}-[a-z0-9-]+$")] = "cn-hangzhou"
-    endpoint: Annotated[str, Field(pattern=r"^(|local|https?://[A-Za-z0-9.:-]+)$"), AfterValidator(_encrypted)] = ""
+    region: Annotated[str, spelled(r"[a-z]{2}-[a-z0-9-]+", "a region's id is expected, as cn-hangzhou")] = "cn-hangzhou"
+    endpoint: Annotated[
+        str,
+        spelled(r"(|local|https?://[A-Za-z0-9.:-]+)", '"local" or https://HOST is expected, or nothing'),
+        AfterValidator(_encrypted),
+    ] = ""
     """Empty: the region's own; http only to this very machine. "local": the cloud that `fab local.serve` runs here."""
     types: Annotated[Strings, Field(min_length=1)] = ("ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
     image: Annotated[str, Field(min_length=1)] = "acs:ubuntu_22_04_x64"
@@ -64,6 +78,8 @@ class Aliyun(Rental):
 def contradictions(table: Mapping[str, Any]) -> Iterable[str]:
     """What does not fit together in the [aliyun] table, also in one where some keys cannot be read."""
     given = {name: table.get(name, field.default) for name, field in Aliyun.model_fields.items()}
+    if given["endpoint"] == LOCAL and isinstance(region := given["region"], str) and region not in REGIONS:
+        yield f"aliyun.region: the cloud on this machine has no region {region!r}; it has {', '.join(REGIONS)}"
     yield from _of_prices(given)
     yield from _of_disks(table, given)
     for key in ("types", "zones"):
@@ -89,8 +105,8 @@ def _of_prices(given: Mapping[str, Any]) -> Iterable[str]:
         most = given["nodes"] * given["hours"] * limit
         if 0 < budget < most:
             yield (
-                f"aliyun.budget: {given['nodes']} machines for {given['hours']:g} h at up to {limit:g} may cost "
-                f"{most:g}, more than {budget:g}"
+                f"aliyun.budget: {given['nodes']} machines for {given['hours']:g} h at up to {money(limit, per=HOUR)} "
+                f"may cost {money(most)}, more than {money(budget)}"
             )
 
 

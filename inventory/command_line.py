@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from invoke import Argument, Collection, Exit, Task
+from invoke import Argument, Collection, Exit, ParseError, Task
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import show_plainly
+from inventory.typed_words import help_wanted, not_understood, spelled_out, without_value
 
 WORDS = {int: "a whole number", float: "a number"}
 
@@ -56,6 +57,34 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> None:
+    """Let the program that is reading this fabfile take its command line as `spelled_out`: it has parsed no more of it
+    than its own flags so far."""
+    from fabric.main import program
+
+    if core := getattr(program, "core", None):  # none where no program runs: in a test
+        if asked := help_wanted(core.unparsed, tasks):
+            core[0].args["help"].value, core.unparsed = asked, []
+        if missing := without_value(core.unparsed, tasks):
+            raise Exit(missing, code=USER_MISTAKE)
+        core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
+
+
+def name_the_nearest(tasks: Collection) -> None:
+    """Let the same program answer a task or a flag it does not know with the nearest it does, and code 2."""
+    from fabric.main import program
+
+    parse = program.parse_tasks
+
+    def parse_tasks() -> None:
+        try:
+            parse()
+        except ParseError as error:
+            raise Exit(not_understood(error, program.core.unparsed, tasks), code=USER_MISTAKE) from None
+
+    program.parse_tasks = parse_tasks
+
+
 class _Argument(Argument):
     def set_value(self, value: Any, cast: bool = True) -> None:
         try:
@@ -65,8 +94,12 @@ class _Argument(Argument):
 
 
 class _Task(Task):
+    help: dict[str, str]
+
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        texts = dict(self.help)  # which invoke takes out as it goes: they would be gone the second time
         arguments: list[Argument] = super().get_arguments(ignore_unknown_help)
+        self.help = texts
         for argument in arguments:
             argument.__class__ = _Argument
         return arguments

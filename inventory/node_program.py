@@ -13,9 +13,10 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import paramiko
+from paramiko.channel import ChannelFile, ChannelStdinFile
 
 from inventory import ssh
 from inventory.errors import USER_MISTAKE, InventoryError
@@ -102,10 +103,10 @@ class Program:
         """What it tells in JSON, until it ends. Raises ProgramRefused for its mistake, ProgramError where it failed."""
         words: deque[str] = deque(maxlen=LAST_WORDS)
         for line in self.lines():
-            if not line.startswith("{"):
+            message = _message(line)
+            if message is None:
                 words.append(line.strip())
                 continue
-            message = json.loads(line)
             if "mistake" in message:
                 raise ProgramRefused(message["mistake"])
             yield message
@@ -137,18 +138,33 @@ def started(node: Node, source: Path, question: object, *, prefix: Sequence[str]
         yield program
 
 
+class _Output(ChannelFile):
+    """paramiko's own flushes where it is collected: a traceback to stderr where its buffer was collected first."""
+
+    def __del__(self) -> None:
+        """Nothing is left to write."""
+
+
+class _Input(ChannelStdinFile):
+    """The same; whoever opened it closes it."""
+
+    def __del__(self) -> None:
+        """Nothing is left to write."""
+
+
 def start(connection: Any, command: str, where: str, *, as_root: bool = True) -> Program:
     """Start a shell command over an open connection. Raises ProgramError where it cannot be started."""
     try:
         channel = connection.transport.open_session(timeout=OPEN_S)
-        channel.set_combine_stderr(True)
-        channel.exec_command(ssh.root_line(connection, command) if as_root else command)
+        channel.set_combine_stderr(True)  # what the shell or sudo itself has to say
+        one_stream = f"exec 2>&1; {command}"  # as two, sshd may send a warning in the middle of a message
+        channel.exec_command(ssh.root_line(connection, one_stream) if as_root else one_stream)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise ProgramError(f"{where}: no program can be started there: {error or type(error).__name__}") from error
     return Program(
         where,
-        (line.decode("utf-8", errors="replace") for line in channel.makefile("rb")),
-        channel.makefile_stdin("wb"),
+        (line.decode("utf-8", errors="replace") for line in _Output(channel, "rb")),
+        cast("IO[Any]", _Input(channel, "wb")),
         end=channel.recv_exit_status,
         drop=channel.close,
         alive=lambda: not channel.exit_status_ready() and channel.get_transport().is_active(),
@@ -179,3 +195,12 @@ def start_here(command: str) -> Program:
 
     reader, writer = child.stdout, child.stdin
     return Program("this machine", reader, writer, end=child.wait, drop=drop, alive=lambda: child.poll() is None)
+
+
+def _message(line: str) -> dict[str, Any] | None:
+    """The object that a line is; None where it is words, whatever they begin with."""
+    try:
+        content = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

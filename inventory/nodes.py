@@ -31,6 +31,9 @@ class Node:
     currency: str = ""
     card: str = ""
     """What kind its GPUs are; empty where nobody said."""
+    type: str = ""
+    """What its cloud calls machines of its kind; empty where no cloud was asked."""
+    zone: str = ""
 
     @property
     def slots(self) -> int:

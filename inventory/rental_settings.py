@@ -15,7 +15,10 @@ Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _source(value: str) -> str:
-    network = IPv4Network(value, strict=False)
+    try:
+        network = IPv4Network(value, strict=False)
+    except ValueError:
+        raise ValueError("an address or a network is expected, such as 203.0.113.7 or 203.0.113.0/24") from None
     if network.prefixlen == 0:
         raise ValueError("that is everybody; name your own address or network")
     return str(network)
@@ -56,6 +59,9 @@ class Rental(Section):
     hours: Annotated[float, Field(ge=0.5, le=24 * 365)] = 4
     """How long the machines are planned to be there: the cloud releases them then, whatever happens to this laptop.
     A run that is followed extends it."""
+    hours_idle: Annotated[float, Field(ge=0, le=24 * 7)] = 0
+    """When a run that was followed is over and nothing else uses the machines, they are released so much later instead;
+    the next command that uses them moves that back. At least the half hour that the cloud wants; 0: off."""
     budget: Money = 0
     """Hard stop: the most this cluster's machines and disks may cost in a calendar month, in your account's currency.
     0: none."""

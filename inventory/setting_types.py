@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -19,7 +20,17 @@ class SettingsError(InventoryError, ValueError):
 
 
 def address_text(value: str) -> str:
-    return str(ipaddress.ip_address(value))
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        raise ValueError("an IP address is expected, such as 192.0.2.7") from None
+
+
+def network_text(value: str) -> str:
+    try:
+        return str(ipaddress.IPv4Network(value))
+    except ValueError:
+        raise ValueError("a network by its first address and its length is expected, such as 10.213.77.0/24") from None
 
 
 def mirror_address(value: str) -> str:
@@ -45,13 +56,33 @@ def expanded(value: Path) -> Path:
         raise ValueError("there is no such user") from None
 
 
-HostName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$")]
+def spelled(pattern: str, words: str) -> AfterValidator:
+    """A text that a pattern matches as a whole, which `words` say to people."""
+
+    def checked(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(checked)
+
+
+HostName = Annotated[
+    str,
+    spelled(
+        r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?",
+        "up to 32 small letters, digits and hyphens are expected, a letter first and no hyphen last",
+    ),
+]
 IpAddress = Annotated[str, AfterValidator(address_text)]
 Mirror = Annotated[str, AfterValidator(mirror_address)]
 UserPath = Annotated[Path, Field(strict=False), AfterValidator(expanded)]
-UserName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$")]
+UserName = Annotated[
+    str,
+    spelled(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*", "letters, digits and _ . @ + - are expected, a letter, digit or _ first"),
+]
 """It becomes an argument of ssh: nothing that could be read as an option."""
-Reachable = Annotated[str, Field(pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:_%-]*$")]
+Reachable = Annotated[str, spelled(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*", "a host name or an IP address is expected")]
 """A host name or an address, as an argument of ssh."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from inventory.aliyun_settings import Aliyun
 from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.rental_settings import Rental
+from inventory.setting_faults import of_another_width, sentences
 from inventory.setting_types import (
     HostName,
     IpAddress,
@@ -27,6 +28,8 @@ from inventory.setting_types import (
     UserPath,
     address_text,
     expanded,
+    network_text,
+    spelled,
 )
 
 DEFAULT_PATH = Path("cluster.toml")
@@ -61,14 +64,14 @@ class StaticNode(Section):
     key: UserPath | None = None
     price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """What an hour of it costs, for `fab status` and the report of a run; without it a run's cost is not known."""
-    currency: Annotated[str, Field(pattern=r"^([A-Z]{3})?$")] = ""
+    currency: Annotated[str, spelled(r"([A-Z]{3})?", 'three capital letters are expected, as "CNY"')] = ""
     """Of the price, as in "CNY"."""
 
 
 class LocalCloud(Section):
     """Where the cloud on this machine has its hosts, for trying spotune out and for its tests."""
 
-    subnet: Annotated[str, AfterValidator(lambda s: str(ipaddress.IPv4Network(s)))] = "10.213.77.0/24"
+    subnet: Annotated[str, AfterValidator(network_text)] = "10.213.77.0/24"
     metadata_address: IpAddress = "100.100.100.200"
     """Where the hosts ask about themselves, as on Alibaba Cloud; an address on their own bridge."""
     wait_factor: Annotated[float, Field(gt=0, le=1)] = 1
@@ -139,7 +142,7 @@ class Driver(Section):
 
 
 class Models(Section):
-    """Base models to have at /data/models before training, by recipe or by id (OWNER/NAME)."""
+    """Base models to have at /data/models before training, by recipe, by id (OWNER/NAME) or folders of this machine."""
 
     names: Annotated[tuple[str, ...], Field(strict=False)] = ("tiny",)
 
@@ -162,9 +165,13 @@ RENTED = ("aliyun",)
 class Settings(Section):
     """The whole of cluster.toml."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,7}$")] = "spotune"
+    name: Annotated[
+        str, spelled("[a-z][a-z0-9]{0,7}", "one to eight small letters and digits are expected, a letter first")
+    ] = "spotune"
     """Names what belongs to this cluster: bridge, hosts, run state."""
     provider: Literal["aliyun", "static"] = "aliyun"
+    language: Literal["", "en", "zh"] = ""
+    """Of the report of a run; empty: the terminal's, by LC_ALL and LANG."""
     ssh: Ssh = Ssh()
     nodes: Annotated[tuple[StaticNode, ...], Field(strict=False)] = ()
     aliyun: Aliyun = Aliyun()
@@ -315,33 +322,23 @@ def settings_in(text: str, path: Path) -> Settings:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+        raise SettingsError(f"{path}: not valid TOML: {error}{of_another_width(text)}") from None
     if content.get("provider") == "local":
         raise SettingsError(f"{path}: {NO_LOCAL_PROVIDER}")
     contradictions = list(_contradictions(content))
     try:
         settings, unreadable = Settings(**content), []
     except ValidationError as error:
-        settings, unreadable = None, list(_sentences(error))
+        settings, unreadable = None, list(sentences(error, _known_keys()))
     if settings is None or contradictions:
         raise SettingsError("\n".join(f"{path}: {line}" for line in [*unreadable, *contradictions]))
     return settings
 
 
-MOVED = {"local.nodes": "aliyun.nodes", "local.disk_gib": "aliyun.data_disk_gib"}
-"""Keys that a cluster.toml may still have, and where they stand now."""
-WORDS = {
-    "extra_forbidden": "unknown key",
-    "missing": "missing",
-    "model_type": "must be a table",
-    "tuple_type": "must be a list",
-}
-
-
-def _sentences(error: ValidationError) -> Iterable[str]:
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] in WORDS:
-            yield f"{key}: {WORDS[problem['type']]}" + (f"; it is {MOVED[key]}" if key in MOVED else "")
-        else:
-            yield f"{key}: {problem['msg']}, not {problem['input']!r}"
+def _known_keys() -> list[str]:
+    """Tables and, dotted, what is in them."""
+    tables: dict[str, type[Section]] = {
+        name: type(field.default) for name, field in Settings.model_fields.items() if isinstance(field.default, Section)
+    }
+    tables["nodes"] = StaticNode
+    return [*Settings.model_fields, *(f"{name}.{key}" for name, table in tables.items() for key in table.model_fields)]

@@ -1,4 +1,4 @@
-"""fab trust: whose host keys are trusted. fab local.* are beside the local cloud."""
+"""fab trust: whose host keys are trusted; fab ssh: a shell on a node. fab local.* are beside the local cloud."""
 
 from __future__ import annotations
 
@@ -93,4 +93,32 @@ def _accepted(name: str, change: KeyChange, yes: bool, fingerprints: list[str]) 
     )
 
 
-namespace = Collection(local, trust)
+@task(
+    name="ssh",
+    auto_shortflags=False,
+    help={
+        "node": "which one, as te2; it may be said without the flag: fab ssh te2. Without it the head",
+        "command": "instead of a shell; the same: fab ssh te2 -- nvidia-smi",
+    },
+)
+def open_shell(c: Any, node: str = "", command: str = "") -> None:
+    """Open a shell on a node, or run a command there, its host key verified."""
+    with sentences():
+        import os
+        import sys
+
+        from inventory.cluster import load_cluster
+        from inventory.ssh_program import node_named, ssh_argv
+        from training.laptop import rental
+
+        cluster = load_cluster()
+        argv = ssh_argv(node_named(cluster.nodes, node), command)
+        rental.used(cluster.settings)
+        sys.stdout.flush()
+        try:
+            os.execvp(argv[0], argv)
+        except FileNotFoundError:
+            raise Exit("there is no ssh program on this machine; install OpenSSH's client", code=1) from None
+
+
+namespace = Collection(local, open_shell, trust)

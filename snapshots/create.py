@@ -23,17 +23,20 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.nodes import Node
 from inventory.renting import members, owners
+from inventory.renting.cost import SnapshotPrice
 from inventory.renting.intents import Intents
+from inventory.renting.ledger import Ledger
 from inventory.renting.members import Existing, existing
 from inventory.renting.tags import INTENT_TAG
 from inventory.settings import Settings
-from inventory.shown import money
 from inventory.ssh import SshError, connect, run
 from snapshots import contents
 from snapshots.contents import UNFROZEN_TAG, YES
 from snapshots.listing import PROGRESSING, SnapshotError, whole
 from snapshots.node_disks import CHECKOUT, keep_packages, look
 from snapshots.progress import progress, wait
+from training.counting import many, size_text
+from training.money import MONTH, money
 
 Say = Callable[[str], None]
 INTENT = "snapshot"
@@ -52,7 +55,7 @@ def head_disk(there: Existing) -> tuple[Instance, Disk]:
         raise SnapshotError("te1, the head, is missing: fab rebuild")
     disk = members.data_disk(head, there.disks)
     if disk is None:
-        raise SnapshotError(f"{head.name} has no data disk: nothing to make a snapshot of")
+        raise SnapshotError(f"{members.label(head)} has no data disk: nothing to make a snapshot of")
     return head, disk
 
 
@@ -136,10 +139,11 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
     for line in contents.in_words(inside):
         say(f"  {line}")
     if count:
-        say(f"  {count} of the system's packages, {size / 2**20:.0f} MiB")
+        say(f"  {many(count, 'package')} of the system, {size_text(size)}")
     rental = settings.rental
     key = rental.key("snapshot_price_gib_month")
-    say(before_creating(inside.written_gib or 0, rental.snapshot_price_gib_month, key))
+    price = SnapshotPrice(rental.snapshot_price_gib_month, Ledger.of(cloud, settings).currency)
+    say(before_creating(inside.written_gib or 0, disk.size_gib, price, key))
     called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside) | owners.own_tag(settings)
     snapshot_id, lasted = create(cloud, intents, disk, called, tags=tags, head=head)
     say(f"{snapshot_id} is begun; /data on {head.name} is writable again")
@@ -148,12 +152,13 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
     return snapshot_id
 
 
-def before_creating(used_gib: float, price_gib_month: float, key: str) -> str:
+def before_creating(used_gib: float, disk_gib: int, price: SnapshotPrice, key: str) -> str:
     """What a snapshot of so much will cost, in one sentence. `key`: the setting that says the price."""
-    price = money(used_gib * price_gib_month)
+    used, whole, each = (money(gib * price.gib_month, price.currency, MONTH) for gib in (used_gib, disk_gib, 1))
     return (
-        f"{used_gib:.1f} GiB are written on /data: the snapshot costs at most {price} a month at "
-        f"{price_gib_month:g} a GiB ({key}); unchanged blocks of earlier snapshots are shared"
+        f"about {size_text(used_gib * 2**30)} of /data are in use: the snapshot costs about {used} at {each} a GiB "
+        f"({key}), and at most {whole}, had all {disk_gib} GiB been written once; unchanged blocks of earlier "
+        "snapshots are shared"
     )
 
 

@@ -17,19 +17,21 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import OwnImage, Snapshot
 from inventory.node_program import ask
 from inventory.nodes import Node
+from inventory.renting.cost import SnapshotPrice
 from inventory.renting.intents import Intents
 from inventory.renting.machines import naming_gone
 from inventory.renting.members import existing
 from inventory.renting.owners import own_tag
 from inventory.renting.tags import INTENT_TAG, WRITTEN_TAG, of_cluster
 from inventory.settings import Settings
-from inventory.shown import money
 from inventory.ssh import connect, run
 from snapshots.create import Window, head_disk, put_back
 from snapshots.listing import SnapshotError, of_data, whole
 from snapshots.node_disks import program
 from snapshots.on_node.sysprep import STORE, WAS_STRIPPED
 from snapshots.progress import progress, wait
+from training.counting import size_text
+from training.money import MONTH, money
 
 INTENT = "image"
 WITH_TAG = "spotune:with"
@@ -114,11 +116,11 @@ def _wait_for_image(cloud: Cloud, image_id: str) -> OwnImage:
         time.sleep(cloud.pace.poll_s)
 
 
-def before_creating(gib: float, price_gib_month: float) -> str:
+def before_creating(gib: float, price: SnapshotPrice) -> str:
     """What the image will cost, in one sentence."""
     return (
-        f"{gib:.1f} GiB are written on the system disk: its image costs at most {money(gib * price_gib_month)} a "
-        "month more, as a snapshot does"
+        f"{size_text(gib * 2**30)} of the system disk are in use: its image costs about "
+        f"{money(gib * price.gib_month, price.currency, MONTH)} more, as a snapshot does"
     )
 
 

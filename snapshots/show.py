@@ -7,19 +7,22 @@ from datetime import UTC, datetime
 
 from inventory.cloud.values import Disk, OwnImage, Snapshot
 from inventory.phases import PARTS, Phase
-from inventory.renting.cost import snapshot_gib, snapshot_month
+from inventory.renting.cost import ABOUT, AT_MOST, SnapshotPrice, certainty, snapshot_gib
 from inventory.renting.show import show, up_table
-from inventory.shown import age, money, table
+from inventory.shown import age, table
 from snapshots.contents import from_tags
 from snapshots.images import Companions, companions, ready_image
 from snapshots.listing import made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild
 from snapshots.verify import Checked
+from training.counting import decimals, many
 
 LIST_HEADER = (
     *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "image", "disks from it"),
 )
+LIST_WORDS = ("models", "disks from it")
+"""The columns that may wrap."""
 VERDICT_HEADER = ("", "snapshot", "name", "age", "a month", "why")
 SHOWN_S = 0.05
 WHERE_HEADER = ("what", "where", "in the snapshot", "after a rebuild")
@@ -49,19 +52,19 @@ WHERE_THINGS_LIVE = (
 def list_rows(
     snapshots: Sequence[Snapshot],
     disks: Sequence[Disk],
-    price_gib_month: float,
+    price: SnapshotPrice,
     now: datetime,
     images: Sequence[OwnImage] = (),
 ) -> list[list[str]]:
     """One row a data snapshot, newest first; what was made beside it is in its price and its last columns."""
     return [
-        _row(snapshot, companions(snapshot.snapshot_id, snapshots, images), disks, price_gib_month, now)
+        _row(snapshot, companions(snapshot.snapshot_id, snapshots, images), disks, price, now)
         for snapshot in newest_first(of_data(snapshots))
     ]
 
 
 def _row(
-    snapshot: Snapshot, beside: Companions, disks: Sequence[Disk], price_gib_month: float, now: datetime
+    snapshot: Snapshot, beside: Companions, disks: Sequence[Disk], price: SnapshotPrice, now: datetime
 ) -> list[str]:
     inside, gib = from_tags(snapshot.tags), snapshot_gib(snapshot)
     run = inside.run and (inside.run if inside.step is None else f"{inside.run} step {inside.step}")
@@ -72,8 +75,8 @@ def _row(
         snapshot.snapshot_id,
         snapshot.name,
         age((now - snapshot.created).total_seconds()),
-        "?" if gib is None else f"{gib:.1f}",
-        money(sum(snapshot_month(each, price_gib_month) for each in (snapshot, *beside.snapshots))),
+        "?" if gib is None else decimals(gib),
+        price.bare(snapshot, *beside.snapshots),
         state(snapshot),
         run or "-",
         ", ".join(models) or "-",
@@ -98,13 +101,13 @@ def image_words(image: OwnImage) -> str:
     return image.image_id if ready_image(image) else f"{image.image_id} ({image.status} {image.progress})"
 
 
-def sum_words(snapshots: Sequence[Snapshot], price_gib_month: float) -> str:
-    """What all of them cost together at most."""
-    together = money(sum(snapshot_month(snapshot, price_gib_month) for snapshot in snapshots))
-    return f"at most {together} a month together: snapshots of a disk share their unchanged blocks"
+def sum_words(snapshots: Sequence[Snapshot], price: SnapshotPrice) -> str:
+    """What all of them cost together, by what each is known to hold."""
+    most = ABOUT if any(certainty(each) == ABOUT for each in snapshots) else AT_MOST
+    return f"{most} {price.words(*snapshots)} together: snapshots of a disk share their unchanged blocks"
 
 
-def verdict_rows(verdicts: Sequence[Decision], price_gib_month: float, now: datetime) -> list[list[str]]:
+def verdict_rows(verdicts: Sequence[Decision], price: SnapshotPrice, now: datetime) -> list[list[str]]:
     """What a prune would do, and why."""
     return [
         [
@@ -112,7 +115,7 @@ def verdict_rows(verdicts: Sequence[Decision], price_gib_month: float, now: date
             v.snapshot.snapshot_id,
             v.snapshot.name,
             age((now - v.snapshot.created).total_seconds()),
-            money(snapshot_month(v.snapshot, price_gib_month)),
+            price.bare(v.snapshot),
             v.reason,
         ]
         for v in verdicts
@@ -126,20 +129,23 @@ def print_checked(results: Sequence[Checked]) -> None:
         more = f" and {one.count - 3} more" if one.count > 3 else ""
         said = f"{'; '.join(one.problems[:3])}{more}" if one.count else "whole"
         rows.append([one.label, said, f"{one.took_s:.0f} s"])
-    show(table(("folder", "", "took"), rows))
+    show(table(("folder", "", "took"), rows, {""}))
 
 
 def print_list(
-    snapshots: Sequence[Snapshot], disks: Sequence[Disk], price_gib_month: float, images: Sequence[OwnImage] = ()
+    snapshots: Sequence[Snapshot],
+    disks: Sequence[Disk],
+    price: SnapshotPrice,
+    images: Sequence[OwnImage] = (),
 ) -> None:
     """All of them, newest first, and what they cost together."""
-    rows = list_rows(snapshots, disks, price_gib_month, datetime.now(UTC), images)
-    show(table(LIST_HEADER, rows), sum_words(snapshots, price_gib_month))
+    rows = list_rows(snapshots, disks, price, datetime.now(UTC), images)
+    show(table(LIST_HEADER, rows, LIST_WORDS), sum_words(snapshots, price))
 
 
-def print_verdicts(verdicts: Sequence[Decision], stray: Companions, price_gib_month: float) -> None:
+def print_verdicts(verdicts: Sequence[Decision], stray: Companions, price: SnapshotPrice) -> None:
     """What a prune would do, and why."""
-    show(table(VERDICT_HEADER, verdict_rows(verdicts, price_gib_month, datetime.now(UTC))))
+    show(table(VERDICT_HEADER, verdict_rows(verdicts, price, datetime.now(UTC)), {"why"}))
     for name in [*(i.name for i in stray.images), *(each.name for each in stray.snapshots)]:
         show(f"delete  {name}: made beside a snapshot that is gone")
 
@@ -148,12 +154,13 @@ def print_rebuild(plan: Rebuild) -> None:
     """The machines, the steps in order, then the notes."""
     if not plan.steps:
         count = len(plan.machines.existing.instances)
-        show(f"there is nothing to do: {count} machines stand, deployed and warm; see fab doctor", *plan.notes)
+        there = f"{many(count, 'machine')} {'stands' if count == 1 else 'stand'}"
+        show(f"there is nothing to do: {there}, deployed and warm; see fab doctor", *plan.notes)
         return
     if plan.needs_machines:
         show(up_table(plan.machines))
     rows = [[str(n), step.what, step.reason, step.cost] for n, step in enumerate(plan.steps, 1)]
-    show(table(("", "step", "why", "cost"), rows), *plan.notes)
+    show(table(("", "step", "why", "cost"), rows, {"step", "why"}), *plan.notes)
 
 
 def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
@@ -174,4 +181,4 @@ def print_phases(phases: Sequence[Phase], total_s: float) -> None:
 
 def print_where_things_live() -> None:
     """What a snapshot brings back and what is made again."""
-    show(table(WHERE_HEADER, WHERE_THINGS_LIVE))
+    show(table(WHERE_HEADER, WHERE_THINGS_LIVE, WHERE_HEADER))

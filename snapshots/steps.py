@@ -15,9 +15,9 @@ from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import disks, members
 from inventory.renting.members import Existing
 from inventory.renting.plan import UpPlan, Wish
-from inventory.shown import money
 from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
 from snapshots.listing import size_note, usable
+from training.money import HOUR, money
 
 DEPLOYED_TAG = f"{PREFIX}deployed"
 """On machines whose base deploy has succeeded."""
@@ -156,8 +156,7 @@ def _machine_cost(machines: UpPlan) -> str:
     price, hours = machines.first_price, machines.wish.hours
     if price is None:
         return "see the offers"
-    hour = price.trade * len(machines.numbers)
-    return f"{money(hour, price.currency)} an hour, {money(hour * hours, price.currency)} for {hours:g} h"
+    return f"{money(machines.hour, price.currency, HOUR)}, {money(machines.total, price.currency)} for {hours:g} h"
 
 
 def _deploy(existing: Existing, missing: Sequence[str]) -> Iterator[Step]:
@@ -200,6 +199,6 @@ def _notes(machines: UpPlan, disk_gib: int, fresh: Sequence[str], kept: Mapping[
         )
     for instance in instances:
         if instance.is_reclaimed:
-            yield f"{instance.name} is being reclaimed by the cloud: when it is gone, run fab rebuild again"
+            yield f"{members.label(instance)} is being reclaimed by the cloud: when it is gone, run fab rebuild again"
     if len(instances) > nodes:
         yield f"{len(instances)} machines stand, {nodes} wanted: a rebuild removes none; fab down does"

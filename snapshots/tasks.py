@@ -13,6 +13,7 @@ from inventory.saying_yes import yes_command
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud
     from inventory.nodes import Node
+    from inventory.renting.cost import SnapshotPrice
     from inventory.settings import Settings
 
 SNAPSHOT_HELP = "snapshot id, or latest: the newest of this cluster"
@@ -64,7 +65,7 @@ def create(
         _end_runs(c, head, stop_run)
         if image:
             gib = images.used_gib(head)
-            say(images.before_creating(gib, settings.rental.snapshot_price_gib_month))
+            say(images.before_creating(gib, _price(cloud, settings)))
         snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=_program("keep_packages.py"), say=say)
         if image:
             made = images.take_image(cloud, settings, head, snapshot_id, name=called, gib=gib, say=say)
@@ -109,7 +110,7 @@ def list_snapshots(c: Context) -> None:
         settings, cloud = _rented()
         if found := listing.all_snapshots(cloud, settings):
             images = listing.all_images(cloud, settings)
-            show.print_list(found, cloud.disks(), settings.rental.snapshot_price_gib_month, images)
+            show.print_list(found, cloud.disks(), _price(cloud, settings), images)
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
 
@@ -127,7 +128,7 @@ def list_snapshots(c: Context) -> None:
 def prune(
     c: Context, keep_last: int = 3, all_: bool = False, others: bool = False, yes: bool = False, dry: bool = False
 ) -> None:
-    """Delete old snapshots; none that is kept, in use or the last whole one, unless --all."""
+    """Delete old snapshots; none kept or in use, nor the last whole one."""
     with sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
         from inventory.renting import owners
         from snapshots import listing, pruning, show
@@ -140,7 +141,7 @@ def prune(
         owners.refuse_foreign(settings, [*everything, *images], others, way)
         found, stray = listing.of_data(everything), strays(everything, images)
         verdicts = pruning.all_unused(found, disks) if all_ else pruning.prune(found, disks, keep_last)
-        show.print_verdicts(verdicts, stray, settings.rental.snapshot_price_gib_month)
+        show.print_verdicts(verdicts, stray, _price(cloud, settings))
         going = pruning.going(verdicts)
         if going or stray.images or stray.snapshots:
             if dry:
@@ -155,7 +156,7 @@ def prune(
 
 @task(auto_shortflags=False, help={"snapshot": SNAPSHOT_HELP})
 def verify(c: Context, snapshot: str = "latest") -> None:
-    """Make a scratch disk from a snapshot and compare all of it with its checksums."""
+    """Compare a snapshot with its checksums, on a scratch disk made from it."""
     with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
         from inventory.renting.members import rented_nodes
         from snapshots import listing, show
@@ -204,7 +205,7 @@ def rebuild(
     dry: bool = False,
     yes: bool = False,
 ) -> None:
-    """The cluster back from a snapshot: machines, base deploy, warm disks, doctor."""
+    """Bring the cluster back from a snapshot: machines, deploy, disks, doctor."""
     with sentences("interrupted; fab rebuild goes on, fab down removes what was made"):
         from inventory.phases import Phases
         from inventory.renting.state_files import StateFiles
@@ -214,6 +215,7 @@ def rebuild(
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
+        known = [_model_folder(name) for name in settings.models.names]
         with phases.phase("plan"):
             plan = planned(cloud, settings, snapshot, nodes, hours, with_image=image, others=others)
         show.print_rebuild(plan)
@@ -225,13 +227,19 @@ def rebuild(
         again = yes_command("rebuild", rebuild, **flags)
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
-        known = [_model_folder(name) for name in settings.models.names]
         try:
             Rebuilding(cloud, settings, plan, folder, known, lambda: _doctor(c), say, phases).do_all()
         finally:
             show.print_phases(phases.in_order(), phases.total_s())
             phases.write(StateFiles.of(settings.name).phases)
     say("next: fab train --resume, or fab train --model NAME --data FILE")
+
+
+def _price(cloud: Cloud, settings: Settings) -> SnapshotPrice:
+    from inventory.renting.cost import SnapshotPrice
+    from inventory.renting.ledger import Ledger
+
+    return SnapshotPrice(settings.rental.snapshot_price_gib_month, Ledger.of(cloud, settings).currency)
 
 
 def _program(name: str) -> Path:
@@ -241,10 +249,10 @@ def _program(name: str) -> Path:
     return Path(deploy.__file__).parent / "on_node" / name
 
 
-def _model_folder(recipe: str) -> str:
-    from training.model_names import load_recipe
+def _model_folder(name: str) -> str:
+    from training.model_names import named_model
 
-    return load_recipe(recipe).model_dir
+    return named_model(name).folder
 
 
 def _doctor(c: Context) -> None:

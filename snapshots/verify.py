@@ -16,12 +16,12 @@ from inventory.renting.intents import DISK, Intents, settle_alone
 from inventory.renting.members import existing
 from inventory.renting.tags import INTENT_TAG, NEW, STATE_TAG
 from inventory.settings import Settings
-from inventory.shown import money
 from snapshots.contents import SCRATCH_TAG, Contents, from_tags
 from snapshots.create import head_disk
 from snapshots.listing import SnapshotError
 from snapshots.node_disks import PRIVATE_MOUNTS, program
 from snapshots.progress import Show, progress, wait_until_usable
+from training.money import HOUR, money
 
 INTENT = f"{DISK} scratch"
 READY_S = 300
@@ -113,7 +113,7 @@ def scratch_sentence(gib: int, month: Price | None) -> str:
     if month is None:
         return f"a scratch disk of {gib} GiB is billed while it is there; the cloud told no price"
     hour = month.trade / HOURS_A_MONTH
-    return f"a scratch disk of {gib} GiB costs {money(hour, month.currency)} for each hour that has begun"
+    return f"a scratch disk of {gib} GiB costs {money(hour, month.currency, HOUR)} that has begun"
 
 
 def _ready(cloud: Cloud, disk_id: str) -> Disk:

@@ -17,6 +17,7 @@ from inventory.nodes import Node
 from inventory.ssh import SshError, on_all
 from snapshots.node_disks import program
 from snapshots.progress import Show
+from training.counting import size_text
 
 READERS = 8
 LOOK_EVERY_S = 0.5
@@ -45,7 +46,7 @@ class ReadSoFar:
         own_rate = self.done.get(slowest, 0) / max(now - self.began, 1e-3)
         eta = f", {left / own_rate:.0f} s left" if own_rate else ""
         label = self.label.get(slowest, "files")
-        words = f"warming {label}: {done / 2**30:.2f} of {total / 2**30:.2f} GiB, {rate / 1e6:.0f} MB/s{eta}"
+        words = f"warming {label}: {size_text(done)} of {size_text(total)}, {size_text(rate, 1000)}/s{eta}"
         return words, done / total if total else 1.0
 
 

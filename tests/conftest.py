@@ -10,17 +10,27 @@ import pytest
 # Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
 # works. Set before anything imports torch; ranks get their own number from the launch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where no terminal is what is printed is wide, unless this says otherwise: as it does in xdist's workers.
+os.environ.pop("COLUMNS", None)
 
 LONGEST_FIRST = (
     "test_cluster.py",
     "test_cycle.py",
     "test_training_strategies.py",
+    "test_training_pipeline.py",
+    "test_training_folder_model.py",
+    "test_training_types_zero3.py",
     "test_drill_rebuild.py",
     "test_drill_faults.py",
     "test_localcloud_ecs_hosts.py",
     "test_localcloud_hosts.py",
     "test_training_engine.py",
     "test_training_endings.py",
+    "test_training_second_stage.py",
+    "test_training_slow_links.py",
+    "test_training_experts_ranks.py",
+    "test_training_nf4_ranks.py",
+    "test_training_models_add.py",
     "test_training_dpo_trl.py",
     "test_training_adapter_pipeline.py",
     "test_training_checkpoint_saver.py",

@@ -139,6 +139,7 @@ def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story):
     for words in (["status"], ["logs", "--run", run.run_id], ["logs", "--follow", "--run", run.run_id]):
         told = rented.fab(*words)
         assert re.search(at, told.stdout), told.stdout
+    assert told.returncode == 3, "it is not done"
 
 
 def test_no_run_starts_while_a_node_is_on_its_way_out(rented, story):

@@ -19,8 +19,10 @@ import pytest
 
 from deploy import fan_out, models
 from deploy.on_node import fetch_model, hub_listing
+from deploy.send_folder import HALF, FileSums, send_commands
 from tests.support.hub import COMMIT, Hub
 from training.hub_access import HubError, file_name, hub_at
+from training.own_model import files_of
 from training.recipe import RecipeError
 
 WEIGHTS = random.Random(0).randbytes(3_000_000)
@@ -373,7 +375,7 @@ def test_an_unreachable_hub_is_one_sentence(tmp_path: Path) -> None:
     gone.__class__.url  # noqa: B018
     done = fetched(gone, tmp_path / "m")
     assert done.returncode != 0
-    assert "cannot be reached" in done.stderr
+    assert "does not answer" in done.stderr and "[mirrors] hub = " in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -384,8 +386,8 @@ def test_the_models_of_the_settings_come_from_their_recipes() -> None:
     assert qwen.path == f"/data/models/{qwen.folder}"
 
 
-def test_an_unknown_recipe_lists_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"'tinny'; did you mean tiny\? known: .*tiny"):
+def test_an_unknown_recipe_is_told_with_the_nearest() -> None:
+    with pytest.raises(RecipeError, match=r"'tinny'; did you mean tiny\? fab models lists all "):
         models.base_models(["tiny", "tinny"])
 
 
@@ -416,3 +418,68 @@ def test_a_built_in_model_is_made_by_the_code_that_was_sent(tmp_path: Path) -> N
     assert model.lies_there(state(tmp_path / "m"))
     (training / "tiny.py").write_text("another")
     assert not replace(model, commit=models.code_hash(training)).lies_there(state(tmp_path / "m"))
+
+
+def _send(folder: Path, to: Path) -> tuple[models.ModelFolder, list[str]]:
+    """What the deploy does on the head with a folder of the user's; the names of the files that went over the line."""
+    (wanted,) = models.base_models([str(folder)])
+    model = _At(wanted.repo, wanted.revision, str(to), wanted.commit)
+    listed = subprocess.run(["sh", "-c", FileSums.command(str(to))], capture_output=True, text=True, check=True)
+    files, there = files_of(folder), FileSums.process(listed.stdout.splitlines())
+    seal = f"{models.seal_command(model, sys.executable)} commit={model.commit}"
+    went = []
+    for command in (*send_commands(files, str(to), there), seal):
+        if isinstance(command, str):
+            subprocess.run(["sh", "-c", command], check=True)
+        else:
+            went.append(Path(command.src).name)
+            shutil.copyfile(command.src, command.dest)
+    return model, went
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    (tmp_path / "there").mkdir()
+    return folder
+
+
+def test_a_folder_of_the_users_is_sent_file_by_file_and_sealed(own: Path, tmp_path: Path) -> None:
+    model, went = _send(own, tmp_path / "there")
+    assert sorted(went) == sorted(FILES)
+    assert model.lies_there(state(tmp_path / "there", "verify"))
+    assert {path.name for path in own.iterdir()} == set(FILES), "nothing is written into it"
+
+
+def test_of_a_folder_that_was_changed_only_what_differs_is_sent(own: Path, tmp_path: Path) -> None:
+    before, _ = _send(own, tmp_path / "there")
+    (own / "tokenizer.json").rename(own / "tokenizer_config.json")
+    (own / "config.json").write_bytes(b'{"model_type": "qwen3"}')
+    (tmp_path / "there" / HALF).write_bytes(b"half a file")
+    after, went = _send(own, tmp_path / "there")
+    assert went == ["config.json", "tokenizer_config.json"]
+    found = state(tmp_path / "there", "verify")
+    assert after.lies_there(found) and not before.lies_there(found)
+    there = {path.name for path in (tmp_path / "there").iterdir()} - {models.STAMP, "SHA256SUMS"}
+    assert there == {"config.json", "model.safetensors", "tokenizer_config.json"}
+
+
+def test_a_folder_that_is_gone_here_is_still_what_the_head_has(own: Path, tmp_path: Path) -> None:
+    _send(own, tmp_path / "there")
+    shutil.rmtree(own)
+    (wanted,) = models.base_models([str(own)])
+    assert wanted.lies_there(state(tmp_path / "there"))
+
+
+def test_a_folder_lies_where_the_run_from_it_looks(own: Path) -> None:
+    from training.laptop.folder_model import folder_recipe
+
+    config = {"model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config |= {"num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 16}
+    (own / "config.json").write_text(json.dumps(config))
+    (own / "tokenizer_config.json").write_text("{}")
+    (wanted,) = models.base_models([str(own)])
+    assert wanted.folder == folder_recipe(str(own), {}).model_dir

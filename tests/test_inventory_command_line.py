@@ -1,5 +1,6 @@
 """What a user mistypes ends in one sentence and an exit code."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 from invoke import Exit
 
+import fabfile
 from inventory.cloud.errors import CloudError, Kind, RentError
-from inventory.command_line import ask, sentences
+from inventory.command_line import ask, help_wanted, sentences
 from inventory.errors import InventoryError
 from inventory.localcloud.commands import LocalCloudError
 from inventory.node_program import ProgramError, ProgramRefused
@@ -55,8 +57,69 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
     assert (done.returncode, done.stderr.strip(), done.stdout) == (2, sentence, "")
 
 
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["upp"], "there is no fab upp; the nearest is up; fab --list shows all"),
+        (["train", "--modle", "tiny"], "fab train has no --modle; the nearest is --model; fab --help train"),
+        (["train", "--modle=tiny"], "fab train has no --modle; the nearest is --model; fab --help train"),
+        (["train", "--dri"], "fab train has no --dri; the nearest is --dry; fab --help train"),
+        (["up", "-y"], "fab up has no -y; the nearest is --yes; fab --help up"),
+        (["status", "te2"], "fab status knows no 'te2'; fab --help status"),
+        (["qqqqqq"], "there is no fab qqqqqq; fab --list shows all"),
+        (["models.add"], "fab models.add needs MODEL; fab --help models.add"),
+        (["up", "--nodes"], "fab up --nodes needs a value; fab --help up"),
+        (["train", "--model", "tiny", "--data"], "fab train --data needs a value; fab --help train"),
+        (["train", "--data", "--model", "tiny"], "fab train --data needs a value; fab --help train"),
+    ],
+)
+def test_a_word_that_is_not_known_or_is_missing_is_one_sentence_and_code_2(argv, sentence):
+    done = fab(*argv)
+    assert (done.returncode, done.stderr.strip(), done.stdout) == (2, sentence, "")
+
+
+def test_the_list_of_tasks_is_short_and_each_line_of_it_a_whole_sentence():
+    tasks = fabfile.namespace
+    assert sum("." not in name for name in tasks.task_names) <= 20
+    shown = {name: tasks[name].__doc__.splitlines()[0] for name in tasks.task_names}
+    assert [line for line in shown.values() if len(line) > 75 or not line.endswith(".")] == []
+
+
+def test_no_hint_names_another_inventory_than_these_machines():
+    """Base deploys are typed as `Settings.deploy_command` says: what else names one is a docstring."""
+    paths = [
+        path for folder in ("deploy", "inventory", "snapshots", "training") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = set()
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        told = {text for text in said - {ast.get_docstring(tree, clean=False)} if isinstance(text, str)}
+        found |= {str(path.relative_to(ROOT)) for text in told if "deploy/base.py" in text}
+    assert found == {"inventory/settings.py"}
+
+
 def test_the_help_still_says_what_kind_of_value_a_flag_takes():
     assert "--rank=INT" in fab("--help", "logs").stdout
+
+
+@pytest.mark.parametrize("task", ["publish", "down", "local.cut", "local.fault", "models.add", "runs.delete", "train"])
+def test_help_may_stand_behind_the_name_of_any_task(task):
+    asked, native = fab(task, "--help"), fab("--help", task)
+    assert (asked.returncode, asked.stdout, asked.stderr) == (0, native.stdout, native.stderr)
+    assert "Options:" in asked.stdout or "Docstring:" in asked.stdout
+
+
+def test_help_that_is_the_value_of_a_flag_is_no_question():
+    tasks = fabfile.namespace
+    assert help_wanted(["generate", "--prompt", "--help"], tasks) == ""
+    assert help_wanted(["publish", "--run", "a", "--help"], tasks) == "publish"
+    assert help_wanted(["--help"], tasks) == ""
+
+
+def test_a_publish_that_says_no_place_is_told_how_to_say_it():
+    done = fab("publish", "--run", "tiny-20260131-154500")
+    assert (done.returncode, done.stderr.startswith("where to? fab publish --repo OWNER/NAME says it")) == (2, True)
 
 
 def test_unusable_settings_end_a_task_with_code_2(tmp_path):

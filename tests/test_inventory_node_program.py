@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import shlex
 import sys
 import time
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paramiko.channel import ChannelFile
 
 from inventory.node_program import Program, ProgramError, ProgramRefused, start_here
 from training.laptop.head_node import RemoteHead
@@ -74,6 +76,27 @@ def test_a_failure_has_the_last_words_and_the_code(talk: Program):
         next(messages)
 
 
+def test_words_may_look_like_a_message_or_stand_in_its_middle(head):
+    """What goes to stderr stands where it was written: between the messages, never inside of one."""
+    told = """
+import json, os, sys
+print("{'not': 'JSON'}", flush=True)
+os.write(1, b'{"ready": ')
+os.write(1, b'1}\\n')
+os.write(2, b'a warning\\n')
+os.write(1, b'{"ready": 2}\\n')
+sys.exit("the last words")
+"""
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(told)}"
+    for _ in range(10):
+        with head.talk(command) as opened:
+            messages = opened.messages()
+            assert [next(messages), next(messages)] == [{"ready": 1}, {"ready": 2}]
+            with pytest.raises(ProgramError) as failed:
+                next(messages)
+        assert [word for word in failed.value.said if word] == ["{'not': 'JSON'}", "a warning", "the last words"]
+
+
 def test_closing_ends_a_program_that_waits_for_more(head, server):
     with head.talk(COMMAND) as opened:
         next(opened.messages())
@@ -92,6 +115,23 @@ def test_a_lost_connection_ends_the_program_and_is_said(head, server):
     assert time.monotonic() - began < 5
 
 
+def test_what_a_failed_program_leaves_is_collected_without_a_word(node, monkeypatch):
+    complaints = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: complaints.append(unraisable.exc_value))
+    head = RemoteHead(node)
+    with closing(head), pytest.raises(ProgramError), head.talk(COMMAND) as opened:
+        next(opened.messages())
+        opened.send("break")
+        opened.last_words()
+    left = [each for each in gc.get_objects() if isinstance(each, ChannelFile)]
+    assert left
+    for file in left:
+        file._wbuffer.close()  # as the collector may before it comes to the file: it knows no order
+    del head, opened, left, file
+    gc.collect()
+    assert complaints == []
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy/on_node").glob("*.py")), ids=lambda path: path.stem)
 def test_a_program_for_the_nodes_needs_only_what_is_there(path: Path):
     """The one that fetches models runs where training/ is and huggingface_hub, both put there by the deploy."""
@@ -106,4 +146,4 @@ def test_a_user_who_is_not_root_runs_it_by_sudo(node, server):
     ubuntu = replace(node, user="ubuntu")
     head = RemoteHead(ubuntu)
     with closing(head), head.talk("exec true"):
-        assert server.commands == ["sudo -n sh -c 'exec true'"]
+        assert server.commands == ["sudo -n sh -c 'exec 2>&1; exec true'"]

@@ -47,12 +47,75 @@ def test_a_file_of_two_kinds_of_hosts_is_refused_in_a_sentence_that_says_what_to
     assert any("local.disk_gib: unknown key; it is aliyun.data_disk_gib" in line for line in told)
 
 
+def test_a_key_that_is_spelt_almost_right_names_the_one_that_was_probably_meant(tmp_path):
+    told = problems(tmp_path, "[aliyun]\nnodse = 4\n[[nodes]]\nname = 'te1'\naddress = 'a1'\ngpu = 1\n[mirors]\n")
+    for line in ("aliyun.nodse: unknown key; did you mean aliyun.nodes?", "mirors: unknown key; did you mean mirrors?"):
+        assert any(each.endswith(line) for each in told), told
+    assert any(each.endswith("nodes.0.gpu: unknown key; did you mean nodes.gpus?") for each in told), told
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "Anna-1"', "name: one to eight small letters and digits are expected, a letter first, not 'Anna-1'"),
+        ('name = "mine\\n"', "name: one to eight small letters and digits are expected, a letter first, not 'mine\\n'"),
+        ('[aliyun]\nregion = "Hangzhou"', "aliyun.region: a region's id is expected, as cn-hangzhou, not 'Hangzhou'"),
+        ('[aliyun]\nendpoint = "x"', "aliyun.endpoint: \"local\" or https://HOST is expected, or nothing, not 'x'"),
+        ('[ssh]\nuser = "-oX"', "ssh.user: letters, digits and _ . @ + - are expected, a letter, digit or _ first"),
+        ('[mirrors]\nhub = "http://a.cn"', "mirrors.hub: https://HOST... is expected (http:// on 127.0.0.1 only)"),
+    ],
+)
+def test_a_text_of_the_wrong_signs_is_refused_in_words_and_no_pattern_is_shown(tmp_path, text, said):
+    assert any(f": {said}" in line for line in problems(tmp_path, text)), problems(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "sign"),
+    [
+        ("names = [“tiny”]", "“, which is none of TOML's: write \""),
+        ("names ＝ []", "＝, which is none of TOML's: write ="),
+    ],
+)
+def test_full_width_signs_are_named_where_they_stand_for_those_of_toml(tmp_path, line, sign):
+    (told,) = problems(tmp_path, f'# 模型：“小”\nlanguage = "zh" # ，\n[models]\n{line}\n')
+    assert told.endswith(f"; line 4 has the sign {sign}")
+
+
+def test_full_width_signs_in_texts_and_comments_are_nobodys_mistake(tmp_path):
+    (told,) = problems(tmp_path, '# 模型：“小”\n[models]\nnames = ["模型：“小”"] # ，\nx y\n')
+    assert "not valid TOML" in told and "which is none of TOML's" not in told
+
+
 def test_all_mistakes_are_reported_at_once_each_with_its_key(tmp_path):
     local = '[local]\nwait_factor = "much"\nsubnet = "10.0.0.300/24"'
     told = problems(tmp_path, f'name = "Too_Long_Name"\ncolour = 1\n{local}')
     assert len(told) == 4
     for key in ("name", "colour: unknown key", "local.wait_factor", "local.subnet"):
         assert any(key in line for line in told), key
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '[local]\nsubnet = "10.213.77.0/33"',
+            "local.subnet: a network by its first address and its length is expected, such as 10.213.77.0/24, not "
+            "'10.213.77.0/33'",
+        ),
+        (
+            '[aliyun]\nssh_from = ["everywhere"]',
+            "aliyun.ssh_from.0: an address or a network is expected, such as 203.0.113.7 or 203.0.113.0/24, not "
+            "'everywhere'",
+        ),
+        (
+            '[local]\nmetadata_address = "100.100"',
+            "local.metadata_address: an IP address is expected, such as 192.0.2.7, not '100.100'",
+        ),
+    ],
+)
+def test_a_text_that_is_no_address_is_said_in_one_sentence_with_one_that_is(tmp_path, text, told):
+    (line,) = problems(tmp_path, text)
+    assert line.endswith(f": {told}")
 
 
 def test_contradictions_are_told_beside_keys_that_cannot_be_read(tmp_path):

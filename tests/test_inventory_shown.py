@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -99,3 +103,37 @@ def test_an_error_that_looks_like_markup_reaches_the_user_as_it_is(tmp_path: Pat
     assert done.returncode == ("--follow" in words), said
     assert HARMLESS in said and "Traceback" not in said
     assert not {"\x1b", "\x07", "\x08", "\u202e"} & set(said)
+
+
+MOVES = """
+import sys
+from inventory.shown import show_plainly
+show_plainly()
+from training.laptop.follow import Look
+from training.laptop.terminal import progress
+row = {"step": 7, "total_steps": 9, "loss": 1.5, "lr": 1e-4, "tokens_per_s": 51234.0, "memory_gib": 21.5, "step_s": 1.0}
+with progress("qwen3-coder-30b-a3b-20261123-160011") as show:
+    print("what a node says: \\x1b[2J")
+    show(Look(None, True, (row,), evaluation={"step": 6, "validation_loss": 1.25}))
+"""
+
+
+def test_what_moves_on_a_terminal_is_drawn_and_what_others_say_meanwhile_is_shown():
+    """At 80 columns how far it is, the loss and the time left are whole."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 80))
+    words = {"cwd": ROOT, "env": {**os.environ, "TERM": "xterm-256color"}, "stdout": follower, "stderr": follower}
+    program = subprocess.Popen([sys.executable, "-c", MOVES], **words)
+    os.close(follower)
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux's word for the end of what a terminal says
+        while some := os.read(leader, 65536):
+            seen += some
+    os.close(leader)
+    assert program.wait() == 0
+    text = seen.decode()
+    assert "\x1b[2K" in text, "it is drawn over"
+    assert "\\x1b[2K" not in text and "\x1b[2J" not in text
+    plain = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", text)
+    assert "step 7/9  loss 1.5000  ETA 0:02" in plain
+    assert "validation 1.2500 (step 6)  lr 1.00e-04  51234 tokens/s  21.5 GiB\r\n" in plain

@@ -95,7 +95,7 @@ def test_a_layout_that_is_not_understood_is_refused_with_what_to_write(text):
         ({"nodes": 0}, "aliyun.nodes: "),
         ({"types": []}, "aliyun.types: "),
         ({"types": ["ecs.a", "ecs.a"]}, "aliyun.types: 'ecs.a' is listed 2 times"),
-        ({"nodes": 99}, "aliyun.budget: 99 machines for 4 h at up to 5 may cost 1980, more than 100"),
+        ({"nodes": 99}, "aliyun.budget: 99 machines for 4 h at up to 5.00 an hour may cost 1980.00, more than 100.00"),
     ],
 )
 def test_a_file_that_would_not_be_valid_any_more_is_not_written(tmp_path, values, said):

@@ -34,7 +34,12 @@ class May:
 
 MAY = (
     # The last row that fits a file is the one that holds for it.
-    May(("inventory/*",), ("inventory",), "every other folder asks it which machines there are: it asks none"),
+    May(
+        ("inventory/*",),
+        ("inventory", "training.money", "training.key_names", "training.value_words"),
+        "every other folder asks it which machines there are: it asks none; but money looks everywhere the same, and "
+        "so do a misspelt key and a wrong value",
+    ),
     May(
         tuple(f"inventory/cloud/{name}.py" for name in ("port", "values", "errors", "pace")),
         ("inventory.cloud.values", "inventory.cloud.errors", "inventory.cloud.pace", "inventory.errors"),
@@ -50,12 +55,17 @@ MAY = (
             "training.recipe",
             "training.model_names",
             "training.model_lock",
+            "training.own_model",
             "training.hub_access",
             "training.sums",
         ),
         "a deploy prepares machines for training and knows its names, records and models, not how it learns",
     ),
-    May(("snapshots/*",), ("snapshots", "inventory"), "a disk is put away and brought back whatever lies on it"),
+    May(
+        ("snapshots/*",),
+        ("snapshots", "inventory", "training.counting", "training.money"),
+        "a disk is put away and brought back whatever lies on it; but counts, sizes and money are said alike",
+    ),
     May(
         ("training/*",),
         ("training",),
@@ -95,7 +105,7 @@ ONLY = (
     (("pyinfra",), ("deploy/*",), "it changes the standard library under whoever imports it: a process of its own"),
     (
         ("fabric", "invoke"),
-        ("*/tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py"),
+        ("*/tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py", "inventory/typed_words.py"),
         "what is no task takes and gives values; connections are opened in one place, which verifies host keys",
     ),
     (

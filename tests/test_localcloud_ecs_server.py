@@ -46,6 +46,13 @@ def test_it_listens_on_loopback_alone(api):
         other.connect(("127.0.0.2", api.port))
 
 
+def test_an_unknown_region_is_refused_with_those_there_are(api):
+    status, error = v3(api, "DescribeZones", RegionId="cn-hangzou")
+    assert (status, error["Code"]) == (404, "InvalidRegionId.NotFound") and "cn-hangzhou, " in error["Message"]
+    status, told = v3(api, "DescribeRegions")
+    assert {"cn-hangzhou", "eu-central-1"} <= {each["RegionId"] for each in told["Regions"]["Region"]}
+
+
 def test_an_answer_has_its_request_id_and_the_vendors_headers(api):
     headers = signed_headers(
         host=api.endpoint,

@@ -1,8 +1,10 @@
 """What the READMEs tell a user to type is there, in both languages."""
 
+import ast
 import json
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from pydantic_core import PydanticUndefined
 import fabfile
 from inventory.settings import load_settings
 from training.model_names import recipe_names
-from training.recipe import NOT_PART_OF_THE_MATHS, Recipe, Table
+from training.recipe import NOT_PART_OF_THE_MATHS, Recipe
+from training.recipe_tables import Table
 
 ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.zh.md")
@@ -24,6 +27,7 @@ PAGES = (
     "docs/troubleshooting.md",
 )
 PROGRAMS = ("fab", "make", "pyinfra", "pytest")
+FOLDERS = ("inventory", "deploy", "training", "snapshots")
 
 
 def text_of(name):
@@ -60,7 +64,8 @@ def test_a_fab_command_is_a_task_with_these_flags(words):
         return
     names = fabfile.namespace.task_names
     assert words[1] in {*names, *(other for others in names.values() for other in others)}
-    given = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
+    own = words[: words.index("--")] if "--" in words else words
+    given = {word.split("=")[0] for word in own[2:] if word.startswith("--")}
     assert given - flags_of(words[1]) == set()
 
 
@@ -76,7 +81,7 @@ def recipe_keys(table=Recipe, prefix=""):
         if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
             yield from recipe_keys(field.annotation, f"{key}.")
         else:
-            yield prefix + key, field.default
+            yield prefix + key, field.get_default(call_default_factory=True)
 
 
 def shown(default):
@@ -102,7 +107,7 @@ def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resum
 @pytest.mark.parametrize("words", of_program("fab"))
 def test_a_model_that_is_named_has_a_recipe(words):
     if "--model" in words and (model := words[words.index("--model") + 1]) != "NAME":
-        assert model in recipe_names()
+        assert model in recipe_names() or model.startswith("./")
 
 
 @pytest.mark.parametrize("words", of_program("make"))
@@ -163,3 +168,40 @@ def test_the_example_of_cluster_toml_in_the_docs_can_be_read(tmp_path):
     example = re.search(r"```toml\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL)[1]
     (tmp_path / "cluster.toml").write_text(example, encoding="utf-8")
     assert load_settings(tmp_path / "cluster.toml").aliyun.nodes == 4
+
+
+def figures(name):
+    """Every number that stands by itself, how often; not those within names, versions and ids."""
+    return Counter(re.findall(r"(?<![A-Za-z0-9_.-])\d+(?:\.\d+)*", text_of(name)))
+
+
+def test_both_languages_have_the_same_figures():
+    english, chinese = map(figures, READMES)
+    assert english == chinese
+    assert english["1.5"] == 1, "how many times faster: figures are found at all"
+
+
+def quoted():
+    """What troubleshooting quotes of our sentences, in the columns of what one sees."""
+    cells = re.findall(r"^\| ([^|]+) \|", text_of("docs/troubleshooting.md"), re.MULTILINE)
+    codes = {code for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
+    return sorted(code for code in codes if len(code.split()) > 3 and code.split()[0] not in PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def our_words():
+    """All text in our code, a line a piece."""
+    trees = [ast.parse(path.read_text()) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    texts = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+@pytest.mark.parametrize("sentence", quoted())
+def test_a_sentence_that_troubleshooting_quotes_is_one_of_ours(sentence, our_words):
+    words = sentence.split()
+    runs = (" ".join(words[a:b]) for a in range(len(words)) for b in range(a + 2, len(words) + 1))
+    assert any(run in our_words for run in runs if len(run) > 10), "no two words of it stand in the code"
+
+
+def test_sentences_are_quoted_at_all():
+    assert len(quoted()) > 15

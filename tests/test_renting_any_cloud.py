@@ -1,7 +1,9 @@
 """Renting and snapshots over the port alone, with a cloud in memory: what works there works with any vendor."""
 
 import inspect
+import re
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,42 +14,12 @@ from inventory.cloud.port import Ability, Cloud
 from inventory.renting import down, lease, members, owners, show, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
-from inventory.renting.plan import Wish, plan_up
-from inventory.renting.state_files import StateFiles
 from snapshots import create
 from snapshots.create import Window, head_disk
 from snapshots.listing import all_images
 from snapshots.rebuild import planned
-from tests.support.memory_cloud import MemoryCloud, MemorySettings
-from tests.support.paper_cluster import rsa_key
-
-
-class Rented:
-    """A cluster of a cloud in memory, with the questions a user's commands put."""
-
-    def __init__(self, folder, cloud, **table):
-        settings = {"name": "demo", "ssh": {"key": f"{folder}/no-key"}, "memory": table}
-        self.cloud, self.settings, self.said = cloud, MemorySettings.model_validate(settings), []
-        self.places = StateFiles.of("demo")
-        self.places.make()
-        private, public = rsa_key()
-        self.places.own_key.write_bytes(private)
-        self.places.own_key.with_name("id_rsa.pub").write_bytes(public)
-
-    def plan(self, nodes, hours=4, **wish):
-        return plan_up(self.cloud, self.settings, Wish(nodes, hours, **wish))
-
-    def up(self, nodes, hours=4, **wish):
-        plan = self.plan(nodes, hours, **wish)
-        machines = apply_plan(self.cloud, self.settings, plan, self.said.append)
-        return {each.name: each for each in machines}
-
-    def down(self, disks=False):
-        down.apply_down(self.cloud, self.settings, down.plan_down(self.cloud, self.settings, disks), self.said.append)
-
-    @property
-    def data_disks(self):
-        return [disk for disk in self.cloud.disks(tags=tags.of_cluster("demo")) if disk.kind == "data"]
+from tests.support.memory_cloud import MemoryCloud
+from tests.support.rented_in_memory import Rented
 
 
 @pytest.fixture
@@ -85,6 +57,57 @@ def test_down_deletes_all_but_the_heads_disk_and_with_disks_that_too(rented):
     assert cluster.cloud.instances() == () and [members.disk_number(disk) for disk in cluster.data_disks] == [1]
     cluster.down(disks=True)
     assert cluster.cloud.disks() == cluster.cloud.key_pairs() == ()
+
+
+def test_one_machine_goes_with_its_disk_and_the_others_stay_with_theirs_and_their_price(rented):
+    cluster = rented()
+    machines = cluster.up(3)
+    said = cluster.down(nodes=["te3"])
+    assert list(cluster.plan(3).numbers) == [3]
+    ids = {machines[name].instance_id for name in ("demo-te1", "demo-te2")}
+    assert {disk.instance_id for disk in cluster.data_disks} == ids
+    assert cluster.cloud.key_pairs(), "the others are entered with it"
+    known = cluster.places.known_hosts.read_text()
+    assert machines["demo-te1"].public_address in known and machines["demo-te3"].public_address not in known
+    assert not any(line.startswith("delete  key pair") for line in said)
+    assert said[-1].startswith("remain  te1, te2: 2.20 EUR an hour until ")
+    assert set(cluster.up(3)) == set(machines)
+
+
+def test_a_head_that_goes_alone_leaves_its_disk_and_says_so(rented):
+    cluster = rented()
+    cluster.up(2)
+    said = cluster.down(nodes=["te1"])
+    assert any(line.startswith("stays   data disk of te1") for line in said)
+    assert len(cluster.data_disks) == 2
+    assert list(cluster.plan(2).numbers) == [1]
+
+
+def test_a_machine_that_is_none_is_refused_and_all_of_them_are_the_whole_cluster(rented):
+    cluster = rented()
+    cluster.up(2)
+    with pytest.raises(RentError, match=r"^there is no machine te7; there are te1, te2$"):
+        cluster.down(nodes=["te2", "te7"])
+    assert len(cluster.cloud.instances()) == 2
+    cluster.down(disks=True, nodes=["te1", "te2"])
+    assert cluster.cloud.instances() == cluster.cloud.disks() == cluster.cloud.key_pairs() == ()
+
+
+def test_a_kept_disk_that_a_snapshot_holds_too_is_named_with_both_prices(rented):
+    cluster = rented()
+    machines = cluster.up(1)
+    disk = members.data_disk(machines["demo-te1"], cluster.data_disks)
+    assert not any("instead of" in line for line in show.down_lines(plan_of(cluster), cluster.settings))
+    snapshot_id = cluster.cloud.create_snapshot(disk.disk_id, "evening", tags.of_cluster("demo"), "token")
+    cluster.cloud.all[snapshot_id] = replace(cluster.cloud.all[snapshot_id], size_bytes=2 << 30)
+    (said,) = [line for line in show.down_lines(plan_of(cluster), cluster.settings) if "instead of" in line]
+    assert said.startswith(f"{snapshot_id} holds the data disk of te1 as it was at ")
+    assert re.search(r"for 0\.24 (\w{3}) a month instead of 29\.20 \1 a month: fab down --disks deletes the disk", said)
+    assert not any("instead of" in line for line in show.down_lines(plan_of(cluster, disks=True), cluster.settings))
+
+
+def plan_of(cluster, disks=False):
+    return down.plan_down(cluster.cloud, cluster.settings, disks)
 
 
 def test_a_missing_node_is_made_again_and_the_head_gets_its_own_disk_back(rented):

@@ -1,11 +1,11 @@
-"""What machines have cost and will cost, and when the budget says no."""
+"""What machines, disks and snapshots have cost and will cost, and what the ledger remembers of them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.renting import cost, ledger
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -40,44 +40,33 @@ def test_a_month_counts_only_its_own_hours():
     assert money.planned == pytest.approx(2 * cost.hours_between(early, NOON + HOUR))
 
 
+HALF = NOON.replace(day=16, hour=0)
+"""The month has 720 hours; a price a month is one of 730."""
+
+
+def loose(disk_id, created, **more):
+    tags = {CLUSTER_TAG: "demo"}
+    return Disk(disk_id, disk_id, "data", 20, "ssd", "Available", "h", created, "demo-te1-data", tags=tags, **more)
+
+
 def test_a_loose_disk_counts_from_when_it_was_made_to_the_end_of_the_month():
-    def disk(disk_id, created):
-        return Disk(disk_id, disk_id, "data", 20, "cloud_essd", "Available", "h", created)
-
-    tenth = NOON.replace(day=16, hour=0)
-    shares = cost.month_shares(
-        [disk("d-1", tenth), disk("d-2", NOON - 999 * HOUR), disk("d-3", NOON)], {"d-1": 30, "d-2": 30}, NOON
-    )
-    assert shares == [pytest.approx(15), pytest.approx(30)]
+    there = [loose("d-1", HALF), loose("d-2", NOON - 999 * HOUR), loose("d-3", NOON)]
+    shares = cost.month_shares(there, {"d-1": 73, "d-2": 73}, (), NOON)
+    assert shares == [pytest.approx(36), pytest.approx(72)]
 
 
-KEY = "aliyun.budget"
+def test_a_loose_disk_does_not_cost_again_what_was_in_its_machines_price():
+    first = ledger.Entry("i-0", "demo-te01", "t", HALF, 3.0, "CNY", None, HALF + 100 * HOUR)
+    other = replace(first, name="demo-te2")
+    unpriced = replace(first, created=HALF + 200 * HOUR, ended=HALF + 210 * HOUR, price_h=0.0)
+    past = (first, other, unpriced)
 
+    def share(disk):
+        return cost.month_shares([disk], {"d-1": 73}, past, HALF + 220 * HOUR)
 
-def test_what_fits_is_not_refused_and_without_a_budget_nothing_is():
-    money = cost.Spent(10, 10, 5, 5)
-    assert cost.over_budget(KEY, 50, money, cost.Purchase(2, 5, 2, "CNY")) == ""
-    assert cost.over_budget(KEY, 0, money, cost.Purchase(200, 5, 2, "CNY")) == ""
-
-
-def test_what_does_not_fit_is_refused_with_the_hours_that_would():
-    said = cost.over_budget(KEY, 50, cost.Spent(10, 10, 5, 5), cost.Purchase(2, 5, 2.1, "CNY"))
-    assert "21.00" in said and "20.00 of this month's 50 CNY are left" in said and "--hours 2" in said
-    assert said.endswith("set a larger aliyun.budget")
-    assert "fewer --nodes" in cost.over_budget(KEY, 50, cost.Spent(45, 0, 0, 0), cost.Purchase(4, 10, 1, "CNY"))
-
-
-PRICE = Price(2.0, 9.0, "CNY", {MACHINE: 1.5, SYSTEM_DISK: 0.2, DATA_DISK: 0.3})
-
-
-def test_the_limit_is_what_the_budget_bears_without_the_disks_rounded_down():
-    wanted = cost.Purchase(3, 2.0, 4, "CNY")
-    assert cost.price_limit(40, cost.Spent(0, 0, 0, 0), wanted, PRICE) == 2.833  # 40 / 12 - 0.5
-    assert cost.price_limit(46, cost.Spent(1, 2, 1, 1, 1), wanted, PRICE) == 2.833
-    assert 12 * (2.833 + 0.5) <= 40
-    assert cost.price_limit(109, cost.Spent(0, 0, 0, 0), wanted, PRICE) is None, "the list price is borne too"
-    assert cost.price_limit(0, cost.Spent(0, 0, 0, 0), wanted, PRICE) is None, "there is no budget"
-    assert cost.price_limit(10, cost.Spent(0, 0, 0, 20), wanted, PRICE) == 0
+    assert share(loose("d-1", HALF)) == [pytest.approx(26)]
+    assert share(loose("d-1", HALF, detached=HALF + 40 * HOUR)) == [pytest.approx(32)], "the machine went on without it"
+    assert share(loose("d-1", HALF + 120 * HOUR)) == [pytest.approx(24)], "it was made after that machine"
 
 
 def test_machines_that_stand_are_reckoned_with_at_the_most_they_can_cost():
@@ -85,17 +74,6 @@ def test_machines_that_stand_are_reckoned_with_at_the_most_they_can_cost():
     money = cost.spent([dear], [], [], NOON)
     assert (money.running, money.planned, money.risen) == (6, 2, 3)
     assert money.committed == 11
-
-
-def test_keeping_what_is_there_can_be_too_much_too():
-    assert "keeping the machines" in cost.over_budget(KEY, 50, cost.Spent(0, 10, 0, 45), cost.Purchase(0, 0, 4))
-
-
-def test_the_budget_ends_when_the_running_machines_have_used_it_up():
-    money = cost.Spent(past=20, running=10, disks=0, planned=1000)
-    assert cost.budget_end(50, money, 4.0, NOON) == NOON + 5 * HOUR
-    assert cost.budget_end(25, money, 4.0, NOON) == NOON
-    assert cost.budget_end(0, money, 4.0, NOON) is None
 
 
 def test_a_snapshot_costs_by_what_is_written_or_at_most_its_disk():

@@ -1,6 +1,7 @@
 """Removing a cluster: what goes, what stays and what that costs, and that nothing else is left."""
 
 import dataclasses
+from datetime import timedelta
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_machines_and_their_disks_go_and_the_heads_disk_stays_with_its_price(clu
     assert sum(line.startswith("delete") for line in lines) == 4, "machines, a disk, the key pair"
     (stays,) = [line for line in lines if line.startswith("stays")]
     assert "data disk of te1" in stays and kept.disk_id in stays and f"{plan.disk_months[kept.disk_id]:.2f}" in stays
+
+
+def test_a_kept_disk_says_since_when_it_costs_by_itself(cluster):
+    cluster.up(1)
+    (there,) = cluster.data_disks
+    assert there.detached is None
+    cluster.api.hurry(7200)
+    cluster.down()
+    (kept,) = cluster.data_disks
+    assert kept.detached - kept.created > timedelta(hours=1.9)
+    said = cluster.fab("cost").stdout
+    assert "for disks without a machine until the month ends" in said
 
 
 def test_with_its_disks_nothing_is_left(cluster):
@@ -146,7 +159,7 @@ def test_fab_down_asks_first_and_without_a_terminal_does_nothing(cluster):
     cluster.up(1)
     done = cluster.fab("down")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "fab down --yes" in done.stderr and "delete  demo-te1" in done.stdout
+    assert "fab down --yes" in done.stderr and "delete  te1" in done.stdout
     assert "fab down --disks --yes" in cluster.fab("down", "--disks").stderr
     assert cluster.machines
 
@@ -159,6 +172,18 @@ def test_fab_down_says_what_is_left(cluster):
     done = cluster.fab("down", "--yes", "--disks")
     assert done.stdout.splitlines()[-1] == "nothing is left"
     assert left(cluster) == []
+
+
+def test_one_machine_is_named_and_does_not_go_while_nobody_knows_what_runs_there(cluster):
+    cluster.up(3)
+    done = cluster.fab("down", "te3", "--yes")
+    assert done.returncode == 2 and len(cluster.machines) == 3
+    assert done.stderr.startswith("whether a run is going on there is not known: te1 ")
+    assert done.stderr.endswith("nothing was deleted (--force: all the same)\n")
+    assert "fab down te3 --force --yes" in cluster.fab("down", "te3", "--force").stderr
+    done = cluster.fab("down", "te3", "--force", "--yes")
+    assert done.returncode == 0 and sorted(cluster.machines) == ["demo-te1", "demo-te2"], done.stderr
+    assert done.stdout.splitlines()[-1].startswith("remain  te1, te2: ")
 
 
 def test_without_a_cluster_fab_down_says_so(cluster):

@@ -181,13 +181,13 @@ def test_an_order_may_be_heard_as_long_after_its_last_attempt_as_after_a_first_o
     intents = Intents(cluster.places.intents)
     cluster.api.fault("RunInstances", "error-500", times=50)
     slow = dataclasses.replace(FAST, first_s=0.4, longest_s=0.4, passing_attempts=3)
-    plan = cluster.plan(1)
+    plan, began = cluster.plan(1), time.time()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order.Orders, "undo", lambda self: None)
         with pytest.raises(CloudError):
             apply_plan(Ecs.open(cluster.settings, pace=slow), cluster.settings, plan, print)
     (intent,) = intents.pending().values()
-    assert time.time() - intent.at < 0.3, "of the last attempt, half a second after the first"
+    assert intent.at - began > 0.39, "of the last attempt, not of the first"
 
 
 def test_an_order_whose_answers_are_all_lost_and_that_is_listed_late_is_undone(cluster):

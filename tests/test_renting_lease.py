@@ -100,7 +100,7 @@ def test_a_head_without_a_data_disk_starts_nothing_and_who_keeps_none_is_left_al
     cluster.up(1, 1)
     (disk,) = cluster.data_disks
     cluster.cloud.detach_disk(disk.disk_id, disk.instance_id)
-    with pytest.raises(RentError, match=r"^demo-te1, the head, has no data disk: nothing is started; fab up "):
+    with pytest.raises(RentError, match=r"^te1, the head, has no data disk: nothing is started; fab up "):
         cover(cluster.settings, 60, print, nobody)
     cluster.write(SMALL + 'keep_data_disk = "none"')
     cover(cluster.settings, 60, print, nobody)
@@ -122,7 +122,7 @@ def test_the_budget_ends_a_lease_before_the_run_does(cluster):
     said = []
     cover(cluster.settings, 100 * 3600, said.append, nobody)
     assert release_of(cluster) - datetime.now(UTC) < timedelta(hours=10)
-    assert said[0].startswith("the budget of 1 a month ends at ")
+    assert said[0].startswith("the budget of 1.00 a month ends at ")
     assert said[1].startswith("this run is expected to take longer: it has until ")
 
 

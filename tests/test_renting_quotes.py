@@ -1,15 +1,17 @@
 """What is bought is what was priced: disks of their own size, and machines whose price no tag tells."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from inventory.cloud.errors import RentError
-from inventory.cloud.values import DATA_DISK, MACHINE, Price
-from inventory.renting import cost, lease, members, show, tags
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, Instance, Price
+from inventory.renting import budgets, cost, lease, members, show, tags
 from inventory.renting.cost import with_disks
 from tests.support.paper_cluster import SMALL, PaperCluster
+from training.money import HOUR, money
 
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LARGE = SMALL.replace("data_disk_gib = 20", "data_disk_gib = 400")
 
 
@@ -35,10 +37,8 @@ def test_a_kept_disk_is_priced_at_its_own_size_in_table_tag_and_budget(cluster):
     more = plan.more_h[1]
     assert more > 10 * usual.parts[DATA_DISK], "400 GiB instead of 20"
     assert plan.first_price.trade == pytest.approx(usual.trade + more / 2)
-    (line,) = [
-        line for line in show.up_table(plan).renderables if str(line).startswith("te1's disk of 400 GiB costs +")
-    ]
-    assert f"{more:+.4f}" in line
+    (line,) = [line for line in show.up_table(plan).renderables if str(line).startswith("te1's disk of 400 GiB costs ")]
+    assert f"costs {money(more, 'CNY', HOUR)} more than" in line
     cluster.write(SMALL + f"budget = {plan.money.disks + 2 * usual.trade * 4 + more}")
     with pytest.raises(RentError, match=r"aliyun\.budget"):
         cluster.plan(2)
@@ -46,6 +46,45 @@ def test_a_kept_disk_is_priced_at_its_own_size_in_table_tag_and_budget(cluster):
     prices = {members.number(i): tags.price_h(i.tags) for i in cluster.up(2)}
     assert prices[1] == pytest.approx(usual.trade + more, abs=2e-4)
     assert prices[2] == pytest.approx(usual.trade, abs=2e-4)
+
+
+def price_line(plan):
+    return next(str(line) for line in show.up_table(plan).renderables if str(line).startswith("price: "))
+
+
+def test_a_kept_disk_is_in_neither_the_price_nor_the_list_price_beside_it(cluster):
+    cluster.up(1)
+    cluster.down()
+    plan = cluster.plan(2)
+    best = plan.quotes[0].price
+    assert plan.kept_h > 0 and best.list > best.trade
+    assert f"(list price {money(2 * best.list - plan.kept_h, 'CNY', HOUR)})" in price_line(plan)
+
+
+def test_what_is_ordered_costs_by_up_what_the_bill_adds_up_to():
+    machines = [paper_machine(k) for k in (1, 2, 3, 4)]
+    paid = cost.spent(machines, [], [], NOON)
+    assert paid.planned == budgets.Purchase(4, 0.27735, 4).total == 4.44
+
+
+def paper_machine(k):
+    told = {CLUSTER_TAG: "demo", tags.PRICE_TAG: "0.27735", tags.CURRENCY_TAG: "CNY"}
+    until = NOON + timedelta(hours=4)
+    return Instance(f"i-{k}", f"demo-te{k}", "Running", "t", "h", NOON, release_at=until, tags=told)
+
+
+def test_the_bill_says_minutes_and_currencies_and_calls_machines_as_everything_does(cluster):
+    nothing = cluster.fab("cost").stdout
+    assert "this month: nothing so far; " in nothing and "0.00" not in nothing
+    cluster.up(1)
+    cluster.api.hurry(300)
+    header, row, *_ = cluster.fab("cost").stdout.splitlines()
+    assert "CNY an hour" in header and "CNY so far" in header
+    assert row.startswith("te1 ") and " 0 h 0" in row and " min " in row
+    cluster.down()
+    gone = cluster.fab("cost").stdout.splitlines()
+    (at,) = [n for n, line in enumerate(gone) if line.startswith("past machine")]
+    assert "CNY an hour" in gone[at] and gone[at + 1].startswith("te1 ")
 
 
 def test_disks_made_from_a_snapshot_are_priced_at_its_size(cluster):
@@ -71,7 +110,8 @@ def test_a_machine_without_the_tag_of_its_price_is_priced_anew_and_bound_by_the_
         cluster.api.cloud.account.instances[machine.instance_id].tags.pop(key, None)
     cluster.write(SMALL + "budget = 100")
     assert cluster.plan(1).money.planned == pytest.approx(told * 4, rel=0.05)
-    assert f"{told:.2f}" in cluster.fab("cost").stdout
+    (row,) = [line.split() for line in cluster.fab("cost").stdout.splitlines() if line.startswith("te1 ")]
+    assert float(row[6]) == pytest.approx(told, rel=0.05)
     machines, now = tuple(cluster.machines.values()), cluster.cloud.now()
     assert lease.budget_end(cluster.cloud, cluster.settings, machines, now) is not None
     cluster.write(SMALL + "budget = 0.01")

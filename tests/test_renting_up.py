@@ -13,6 +13,7 @@ from inventory.renting import down, ledger, members, order, show, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan, running
 from tests.support.paper_cluster import SMALL, PaperCluster
+from training.money import HOUR, money
 
 TWO_TYPES = 'types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.small"]\ndata_disk_gib = 20\n'
 
@@ -91,12 +92,45 @@ def test_staying_longer_is_priced_and_asked_about_and_a_bare_up_only_looks(clust
     longer = cluster.fab("up", "--nodes", "1", "--hours", "6")
     assert longer.returncode == 2 and "keep 1 machine longer?" in longer.stderr
     assert "fab up --nodes 1 --hours 6 --yes" in longer.stderr and "1 machine is there; none" in longer.stdout
-    assert "keeping demo-te1 until then costs " in longer.stdout
+    assert "keeping te1 until then costs " in longer.stdout
     look = cluster.fab("up", "--nodes", "1", "--dry")
     assert "and so does --hours" in look.stdout and "costs" not in look.stdout
     shorter = cluster.fab("up", "--nodes", "1", "--hours", "0.6", "--dry")
     assert "; --hours only extends; fab down ends earlier" in shorter.stdout
     assert cluster.machines["demo-te1"].release_at == before
+
+
+def test_an_exceeded_budget_refuses_only_what_would_cost_more(cluster):
+    cluster.up(2, 4)
+    cluster.write(SMALL + "budget = 0.1")
+    shorter = cluster.fab("up", "--nodes", "2", "--hours", "0.5", "--dry")
+    assert shorter.returncode == 0 and "; --hours only extends; fab down ends earlier" in shorter.stdout
+    assert cluster.fab("up", "--nodes", "2", "--dry").returncode == 0, "a look costs nothing"
+    longer = cluster.fab("up", "--nodes", "2", "--hours", "6", "--dry")
+    assert longer.returncode == 2
+    assert "keeping te1, te2 2 h 0" in longer.stderr and " longer costs " in longer.stderr
+    assert "this month's 0.10 CNY would be exceeded by " in longer.stderr
+
+
+def test_up_says_what_of_the_budget_is_spoken_for_as_cost_does(cluster):
+    cluster.up(1, 4)
+    cluster.write(SMALL + "budget = 99")
+    up, cost = (cluster.fab(*words).stdout.splitlines() for words in (("up", "--nodes", "2", "--dry"), ("cost",)))
+    for what in ("this month: ", "budget: "):
+        ((in_up,), (in_cost,)) = ([line for line in lines if line.startswith(what)] for lines in (up, cost))
+        there = words_of(in_up)  # a long line of a plan goes on in the next one
+        assert len(there) > 5 and there == words_of(in_cost)[: len(there)]
+
+
+def words_of(line):
+    return [word for word in line.split() if not word[0].isdigit()]
+
+
+def test_more_machines_than_were_asked_for_are_counted_once(cluster):
+    cluster.up(3)
+    said = cluster.fab("up", "--nodes", "2", "--dry").stdout
+    assert "3 machines are there, more than the 2 asked for, and all stay; none is missing" in said
+    assert said.count("3 machines") == 1
 
 
 def test_a_stopped_machine_is_started(cluster):
@@ -322,6 +356,17 @@ def test_a_type_the_region_refuses_is_passed_over(cluster):
     assert "ecs.nothing.large is not sold in cn-hangzhou" in plan.notes
 
 
+def test_where_nothing_has_stock_the_typo_comes_first_and_no_price_looks_like_an_offer(cluster):
+    cluster.write('types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.smal"]\ndata_disk_gib = 20')
+    look = cluster.fab("up", "--dry")
+    first, *rest = look.stdout.splitlines()
+    assert first == "ecs.local.smal is not sold in cn-hangzhou: did you mean ecs.local.small?"
+    before = [line[:30] for line in rest[: next(n for n, line in enumerate(rest) if line.startswith("price: "))]]
+    assert "none of these can be had now, " in before
+    cluster.write(TWO_TYPES)
+    assert "none of these can be had" not in cluster.fab("up", "--dry").stdout
+
+
 def test_a_size_no_offer_takes_is_said_once_with_its_key(cluster):
     cluster.write(
         'types = ["ecs.local.small", "ecs.local.medium"]\ndata_disk_gib = 8\ndisk_category = "cloud_efficiency"'
@@ -347,7 +392,9 @@ def test_a_kept_disk_is_not_sold_a_second_time(cluster):
     price = cluster.plan(2).quotes[0].price
     shown = cluster.fab("up", "--nodes", "2", "--dry").stdout
     disk = price.parts[DATA_DISK]
-    assert f"2 x {price.trade:.2f} - {disk:.4f} for the kept disk of te1 = {2 * price.trade - disk:.2f} " in shown
+    hour, less, whole = (money(each, per=HOUR) for each in (price.trade, disk, 2 * price.trade - disk))
+    bare = [each.removesuffix(f" {HOUR}") for each in (hour, less, whole)]
+    assert "2 x {} - {} for the kept disk of te1 = {} CNY an hour".format(*bare) in shown
     assert "and the kept disks as until now" in shown
 
 
@@ -483,7 +530,7 @@ def moved(cluster, factor, nodes=2, hours=4):
 
 def test_an_offer_that_is_dearer_than_what_was_agreed_to_is_not_taken(cluster):
     plan = moved(cluster, 50)
-    with pytest.raises(CloudError, match=r"an hour costs \S+ CNY now, no longer 0\.\d\d"):
+    with pytest.raises(CloudError, match=r"a machine costs \S+ CNY an hour now, no longer 0\.\d\d"):
         apply_plan(cluster.cloud, cluster.settings, plan, cluster.said.append)
     assert not cluster.calls("RunInstances") and not cluster.machines
 

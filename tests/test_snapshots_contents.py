@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_a_look_at_a_disk_finds_what_is_finished_and_the_newest_checkpoint_of_th
     assert seen_on(disk)["run"]["model_dir"] == "tiny"
     assert seen_on(disk)["mounted"] is False
     assert from_tags(to_tags(inside)) == inside
+
+
+def test_what_is_used_of_a_disk_counts_what_the_file_system_keeps_for_itself(tmp_path):
+    (tmp_path / "8:3").mkdir()
+    (tmp_path / "8:3/size").write_text("40960\n")
+    room = os.statvfs_result((4096, 4096, 4600, 4000, 3900, 0, 0, 0, 0, 255))
+    whole = look.device_bytes(os.makedev(8, 3), tmp_path)
+    assert whole == 5120 * 4096 and look.used_bytes(whole, room) == (5120 - 4000) * 4096
+    assert look.device_bytes(os.makedev(8, 4), tmp_path) == 0, "it is not told"
 
 
 def test_a_look_at_an_empty_disk_says_so(tmp_path):

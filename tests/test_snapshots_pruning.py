@@ -7,7 +7,7 @@ import pytest
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Price, Snapshot
-from inventory.renting.cost import snapshot_gib, snapshot_month
+from inventory.renting.cost import SnapshotPrice, certainty, snapshot_gib, snapshot_month
 from inventory.renting.members import Existing
 from inventory.renting.plan import Wish, missing_machines
 from inventory.settings import Settings
@@ -164,7 +164,7 @@ def test_a_copy_from_another_region_needs_one_tag_and_then_serves():
         assert choose(asked, [copied], rented("demo", "cn-beijing")) == copied
     plan = diff(missing_machines(Wish(2, 4, copied), Existing((), ()), NOW), 120)
     assert plan.steps[0].what == "rent 2 machines: te1, te2 from s-9" and plan.notes == ()
-    assert list_rows([copied], [], 0.12, NOW)[0][5:] == ["complete", "-", "-", "-", "-", "-", "-"]
+    assert list_rows([copied], [], SnapshotPrice(0.12), NOW)[0][5:] == ["complete", "-", "-", "-", "-", "-", "-"]
 
 
 def test_prune_all_takes_everything_that_no_disk_was_made_from_and_says_what_is_lost():
@@ -198,13 +198,16 @@ def test_what_a_snapshot_costs_is_its_written_blocks_not_the_disks_size():
     assert snapshot_month(told, 0.12) == pytest.approx(8.04)
     assert snapshot_gib(tagged) == 10
     assert snapshot_gib(snapshot(1)) is None and snapshot_month(snapshot(1), 0.12) == pytest.approx(120 * 0.12)
-    assert "at most 8.04 a month" in before_creating(67, 0.12, "aliyun.snapshot_price_gib_month")
-    assert "0.16 CNY for each hour" in scratch_sentence(120, Price(120, 120, "CNY"))
+    said = before_creating(67, 120, SnapshotPrice(0.12, "CNY"), "aliyun.snapshot_price_gib_month")
+    assert "about 8.04 CNY a month at 0.12 CNY a month a GiB" in said
+    assert "at most 14.40 CNY a month, had all 120 GiB been written once" in said
+    assert [certainty(each) for each in (told, tagged, snapshot(1))] == ["", "about", "at most"]
+    assert "0.1644 CNY an hour that has begun" in scratch_sentence(120, Price(120, 120, "CNY"))
 
 
 def test_the_list_says_what_one_wants_to_know_newest_first():
     tags = {CLUSTER_TAG: "spotune", "spotune:run": "tiny-1", "spotune:step": "8", "spotune:models-1": "tiny=ab"}
-    rows = list_rows([snapshot(1), snapshot(2, size_bytes=2**30, tags=tags)], [disk("s-2")], 0.5, NOW)
+    rows = list_rows([snapshot(1), snapshot(2, size_bytes=2**30, tags=tags)], [disk("s-2")], SnapshotPrice(0.5), NOW)
     assert rows[0] == [
         "s-2",
         "n2",
@@ -220,7 +223,7 @@ def test_the_list_says_what_one_wants_to_know_newest_first():
         "spotune-te1-data",
     ]
     assert rows[1][0] == "s-1" and rows[1][3:5] == ["?", "60.00"]
-    assert verdict_rows(prune([snapshot(1)], []), 0.5, NOW)[0][0] == "keep"
+    assert verdict_rows(prune([snapshot(1)], []), SnapshotPrice(0.5), NOW)[0][0] == "keep"
 
 
 @pytest.mark.parametrize(

@@ -568,7 +568,7 @@ def test_what_was_read_says_what_is_left_of_the_slowest_node():
     pace.take("te1", {"done": 2 * 10**9, "total": 2 * 10**9, "label": "the model"})
     pace.take("te2", {"done": 10**9, "total": 2 * 10**9, "label": "the environment"})
     words, share = pace.words(10.0)
-    assert words == "warming the environment: 2.79 of 3.73 GiB, 300 MB/s, 10 s left" and share == 0.75
+    assert words == "warming the environment: 2.8 GiB of 3.7 GiB, 300.0 MB/s, 10 s left" and share == 0.75
     assert ReadSoFar(began=0.0).words(1.0)[1] == 1.0
 
 

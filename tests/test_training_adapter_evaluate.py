@@ -98,6 +98,8 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
     assert tokenizer.decode(exchange.prompt).endswith("1 加一？<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(exchange.reference) == "是 2。是 2。<|im_end|>"
     assert measured.both["base"]["answers"] == 2
+    kept = measured.both["tuned"]["examples"]
+    assert [example["wanted"] for example in kept][1] == "是 2。是 2。" and "1 加一？" in kept[1]["asked"]
 
 
 @pytest.mark.torch
@@ -108,6 +110,23 @@ def test_tasks_without_their_library_are_one_sentence_before_anything_is_loaded(
     with pytest.raises(AdapterError, match="hellaswag need lm-eval, which is not installed: pip install lm-eval"):
         evaluate.refuse_tasks_without_library(["hellaswag"])
     evaluate.refuse_tasks_without_library([])
+
+
+@pytest.mark.torch
+def test_what_was_trained_on_is_counted_and_nothing_is_said_where_that_is_not_known(measured, tmp_path: Path):
+    from training.data.prepared import Writer
+    from training.node.adapter.held_out import HeldOut, learned_before
+
+    given = HeldOut(measured.asked.samples)
+    assert learned_before(given, tmp_path / "train") is None
+    writer = Writer(tmp_path / "train", 256, "packed")
+    for sample in (*given.samples[1:3], given.samples[1]):
+        writer.add(sample)
+    texts = dict.fromkeys(("content_hash", "shape", "end_of_turn"), "")
+    flags = dict.fromkeys(("template", "template_has_generation", "prompt_says_more", "end_of_turn_learned"), False)
+    numbers = dict.fromkeys(("bad", "end_of_turn_id", "pad_id", "eos_id"), 0)
+    writer.finish({**texts, **flags, **numbers, "settings": {}})
+    assert learned_before(given, tmp_path / "train") == 2
 
 
 @pytest.mark.torch

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import tiny_adapter
 from training.errors import AdapterError
+from training.laptop.adapter import chat
 from training.questions import Sampling, from_prompts, read_questions
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +30,12 @@ def test_a_file_of_prompts_and_messages_is_read_and_its_reference_answers_left_o
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("{", "line 1: not JSON"), ("[1]", "prompt or messages"), ('{"prompt": 3}', "content of text"), ("", "nothing")],
+    [
+        ("谢谢", r'line 1: not JSON: .*; a line is as in \{"prompt": "\.\.\."\}'),
+        ("[1]", "prompt or messages"),
+        ('{"prompt": 3}', "content of text"),
+        ("", "nothing"),
+    ],
 )
 def test_a_file_that_asks_nothing_sensible_is_refused_with_its_line(line: str, words: str, tmp_path: Path):
     path = tmp_path / "q.jsonl"
@@ -190,3 +196,11 @@ def test_an_adapter_with_values_that_are_not_finite_is_refused_by_name(asked: Si
     save_file(weights, broken / "adapter_model.safetensors")
     with pytest.raises(AdapterError, match=rf"{name} holds values that are not finite; the adapter is broken"):
         Pair(asked.base, broken)
+
+
+def test_an_answer_without_blanks_is_whole_at_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = "请先携带身份证和全部书面证据到当地劳动仲裁委员会提出申请" * 4
+    chat.show([{"prompt": "押金不退怎么办？", "base": said, "tuned": said[::-1]}])
+    rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert ["".join(cell.strip() for cell in cells) for cells in zip(*rows, strict=True)] == [said, said[::-1]]

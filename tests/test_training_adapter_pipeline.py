@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import tiny_adapter
-from tests.support.rank_output import outputs as said_by
+from tests.support import forked_rank, tiny_adapter
 
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
@@ -23,7 +18,7 @@ from training.node.adapter.model_files import weight_bytes  # noqa: E402
 from training.node.stages import shares  # noqa: E402
 from training.questions import Sampling, from_prompts  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
+PROGRAM = Path(__file__).parents[1] / "training" / "node" / "adapter" / "pipeline.py"
 PROMPTS = ["What does shutil.rmtree do?", "What does os.walk do? 你好"]
 
 
@@ -39,25 +34,7 @@ def over_ranks(world: int, run: Path, model: Path, adapter: Path | None, samplin
         (run / "adapter").symlink_to(adapter)
     asked = {"model": str(model), "questions": from_prompts(PROMPTS), "sampling": vars(sampling)}
     (run / "questions.json").write_text(json.dumps(asked))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "training.node.adapter.pipeline", "--run", str(run)]
-    ranks = [
-        subprocess.Popen(
-            argv,
-            cwd=ROOT,
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outputs = said_by(ranks, 180)
-    return [(rank.returncode, said) for rank, said in zip(ranks, outputs, strict=True)]
+    return list(zip(*forked_rank.finish(forked_rank.start(world, PROGRAM, "--run", run), 180), strict=True))
 
 
 @pytest.mark.parametrize(

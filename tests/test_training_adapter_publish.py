@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import Hub
+from training.card_facts import losses, read_facts
 from training.errors import AdapterError
-from training.laptop.adapter.model_card import CardFacts, card, losses
-from training.laptop.adapter.publish import local_run, parcel, read_facts
+from training.laptop.adapter.publish import local_run, parcel
+from training.model_card import CardFacts, card
 from training.sums import sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +93,7 @@ def test_an_adapter_is_published_private_whole_and_verified_and_the_token_is_now
     assert written == []
     listed = done.stdout.splitlines()[:3]
     assert [line.split()[-1] for line in listed] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
-    assert "1.00 MiB" in listed[2] and "private" in done.stdout
+    assert "1.0 MiB" in listed[2] and "private" in done.stdout
 
 
 def test_a_mirror_that_was_not_named_is_not_shown_the_token(folder: Path):
@@ -180,29 +181,54 @@ def test_the_newest_run_at_home_is_meant_without_an_id(folder: Path):
     assert local_run(folder / "runs", RUN).name == RUN
 
 
+def test_a_run_that_trained_the_whole_model_is_told_what_puts_its_folder_on_the_hub(folder: Path):
+    whole = "tiny-20260202-000000"
+    (folder / "runs" / whole / "model").mkdir(parents=True)
+    with pytest.raises(AdapterError, match=rf"{whole} trained the whole model.* hf upload OWNER/NAME .*{whole}/model"):
+        local_run(folder / "runs", whole)
+
+
 def test_the_card_names_what_the_hub_can_find_and_shows_both_models_numbers():
     numbers = {"samples": 9, "loss": 2.0, "perplexity": 7.389, "exact_match": None, "rouge_l": 0.5}
     evaluation = {"base": numbers, "tuned": {**numbers, "loss": 1.0}}
-    text = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, evaluation, merged=False))
+    text = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, [evaluation], merged=False))
     assert text.startswith("---\nbase_model: Qwen/Qwen2.5-7B-Instruct\nlibrary_name: peft\n")
     assert "| loss | 2.0000 | 1.0000 |" in text and "exact match" not in text and "validation" not in text
+    assert "On 9 records held out, each" in text
+    of_file = {**evaluation, "of": "eight.jsonl", "learned_before": 3}
+    said = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, [evaluation, of_file], merged=False))
+    assert "On 9 records held out" in said and "On 9 records of eight.jsonl, 3 of them trained on, each" in said
     tiny = RECIPE.replace("Qwen/Qwen2.5-7B-Instruct", "built-in:tiny")
-    merged = card(REPO, CardFacts(RUN, 40, tiny, "b", "d", None, None, None, merged=True))
+    merged = card(REPO, CardFacts(RUN, 40, tiny, "b", "d", None, None, (), merged=True))
     assert "base_model:" not in merged.split("---")[1]
-    seeing = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, None, merged=False, sees=True))
+    seeing = card(REPO, CardFacts(RUN, 40, RECIPE, "b", "d", 1.25, None, (), merged=False, sees=True))
     assert 'AutoModelForImageTextToText.from_pretrained("Qwen/Qwen2.5-7B-Instruct")' in seeing
     assert "CausalLM" in text and "CausalLM" not in seeing
-    assert losses("") == (None, None)
+    assert losses(b"", 40) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("licence", "said"),
+    [
+        ("apache-2.0", "license: apache-2.0\n"),
+        ("qwen-research", 'license: other\nlicense_name: "qwen-research"\n'),
+        ("other", "license: other\n"),
+        ("", ""),
+    ],
+)
+def test_the_card_has_the_base_models_licence_as_the_hub_takes_it(licence, said):
+    text = card(REPO, CardFacts(RUN, 40, f'licence = "{licence}"\n{RECIPE}', "b", "d", 1.25, None, (), merged=True))
+    assert text.startswith(f"---\nbase_model: Qwen/Qwen2.5-7B-Instruct\n{said}library_name: transformers\n")
 
 
 def test_the_card_says_what_ends_an_answer_where_that_was_taught(folder: Path):
     run = folder / "runs" / RUN
-    assert "answer ends with" not in card(REPO, read_facts(run, merged=False))
+    assert "answer ends with" not in card(REPO, read_facts(run, (run / "adapter").resolve().parent, merged=False))
     (run / "data").mkdir()
     for learned in (True, False):
         report = {"end_of_turn": "<|im_end|>", "end_of_turn_learned": learned}
         (run / "data" / "report.json").write_text(json.dumps({"report": report}))
         said = "An answer ends with `<|im_end|>`; generate with that as `eos_token_id`." in (
-            card(REPO, read_facts(run, merged=False))
+            card(REPO, read_facts(run, (run / "adapter").resolve().parent, merged=False))
         )
         assert said == learned

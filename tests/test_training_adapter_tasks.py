@@ -15,11 +15,12 @@ import pytest
 
 from tests.support import tiny_adapter
 from training.errors import AdapterError
+from training.evaluations import read_evaluations
 from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room
 
 ROOT = Path(__file__).parent.parent
 FABFILE = "from training.laptop.adapter.tasks import namespace\n"
-RUN = "tiny-20260131-154500"
+RUN, WHOLE = "tiny-20260131-154500", "tiny-20260130-154500"
 QUESTION = "What does shutil.rmtree do?"
 
 
@@ -109,7 +110,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     (folder / "plan.json").write_text(json.dumps({"model_dir": "base"}))
     (folder / "recipe.toml").write_text("max_length = 128\n")
     (folder / "status.json").write_text(json.dumps({"run_id": RUN, "state": "finished"}))
+    add_whole(home, folder, base)
     return SimpleNamespace(home=home, folder=folder, base=base)
+
+
+def add_whole(home: Path, folder: Path, base: Path) -> None:
+    """An earlier run of the same base that trained every weight."""
+    from training.node.adapter.merge import merge
+
+    other = home / "runs" / WHOLE
+    shutil.copytree(folder, other, ignore=shutil.ignore_patterns("adapter"))
+    merge(base, folder / "checkpoints" / "step-2" / "adapter", other / "checkpoints" / "step-2" / "model")
+    for name in ("launch.json", "status.json"):
+        (other / name).write_text((other / name).read_text().replace(RUN, WHOLE))
 
 
 def left_behind(home: Path) -> list[str]:
@@ -181,15 +194,49 @@ def test_an_evaluation_is_a_table_and_stays_with_the_run(run):
     (run.home / "held.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     done = fab(run.home, "evaluate", "--here", "--data", "held.jsonl", "--answers", "1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "held-out loss" in done.stdout and "ROUGE-L" in done.stdout and "3 samples" in done.stdout
+    assert "held.jsonl: 3 samples" in done.stdout and "loss on held.jsonl" in done.stdout and "ROUGE-L" in done.stdout
+    assert "held-out loss" not in done.stdout
     (run.home / "several").mkdir()
     for n, record in enumerate(records[:2]):
         (run.home / "several" / f"{n}.jsonl").write_text(json.dumps(record) + "\n")
     done = fab(run.home, "evaluate", "--here", "--data", "several", "--answers", "0")
     assert done.returncode == 0 and "2 samples" in done.stdout, done.stdout + done.stderr
-    found = json.loads((run.folder / "evaluation.json").read_text())
-    assert found["base"]["loss"] != found["tuned"]["loss"]
+    found = {each["of"]: each for each in read_evaluations(run.folder)}
+    assert set(found) == {"held.jsonl", "several"}, "none takes the place of another, or of the split's"
+    assert not (run.folder / "evaluation.json").exists()
+    assert found["several"]["base"]["loss"] != found["several"]["tuned"]["loss"]
     assert "give records it has not learned from: --data" in refused(fab(run.home, "evaluate", "--here"))
+
+
+@pytest.mark.torch
+def test_a_run_that_trained_every_weight_is_asked_and_measured_beside_its_base(run):
+    asked = ["generate", "--here", "--run", WHOLE]
+    (run.home / "w.jsonl").write_text(json.dumps({"prompt": QUESTION}) + "\n")
+    done = fab(run.home, *asked, "--prompts", "w.jsonl", "--max-new-tokens", "12")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((run.home / "w.answers.jsonl").read_text())
+    assert found["base"] != found["tuned"]
+    (run.home / "held.jsonl").write_text(json.dumps({"prompt": "1?", "completion": "第1个答案"}) + "\n")
+    done = fab(run.home, "evaluate", "--here", "--run", WHOLE, "--data", "held.jsonl", "--answers", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (measured,) = (run.home / "runs" / WHOLE).glob("evaluation-of-*.json")
+    losses = json.loads(measured.read_text())
+    assert losses["base"]["loss"] != losses["tuned"]["loss"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["merge"], "there is no adapter to merge; "),
+        (["generate", "--prompt", QUESTION, "--across"], "never over all ranks; "),
+    ],
+)
+def test_what_a_whole_model_needs_no_adapter_for_is_refused_with_its_folder_and_what_loads_it(run, words, why):
+    said = refused(fab(run.home, *words, "--here", "--run", WHOLE))
+    folder = run.home / "runs" / WHOLE / "checkpoints" / "step-2" / "model"
+    assert said.startswith(f"{WHOLE} trained the whole model: ") and f"{why}{folder} is a plain model folder" in said
+    assert said.endswith(f"fab train --model {folder} --data FILE --here trains from it")
 
 
 @pytest.mark.torch
@@ -216,5 +263,10 @@ def test_a_merge_lands_in_the_runs_folder_and_not_twice(run):
     done = fab(run.home, "merge", "--here", "--checkpoint", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sealed by SHA256SUMS" in done.stdout
+    folder = run.folder / "merged"
+    assert done.stdout.splitlines()[-1] == (
+        f"next: fab train --model {folder} --data FILE --here trains from it; "
+        f"fab publish --repo OWNER/NAME --run {RUN} --merged puts it on the hub; transformers and vLLM load the folder"
+    )
     assert {"config.json", "model.safetensors", "SHA256SUMS"} <= {p.name for p in (run.folder / "merged").iterdir()}
     assert "is not empty; remove it" in refused(fab(run.home, "merge", "--here"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from training.isolation import mixing  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
+from training.node import attention  # noqa: E402
 from training.node.attention import SEGMENTS, Segments, segment_attention  # noqa: E402
 from training.node.mixers import keep_apart  # noqa: E402
 from training.node.model import trainable  # noqa: E402
@@ -121,6 +123,35 @@ def _leak(model):
         model.set_attn_implementation("eager")
         alone = torch.cat([model(input_ids=part, use_cache=False).logits for part in ids.split(LENGTHS, dim=1)], dim=1)
     return (packed - alone).abs().max() / alone.abs().max()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_scores_that_no_kernel_computes_are_made_some_at_a_time_and_not_kept(window, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 32, 8, requires_grad=True) for heads in (4, 2, 2))
+    scores = attention.Scores(8**-0.5, window, 5.0, torch.randn(4, requires_grad=True))
+    given = (q, k, v, scores.sinks)
+
+    def learned():
+        out = attention._by_softmax(q, k, v, scores, 0.0)
+        return out, torch.autograd.grad(out.sin().sum(), given)
+
+    whole, gradients = learned()
+    monkeypatch.setattr(attention, "MOST_SCORES", 4 * 32 * 5)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        parts, of_parts = learned()
+    assert (parts - whole).abs().max() < 1e-6
+    assert all((a - b).abs().max() < 1e-5 for a, b in zip(of_parts, gradients, strict=True))
+    assert kept and max(kept) <= q.numel() < 4 * 32 * 32
+
+
+@pytest.mark.parametrize(("width", "value_width", "takes"), [(128, 128, True), (256, 256, True), (512, 512, False)])
+def test_the_kernel_is_given_no_wider_heads_than_it_takes(width, value_width, takes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    on_gpu = {"is_cuda": True, "dtype": torch.bfloat16, "device": "cuda"}
+    query, value = (SimpleNamespace(**on_gpu, shape=(1, 8, 32, each)) for each in (width, value_width))
+    assert attention._one_kernel_takes(query, value) is takes
 
 
 def test_a_model_with_convolutions_leaks_unless_each_is_called_once_a_sample():

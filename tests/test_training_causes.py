@@ -122,7 +122,7 @@ def concluded(status: Status | None, monkeypatch, capsys) -> tuple[type[Exceptio
 @pytest.mark.parametrize("kind", get_args(CauseKind))
 @pytest.mark.parametrize("state", ["failed", "stopped", "finished"])
 def test_what_is_done_after_an_end_does_not_depend_on_its_sentence(kind: CauseKind, state, monkeypatch, capsys):
-    status = Status(RUN, state, "rank 0 on te1 ended", Cause(kind))
+    status = Status(RUN, state, "rank 0 on te1 ended", Cause(kind, saved=True))
     expected = concluded(status, monkeypatch, capsys)
     assert concluded(status.changed(reason=TEMPTING), monkeypatch, capsys) == expected
     assert concluded(parse_status(status_text(status.changed(reason=""))), monkeypatch, capsys) == expected

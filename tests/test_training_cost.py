@@ -1,7 +1,8 @@
 """What a run has cost, from the price of its machines and the times of its starts."""
 
-from training.cost.money import cost, money
-from training.laptop.follow import Look, describe
+from training.cost.money import cost
+from training.laptop.follow import Look, details
+from training.money import money
 from training.run_folder import Status, parse_status, status_text
 
 RUNNING = Status("tiny-20260101-000000", "running", started=1000.0, updated=1900.0, price_h=4.0, currency="CNY")
@@ -37,5 +38,5 @@ def test_a_lost_run_costs_until_its_last_word_and_one_that_lives_until_now():
 
 def test_the_followed_line_ends_with_what_the_run_has_cost():
     row = {"step": 1, "total_steps": 2, "loss": 1.0, "lr": 1e-4, "tokens_per_s": 1.0, "memory_gib": 1.0, "step_s": 1.0}
-    assert describe(row, None, None, "2.00 CNY").endswith("1.00 GiB  2.00 CNY")
-    assert describe(row, None).endswith("GiB")
+    assert details(row, None, "2.00 CNY").endswith("1.0 GiB  2.00 CNY")
+    assert details(row).endswith("GiB")

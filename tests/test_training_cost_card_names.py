@@ -43,4 +43,4 @@ def test_memory_that_is_typed_counts():
 
 
 def test_a_slip_of_the_hand_is_answered_with_what_was_meant():
-    assert unknown("RTX 409").startswith("nothing is known of it; did you mean RTX 4090?; known: H200, ")
+    assert unknown("RTX 409").startswith("nothing is known of it; did you mean RTX 4090? known: H200, ")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from training.data import DataError, Order, check, micro_batches, micro_steps
+from training.data.bad_records import Bad
 from training.data.hub import chosen_files, is_dataset_name
-from training.data.readers import Bad, records
+from training.data.readers import data_files, left_aside, records
 from training.data.shapes import recognised
 
 ROOT = Path(__file__).parents[1]
@@ -149,13 +150,39 @@ def test_a_bad_line_is_named_with_its_number_and_reason(tmp_path, bad, reason):
     assert reason in str(caught.value)
 
 
+def test_bad_records_are_told_by_what_is_wrong_with_them(tmp_path):
+    path = _file(tmp_path, CHAT, *[b'{"x": 1', b'{"x": 123'] * 3, b'{"x": NaN}', b'{"x": NaN}', {"messages": 1})
+    with pytest.raises(DataError) as caught:
+        check(path)
+    cut, constant, shape = str(caught.value).splitlines()
+    assert cut.startswith("6 records: the first not JSON: ") and "at character " in cut
+    assert cut.endswith(f" ({path} lines 2, 3, 4, ...)")
+    assert constant.startswith("2 records: not JSON: NaN") and constant.endswith(f" ({path} lines 8, 9)")
+    assert shape.startswith(f"{path} line 10: ")
+
+
+def test_places_in_several_files_are_each_named_whole():
+    bad = Bad(skip=True)
+    for place in ("a.jsonl line 3", "b.jsonl line 1"):
+        bad.add(place, "no assistant turn")
+    assert bad.shown == ["2 records: no assistant turn (a.jsonl line 3, b.jsonl line 1)"]
+
+
+def test_of_many_reasons_the_first_are_told_and_the_records_with_others_counted():
+    bad = Bad(skip=True, most=2)
+    for number, why in enumerate("aabcc", start=1):
+        bad.add(f"x.csv line {number}", why)
+    assert bad.shown == ["2 records: a (x.csv lines 1, 2)", "x.csv line 3: b"]
+    assert (bad.count, bad.more) == (5, 2)
+
+
 def test_bad_records_are_counted_and_left_out_where_that_is_asked_for(tmp_path):
     path = _file(tmp_path, CHAT, b"{", {"messages": 1}, CHAT, b"x", b"y", b"z")
-    with pytest.raises(DataError, match=r"line 2: not JSON(.|\n)*line 3(.|\n)*line 5(.|\n)*and 2 more bad records"):
+    with pytest.raises(DataError, match=r"line 2: not JSON(.|\n)*line 3(.|\n)*3 records: not JSON.*lines 5, 6, 7\)$"):
         check(path)
     summary = check(path, skip_bad=True)
     assert (summary.records, summary.bad) == (2, 5)
-    with pytest.raises(DataError, match="no record in it but 1 bad ones"):
+    with pytest.raises(DataError, match=r"no record in it but 1 bad: .*line 1: not JSON"):
         check(_file(tmp_path, b"{"), skip_bad=True)
 
 
@@ -235,7 +262,8 @@ def test_what_is_no_data_is_refused_by_name(tmp_path):
 STREAMING = """
 import resource, sys
 from pathlib import Path
-from training.data.readers import LINE_LIMIT, Bad, records
+from training.data.bad_records import Bad
+from training.data.readers import LINE_LIMIT, records
 limit = 200 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 bad = Bad(True)
@@ -319,3 +347,10 @@ def test_ranks_share_a_batch_out_whole_in_equally_many_micro_batches(world_size,
 
 def test_fewer_rows_than_ranks_leave_ranks_with_an_empty_micro_batch():
     assert [micro_batches([5, 6], rank, 3, 2) for rank in range(3)] == [[[5]], [[6]], [[]]]
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
+    for name in ("good.jsonl", "c.xlsx", "说明.txt", ".hidden.txt"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    assert left_aside(tmp_path) == "left aside: c.xlsx, 说明.txt (no known kind of data)"
+    assert left_aside(tmp_path / "good.jsonl") == "" and [file.name for file in data_files(tmp_path)] == ["good.jsonl"]

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from training.data.readers import Bad, DataError, records
+from training.data.bad_records import Bad
+from training.data.readers import DataError, records
 
 SHAPES = {
     "messages": {

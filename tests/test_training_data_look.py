@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 from tests.support.chat_templates import FORGETFUL, MARKED, OPENS_THOUGHTS
 from training import tiny
 from training.data import IGNORED, DataError, Sample
+from training.data.bad_records import Bad
 from training.data.build import cached
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, look_from, remarks, surveyed
@@ -23,7 +24,6 @@ from training.data.look.samples import MOST_TOKENS, pieces_of
 from training.data.look.survey import survey
 from training.data.look.take import look_into
 from training.data.prepared import open_prepared
-from training.data.readers import Bad
 from training.data.shapes import recognised
 from training.laptop import data_look
 from training.laptop.data_look import Question
@@ -239,7 +239,7 @@ def test_on_a_laptop_without_torch_one_command_shows_what_is_learned_and_what_to
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "⟦先淘米，[bold]再加水\\x1b[31m。<|im_end|>⟧" in done.stdout
     assert f"{data}/chat.jsonl line 2: not JSON" in done.stdout and "--skip-bad" in done.stdout
-    assert f"iconv -f GBK -t UTF-8 {data}/old.jsonl > {data}/old.utf8.jsonl" in done.stdout
+    assert f"iconv -f GBK -t UTF-8 {data}/old.jsonl > {data}/old.jsonl.utf8 && mv" in done.stdout
     assert "\x1b" not in done.stdout, "no colours in a pipe"
 
 
@@ -254,7 +254,7 @@ def test_a_tokenizer_in_the_hubs_cache_is_used_where_it_is_whole(tokenizer, tmp_
         (snapshot / "chat_template.jinja").unlink()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    asked = Question(str(_written(tmp_path / "a.jsonl")), "qwen3-8b", load_recipe("qwen3-8b"), here=True)
+    asked = Question((str(_written(tmp_path / "a.jsonl")),), "qwen3-8b", load_recipe("qwen3-8b"), here=True)
     look = data_look.look(asked, datetime.now(UTC), lambda *_: None)
     assert look.usable == whole and (look.train is not None) == whole
     assert whole or "the tokenizer of Qwen/Qwen3-8B is not on this machine" in look.refused
@@ -266,9 +266,9 @@ def test_a_folder_that_is_a_model_is_looked_at_with_its_own_tokenizer(tokenizer,
     recipe = _recipe(base_model=f"folder:{model}", model_dir="my-model")
     source = _written(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match=r"config\.json cannot be read"):
-        data_look.look(Question(str(source), str(model), recipe), datetime.now(UTC), lambda *_: None)
+        data_look.look(Question((str(source),), str(model), recipe), datetime.now(UTC), lambda *_: None)
     (model / "config.json").write_text('{"vocab_size": 4}')
-    look = data_look.look(Question(str(source), str(model), recipe), datetime.now(UTC), lambda *_: None)
+    look = data_look.look(Question((str(source),), str(model), recipe), datetime.now(UTC), lambda *_: None)
     assert "but the embedding of" in look.refused and "ends with 3" in look.refused
 
 

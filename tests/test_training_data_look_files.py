@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from training.data import DataError, check, json_array
+from training.data.bad_records import Bad
 from training.data.encoding import foreign
 from training.data.hub import chosen_files
 from training.data.look.survey import survey
-from training.data.readers import Bad, records
+from training.data.readers import records
 
 CHINESE = "你好，请问今天上海的天气怎么样？我想知道明天是否适合出门跑步。"
 TAIWANESE = "你好，請問今天臺北的天氣怎麼樣？我想知道明天是否適合出門跑步。"
@@ -56,6 +57,9 @@ def _survey(path):
         (FRENCH, "cp1252", "CP1252"),
         ("질문 0? 대답, 안녕하세요 반갑습니다", "cp949", "CP949"),
         ("问题 0? 答案 1 答案 1 答案 1", "gbk", "GBK"),
+        ("你好,您好", "gbk", "GBK"),
+        ("西湖在哪,西湖在杭州", "gbk", "GBK"),
+        ("西湖在哪裡,在杭州", "big5", "BIG5"),
         (CHINESE, "utf-16", "UTF-16"),
         (CHINESE, "utf-16-le", "UTF-16LE"),
         (CHINESE, "utf-16-be", "UTF-16BE"),
@@ -73,9 +77,32 @@ def test_a_file_in_another_encoding_is_named_with_the_command_that_really_conver
     assert len(excerpt) > 4 and excerpt in text
     if shutil.which("iconv"):
         subprocess.run(command, shell=True, check=True)
-        converted = path.with_name("my 数据.utf8.jsonl")
-        assert converted.read_text("utf-8-sig") == _lines(text)
-        assert check(converted).records == 6
+        assert path.read_text("utf-8-sig") == _lines(text)
+        assert path.with_name(f"my 数据.jsonl.{name}").read_bytes() == _lines(text).encode(codec)
+        assert check(path).records == check(path.parent).records == 6
+
+
+def test_a_few_chinese_words_are_enough(tmp_path):
+    found = foreign(_file(tmp_path, "prompt,completion\n你好,您好\n".encode("gbk")))
+    assert (found.name, found.excerpt) == ("GBK", "你好,您好")
+
+
+def test_chinese_words_that_are_utf8_by_chance_do_not_hide_gbk(tmp_path):
+    turns = [{"from": "human", "value": "谢谢！"}, {"from": "gpt", "value": "不客气，有需要再找我。"}]
+    talks = json.dumps([{"conversations": turns}] * 10, ensure_ascii=False, indent=2)
+    path = _file(tmp_path, talks.encode("gbk"), "对话gbk.json")
+    with pytest.raises(DataError, match="it looks like GBK, in which '谢谢！' stands there; convert it: iconv -f GBK"):
+        check(path)
+    shop = "instruction,output\n" + "在吗,在的\n包邮吗,包邮\n谢谢,谢谢\n" * 15
+    with pytest.raises(DataError, match="iconv -f GBK"):
+        check(_file(tmp_path, shop.encode("gbk"), "shop.csv"), skip_bad=True)
+
+
+@pytest.mark.parametrize("broken", ["你好，请问今天的天气怎么样".encode("gbk"), "café".encode("latin1"), b"\xff\xfe"])
+@pytest.mark.parametrize("text", ["谢谢", "你好，请问", "café", "不"])
+def test_short_utf8_texts_with_one_broken_line_are_still_utf8(tmp_path, text, broken):
+    lines = f'{{"text": "{text}"}}\n'.encode() * 3
+    assert foreign(_file(tmp_path, lines + b'{"text": "' + broken + b'"}\n')) is None
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig"])
@@ -132,7 +159,7 @@ def test_a_csv_may_hold_conversations_as_json_and_texts_that_look_like_some(tmp_
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (b"short\n", "line 3: 1 fields, but line 1 names 2 columns"),
+        (b"short\n", "line 3: 1 field, but line 1 names 2 columns"),
         (b"a,b,c\n", "line 3: 3 fields, but line 1 names 2 columns"),
         (b'"a"b,c\n', "line 3: not CSV: ',' expected after"),
         (b"a\xff,b\n", "line 3: not UTF-8 in the column prompt"),
@@ -155,6 +182,7 @@ def test_a_quote_that_never_ends_is_named_by_the_line_it_begins_in(tmp_path):
     ("header", "said"),
     [
         ("question,answer", "line 1 must name the columns of messages, conversations, prompt and completion"),
+        ("Question,Reply", "it has Question, Reply; renaming them in that line is enough"),
         ("prompt;completion", "they seem to be set apart by ';', .csv is by ','"),
         ("prompt\tcompletion", "they seem to be set apart by '\\t', .csv is by ','"),
         ("prompt,completion,prompt", "line 1 names the column 'prompt' twice"),
@@ -169,7 +197,7 @@ def test_a_header_that_names_no_shape_is_refused_with_what_is_possible(tmp_path,
 
 def test_a_csv_from_excel_in_gbk_is_named(tmp_path):
     path = _file(tmp_path, f"instruction,output\r\n{CHINESE},好的\r\n".encode("gbk"), "a.csv")
-    with pytest.raises(DataError, match=r"it looks like GBK.*iconv -f GBK -t UTF-8 .*a\.csv > .*a\.utf8\.csv"):
+    with pytest.raises(DataError, match=r"it looks like GBK.*iconv -f GBK -t UTF-8 .*a\.csv > .*a\.csv\.utf8"):
         check(path)
 
 
@@ -211,7 +239,9 @@ def test_two_shapes_are_refused_with_their_counts(tmp_path):
 def test_nothing_but_bad_records_is_refused(tmp_path):
     found = _survey(_file(tmp_path, '{"no": 1}\n' * 30))
     assert found.refused == "no record can be used; 30 are bad"
-    assert (found.bad, len(found.bad_shown)) == (30, 10)
+    assert (found.bad, found.bad_more) == (30, 0)
+    (line,) = found.bad_shown
+    assert line.startswith("30 records: ") and line.endswith("lines 1, 2, 3, ...)")
 
 
 def test_progress_is_told_while_files_are_read(tmp_path):

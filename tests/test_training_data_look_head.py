@@ -57,7 +57,7 @@ def _chat(question, answer):
 
 def _looked(data, **more):
     told = []
-    asked = Question(str(data), "tiny", load_recipe("tiny", more.pop("overrides", None)), **more)
+    asked = Question((str(data),), "tiny", load_recipe("tiny", more.pop("overrides", None)), **more)
     return data_look.look(asked, NOW, lambda what, records: told.append((what, records))), told
 
 

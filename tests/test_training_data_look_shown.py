@@ -11,9 +11,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from inventory.setting_types import SettingsError
 from inventory.shown import console
 from training.data import DataError
-from training.data.look.content import LOOK, Look, Rows, look_from, remarks
+from training.data.look.content import FEWEST, LOOK, Look, Rows, look_from, remarks
 from training.data.look.lengths import lengths_of
 from training.data.look.page import page
 from training.data.look.repeats import Repeats
@@ -21,6 +22,7 @@ from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Survey
 from training.laptop import data_look, look_table
 from training.laptop.data_look import Question
+from training.laptop.language import LOCALE
 from training.model_names import load_recipe
 from training.node.metrics import report
 
@@ -44,6 +46,7 @@ LOOKED = Look(
     survey=Survey(FILES, 12, ()),
     bad=12,
     bad_shown=(f"a.jsonl line 3: {EVIL}",),
+    bad_more=11,
     skipped=False,
     model="tiny",
     batching="packed",
@@ -58,6 +61,7 @@ LOOKED = Look(
     repeats=Repeats(3, 1, (("a.jsonl line 5", "a.jsonl line 2"),), 2, 1, 1, (("a.jsonl line 6", "a.jsonl line 2"),)),
     samples=(SAMPLE,),
 )
+ENOUGH = replace(LOOKED, train=replace(LOOKED.train, samples=FEWEST))
 
 
 def _printed(look, **options):
@@ -80,6 +84,13 @@ def test_on_a_terminal_what_is_learned_is_green_and_the_rest_dim():
     assert "\x1b[2J" not in said and "\\x1b[2J" in said
 
 
+def test_of_a_pair_it_is_said_which_answer_is_shown():
+    pair = tuple(replace(SAMPLE, of=(number, 2), side=side) for number, side in enumerate(("chosen", "rejected"), 1))
+    said = _printed(replace(LOOKED, samples=pair))
+    assert "a.jsonl line 1, chosen: 4 of 9" in said and "a.jsonl line 1, rejected: 4 of 9" in said
+    assert "look different" not in said
+
+
 def test_a_terminal_without_colours_gets_the_brackets(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     said = re.sub("\x1b\\[[0-9;]*m", "", _printed(LOOKED, force_terminal=True))
@@ -96,11 +107,12 @@ def test_all_numbers_are_told():
     assert "held out: 2 records, 20 tokens" in lines and "template_args: enable_thinking = False" in lines
     assert f"9 to 16 1 {'#' * 40}" in lines and f"65 to 128 1 {'#' * 40} 36" in lines
     assert "half have at most 20, 95 % at most 100, the longest 100" in lines
-    assert "and 11 more" in lines and "a.jsonl line 5 is the same as a.jsonl line 2" in lines
+    assert "and 11 more records" in lines and "a.jsonl line 5 is the same as a.jsonl line 2" in lines
     assert "a.jsonl line 6 (held out) asks what a.jsonl line 2 asks" in lines
-    assert lines[-5:] == [
+    assert lines[-6:] == [
         "12 bad records: mend them, or leave them out with --skip-bad",
-        "1 of 4 samples are cut at max_length 64, 36 tokens in all; --set max_length=100 would cut none",
+        "8 to learn from; with fewer than 30 only --anyway starts",
+        "1 of 4 samples is cut at max_length 64, 36 tokens in all; --set max_length=100 would cut none",
         "1 record left out: nothing to learn within max_length",
         "3 records the same as one before",
         "of 2 held-out records 1 in the training data too, and the questions of 1 more: a loss on what was learned "
@@ -118,8 +130,9 @@ def test_of_many_files_those_with_something_to_mend_are_shown_and_the_others_cou
 def test_elsewhere_than_on_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr(look_table, "PLAIN_EVERY_S", 0)
     with look_table.progress() as tell:
+        tell("tokenising", 0)
         tell("tokenising", 2000)
-    assert capsys.readouterr().err == "tokenising: 2000 records\n"
+    assert capsys.readouterr().err == "tokenising\ntokenising: 2000 records\n"
 
 
 def test_a_long_piece_is_shown_without_its_middle():
@@ -154,6 +167,22 @@ def test_on_the_page_all_that_files_say_is_text(tmp_path):
         assert number in joined
 
 
+def test_the_page_is_in_the_language_of_the_terminal_or_of_the_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    for name in LOCALE:
+        monkeypatch.delenv(name, raising=False)
+
+    def written():
+        data_look.write_page(LOOKED, "对话.json", tmp_path / "a.html")
+        return (tmp_path / "a.html").read_text("utf-8")
+
+    assert '<html lang="en">' in written() and "green is learned" in written()
+    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
+    assert '<html lang="zh">' in written() and "green is learned" not in written()
+    (tmp_path / "cluster.toml").write_text('language = "en"\n')
+    assert '<html lang="en">' in written()
+
+
 def test_a_report_of_a_run_shows_the_same_and_none_where_nothing_was_looked_at(tmp_path):
     run = tmp_path / "tiny-20260101-000000"
     kept = run / "data" / "prepared" / LOOK
@@ -174,18 +203,28 @@ def test_a_look_is_read_back_from_its_text_as_it_was():
     ("look", "said"),
     [
         (LOOKED, "next: mend what is said above, and look again"),
-        (replace(LOOKED, skipped=True), "next: fab train --model tiny --data 'my data.jsonl' --skip-bad --dry"),
-        (replace(LOOKED, bad=0), "next: fab train --model tiny --data 'my data.jsonl' --dry"),
+        (
+            replace(ENOUGH, skipped=True),
+            "next: fab train --model tiny --data 'my data.jsonl' --skip-bad --dry; with --here on this machine alone",
+        ),
+        (
+            replace(ENOUGH, bad=0),
+            "next: fab train --model tiny --data 'my data.jsonl' --dry; with --here on this machine alone",
+        ),
+        (
+            replace(LOOKED, bad=0),
+            "next: fab train --model tiny --data 'my data.jsonl' --anyway --dry; with --here on this machine alone",
+        ),
         (replace(LOOKED, bad=0, refused="no"), "next: mend what is said above, and look again"),
     ],
 )
 def test_the_next_step_is_named(look, said):
-    assert data_look.next_step(Question("my data.jsonl", "tiny", load_recipe("tiny")), look) == said
+    assert data_look.next_step(Question(("my data.jsonl",), "tiny", load_recipe("tiny")), look) == said
 
 
 def test_the_next_step_keeps_what_was_set():
-    asked = Question("a.csv", "./my model", load_recipe("tiny"), here=True, settings=("max_length=64", "about=a b"))
-    said = data_look.next_step(asked, replace(LOOKED, bad=0))
+    asked = Question(("a.csv",), "./my model", load_recipe("tiny"), here=True, settings=("max_length=64", "about=a b"))
+    said = data_look.next_step(asked, replace(ENOUGH, bad=0))
     assert said == (
         "next: fab train --model './my model' --data a.csv --set max_length=64 --set 'about=a b' --here --dry"
     )
@@ -204,19 +243,63 @@ def test_no_max_length_is_proposed_that_the_model_does_not_take(positions, said)
     assert any(line.endswith(f"36 tokens in all{said}") for line in remarks(replace(LOOKED, positions=positions)))
 
 
+@pytest.mark.parametrize(
+    ("samples", "shape", "few"),
+    [(29, "sharegpt", 29), (30, "sharegpt", None), (58, "preference", 29), (60, "preference", None)],
+)
+def test_fewer_than_a_run_starts_with_are_remarked_with_the_way_to_start_all_the_same(samples, shape, few):
+    files = (FileSurvey("a.jsonl", 1234, {shape: samples}, 0),)
+    look = replace(ENOUGH, survey=Survey(files, 0, ()), train=replace(ENOUGH.train, samples=samples))
+    said = [line for line in remarks(look) if "--anyway" in line]
+    assert said == ([f"{few} to learn from; with fewer than 30 only --anyway starts"] if few else [])
+
+
+def test_a_report_proposes_no_max_length_that_the_runs_model_does_not_take(tmp_path):
+    """The look lies in a cache that models of one tokenizer share."""
+    run = tmp_path / "tiny-20260101-000000"
+    (run / "data" / "prepared").mkdir(parents=True)
+    (run / "data" / "prepared" / LOOK).write_text(LOOKED.text(), "utf-8")
+    (run / "data" / "report.json").write_text(json.dumps({"model": {"max_position_embeddings": 80}}))
+    said = " ".join(report.content(run, 0.0)["remarks"])
+    assert "--set max_length=80 is the most that the model takes" in said and "would cut none" not in said
+
+
 def test_records_that_teach_no_end_are_remarked():
     assert any("would not learn to stop" in line for line in remarks(replace(LOOKED, teaches_end=False)))
 
 
 def _asked(data, **more):
-    return data_look.look(Question(str(data), "", more.pop("recipe", None), **more), datetime.now(UTC), lambda *_: None)
+    return data_look.look(
+        Question((str(data),) if data else (), "", more.pop("recipe", None), **more), datetime.now(UTC), lambda *_: None
+    )
+
+
+def test_where_most_samples_are_cut_a_run_would_not_start():
+    look = replace(LOOKED, bad=0, lengths=lengths_of([10, 100, 100], 64))
+    assert not look.usable and any("does not start" in line for line in remarks(look))
+    assert replace(look, lengths=lengths_of([10, 10, 100], 64)).usable
+
+
+def test_without_a_head_and_a_tokenizer_the_files_are_looked_at_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(data_look, "NEEDED", ("no_such_library",))
+
+    def opened(_here):
+        raise SettingsError("there is no cluster")
+
+    monkeypatch.setattr(data_look, "opened", opened)
+    (file := tmp_path / "a.jsonl").write_text('{"text": "one"}\n{}\n')
+    asked = Question((str(file),), "qwen3-8b", load_recipe("qwen3-8b"))
+    look = data_look.look(asked, datetime.now(UTC), lambda *_: None)
+    assert look.survey.records == 1 and look.bad == 1 and not look.usable
+    assert "pip install no_such_library" in look.refused and "there is no cluster" in look.refused
 
 
 def test_without_a_model_the_files_are_looked_at(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "once"}\n{"tex')
     look = _asked(tmp_path / "a.jsonl")
     assert (look.survey.records, look.bad, look.train) == (1, 1, None)
-    said = data_look.next_step(Question("a", "", None), replace(look, bad=0))
+    said = data_look.next_step(Question(("a",), "", None), replace(look, bad=0))
     assert said == "next: what is learned, and lengths in tokens: fab data --model NAME --data a"
 
 
@@ -238,17 +321,25 @@ def test_what_cannot_be_looked_at_is_one_sentence(data, more, said):
 def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "nowhere.toml"))
     monkeypatch.setattr(data_look, "NEEDED", ("json",))
     (tmp_path / "a.jsonl").write_text('{"text": "once"}\n')
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("qwen3-8b"), here=True)
+    (tmp_path / "cluster.toml").write_text('[mirrors]\npreset = "china"\n')
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    mirrored = _asked(tmp_path / "a.jsonl", recipe=load_recipe("qwen3-8b"), here=True).refused
+    assert "; HF_ENDPOINT=https://hf-mirror.com hf download Qwen/Qwen3-8B" in mirrored
+    assert "'*.jinja' fetches it; without --here" in mirrored
     assert look.refused == (
-        "--here: the tokenizer of Qwen/Qwen3-8B is not on this machine, hf download Qwen/Qwen3-8B --revision main "
-        "--include '*.json' --include '*.jinja' would fetch it; without --here the head is asked"
+        "--here: the tokenizer of Qwen/Qwen3-8B is not on this machine; hf download Qwen/Qwen3-8B --revision main "
+        "--include '*.json' --include '*.jinja' fetches it from the mirror that HF_ENDPOINT names, or the Hub; "
+        "without --here the head is asked"
     )
     assert look.survey.records == 1, "what can be seen without it is shown"
     monkeypatch.setattr(data_look, "NEEDED", ("no_such_library",))
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
-    assert "no_such_library is not in this Python: pip install no_such_library; without" in look.refused
+    assert "this Python lacks no_such_library: pip install no_such_library; without" in look.refused
 
 
 def test_a_page_needs_a_folder_that_is_there(tmp_path):

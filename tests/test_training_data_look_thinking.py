@@ -17,8 +17,8 @@ from training.data.look.survey import survey
 from training.data.look.take import look_into
 from training.data.sample import BadRecord
 from training.data.shapes import recognised
-from training.laptop.adapter.model_card import CardFacts, card
 from training.laptop.adapter.tuned_model import TunedModel
+from training.model_card import CardFacts, card
 from training.model_names import load_recipe
 from training.recipe import RecipeError, parse_recipe
 
@@ -199,7 +199,7 @@ def test_its_arguments_come_from_the_runs_recipe_and_stand_on_its_card():
     assert about.template_argv == ["--template-args", '{"enable_thinking": false}']
     assert TunedModel("run", 4, None, "model").template_argv == []
     text = load_recipe("tiny", {"template_args.enable_thinking": "false"}).to_toml()
-    facts = CardFacts("run", 4, text, "b", "d", 1.0, None, None, merged=False)
+    facts = CardFacts("run", 4, text, "b", "d", 1.0, None, (), merged=False)
     assert "`apply_chat_template(..., enable_thinking=False)` asks; ask it so." in card("me/mine", facts)
     assert "apply_chat_template" not in card("me/mine", replace(facts, recipe_text=load_recipe("tiny").to_toml()))
 

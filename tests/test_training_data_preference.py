@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", reason="needs the [train] ext
 
 from training import tiny  # noqa: E402
 from training.data import IGNORED, DataError, check  # noqa: E402
+from training.data.bad_records import Bad  # noqa: E402
 from training.data.build import Build, content_hash  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder  # noqa: E402
@@ -17,7 +18,6 @@ from training.data.look.watch import Watch  # noqa: E402
 from training.data.pairs import shared_prefix  # noqa: E402
 from training.data.preference import refuse_other_goal  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
-from training.data.readers import Bad  # noqa: E402
 from training.data.sample import BadRecord, Sample  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402

@@ -21,11 +21,11 @@ from tests.support.hub import COMMIT, Hub  # noqa: E402
 from training import tiny  # noqa: E402
 from training.cost.shape import known_shape, read_outline  # noqa: E402
 from training.data import IGNORED, DataError, Sample, build  # noqa: E402
-from training.data.build import Build, cached, content_hash, is_validation, link, pad_id  # noqa: E402
+from training.data.bad_records import Bad  # noqa: E402
+from training.data.build import Build, cached, content_hash, held_out, link, pad_id  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.encode import Encoder  # noqa: E402
 from training.data.prepared import Writer, attention_span, open_prepared  # noqa: E402
-from training.data.readers import Bad  # noqa: E402
 from training.data.shapes import recognised  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
@@ -202,6 +202,14 @@ def test_a_damaged_entry_is_recognised_and_made_anew(house, tokenizer, tmp_path,
         assert {file.name: file.read_bytes() for file in (entry / "train").iterdir()} == whole
 
 
+def test_the_report_counts_duplicates_and_keeps_the_longest_sample_of_the_whole_data(tokenizer, tmp_path):
+    source = _written(tmp_path / "a.jsonl", [*RECORDS, TOO_LONG, *RECORDS[:7]])
+    report = open_prepared(_made(tokenizer, source, tmp_path / "cache", validation__fraction="0.2") / "train").report
+    whole = _made(tokenizer, source, tmp_path / "cache", max_length=str(report.longest_uncut), train_on="all")
+    assert report.duplicates == 7 and report.longest_uncut > report.max_length
+    assert open_prepared(whole / "train").report.longest == report.longest_uncut
+
+
 def test_bad_records_stop_the_preparation_and_leave_nothing_behind(house, tokenizer, tmp_path):
     source, cache = _written(tmp_path / "train.jsonl", [*RECORDS, {"messages": []}]), tmp_path / "cache"
     with pytest.raises(DataError, match="line 61"):
@@ -216,22 +224,34 @@ def test_bad_records_stop_the_preparation_and_leave_nothing_behind(house, tokeni
 def test_data_without_anything_to_learn_are_refused(house, tokenizer, tmp_path):
     with pytest.raises(DataError, match="no record for train has anything to learn within 160 tokens"):
         _made(tokenizer, _written(tmp_path / "train.jsonl", [TOO_LONG]), tmp_path / "cache")
-    source = _written(tmp_path / "a.jsonl", RECORDS)
-    with pytest.raises(DataError, match=r"validation\.fraction 0\.001 leaves no record"):
-        _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.001")
+    source = _written(tmp_path / "a.jsonl", RECORDS[:1])
+    with pytest.raises(DataError, match=r"there is 1 alone; --set validation\.fraction=0 keeps none"):
+        _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.4")
+    assert _made(tokenizer, source, tmp_path / "cache", validation__fraction="0")
+    source = _written(tmp_path / "b.jsonl", RECORDS[:2])
+    entry = _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.001")
+    assert open_prepared(entry / "validation").report.records == 1
 
 
 def test_validation_takes_records_by_seed_and_number_alone(house, tokenizer, tmp_path):
     source = _written(tmp_path / "train.jsonl", RECORDS)
     entry = _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.2", seed="3")
     training, validation = open_prepared(entry / "train"), open_prepared(entry / "validation")
-    chosen = [number for number in range(60) if is_validation(number, 3, 0.2)]
+    chosen = sorted(held_out(60, 3, 0.2))
     encoder = Encoder(tokenizer, 160, "assistant")
     samples = [encoder.samples(encoder.rendered(recognised(record)))[0][0] for record in RECORDS]
     assert _flat(validation) == sorted((list(samples[n].ids), list(samples[n].labels)) for n in chosen)
     assert training.report.records + validation.report.records == 60
-    assert 2000 < sum(is_validation(number, 3, 0.2) for number in range(12_500)) < 3000
-    assert chosen != [number for number in range(60) if is_validation(number, 4, 0.2)]
+    assert len(chosen) == 12 and chosen == sorted(held_out(60, 3, 0.2)) != sorted(held_out(60, 4, 0.2))
+
+
+@pytest.mark.parametrize("records", [2, 3, 20, 45, 60, 1000])
+@pytest.mark.parametrize("fraction", [0.001, 0.05, 0.1, 0.5])
+def test_the_held_out_share_is_the_one_asked_for_whatever_the_seed(records, fraction):
+    for seed in range(5):
+        chosen = held_out(records, seed, fraction)
+        assert len(chosen) == max(1, round(records * fraction)) and chosen < set(range(records))
+    assert held_out(records, 1, 0) == held_out(1, 1, fraction) == frozenset()
 
 
 def test_the_pad_token_is_the_recipes_or_the_tokenizers(tokenizer):

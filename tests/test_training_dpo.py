@@ -20,7 +20,8 @@ from training.model_names import load_recipe  # noqa: E402
 from training.node import dpo, head_check, log_probs, model  # noqa: E402
 from training.node.attention import Segments, segment_attention  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
-from training.recipe import Dpo, RecipeError  # noqa: E402
+from training.recipe import RecipeError  # noqa: E402
+from training.recipe_tables import Dpo  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,8 @@ from training.data import DataError
 from training.laptop.data_size import size_of
 from training.laptop.start_run import chosen_recipe, training_data
 from training.model_names import load_recipe
-from training.recipe import Dpo, RecipeError, default_maths, parse_recipe, read_recipe
+from training.recipe import RecipeError, default_maths, parse_recipe, read_recipe
+from training.recipe_tables import Dpo
 
 QWEN_7B = {
     "model_type": "qwen2",
@@ -39,8 +40,8 @@ DPO = {"goal": "dpo"}
         ({"lora.trainable_tokens": '["<|im_end|>"]', "strategy": "zero2"}, "goal dpo with lora.trainable_tokens"),
         ({"sync_every": "4", "strategy": "zero0"}, "goal dpo with sync_every 4"),
         ({"dpo.loss": "ipo", "dpo.label_smoothing": "0.1"}, "dpo.label_smoothing is for dpo.loss = sigmoid"),
-        ({"dpo.loss": "hinge"}, "dpo.loss: Input should be 'sigmoid' or 'ipo'"),
-        ({"dpo.beta": "0"}, "dpo.beta: Input should be greater than 0"),
+        ({"dpo.loss": "hinge"}, "dpo.loss: 'sigmoid' or 'ipo' is expected, not 'hinge'"),
+        ({"dpo.beta": "0"}, "dpo.beta: more than 0 is expected, not 0"),
         ({"dpo.tau": "0.1"}, "dpo.tau: no such key"),
     ],
 )
@@ -116,20 +117,20 @@ def test_pairs_are_counted_with_both_answers_before_anything_is_shipped(tmp_path
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in tiny.preferences()))
     recipe = load_recipe("tiny", DPO)
-    pairs, chosen = size_of(str(path), recipe), tmp_path / "chosen.jsonl"
+    pairs, chosen = size_of((str(path),), recipe), tmp_path / "chosen.jsonl"
     records = [{"prompt": each["prompt"], "completion": each["chosen"]} for each in tiny.preferences()]
     chosen.write_text("".join(json.dumps(record) + "\n" for record in records))
     with pytest.raises(DataError, match="these are prompt/completion"):
-        size_of(str(chosen), recipe)
-    assert pairs.records == 400 and pairs.work.tokens > 1.7 * size_of(str(chosen), load_recipe("tiny")).work.tokens
+        size_of((str(chosen),), recipe)
+    assert pairs.records == 400 and pairs.work.tokens > 1.7 * size_of((str(chosen),), load_recipe("tiny")).work.tokens
 
 
 def test_data_of_another_shape_are_refused_before_anything_is_shipped(tmp_path):
     path = tmp_path / "train.jsonl"
     tiny.write_data(path)
     with pytest.raises(DataError, match="goal dpo learns from preferences"):
-        training_data(load_recipe("tiny", DPO), str(path), tmp_path)
-    given = training_data(load_recipe("tiny", DPO), "", tmp_path)
+        training_data(load_recipe("tiny", DPO), (str(path),), tmp_path)
+    given = training_data(load_recipe("tiny", DPO), (), tmp_path)
     assert given.summary is not None and given.summary.shape == "preference"
     with pytest.raises(DataError, match="goal sft does not learn from"):
-        training_data(load_recipe("tiny"), str(tmp_path / "train.jsonl"), tmp_path)
+        training_data(load_recipe("tiny"), (str(tmp_path / "train.jsonl"),), tmp_path)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from peft import PeftModel  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
+from tests.support import forked_rank  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.exit_codes import FINISHED, STOPPED, UNUSABLE  # noqa: E402
@@ -28,7 +25,7 @@ from training.node.prepare import prepare  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[1]
+NODE = Path(__file__).parents[1] / "training" / "node"
 SETTINGS = {
     "goal": "dpo",
     "dpo.beta": "0.3",
@@ -68,18 +65,16 @@ def _new_run(house, name, **more):
     return run
 
 
-def _program(*argv):
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    place |= {"MASTER_PORT": str(random.randrange(20000, 32000, 2)), "PYTHONPATH": str(ROOT)}
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} | place
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run([sys.executable, "-m", *map(str, argv)], cwd=ROOT, env=environment, check=False, **pipes)
+def _program(name, *argv):
+    """Its exit code and what it printed."""
+    (code,), (said,) = forked_rank.finish(forked_rank.start(1, NODE / name, *argv), 300)
+    return code, said
 
 
 def _train(run, *extra, code=FINISHED):
-    done = _program("training.node.finetune", "--run", run, *extra)
-    assert done.returncode == code, done.stdout[-3000:]
-    return done.stdout
+    ended, said = _program("finetune.py", "--run", run, *extra)
+    assert ended == code, said[-3000:]
+    return said
 
 
 def _of(run, kind):
@@ -140,8 +135,8 @@ def test_evaluating_the_adapter_gives_the_margin_that_validation_saw(house, undi
     adapter, out = undisturbed / "checkpoints" / "step-4" / "adapter", tmp_path / "evaluation.json"
     argv = ["--model", house / "models" / "tiny", "--adapter", adapter, "--answers", "1", "--max-new-tokens", "4"]
     held_out = undisturbed / "data" / "prepared" / "validation"
-    done = _program("training.node.adapter.evaluate", *argv, "--data", held_out, "--out", out)
-    assert done.returncode == 0, done.stdout[-2000:]
+    code, said = _program("adapter/evaluate.py", *argv, "--data", held_out, "--out", out)
+    assert code == 0, said[-2000:]
     found, look = json.loads(out.read_text()), _of(undisturbed, "validation_loss")[-1]
     base, tuned = found["base"], found["tuned"]
     assert 0.3 * tuned["win_margin"] == pytest.approx(look["reward_margin"], rel=1e-3)
@@ -182,8 +177,8 @@ def test_a_run_of_pairs_is_not_resumed_with_another_beta(undisturbed, house):
     for name in ("data", "checkpoints"):
         (run / name).symlink_to(undisturbed / name)
     (run / "recipe.toml").write_text(load_recipe("tiny", SETTINGS | {"dpo.beta": "0.4"}).to_toml())
-    done = _program("training.node.finetune", "--run", run, "--resume")
-    assert "dpo.beta was 0.3 and is 0.4" in done.stdout and "Traceback" not in done.stdout
+    _, said = _program("finetune.py", "--run", run, "--resume")
+    assert "dpo.beta was 0.3 and is 0.4" in said and "Traceback" not in said
 
 
 def test_records_of_another_shape_end_the_preparation_with_code_2(house):
@@ -191,8 +186,6 @@ def test_records_of_another_shape_end_the_preparation_with_code_2(house):
     (run / "data").mkdir(parents=True)
     tiny.write_data(run / "data" / "train.jsonl")
     (run / "recipe.toml").write_text(load_recipe("tiny", SETTINGS).to_toml())
-    done = _program("training.node.prepare", "--run", run)
-    assert done.returncode == UNUSABLE and "Traceback" not in done.stdout
-    assert (
-        "goal dpo learns from preferences, records with prompt, chosen and rejected; these are messages" in done.stdout
-    )
+    code, said = _program("prepare.py", "--run", run)
+    assert code == UNUSABLE and "Traceback" not in said
+    assert "goal dpo learns from preferences, records with prompt, chosen and rejected; these are messages" in said

@@ -6,12 +6,8 @@ Whole runs of training.node.finetune, several in one group of gloo ranks (tests/
 from __future__ import annotations
 
 import json
-import os
-import random
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import forked_rank  # noqa: E402
 from training import tiny  # noqa: E402
 from training.exit_codes import FAILED, FINISHED, STOPPED  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
@@ -69,26 +66,12 @@ def _start(house, ranks, jobs):
     """A process a rank, going through all the jobs."""
     job = house / f"on-{ranks}.json"
     job.write_text(json.dumps(jobs))
-    port = random.randrange(20000, 32000, 2)
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[2])} | place
-    started = []
-    for rank in range(ranks):
-        with (house / f"on-{ranks}-{rank}.log").open("w") as log:
-            environment = shared | {"RANK": str(rank), "LOCAL_RANK": "0"}
-            command = [sys.executable, str(PROBE), str(job)]
-            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    return started
+    return forked_rank.start(ranks, PROBE, job)
 
 
 def _finish(house, started):
     """Exit codes of the processes, how the runs before the last one ended, and what rank 0 printed."""
-    try:
-        codes = [process.wait(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    said = (house / f"on-{len(started)}-0.log").read_text()
+    codes, (said, *_) = forked_rank.finish(started, 300)
     ends = house / f"on-{len(started)}.out.json"
     assert ends.exists(), said
     return codes, json.loads(ends.read_text()), said

@@ -17,7 +17,7 @@ from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-KINDS = ("qwen3_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe_text")
+KINDS = ("qwen3_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe_text", "gemma4_text-experts")
 EXPERTS = EXACT | {"lora.experts": "true", "lora.experts_rank": "2"}
 NOTHING_AGAIN = {"gradient_checkpointing": "false"}
 DIVIDED = {"prefetch": 1000}

@@ -100,6 +100,7 @@ def test_a_run_comes_home_whole_with_its_newest_checkpoint(connect, run: Path, t
 
 def test_what_there_is_to_see_of_a_run_comes_home_too(connect, run: Path, tmp_path: Path):
     wanted = ["report.html", "data/report.json", "tb/events.out.tfevents.1", "wandb/offline-run-1/files/config.yaml"]
+    wanted += ["evaluation.json", "evaluation-of-0123456789ab.json"]
     for name in [*wanted, "data/train.jsonl"]:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(name)
@@ -381,7 +382,7 @@ def test_no_more_comes_than_was_announced(connect, server, run: Path, tmp_path: 
 
 def test_a_file_larger_than_this_machines_disk_is_refused_before_it_comes(connect, server, run: Path, tmp_path: Path):
     server.files.announced = {"rank-0.log": 1 << 60}
-    with pytest.raises(FetchError, match=r"rank-0\.log is announced with 1073741824\.0 GiB.* left at"):
+    with pytest.raises(FetchError, match=r"rank-0\.log is announced with 1048576\.0 TiB.* left at"):
         fetch_remote(connect(), str(run), tmp_path / "home")
     assert not list(tmp_path.rglob("rank-0.log.part"))
 

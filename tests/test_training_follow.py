@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from training.laptop.follow import Look, describe, eta_s, follow, list_command, look_command, parse_list, parse_look
+from training.laptop.follow import (
+    Look,
+    details,
+    eta_s,
+    follow,
+    headline,
+    list_command,
+    look_command,
+    parse_list,
+    parse_look,
+)
 from training.run_folder import Status, parse_metrics, parse_status, status_text, write_atomically
 
 RUN = "tiny-20260131-154500"
@@ -61,9 +71,10 @@ def test_the_newest_evaluation_is_seen_among_steps_and_long_after_them(tmp_path:
 
 def test_what_is_shown_of_a_step_names_the_newest_validation_loss_and_outlives_infinity():
     row = {"step": 7, "total_steps": 9, "loss": None, "lr": 1e-4, "tokens_per_s": 5.0, "memory_gib": 1.0}
-    said = describe(row, None, {"step": 6, "validation_loss": 1.25})
-    assert "loss not finite  validation 1.2500 (step 6)" in said
-    assert "validation" not in describe({**row, "loss": 1.5}, 60.0)
+    assert headline(row, None) == "step 7/9  loss not finite"
+    assert headline({**row, "loss": 1.5}, 60.0) == "step 7/9  loss 1.5000  ETA 1:00"
+    assert details(row, {"step": 6, "validation_loss": 1.25}).startswith("validation 1.2500 (step 6)  lr 1.00e-04")
+    assert "validation" not in details(row)
 
 
 def test_a_run_without_a_supervisor_is_lost_and_not_running(tmp_path: Path):

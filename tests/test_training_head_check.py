@@ -80,6 +80,15 @@ def test_a_copy_has_a_layer_of_each_kind_and_a_window_that_samples_exceed():
     assert small.sliding_window < max(LENGTHS)
 
 
+def test_a_copy_has_samples_longer_than_its_chunks_and_than_what_an_indexer_picks(tmp_path):
+    """Of models whose attention is not told of either, and whose own lengths no copy would reach."""
+    small = {"intermediate_size_mlp": 64, "num_local_experts": 4, "hidden_size": 64, "head_dim": 16} | SMALL
+    folder = _papers(tmp_path, "llama4_text", num_attention_heads=4, num_key_value_heads=2, **small)
+    assert difference(folder, "padded").worst < LIMIT < difference(folder, "packed").worst
+    indexed = next(copies(AutoConfig.for_model("deepseek_v32")))
+    assert indexed.index_topk < min(LENGTHS)
+
+
 def test_a_model_whose_packed_samples_see_each_other_is_caught_by_the_same_look(tmp_path, monkeypatch):
     """Were nothing done for it."""
     monkeypatch.setattr("training.node.model.keep_apart", lambda model: None)

@@ -11,18 +11,20 @@ import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.local_cluster import wait_for
+from tests.support.run_folders import make_run
 from training.data import DataError
-from training.laptop import base_model, checkpoints, preparing, resume_run, runs
+from training.laptop import base_model, checkpoints, preparing, rental, resume_run, runs
 from training.laptop.adapter import tuned_model
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.preparing import DataRequest
-from training.launch import Launch, LaunchError, launch_text
+from training.launch import Host, Launch, LaunchError, launch_text
 from training.model_names import load_recipe
 from training.recipe import read_recipe
 from training.run_folder import CLAIM, Status, status_text
@@ -247,6 +249,27 @@ def test_a_resume_whose_data_cannot_be_prepared_leaves_the_recipe_as_it_was(ende
     assert not list((ended.runs / RUN).glob("recipe.before-*"))
 
 
+@pytest.mark.parametrize(
+    ("goes_on", "seconds"),
+    [("as it was", 2.0 * (300 - 4)), ("on another machine", 0), ("with another strategy", 0), ("with no step", 0)],
+)
+def test_a_resume_is_given_the_time_its_last_steps_took_where_it_goes_on_as_it_was(
+    ended: Stands, monkeypatch, goes_on: str, seconds: float
+):
+    """The plan of this run knows no time."""
+    covered = []
+    monkeypatch.setattr(rental, "extend", lambda cluster, needed: covered.append(needed))
+    row = {"step": 5, "total_steps": 300, "loss": 1.0, "lr": 0.1, "tokens_per_s": 9.0, "memory_gib": 1.0}
+    told = "" if goes_on == "with no step" else "".join(json.dumps(row | {"step_s": s}) + "\n" for s in (1.0, 3.0))
+    (ended.runs / RUN / "metrics.jsonl").write_text(told)
+    launch = OpenCluster(ended).launch(RUN, "training.node.finetune")
+    hosts = (Host("localhost", "127.0.0.1", 9),) if goes_on == "on another machine" else launch.hosts
+    (ended.runs / RUN / "launch.json").write_text(launch_text(replace(launch, hosts=hosts)))
+    overrides = {"strategy": "zero2"} if goes_on == "with another strategy" else {}
+    resume_run.resume(OpenCluster(ended), RUN, None, overrides, force=False)
+    assert covered == [seconds]
+
+
 def test_what_is_not_computed_may_change_without_force(ended: Stands):
     resume_run.resume(OpenCluster(ended), RUN, None, {"save_every": "7", "strategy": "zero2"}, force=False)
     assert ended.started.arguments == ("--resume",)
@@ -366,3 +389,45 @@ def test_a_merged_model_of_another_start_of_the_same_id_is_not_brought_home(head
     theirs.write_text("another\n")
     with pytest.raises(FetchError, match="is not an earlier copy of this run"):
         tuned_model.refuse_another_run(head, theirs.parent.name)
+
+
+OLD, NEWER, NEWEST = "tiny-20260129-080000", "tiny-20260130-120000", "tiny-20260131-154500"
+
+
+@pytest.fixture
+def learned(tmp_path: Path) -> HereHead:
+    """Runs of which the newest failed before its first checkpoint."""
+    for run_id, state, steps in ((OLD, "finished", (4,)), (NEWEST, "failed", ())):
+        make_run(tmp_path, run_id, state=state, steps=steps)
+    (tmp_path / NEWEST / "checkpoints" / "step-2.part").mkdir()
+    return HereHead(tmp_path)
+
+
+def test_a_newest_run_that_learned_nothing_gives_way_to_the_only_one_that_did(learned, capsys):
+    assert runs.find_learned(learned, None) == OLD
+    said = capsys.readouterr().out
+    assert said == f"{NEWEST}, the newest run, ended with no checkpoint: taking {OLD}\n"
+    assert runs.find_learned(learned, NEWEST) == NEWEST, "who names one means it"
+
+
+def test_of_several_that_learned_something_one_has_to_be_named(learned):
+    make_run(learned.runs, NEWER, steps=(2,))
+    with pytest.raises(LaunchError, match=f"ended with no checkpoint; these have one, say which: {NEWER}, {OLD}"):
+        runs.find_learned(learned, None)
+
+
+def test_a_finished_run_is_nothing_to_resume(learned):
+    assert runs.find_learned(learned, None, to_resume=True) == NEWEST
+    make_run(learned.runs, NEWER, state="stopped", steps=(2,))
+    assert runs.find_learned(learned, None, to_resume=True) == NEWER
+
+
+def test_a_newest_run_with_a_checkpoint_is_taken_however_many_others_there_are(learned, capsys):
+    make_run(learned.runs, NEWER, steps=(2,))
+    (learned.runs / NEWEST / "checkpoints" / "step-2").mkdir()
+    assert runs.find_learned(learned, None) == NEWEST and capsys.readouterr().out == ""
+
+
+def test_a_run_of_another_recipe_is_no_candidate_for_the_one_that_is_named(learned):
+    make_run(learned.runs, "qwen3-8b-20260201-080000", state="failed")
+    assert runs.find_learned(learned, None, "qwen3-8b") == "qwen3-8b-20260201-080000"

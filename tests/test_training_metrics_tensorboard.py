@@ -1,4 +1,4 @@
-"""`fab metrics`: the real TensorBoard, behind a real ssh connection and on this machine."""
+"""`fab runs.metrics`: the real TensorBoard, behind a real ssh connection and on this machine."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def test_a_run_that_wrote_nothing_is_said_before_anything_is_started(runs, tmp_p
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end):
-    (tmp_path / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
+    (tmp_path / "fabfile.py").write_text("from training.laptop.run_list.tasks import namespace\n")
     (tmp_path / "runs").symlink_to(runs)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    argv = [sys.executable, "-m", "fabric", "metrics", "--here", "--run", RUN]
+    argv = [sys.executable, "-m", "fabric", "runs.metrics", "--here", "--run", RUN]
     with subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as fab:
         assert fab.stdout is not None
         url = re.search(r"http://127\.0\.0\.1:\d+/", fab.stdout.readline())

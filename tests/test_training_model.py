@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support.llama_shape import model_shape  # noqa: E402
-from training import tiny  # noqa: E402
+from training import isolation, tiny  # noqa: E402
 from training.cost.flops import ModelFacts  # noqa: E402
 from training.cost.memory import DROPOUT, offloaded_bytes, saved_bytes  # noqa: E402
 from training.cost.strategies import (  # noqa: E402
@@ -31,7 +31,8 @@ from training.node.outline import shape_of_folder  # noqa: E402
 from training.node.strategies import engines, machine  # noqa: E402
 from training.node.strategies.zero import ds_config  # noqa: E402
 from training.node.strategies.zero3 import persistence_threshold  # noqa: E402
-from training.recipe import Lora, Recipe, RecipeError  # noqa: E402
+from training.recipe import Recipe, RecipeError  # noqa: E402
+from training.recipe_tables import Lora  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -124,6 +125,12 @@ def test_the_key_value_cache_is_off_in_training_and_on_in_what_is_saved(folder, 
 def test_token_rows_beside_a_lora_of_the_head_that_shares_them_are_refused(folder):
     with pytest.raises(RecipeError, match="shares its embedding with the head; change lm_head or the tokens"):
         _loaded(folder, lora__targets='["lm_head"]', lora__trainable_tokens='["<|im_end|>"]')
+
+
+def test_a_type_that_is_never_trained_is_refused_padded_too(folder, monkeypatch):
+    monkeypatch.setitem(isolation.UNTRAINABLE, "qwen2", "its adapter is lost")
+    with pytest.raises(RecipeError, match=r"^tiny: a qwen2 is not trained: its adapter is lost"):
+        _loaded(folder, batching="padded")
 
 
 def test_packed_rows_are_isolated_by_their_positions_and_never_by_a_mask(folder):
@@ -323,9 +330,7 @@ def test_offloading_more_than_the_nodes_ram_is_refused_with_both_figures(folder,
     facts = ModelFacts(parameters=14_000_000_000, trainable=100_000_000, matmul_parameters=13_000_000_000)
     assert offloaded_bytes(facts, recipe, ZERO3.shares(4)) == (28_000_000_000 + 1_600_000_000) // 4
     monkeypatch.setattr(machine, "available_ram", lambda: 1_000_000)
-    with pytest.raises(
-        RecipeError, match=r"offload.optimizer and offload.parameters need .* GiB .*, 0\.0 GiB are available"
-    ):
+    with pytest.raises(RecipeError, match=r"offload.optimizer and offload.parameters need .*B .*, \d.*B are available"):
         machine.check_host_ram(recipe, folder, 2)
     machine.check_host_ram(load_recipe("tiny"), folder, 2)
     full = load_recipe("tiny", {"tuning": "full"})

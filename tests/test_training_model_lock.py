@@ -96,6 +96,18 @@ def test_a_changed_model_is_said_before_anything_is_trained(
     assert base_model.find_base_model(_Head(), recipe, launch).files["base-model.SHA256SUMS"] == "sums"
 
 
+def test_a_model_that_the_next_deploy_fetches_needs_that_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("/bin/sh")
+    launch = Launch("", "", (), "", (), "python", {}, str(tmp_path / "models"), deploy="pyinfra -y deploy/base.py")
+    for names, is_named in ((("tiny",), True), (("acme/other",), False)):
+        with pytest.raises(LaunchError, match=f"{launch.deploy}$") as refused:
+            base_model.base_model_on_head(_Shell(), launch, "tiny", names)
+        assert ("has as 'tiny'; run the base deploy: " in str(refused.value)) == is_named
+        assert ("add what --model said" in str(refused.value)) != is_named
+
+
 class _Shell:
     """A head whose commands run here."""
 
@@ -109,15 +121,18 @@ def test_the_record_and_the_manifest_of_a_model_on_the_head_are_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path / "env"))
-    with pytest.raises(LaunchError, match="te1 has no Python environment"):
-        base_model.base_model_on_head(_Shell(), str(tmp_path), "m")
+    launch = Launch(
+        "", "", (), "", (), "python", {}, str(tmp_path), deploy="pyinfra -y inventory/static.py deploy/base.py"
+    )
+    with pytest.raises(LaunchError, match=f"te1 has no Python environment .* {launch.deploy}$"):
+        base_model.base_model_on_head(_Shell(), launch, "m")
     (tmp_path / "env/bin").mkdir(parents=True)
     (tmp_path / "env/bin/python").symlink_to("/bin/sh")
-    with pytest.raises(LaunchError, match="te1 has no model m at"):
-        base_model.base_model_on_head(_Shell(), str(tmp_path), "m")
+    with pytest.raises(LaunchError, match=f"te1 has no model m at .* {launch.deploy}$"):
+        base_model.base_model_on_head(_Shell(), launch, "m", ("tiny", "no-such-recipe"))
     (tmp_path / "m").mkdir()
     (tmp_path / "m/config.json").write_text("{}")
     manifest.seal(tmp_path / "m", "spotune-model.json", {"repo": REPO, "commit": COMMIT})
-    found = base_model.base_model_on_head(_Shell(), str(tmp_path), "m")
+    found = base_model.base_model_on_head(_Shell(), launch, "m")
     assert (found.record["commit"], found.sums) == (COMMIT, (tmp_path / "m/SHA256SUMS").read_text())
     assert set(found.files) == {"base-model.json", "base-model.SHA256SUMS"}

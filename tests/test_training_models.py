@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from tests.support.hub import COMMIT, Hub
 from training.cost import shape as shapes
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
-from training.data import DataError
-from training.data.hub import download
+from training.isolation import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
 from training.laptop import plan_options, start_run
 from training.laptop.models import adding, table
 from training.laptop.plan_options import Wish
-from training.model_names import RECIPES
+from training.model_names import RECIPES, load_recipe
 from training.plan.machines import Machines
 from training.recipe import RecipeError
 
@@ -78,6 +76,43 @@ def test_the_small_files_alone_are_fetched_and_say_what_the_recipe_says(tmp_path
         assert "no chat template" in _look(hub, monkeypatch, tmp_path / "other").source.note
 
 
+def test_generation_settings_are_not_fetched_as_nothing_reads_them(tmp_path: Path, monkeypatch):
+    with Hub({REPO: _files(CONFIG) | {"generation_config.json": b"{}"}}) as hub:
+        _look(hub, monkeypatch, tmp_path)
+        assert hub.downloads("generation_config.json") == []
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ({"license": "apache-2.0"}, "apache-2.0"),
+        ({"license": "other", "license_name": "qwen-research"}, "qwen-research"),
+        ({"license": "other"}, "other"),
+        ({"license": "mit", "license_name": "mine"}, "mit"),
+        ({"license": "other", "license_name": "two\nlines"}, "other"),
+        ({}, ""),
+    ],
+)
+def test_a_licence_is_called_by_its_own_name_where_the_hub_has_none_for_it(tmp_path, monkeypatch, card, licence):
+    with Hub({REPO: _files(CONFIG)}, cards={REPO: card}) as hub:
+        assert _look(hub, monkeypatch, tmp_path).source.licence == licence
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"dtype": "float16"}, "stored in float16; they are read as bfloat16"),
+        ({"torch_dtype": "float32"}, "stored in float32, twice as large; they are read as bfloat16"),
+        ({"text_config": {"dtype": "float32"}}, "stored in float32"),
+        ({"dtype": "bfloat16"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_recipe_says_what_the_files_are_stored_in_where_it_reads_them_as_something_else(config, said):
+    note = adding.HubModel(REPO, COMMIT, "", False, config, TEMPLATE).source.note
+    assert said in note and ("stored" in note) is bool(said)
+
+
 @pytest.mark.parametrize(
     ("repo", "said"),
     [
@@ -93,17 +128,6 @@ def test_a_model_that_cannot_be_looked_up_is_said_in_a_sentence(tmp_path: Path, 
     assert "\n" not in str(no.value)
 
 
-def test_a_hub_that_does_not_answer_is_said_in_a_sentence(tmp_path: Path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    with pytest.raises(RecipeError, match=rf"{REPO} cannot be looked up at {address}: .*refused") as no:
-        adding.look_up(REPO, tmp_path)
-    assert "\n" not in str(no.value)
-    with pytest.raises(DataError, match=rf"data set acme/poems at main cannot be downloaded from {address}: .*refused"):
-        download("acme/poems", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -112,6 +136,7 @@ def test_a_hub_that_does_not_answer_is_said_in_a_sentence(tmp_path: Path, monkey
             {"quantization_config": {"quant_method": "awq"}, "model_type": "rwkv"},
             "its weights are stored in awq.*needed$",
         ),
+        ({"model_type": "laguna"}, "a laguna is not trained: PEFT 0.21.2 loses the adapter"),
         ({"model_type": "rwkv"}, "models of type 'rwkv' are not admitted; docs/models.md"),
     ],
 )
@@ -121,9 +146,19 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_counted(changes, s
         adding.refuse_untrainable(model)
 
 
+@pytest.mark.parametrize(("kind", "reason"), sorted((UNTRAINABLE | PADDED_ALONE).items()))
+def test_a_type_that_is_known_not_to_be_exact_is_refused_by_why(kind, reason):
+    model = adding.HubModel(REPO, COMMIT, "", False, CONFIG | {"model_type": kind}, "")
+    with pytest.raises(RecipeError, match=rf"{kind}.*{reason}\W+docs/models.md"):
+        adding.refuse_untrainable(model)
+    assert kind not in ADMITTED and bool(untrainable({"model_type": kind})) is (kind in UNTRAINABLE)
+    if kind in PADDED_ALONE:
+        assert reason in mixing(kind, load_recipe("tiny"))
+
+
 @pytest.mark.torch
 def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_by_id(recipes, tmp_path, monkeypatch):
-    from training.model_names import load_recipe, recipe_name
+    from training.model_names import recipe_name
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with Hub({REPO: _files(CONFIG)}) as hub:
@@ -154,6 +189,22 @@ def test_a_model_in_fewer_bits_is_refused_with_what_it_takes_in_16(recipes, repo
         adding.refuse_untrainable(adding.HubModel(repo, COMMIT, "", False, config, ""))
 
 
+@pytest.mark.parametrize(
+    ("repo", "meant"),
+    [
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "ministral3-8b"),
+        ("acme/nothing-like-it", ""),
+    ],
+)
+def test_the_makers_own_files_in_fewer_bits_lead_to_the_recipe_of_their_copy_in_16(repo, meant):
+    config = {"model_type": "none that is counted", "quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(RecipeError) as refused:
+        adding.refuse_untrainable(adding.HubModel(repo, COMMIT, "", False, config, ""))
+    question = f"did you mean {meant}? " if meant else ""
+    assert str(refused.value).startswith(f"{repo}: {question}its weights are stored in mxfp4")
+
+
 @pytest.mark.torch
 def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes, tmp_path, monkeypatch, capsys):
     before = sorted(path.name for path in recipes.iterdir()), (recipes / "outlines.json").read_bytes()
@@ -178,9 +229,9 @@ def test_a_model_without_a_recipe_is_fetched_by_its_id(recipes):
         base_models([REPO, "other/My-Qwen3"])
 
 
-def _machines(card_bytes: float) -> Machines:
+def _machines(card_bytes: float, ranks: int = 4) -> Machines:
     return Machines(
-        ranks=4,
+        ranks=ranks,
         ranks_per_node=1,
         card="NVIDIA A10",
         card_bytes=card_bytes,
@@ -195,7 +246,11 @@ def test_the_table_says_what_lies_there_and_how_it_fits():
     found = {row.name: row for row in table.rows(_machines(24e9), {"qwen3-8b"})}
     assert (found["qwen3-8b"].there, found["qwen3-14b"].there) == (True, False)
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
-    assert found["qwen2.5-72b"].fits == "no"
+    assert (found["qwen3-30b-a3b"].fits, found["qwen2.5-72b"].fits) == ("in stages", "no")
+    alone = {row.name: row.fits for row in table.rows(_machines(24e9, ranks=1), None)}
+    assert (alone["qwen2.5-14b"], alone["gemma3-12b"]) == ("in four bits", "no"), (
+        "of what sees images too none are made"
+    )
     assert table.without_recipe({"qwen3-8b", "my-qwen3", "tiny"}) == ["my-qwen3"]
     unknown = next(table.rows(None, None))
     assert (unknown.there, unknown.fits) == (None, "")

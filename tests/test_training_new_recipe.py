@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.support import models_page
+from tests.support import models_page, recipe_comments
 from tests.support.llama_shape import model_shape
-from training.cost.shape import known_shape
-from training.model_names import RECIPES, load_recipe, recipe_name, recipe_names
-from training.new_recipe import Source, about, memory_lines, new_recipe
+from tests.support.models_page import PAGE
+from tests.support.recipe_comments import DOWNLOADED, computed, note_of, path_of
+from training.model_names import load_recipe, recipe_name, recipe_names
+from training.new_recipe import Source, new_recipe
 from training.recipe import RecipeError, read_recipe
-
-DOWNLOADED = [name for name in recipe_names() if name != "tiny"]
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)
-def test_the_memory_in_a_shipped_recipe_is_what_is_computed(name):
+def test_what_a_shipped_recipe_says_of_memory_and_of_its_commands_is_what_is_computed(name):
+    text = path_of(name).read_text(encoding="utf-8")
+    assert text == computed(name), "python -m tests.support.recipe_comments"
+    assert "GB" not in " ".join(note_of(text)), "no figure is typed"
     recipe = load_recipe(name)
-    shape = known_shape(recipe.base_model)
-    assert shape is not None
-    comment = "".join(f"# {line}\n" for line in memory_lines(recipe, shape))
-    assert (RECIPES / f"{name}.toml").read_text().startswith(comment)
-    assert recipe.about == about(recipe, shape)
     assert not recipe.left_open or recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
+
+
+def test_a_figure_that_is_out_of_date_is_written_anew_and_the_note_stays(tmp_path, monkeypatch):
+    text = path_of("gpt-oss-20b").read_text(encoding="utf-8")
+    old = re.sub(r"[\d.]+ GB", "1 GB", text)
+    monkeypatch.setattr(recipe_comments, "RECIPES", tmp_path)
+    path_of("gpt-oss-20b").write_text(old, encoding="utf-8")
+    assert old != text == computed("gpt-oss-20b") and "These are OpenAI's weights in 16 bits" in text
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b"])
@@ -46,6 +52,15 @@ def test_a_recipe_is_found_by_its_name_and_by_its_models_id(model):
         ("gemma-3-1b-it", "gemma3-1b"),
         ("gpt-oss:20b", "gpt-oss-20b"),
         ("smollm3:3b", "smollm3-3b"),
+        ("qwen3:30b", "qwen3-30b-a3b"),
+        ("qwen3.6:35b", "qwen3.6-35b-a3b"),
+        ("gemma4:26b", "gemma4-26b-a4b"),
+        ("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b"),
+        ("gpt-oss", "gpt-oss-20b"),
+        ("smollm3", "smollm3-3b"),
+        ("olmo-3", "olmo3-7b"),
+        ("mistral-nemo", "mistral-nemo-12b"),
+        ("qwen3:4b", "qwen3-4b"),
     ],
 )
 def test_a_recipe_is_found_by_the_usual_short_names(said, meant):
@@ -63,10 +78,47 @@ def test_every_model_to_download_has_its_licence():
     assert {name for name in recipe_names() if not load_recipe(name).licence} == {"tiny"}
 
 
+@pytest.mark.parametrize(
+    ("said", "near"),
+    [
+        ("gemma4", "gemma4-12b or gemma4-26b-a4b or gemma4-31b or gemma4-e2b or gemma4-e4b"),
+        ("deepseek-v2", "deepseek-v2-lite"),  # another model, not another size of it
+        ("mistral-small", "mistral-small3.2-24b or mistral-small-24b"),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "ministral3-8b"),
+        ("Qwen/Qwen2.5-14B", "qwen2.5-14b"),
+    ],
+)
+def test_what_may_mean_several_or_another_is_not_guessed_but_asked(said, near):
+    with pytest.raises(RecipeError) as refused:
+        recipe_name(said)
+    assert f"unknown model {said!r}; did you mean {near}? " in str(refused.value)
+
+
+def test_a_name_of_no_words_means_nothing():
+    with pytest.raises(RecipeError, match="unknown model '--'; fab models lists all "):
+        recipe_name("--")
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_readmes_name_every_family_of_models(page):
+    lines = (PAGE.parents[1] / page).read_text(encoding="utf-8").splitlines()
+    (said,) = (line.lower() for line in lines if line.startswith("**") and "(training/recipes)" in line)
+    assert [name for name in DOWNLOADED if re.match("[a-z]+", name)[0] not in said] == []
+
+
+@pytest.mark.parametrize("name", DOWNLOADED)
+def test_a_gated_model_says_what_lets_one_in_and_one_that_thinks_says_so(name):
+    said = " ".join(note_of(path_of(name).read_text(encoding="utf-8")))
+    assert ("Gated" in said) == ("HF_TOKEN" in said)
+    if name.startswith(("qwen3", "smollm3", "glm4.5", "gpt-oss", "deepseek-r1")):
+        assert "thoughts" in said
+
+
 def test_an_unknown_model_is_told_with_what_may_be_meant():
-    with pytest.raises(RecipeError, match=r"^unknown model 'qwen3-9b'; did you mean qwen3-8b or .*\? known: .*tiny$"):
+    near = "qwen3.5-9b or qwen3-8b or .*"
+    with pytest.raises(RecipeError, match=rf"^unknown model 'qwen3-9b'; did you mean {near}\? fab models lists all "):
         recipe_name("qwen3-9b")
-    with pytest.raises(RecipeError, match=r"^unknown model 'x/y'; fab models.add x/y writes a recipe .*; known: "):
+    with pytest.raises(RecipeError, match=r"^unknown model 'x/y'; fab models.add x/y writes .*; fab models lists all "):
         recipe_name("x/y")
 
 
@@ -101,3 +153,11 @@ def test_a_new_recipe_is_a_recipe_that_says_how_much_it_needs(tmp_path: Path):
     assert "--set base_precision=nf4    # 2" in text and max(map(len, comment)) < 120
     small = new_recipe("short", Source("me/Short", 512), model_shape({**CONFIG, "num_hidden_layers": 4}))
     assert "max_length = 512\n" in small and "lr = 2e-4\n" in small
+    assert "a GPU at 512 tokens on" in small and "fab train --model short --data FILE" in small
+
+
+@pytest.mark.parametrize(("typed", "shown"), [("./my-qwen3", "./my-qwen3"), ("./my qwen3", "'./my qwen3'")])
+def test_a_folder_s_recipe_is_started_by_the_folder_as_it_was_typed(typed: str, shown: str):
+    source = Source("folder:/home/me/my-qwen3", 1024, typed=typed)
+    text = new_recipe(source.name, source, model_shape(CONFIG))
+    assert f"#   fab train --model {shown} --data FILE\n" in text

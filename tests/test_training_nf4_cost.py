@@ -13,9 +13,9 @@ from training.cost.strategies import STRATEGIES
 from training.cost.strategies.pipeline import Stage, stage_time
 from training.cost.strategies.zero0 import MicroBatch
 from training.cost.unpacking import unpacking_s
-from training.laptop.adapter.model_card import CardFacts, card
 from training.laptop.resume_run import changed_recipe
 from training.launch import LaunchError
+from training.model_card import CardFacts, card
 from training.model_names import load_recipe
 from training.plan.ladder import ladder
 from training.plan.machines import Machines, room
@@ -81,6 +81,13 @@ def test_32b_fits_no_a10_whole_and_72b_no_two_in_stages():
     assert not _staged("72b", 2).fits
 
 
+def test_where_a_mixture_fits_no_card_the_plan_offers_its_experts_in_four_bits():
+    shape = known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    choice = choose(shape, load_recipe("qwen3-30b-a3b"), _a10s(1))
+    assert choice.chosen is None and choice.reason.endswith("--set base_precision=nf4")
+    assert choose(shape, load_recipe("qwen3-30b-a3b", {"base_precision": "nf4"}), _a10s(1)).chosen is not None
+
+
 def test_the_plan_says_that_stages_in_four_bits_would_fit_and_takes_them_where_asked():
     choice = choose(_shape("32b"), _recipe("32b"), _a10s(2))
     assert choice.chosen is None
@@ -117,6 +124,44 @@ def test_the_layers_shrink_to_a_quarter_and_embedding_and_head_do_not():
     assert sixteen == 2 * shape.parameters
     layers = shape.packed_parameters
     assert (four - (sixteen - 2 * layers)) / (2 * layers) == pytest.approx(0.258)
+
+
+def test_a_mixture_of_thirty_billion_is_whole_on_each_of_four_a10s():
+    """Its experts count at four bits: 17 GB instead of 61, and 1.2 for a layer's that are unpacked together."""
+    shape = known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    recipe = load_recipe("qwen3-30b-a3b", {"base_precision": "nf4"})
+    assert weight_bytes(shape, recipe) == pytest.approx(16.7e9, rel=0.01)
+    whole = STRATEGIES["zero0"].memory(shape, recipe, 4, 2048)
+    assert whole.gathered == pytest.approx(2 * (128 * 3 * 2048 * 768 + 37.7e6 / 2), rel=0.02)
+    choice = choose(shape, recipe, _a10s(4))
+    found = {option.strategy: option for option in choice.options}
+    assert found["zero0"].fits and found["zero2"].fits and choice.chosen == found["pipeline"]
+    sixteen = choose(shape, load_recipe("qwen3-30b-a3b"), _a10s(4)).chosen
+    assert sixteen.strategy == "pipeline", "its stages unpack nothing, so no plan takes four bits by itself"
+    assert found["zero0"].tokens_per_s < choice.chosen.tokens_per_s < sixteen.tokens_per_s
+
+
+def test_experts_are_unpacked_once_for_a_layers_backward_though_it_is_computed_again():
+    shape = known_shape("Qwen/Qwen3-30B-A3B-Instruct-2507")
+    rates, taken = Rates(40e12, None, 600e9), {}
+    for again in (True, False):
+        settings = {"base_precision": "nf4", "strategy": "zero0", "global_batch": "1"}
+        recipe = load_recipe("qwen3-30b-a3b", settings | {"gradient_checkpointing": str(again).lower()})
+        plain = recipe.model_copy(update={"base_precision": "dtype"})
+        four, sixteen = (pace(shape, each, 1, 2048, rates).compute_s for each in (recipe, plain))
+        taken[again] = four - sixteen
+    assert taken[True] - taken[False] == pytest.approx(unpacking_s(shape.packed_parameters - shape.experts, 1, 600e9))
+    assert taken[False] == pytest.approx(unpacking_s(shape.packed_parameters, 2, 600e9))
+    staged = load_recipe("qwen3-30b-a3b", {"base_precision": "nf4", "strategy": "pipeline"})
+    seconds = []
+    for again in (0, 5):
+        stage = Stage(12, again, held=1, first=False, last=False)
+        known, unknown = (
+            stage_time(shape, staged, MicroBatch(2048, 2048.0), stage, 40e12, memory_bytes_per_s=rate)
+            for rate in (600e9, None)
+        )
+        seconds.append(known.backward_s - unknown.backward_s)
+    assert seconds[1] - seconds[0] == pytest.approx(unpacking_s(5 * shape.largest.packed, 1, 600e9))
 
 
 def test_unpacking_costs_the_same_however_many_tokens_a_micro_batch_has():
@@ -205,7 +250,7 @@ def test_a_published_adapter_says_beside_what_it_was_trained():
     said = "its layers in four bits"
     for precision in ("nf4", "dtype"):
         text = _recipe("7b", strategy="zero0", base_precision=precision).to_toml()
-        facts = CardFacts("run", 4, text, "b", "d", 1.0, None, None, merged=False)
+        facts = CardFacts("run", 4, text, "b", "d", 1.0, None, (), merged=False)
         assert (said in card("me/mine", facts)) is (precision == "nf4")
 
 

@@ -4,24 +4,18 @@ goes on where another stopped. Real ranks over gloo (tests/support/engine_probe.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("bitsandbytes", reason="needs the [train] extra")
 
-from tests.support.rank_output import outputs as said_by  # noqa: E402
+from tests.support.ranks import said_and_found  # noqa: E402
 from training import tiny  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-PROBE = Path(__file__).parent / "support" / "engine_probe.py"
 TAKES_FOUR_BITS = ("zero0", "zero1", "zero2", "pipeline")
 HANDED_ON = ("zero0", "zero2", "pipeline")
 EXACT = {
@@ -58,25 +52,9 @@ def house(tmp_path_factory):
 
 def _group(house, ranks, cases, name):
     """What each case gave on so many ranks, by its name, and what rank 0 said."""
-    job = house / f"{name}.json"
     model = str(house / "models" / "tiny")
-    job.write_text(json.dumps({"model": model, "recipe": EXACT, "samples": _samples(), "cases": cases}))
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 32000))}
-    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[2])} | place
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(PROBE), str(job)], env=shared | {"RANK": str(n), "LOCAL_RANK": str(n)}, **pipes
-        )
-        for n in range(ranks)
-    ]
-    try:
-        outputs = said_by(started, 300)
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * ranks, "\n".join(text[-3000:] for text in outputs)
-    return torch.load(job.with_suffix(".out.pt"), weights_only=False) | {"said": outputs[0]}
+    said, found = said_and_found(house, ranks, EXACT, cases, f"{name}-", model=model, samples=_samples())
+    return found | {"said": said}
 
 
 def _case(name, strategy, **more):

@@ -18,7 +18,7 @@ from training.cost.shape import SHIPPED, PlanError, known_shape, read_outline  #
 from training.model_names import load_recipe, recipe_names  # noqa: E402
 from training.node.known_outline import known_outline  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
-from training.recipe import Lora  # noqa: E402
+from training.recipe_tables import Lora  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FORMULA = {"llama", "mistral", "qwen2", "qwen3"}

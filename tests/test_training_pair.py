@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.rank_output import outputs as said_by
+from tests.support import forked_rank
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
@@ -26,19 +22,8 @@ LENGTHS = (3, 9, 5, 7, 4, 8)
 def pair(tmp_path_factory):
     """What each of the two ranks saw."""
     out = tmp_path_factory.mktemp("pair") / "out.pt"
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 32000))}
-    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[2])} | place
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [sys.executable, str(PROBE), str(out)]
-    started = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": "0"}, **pipes) for rank in (0, 1)
-    ]
-    try:
-        outputs = said_by(started, 300)
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(text[-3000:] for text in outputs)
+    codes, outputs = forked_rank.finish(forked_rank.start(2, PROBE, out), 300)
+    assert codes == [0, 0], "\n".join(text[-3000:] for text in outputs)
     return torch.load(out, weights_only=False)
 
 

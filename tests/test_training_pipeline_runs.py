@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import forked_rank  # noqa: E402
 from tests.support.rank_of_run import LIMIT_S  # noqa: E402
-from tests.support.rank_output import outputs as said_by  # noqa: E402
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for  # noqa: E402
 from training import tiny  # noqa: E402
 from training.causes import Cause  # noqa: E402
@@ -32,6 +29,7 @@ from training.node.supervision.end_processes import processes_of  # noqa: E402
 pytestmark = pytest.mark.torch
 
 SUPPORT = Path(__file__).parent / "support"
+RANK_OF_RUN = SUPPORT / "rank_of_run.py"
 BASE = {
     "strategy": "pipeline",
     "steps": "4",
@@ -69,29 +67,6 @@ def _run(house, name, recipe):
     return run
 
 
-def _ranks(count, program, *arguments):
-    """A process each."""
-    port = random.randrange(20000, 32000, 2)
-    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT.parents[1])}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [sys.executable, str(SUPPORT / program), *arguments]
-    return [
-        subprocess.Popen(command, env=shared | place | {"RANK": str(rank), "LOCAL_RANK": "0"}, **pipes)
-        for rank in range(count)
-    ]
-
-
-def _end(started, timeout_s):
-    """Exit codes and what each printed."""
-    try:
-        outputs = said_by(started, timeout_s)
-    finally:
-        for process in started:
-            process.kill()
-    return [process.returncode for process in started], outputs
-
-
 @pytest.fixture(scope="module")
 def runs(house):
     """Whole runs on two ranks, one after another; the last through main."""
@@ -105,7 +80,8 @@ def runs(house):
     jobs = [{"run": str(made[name])} for name in ("zero0", "undisturbed", "stopped")]
     jobs += [{"run": str(made["stopped"]), "resume": True}, {"run": str(made["pipeline"])}]
     (house / "jobs.json").write_text(json.dumps(jobs))
-    codes, outputs = _end(_ranks(2, "finetune_probe.py", str(house / "jobs.json")), 300)
+    started = forked_rank.start(2, SUPPORT / "finetune_probe.py", house / "jobs.json")
+    codes, outputs = forked_rank.finish(started, 300)
     assert codes == [0, 0], "\n".join(text[-3000:] for text in outputs)
     return made
 
@@ -173,7 +149,7 @@ def test_random_numbers_go_on_where_as_many_ranks_make_as_many_replicas(runs):
 
 def test_stages_that_do_not_divide_the_ranks_end_a_run_in_one_sentence(house):
     run = _run(house, "three", BASE | {"pipeline.stages": "3"})
-    codes, outputs = _end(_ranks(2, "rank_of_run.py", "--run", str(run)), 120)
+    codes, outputs = forked_rank.finish(forked_rank.start(2, RANK_OF_RUN, "--run", run), 120)
     assert UNUSABLE in codes and set(codes) <= {UNUSABLE, PEER_LOST}
     assert any("tiny: 2 ranks are no multiple of 3 stages" in text for text in outputs)
     assert not any("Traceback" in text for text in outputs)
@@ -187,7 +163,7 @@ def _under_way(run, step=2):
 def test_a_rank_that_falls_silent_in_mid_step_is_named_and_its_neighbours_do_not_wait_for_ever(house):
     """Stopped, not killed: no connection is closed, so both neighbours sit in a receive."""
     run = _run(house, "silent", ENDLESS)
-    started = _ranks(3, "rank_of_run.py", "--run", str(run))
+    started = forked_rank.start(3, RANK_OF_RUN, "--run", run)
     try:
         wait_for(lambda: _under_way(run), 120)
         began = time.monotonic()

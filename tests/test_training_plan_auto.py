@@ -140,7 +140,7 @@ def test_the_run_folder_has_the_recipe_as_it_was_decided_and_the_plan_says_why(t
     monkeypatch.setattr(preparing, "find_facts", lambda *_: facts())
     recipe, run_id = load_recipe("qwen2.5-14b", ALL), "qwen2.5-14b-20260101-000000"
     cluster = OpenCluster(HereHead(tmp_path / "runs"))
-    start_run._made_ready(cluster, run_id, recipe, start_run.Data({}), dry=False, anyway=False)
+    start_run._made_ready(cluster, run_id, recipe, start_run.Data({}), None, dry=False, anyway=False)
     folder = tmp_path / "runs" / run_id
     chosen = json.loads((folder / "plan.json").read_text())["predicted"]["chosen"]
     assert read_recipe(folder / "recipe.toml") == with_changes(recipe, **chosen["settings"], auto=())
@@ -183,7 +183,7 @@ def test_a_resume_keeps_what_fits_and_decides_anew_what_does_not():
     assert decided_again(RESUMED, shape, large, WORK, LEFT_TO_THE_PLAN) == (RESUMED, "")
     after, reason = decided_again(RESUMED, shape, machines_of("NVIDIA A10", 4), WORK, LEFT_TO_THE_PLAN)
     assert after.strategy == "pipeline" and after.maths() == RESUMED.maths() and after.left_open == ()
-    assert "GiB of memory are missing a rank on 4 ranks" in reason
+    assert "iB of memory are missing a rank on 4 ranks" in reason
     assert reason.endswith("pipeline is the fastest that fits, and of those as fast the simplest")
 
 
@@ -233,7 +233,7 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     assert 'strategy = "pipeline"' in change.files["recipe.toml"] and not change.of_data
     said = capsys.readouterr().out
     assert (
-        said.startswith("from step 10 on: strategy = pipeline, micro_batch = ") and "GiB of memory are missing" in said
+        said.startswith("from step 10 on: strategy = pipeline, micro_batch = ") and "iB of memory are missing" in said
     )
     kept = fitted(*ALL)
     assert kept == Change(), "what is said for the resume stays"

@@ -17,6 +17,7 @@ from training.plan.facts import Facts, ModelMetadata, read_facts, stop_tokens
 from training.plan.hardware import Card, Known, NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.situation import Check
+from training.plan.teaching import for_rows, shortened
 from training.recipe import with_changes
 
 CONFIG = {
@@ -176,9 +177,28 @@ def test_warm_up_against_38_steps(warmup: int, severity: str):
     assert f"{warmup} of 38 steps" in check.value
 
 
+def test_epochs_that_are_fewer_steps_than_the_warm_up_shorten_it_to_a_tenth_of_them():
+    few = for_rows(with_changes(load_recipe("qwen2.5-14b"), epochs=3.0), 40)
+    assert few.total_steps(40) == 8 and few.optimizer.warmup_steps == 0
+    own = load_recipe("qwen2.5-14b")
+    assert for_rows(own, 3000) is own
+
+
+def test_steps_that_somebody_counted_do_not_change_the_recipe_when_the_data_are_known():
+    counted = with_changes(load_recipe("qwen2.5-14b"), epochs=None, steps=5)
+    assert for_rows(counted, 40) is counted
+
+
+def test_one_step_that_goes_over_few_rows_more_often_than_was_asked_says_so():
+    value = found(plan(facts(rows=4), epochs=3.0, optimizer={"warmup_steps": 0}), "epochs").value
+    assert value == "4 epochs in 1 step: 3 asked for, but every step takes 16 rows"
+
+
 @pytest.mark.parametrize(("samples", "severity"), [(15, "error"), (29, "error"), (30, "warning"), (100, "ok")])
 def test_records_that_are_too_few(samples: int, severity: str):
-    assert found(plan(facts(samples=samples)), "records").severity == severity
+    check = found(plan(facts(samples=samples)), "records")
+    assert check.severity == severity
+    assert ("--anyway" in check.cure) == (severity == "error")
 
 
 def test_fewer_rows_than_a_step_takes_are_a_warning_with_a_batch_that_fits():
@@ -192,6 +212,8 @@ def test_fewer_rows_than_a_step_takes_are_a_warning_with_a_batch_that_fits():
         ("truncated", {"truncated": 50}, "ok"),
         ("truncated", {"truncated": 51}, "warning"),
         ("truncated", {"truncated": 501}, "error"),
+        ("duplicates", {"duplicates": 10}, "ok"),
+        ("duplicates", {"duplicates": 11}, "warning"),
         ("left out", {"empty": 1}, "warning"),
         ("left out", {"bad": 1}, "warning"),
         ("left out", {"empty": 501}, "error"),
@@ -202,6 +224,20 @@ def test_fewer_rows_than_a_step_takes_are_a_warning_with_a_batch_that_fits():
 )
 def test_shares_of_the_data(name: str, report: dict[str, int], severity: str):
     assert found(plan(facts(**report)), name).severity == severity
+
+
+@pytest.mark.parametrize(
+    ("longest", "said"),
+    [
+        (2348, "--set max_length=2348 cuts none; or split them"),
+        (90_000, "--set max_length=32768 is the most that the model takes; or split them"),
+        (0, "raise max_length (fab data says to what), or split them"),
+    ],
+)
+def test_cut_records_name_the_length_that_would_cut_none(longest, said):
+    known = facts(truncated=501, longest_uncut=longest)
+    known = replace(known, config={**known.config, "max_position_embeddings": 32768})
+    assert found(plan(known), "truncated").cure == f"their ends are not learned; {said}"
 
 
 def test_many_epochs_are_a_warning():
@@ -324,6 +360,8 @@ def test_samples_share_rows_only_where_the_model_keeps_them_apart():
     assert check.severity == "error" and "'rwkv'" in check.value and "--set batching=padded" in check.cure
     assert found(plan(mixes, anyway=True), "batching").severity == "error", "a fact, not an estimate"
     assert found(plan(mixes, batching="padded"), "batching").severity == "ok"
+    never = replace(facts(), config={**CONFIG, "model_type": "laguna"})
+    assert "a laguna is not trained" in found(plan(never, batching="padded"), "model").value
 
 
 def test_a_stop_waits_for_steps_as_long_as_these_and_says_so():
@@ -350,3 +388,8 @@ def test_the_minutes_have_the_looks_at_the_validation_split_in_them():
     look = 0.4 * 300 / load_recipe("qwen2.5-14b").global_batch * without["step_s"] / 60
     assert seldom["minutes"] - without["minutes"] == pytest.approx(look, abs=0.1)
     assert often["minutes"] - without["minutes"] == pytest.approx(look * often["total_steps"], rel=0.01)
+
+
+def test_a_run_too_short_for_any_warm_up_is_said_to_have_none():
+    assert shortened(4, 5) == "no warm-up: the recipe's 5 steps would last as long as the run's 4"
+    assert shortened(20, 50) == "warm-up: 2 of 20 steps; the recipe's 50 would last as long as the run"

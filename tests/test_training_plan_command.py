@@ -298,7 +298,7 @@ def test_a_cloud_that_does_not_answer_leaves_a_way_to_plan(tmp_path, monkeypatch
 
 def test_without_a_tokenizer_tokens_are_estimated_from_the_text_and_said_to_be(place):
     recipe = load_recipe("qwen2.5-7b")
-    size = size_of(records(place), recipe)
+    size = size_of((records(place),), recipe)
     text = len("\n".join(WORDS.values()))
     assert size.how == "estimated: four bytes of text a token"
     assert size.records == 50 and size.work.tokens == 50 * (round(text / 4) + 2 * data_size.TURN_TOKENS)
@@ -313,13 +313,13 @@ def test_with_the_tokenizer_they_are_counted(place):
     folder = place / ".cache" / "spotune" / "models" / recipe.model_dir
     folder.mkdir(parents=True)
     words.save(str(folder / "tokenizer.json"))
-    size = size_of(records(place), recipe)
+    size = size_of((records(place),), recipe)
     each = sum(len(text.split()) for text in WORDS.values()) + 2 * data_size.TURN_TOKENS
     assert (size.how, size.work.tokens) == ("counted with the model's tokenizer", 50 * each)
     data_size_before = data_size.SAMPLE_BYTES
     try:
         data_size.SAMPLE_BYTES = 100
-        sampled = size_of(records(place), recipe)
+        sampled = size_of((records(place),), recipe)
     finally:
         data_size.SAMPLE_BYTES = data_size_before
     assert sampled.how.startswith("the first 0 MB of them counted") and sampled.work.tokens == size.work.tokens
@@ -327,21 +327,21 @@ def test_with_the_tokenizer_they_are_counted(place):
 
 def test_long_records_are_cut_and_padded_ones_have_a_row_each(place):
     recipe = load_recipe("qwen2.5-7b", {"max_length": "16", "batching": "padded", "validation.fraction": "0.1"})
-    size = size_of(records(place), recipe)
+    size = size_of((records(place),), recipe)
     assert (size.work.rows, size.work.tokens, size.work.longest) == (45, 50 * 16, 16)
 
 
 def test_tiny_brings_its_own_data_and_others_none():
     tiny, other = load_recipe("tiny"), load_recipe("qwen2.5-7b")
-    assert tiny.base_model == BUILT_IN and size_of("", tiny).records == 400
-    assert size_of("", other) is None
+    assert tiny.base_model == BUILT_IN and size_of((), tiny).records == 400
+    assert size_of((), other) is None
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say which model: --model NAME; known: "),
-        (("--model", "gpt-5"), "unknown model 'gpt-5'; known: "),
+        ((), "say which model: --model NAME; fab models lists all "),
+        (("--model", "gpt-5"), "unknown model 'gpt-5'; fab models lists all "),
         (("--model", "qwen2.5-7b"), "nothing says which cards te1 and te2 have: write card = "),
         (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
         (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),
@@ -393,6 +393,48 @@ def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     assert steps == math.ceil(3 * rows / 16)
     assert "pipeline: 2 stages: layers 14, 14; of them again 9, 4; micro-batches held 2, 1" in lines
     assert time.process_time() - began < 5
+
+
+def test_figures_of_a_network_that_nobody_knows_are_those_of_the_rate_that_is_said_to_be_taken(place):
+    known = fab(place, "--model", "qwen2.5-7b", "--card", "A10", "--data", records(place), "--json")
+    (place / "cluster.toml").write_text(LISTED.format(folder=place).replace("line_rate_gbps = 16\n", ""))
+    words = ("--model", "qwen2.5-7b", "--card", "A10", "--data", records(place))
+    taken = json.loads(fab(place, *words, "--json").stdout)
+    assert taken["options"] == json.loads(known.stdout)["options"] and taken["chosen"]["minutes"]
+    said = said_by(fab(place, *words))
+    line = (
+        "are computed taking the network for 16 Gbit/s: fab check measures it, line_rate_gbps in cluster.toml says it"
+    )
+    assert line in said and line in " ".join(taken["notes"])
+    assert "1.7 GB/s between ranks, taken for 16 Gbit/s" in said
+
+
+def test_where_no_figure_can_be_computed_no_footnote_explains_them(place):
+    (place / "cluster.toml").write_text(LISTED.format(folder=place) + "gpus = 0\n")
+    words = (
+        "--model",
+        "qwen2.5-0.5b",
+        "--card",
+        "Unheard X1 80GB",
+        "--data",
+        records(place),
+        "--price-per-hour",
+        "8.5",
+    )
+    done = fab(place, *words)
+    assert "take: " in done.stdout and "computing not known" in done.stdout, done.stderr
+    assert "time and money are of the run alone" not in done.stdout
+
+
+def test_what_a_start_would_say_of_few_records_is_said_before_anything_is_paid(place):
+    words = ("--model", "qwen2.5-7b", "--card", "A10", "--nodes", "2", "--price-per-hour", "8", "--data")
+    said = fab(place, *words, records(place, 80)).stdout
+    assert "records: 80 to learn from" in said and "every step sees a row more than once" in said
+    assert "16.00 CNY an hour" in said
+    assert "records: 4 to learn from" in (few := fab(place, *words, records(place, 4)).stdout) and "--anyway" in few
+    assert "to learn from, " not in fab(place, *words, records(place, 500), "--set", "batching=padded").stdout
+    (place / "cluster.toml").write_text((place / "cluster.toml").read_text().replace('currency = "CNY"\n', ""))
+    assert "16.00 an hour (in the currency of --price-per-hour)" in fab(place, *words[:-1]).stdout
 
 
 def said_by(done):

@@ -16,7 +16,8 @@ from training.cost.shape import ModelShape
 from training.cost.strategies import BUCKET, cost_of
 from training.data import micro_steps
 from training.model_names import load_recipe
-from training.recipe import Lora, Recipe, with_changes
+from training.recipe import Recipe, with_changes
+from training.recipe_tables import Lora
 
 GB = 1e9
 

@@ -120,7 +120,7 @@ def test_the_lines_say_what_was_planned_what_is_saved_and_what_fits():
     predicted = {"memory_gib": needed(asked, SHAPE, 4, 2048).total / GIB, "card_gib": 22.5}
     lines = ladder_lines(ladder(asked, SHAPE, 4, 2048, cards=False), predicted)
     assert lines[0].startswith("planned: ") and "of 22.5" in lines[0]
-    assert lines[1].startswith("  --set micro_batch=1: ") and "GiB less" in lines[1]
+    assert lines[1].startswith("  --set micro_batch=1: ") and "iB less" in lines[1]
     fits = [" (fits)" in line for line in lines[1:]]
     assert not fits[0] and fits[-1], "the first rung is not enough, the last one is"
 

@@ -25,6 +25,8 @@ from tests.support.llama_shape import model_shape
 from tests.test_training_plan_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data import DataError
+from training.data.bad_records import Bad
+from training.data.readers import records
 from training.events import Ended
 from training.laptop import (
     attach,
@@ -43,6 +45,7 @@ from training.laptop.preparing import DataRequest
 from training.laptop.ship import pack
 from training.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
 from training.model_names import load_recipe
+from training.node.prepare import raw_data
 from training.node.supervision.failure import rank_end
 from training.run_folder import PREPARING, Status, begun, new_run_id, status_text
 
@@ -221,7 +224,7 @@ def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **w
     monkeypatch.setattr(base_model, "here_base_model", lambda recipe, target: "0" * 64)
     monkeypatch.setattr(preparing, "prepare", preparation or prepare)
     recipe = load_recipe("tiny")
-    with start_run.checked_data(recipe, "") as given:
+    with start_run.checked_data(recipe) as given:
         return start_run.start(OpenCluster(head), recipe, given, MOMENT, **wishes)
 
 
@@ -251,11 +254,12 @@ BAD = {**PREPARED, "report": {**REPORT, "samples": 15}}
 
 
 @pytest.mark.parametrize("answer", [BAD, DataError("bad"), HeadError("gone"), KeyboardInterrupt()])
-def test_a_start_that_does_not_come_to_a_run_leaves_nothing(tmp_path: Path, monkeypatch, answer: Any):
+def test_a_start_that_does_not_come_to_a_run_leaves_nothing(tmp_path: Path, monkeypatch, capsys, answer: Any):
     head = Recorded(tmp_path / "runs")
     with pytest.raises(PlanError if isinstance(answer, dict) else type(answer)):
         start(head, monkeypatch, answer)
     assert head.started is None and list(head.runs.iterdir()) == []
+    assert ("nothing was started" in capsys.readouterr().out) == isinstance(answer, KeyboardInterrupt)
 
 
 def test_anyway_starts_in_spite_of_an_estimate(tmp_path: Path, monkeypatch):
@@ -310,14 +314,14 @@ def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
     te1 = SimpleNamespace(name="te1")
     monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda *_: head)
     monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
-    assert renting._active_run() == ""
+    assert renting._stake()[0].active == ""
     snapshots._end_runs(None, te1, False)
     with starting.turn(head):
         mine = starting.claim(head, "tiny", MOMENT)
-        assert renting._active_run() == mine.run_id == RUN
+        assert renting._stake()[0].active == mine.run_id == RUN
         with pytest.raises(RentError, match=f"{RUN} is being started"):
             snapshots._end_runs(None, te1, True)
-    assert renting._active_run() == ""
+    assert renting._stake()[0].active == ""
 
 
 def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only_that(tmp_path: Path):
@@ -398,17 +402,65 @@ def test_files_and_folders_keep_their_kind_and_the_hubs_go_by_name(tmp_path: Pat
     (tmp_path / "some" / "inner").mkdir(parents=True)
     for name in ("some/a.jsonl", "some/inner/b.jsonl", "one.JSONL"):
         (tmp_path / name).write_text(line)
-    one = start_run.training_data(recipe, str(tmp_path / "one.JSONL"), tmp_path)
+    one = start_run.training_data(recipe, (str(tmp_path / "one.JSONL"),), tmp_path)
     assert list(one.files) == ["data/train.jsonl"] and one.summary and one.summary.records == 1
-    many = start_run.training_data(recipe, str(tmp_path / "some"), tmp_path)
+    many = start_run.training_data(recipe, (str(tmp_path / "some"),), tmp_path)
     assert sorted(many.files) == ["data/train/a.jsonl", "data/train/inner/b.jsonl"]
-    hub = start_run.training_data(recipe, "owner/name", tmp_path)
+    hub = start_run.training_data(recipe, ("owner/name",), tmp_path)
     assert hub.files == {"data/train.hub": "owner/name"} and hub.from_hub and hub.summary is None
     (tmp_path / "bad.jsonl").write_text(line + "{}\n")
     with pytest.raises(DataError):
-        start_run.training_data(recipe, str(tmp_path / "bad.jsonl"), tmp_path)
-    skipped = start_run.training_data(recipe, str(tmp_path / "bad.jsonl"), tmp_path, skip_bad=True)
+        start_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path)
+    skipped = start_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path, skip_bad=True)
     assert skipped.summary and (skipped.summary.records, skipped.summary.bad) == (1, 1)
+
+
+def test_several_files_and_folders_are_one_run_in_the_order_given(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    for name, answers in (("b/x.jsonl", "12"), ("a.jsonl", "3"), ("c/a.jsonl", "4")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("".join(f'{{"prompt": "a", "completion": "{each}"}}\n' for each in answers))
+    given = [str(tmp_path / name) for name in ("b", "a.jsonl", "c/a.jsonl")]
+    found = start_run.training_data(load_recipe("tiny"), given, tmp_path)
+    assert found.summary and found.summary.records == 4
+    for place, file in found.files.items():
+        (tmp_path / "run" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / place).write_bytes(Path(file).read_bytes())
+    shipped = records(raw_data(tmp_path / "run" / "data", tmp_path), Bad(False))
+    assert [record.completion for _, record in shipped] == ["1", "2", "3", "4"]
+    assert found.source is not None
+    assert [record.completion for _, record in records(found.source, Bad(False))] == ["1", "2", "3", "4"]
+
+
+def test_of_several_none_is_there_twice_missing_or_of_the_hub(tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "a.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n')
+    for other, said in ((str(tmp_path / "in"), "given twice"), ("no.jsonl", "no such file"), ("o/n", "taken alone")):
+        with pytest.raises(DataError, match=said):
+            start_run.training_data(load_recipe("tiny"), (str(file), other), tmp_path)
+
+
+def test_bad_records_come_with_what_can_be_done_and_those_alone_without_leaving_them_out(tmp_path: Path):
+    (file := tmp_path / "a.jsonl").write_text("{}\n" * 5)
+    with pytest.raises(DataError) as refusal:
+        start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
+    assert str(refusal.value).startswith("5 records: none of messages, ")
+    assert str(refusal.value).endswith(" lines 1, 2, 3, ...)\n5 bad records: no other is there; mend them")
+    file.write_text('{}\n{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(DataError, match=r"\n1 bad record: mend them, or leave them out with --skip-bad$"):
+        start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
+
+
+def test_what_only_the_head_finds_wrong_is_told_with_the_names_that_were_given(tmp_path: Path):
+    for name in ("a.json", "a.jsonl"):
+        (tmp_path / name).write_text("[]")
+    given = start_run.Data(
+        {"data/train/a.json": tmp_path / "a.json", "data/train/a.jsonl": tmp_path / "a.jsonl"}, source=tmp_path
+    )
+    said = "/r/data/train/a.jsonl line 3: bad\n/r/data/train: no record to train on"
+    own = f"{tmp_path}/a.jsonl line 3: bad\n{tmp_path}: no record to train on"
+    assert preparing.renamed(said, given.names("/r")) == own
 
 
 def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path: Path, monkeypatch, capsys):
@@ -422,7 +474,7 @@ def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path
         attach.conclude(head, RUN, runs.look(head, RUN))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("planned: ")
-    assert lines[1].startswith("  --set micro_batch=1: ") and "GiB less" in lines[1]
+    assert lines[1].startswith("  --set micro_batch=1: ") and "iB less" in lines[1]
 
 
 @pytest.mark.parametrize("broken", ["recipe.toml", "plan.json"])

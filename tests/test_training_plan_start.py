@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,14 @@ def test_cured_the_same_run_passes_dry_with_0_and_leaves_nothing(home: Path):
     assert "end of turn: <|im_end|>, whose row is trained" in done.stdout
     assert not any(line.startswith("error") for line in done.stdout.splitlines())
     assert left(home) == []
+
+
+def test_epochs_of_few_records_shorten_the_warm_up_once_the_data_are_counted(home: Path):
+    settings = [word for setting in (*CURED, "epochs=1", "batching=padded") for word in ("--set", setting)]
+    done = train(home, 60, "--dry", *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.search(r"^no warm-up: the recipe's 10 steps would last as long as the run's (\d)$", done.stderr, re.M)
+    assert said and f"warm-up: 0 of {said[1]} steps" in done.stdout
 
 
 def test_data_that_the_head_refuses_are_one_sentence_and_leave_nothing(home: Path):

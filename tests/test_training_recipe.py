@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.model_names import RECIPES, load_recipe, recipe_names
-from training.recipe import Optimizer, RecipeError, read_recipe
+from training.recipe import RecipeError, read_recipe
+from training.recipe_tables import Optimizer
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -41,7 +42,7 @@ def test_the_promised_models_are_there_in_order_of_size():
 
 
 def test_unknown_recipe_lists_the_known_ones():
-    with pytest.raises(RecipeError, match=r"unknown model 'qwen'; .*known: .*qwen2\.5-7b, qwen2\.5-14b.*tiny"):
+    with pytest.raises(RecipeError, match=r"unknown model 'qwen'; did you mean qwen.*\? fab models lists all "):
         load_recipe("qwen")
 
 
@@ -140,3 +141,17 @@ def test_onecycle_survives_what_divides_by_zero_in_torch():
     assert short.lr_at(2, 3) == pytest.approx(1 / 25 / 1e4)
     assert Optimizer(lr=1.0, warmup_steps=9, schedule="onecycle").lr_at(2, 3) == 1.0
     assert Optimizer(lr=1.0, warmup_steps=0, schedule="onecycle").lr_at(0, 1) == pytest.approx(1 / 25 / 1e4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("epochs", "abc", "epochs: a number is expected, not 'abc'"),
+        ("optimizer.lr", "-1", "optimizer.lr: more than 0 is expected, not -1"),
+        ("model_dir", "a/b", "model_dir: letters, digits and . _ - are expected, a letter or a digit first, not 'a/b'"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_said_as_it_was_typed_and_no_pattern_is_shown(key, value, said):
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("tiny", {key: value})
+    assert str(refused.value).endswith(said)

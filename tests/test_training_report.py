@@ -10,20 +10,32 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.conftest import absent
+from training.began_with import RECORD, Stage, record_text
+from training.causes import Cause
+from training.data.look.naming import NAMES, names_text
 from training.events import EVENTS, Resumed, Started, Told, row_of
+from training.laptop.language import language_of
 from training.laptop.ship import code_files, plan_text
-from training.launch import Host, Launch, launch_text
+from training.launch import Host, Launch, launch_text, parse_launch
 from training.model_names import load_recipe
+from training.node.metrics import run_tables
 from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
 from training.node.metrics.report import content, make_report
+from training.node.metrics.run_numbers import duration, plan_against_actual
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append
-from training.run_folder import Status, status_text
+from training.node.supervision.failure import ASKED
+from training.run_folder import State, Status, status_text
+from training.starts import note_end, note_start
+from training.sums import sha256_of
+from training.words import ENGLISH, ZH, Words
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -51,7 +63,7 @@ def loss(step: int) -> float:
     return 1.2 + 1.6 * math.exp(-step / 12)
 
 
-def make_run(run: Path, steps: int = STEPS) -> Path:
+def make_run(run: Path, steps: int = STEPS, language: str = "en") -> Path:
     """A run folder as a head has it at the end."""
     run.mkdir(parents=True)
     for step in range(1, steps + 1):
@@ -66,9 +78,10 @@ def make_run(run: Path, steps: int = STEPS) -> Path:
             value = loss(step) + 0.1 + 0.004 * abs(step - 30)
             evaluation = EvaluationMetrics(step, value, math.exp(value), 0.6, 50, 2.0, "2026-01-01T00:00:00+00:00")
             append(run / "metrics.jsonl", evaluation)
-    predicted = {"memory_gib": 5.0, "step_s": 1.0, "minutes": None, "tokens_per_step": 2000, "total_steps": steps}
-    hosts = tuple(Host(f"te{n}", f"10.0.0.{n}", 1) for n in (1, 2))
-    launch = Launch(run.name, str(run), hosts, "training.node.finetune", (), "python", {})
+    predicted = {"memory_gib": 5.0, "step_s": 1.0, "minutes": 75, "tokens_per_step": 2000, "total_steps": steps}
+    hosts = tuple(Host(f"te{n}", f"10.0.0.{n}", 1, "ecs.gn7i", "cn-hangzhou-k", 6.25) for n in (1, 2))
+    costs = {"price_h": 12.5, "currency": "CNY", "language": language}
+    launch = Launch(run.name, str(run), hosts, "training.node.finetune", (), "python", {}, **costs)
     data = {"shape": "messages", "content_hash": "c" * 64}
     (run / "plan.json").write_text(plan_text(launch, "tiny", "b" * 64, data, predicted), encoding="utf-8")
     (run / "launch.json").write_text(launch_text(launch), encoding="utf-8")
@@ -177,7 +190,7 @@ def test_the_curves_are_the_steps_and_evaluations_of_the_run(dom):
 
 
 def test_what_the_run_says_is_text_and_never_markup(dom, report):
-    assert EVIL in dom.texts and "小模型，用于测试" in dom.texts
+    assert EVIL in dom.texts and any("小模型，用于测试" in text for text in dom.texts)
     assert any(text.startswith("第一行") for text in dom.texts) and "<|im_end|>" in dom.texts
     assert {"script", "b", "iframe", "object", "link-"} & set(dom.tags) == set()
     assert html.escape("<script>") in report.read_text(encoding="utf-8")
@@ -185,11 +198,11 @@ def test_what_the_run_says_is_text_and_never_markup(dom, report):
 
 def test_plan_cost_checkpoints_and_origin_are_told(dom):
     joined = " | ".join(dom.texts)
-    assert "memory, GiB a rank | 5 | 5.25 | 105%" in joined and "seconds a step | 1 | 1.1 | 110%" in joined
-    assert "1 h 30 min" in dom.texts and "20.00 CNY" in dom.texts
-    assert "step-30 | 1.331 | 0.0 | best | step-40" in joined and ".tmp-step-50" not in joined
+    assert "memory of a rank | 5 GiB | 5.25 GiB | 105%" in joined and "a step | 1 s | 1.1 s | 110%" in joined
+    assert "the whole run | 1 h 15 min | 1 h 30 min | 120%" in joined and "20.00 CNY" in dom.texts
+    assert "step-30 | 1.331 | " in joined and " | best | step-40" in joined and ".tmp-step-50" not in joined
     assert "Resumed from step 20, which 4 ranks had saved." in dom.texts
-    assert {"te1", "10.0.0.2", "b" * 64, "d" * 64, "2.13.0", "lora.rank"} <= set(dom.texts)
+    assert {"te1", "10.0.0.2", "b" * 64, "d" * 64, "2.13.0", "lora.rank", "adapter rank"} <= set(dom.texts)
 
 
 def test_the_page_asks_nobody_for_anything(report, chromium, tmp_path):
@@ -217,11 +230,11 @@ def test_the_page_is_painted_in_light_and_in_dark(chromium, report, tmp_path, fl
     assert curves > 2000, "the coloured curves are missing"
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(chromium, report, tmp_path):
+def test_on_a_phone_nothing_is_wider_than_the_screen(chromium, whole, tmp_path):
     probe = tmp_path / "probe.html"
     # the page in a frame as wide as a phone; the frame's own page says how wide its content would like to be
     script = "document.title = f.contentDocument.documentElement.scrollWidth"
-    probe.write_text(f'<iframe id=f width=390 height=800 src="{report.as_uri()}" onload="{script}"></iframe>')
+    probe.write_text(f'<iframe id=f width=390 height=800 src="{whole.as_uri()}" onload="{script}"></iframe>')
     out = browse(chromium, probe, tmp_path, "--dump-dom", "--allow-file-access-from-files")
     title = re.search(r"<title>(\d+)</title>", out)
     assert title and int(title[1]) <= 390
@@ -275,7 +288,7 @@ def test_without_a_price_no_cost_is_made_up(tmp_path):
 def test_before_its_first_checkpoint_the_data_are_named_by_what_the_plan_says(tmp_path):
     run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
     shutil.rmtree(run / "checkpoints")
-    assert ("data, hash", "c" * 64) in content(run, BEGAN)["origin"]
+    assert ("data, sha256", "c" * 64) in content(run, BEGAN)["origin"]
 
 
 def test_a_run_that_goes_on_counts_its_time_until_now(tmp_path):
@@ -295,3 +308,213 @@ def test_the_supervisor_may_say_the_end_before_it_is_written(tmp_path):
 
 def test_the_template_travels_with_the_code():
     assert "training/node/metrics/report.html.jinja" in code_files()
+
+
+def with_everything(run: Path) -> Path:
+    """The same with two starts, an adapter, what it began with, held-out answers, and a look into its data."""
+    launch = parse_launch((run / "launch.json").read_text())
+    note_start(run, replace(launch, command="fab train --model tiny --data mine.jsonl"), BEGAN)
+    note_end(run, BEGAN + 3600)
+    note_start(run, replace(launch, command="fab train --resume"), BEGAN + 7200)
+    note_end(run, BEGAN + 9000)
+    status = Status(run.name, "stopped", started=BEGAN + 7200, ended=BEGAN + 9000, price_h=12.5, spent_before=12.5)
+    (run / "status.json").write_text(status_text(status.changed(currency="CNY")))
+    for step in (30, 40):
+        folder = run / "checkpoints" / f"step-{step}"
+        write(folder / "trainer_state.json", {"step": step, "base_model": "b" * 64, "data": "d" * 64})
+        write(folder / "adapter" / "adapter_config.json", {"r": 16})
+    (run / RECORD).write_text(record_text([Stage("tiny-20251231-000000", 9, "f" * 64, "e" * 64)]))
+    (run / "data" / "train.jsonl").write_text("{}")
+    survey = {"name": "/data/runs/x/data/train.jsonl", "size": 2, "shapes": {"messages": 1}, "bad": 2, "trouble": ""}
+    counts = {"records": 9, "samples": 9, "tokens": 90, "learned_tokens": 40}
+    counts |= {"rows": 3, "efficiency": 0.9, "empty": 1}
+    pieces = [{"text": "hello", "learned": True, "special": False, "tokens": 1}]
+    sample = {"where": "train.jsonl line 1", "held_out": True, "of": [1, 2], "tokens": 9, "learned": 4, "cut": 3}
+    bins = [{"above": 0, "most": 8, "samples": 5, "cut": 2}]
+    lengths = {"samples": 9, "median": 5, "p95": 8, "longest": 99, "max_length": 64}
+    lengths |= {"cut_samples": 2, "cut_tokens": 7}
+    repeats = {
+        "duplicates": 1,
+        "same_question": 0,
+        "shown": [["a", "b"]],
+        "held_out": 3,
+        "leaked": 1,
+        "leaked_question": 1,
+    }
+    look = {
+        "survey": {"files": [survey], "bad": 2, "bad_shown": ["train.jsonl line 2: bad"]},
+        **{
+            "bad": 12,
+            "bad_shown": ["train.jsonl line 2: bad"],
+            "bad_more": 11,
+            "skipped": True,
+            "train": counts,
+            "validation": counts,
+        },
+        **{"batching": "packed", "train_on": "assistant", "steps": 9, "teaches_end": False, "positions": 128},
+        "lengths": {**lengths, "bins": bins},
+        "repeats": {**repeats, "leaks_shown": [["a", "b"]]},
+        "samples": [{**sample, "pieces": pieces, "left_out": 5}],
+    }
+    write(run / "data" / "prepared" / "look.json", look)
+    report = {**counts, "shape": "messages", "longest": 99, "truncated": 2, "bad": 12, "end_of_turn": "<|im_end|>"}
+    write(run / "data" / "report.json", {"report": report, "validation": report})
+    example = {"asked": "what is it?", "wanted": "a thing", "said": "no idea"}
+    base = {"loss": 2.0, "exact_match": 0.0, "rouge_l": 0.25, "examples": [example]}
+    tuned = {"loss": 1.0, "exact_match": 0.5, "rouge_l": 0.75, "examples": [{**example, "said": "a thing indeed"}]}
+    write(run / "evaluation.json", {"base": base, "tuned": tuned})
+    return run
+
+
+@pytest.fixture(scope="module", params=["en", "zh"])
+def whole(request, tmp_path_factory) -> Path:
+    """The report of a run that has everything, in each language."""
+    run = make_run(tmp_path_factory.mktemp(request.param) / "tiny-20260101-000000", language=request.param)
+    return make_report(with_everything(run))
+
+
+def test_a_report_says_what_was_typed_on_what_and_for_how_long_over_all_starts(tmp_path):
+    found = content(with_everything(make_run(tmp_path / "tiny-20260101-000000")), BEGAN)
+    assert found["commands"] == ["fab train --model tiny --data mine.jsonl", "fab train --resume"]
+    assert ("time", "1 h 30 min", "over 2 starts") in found["tiles"]
+    assert ("cost", "18.75 CNY", "12.50 CNY an hour") in found["tiles"]
+    assert found["machines"]["all"] == "12.50 CNY" and "an hour" in found["machines"]["heads"]
+    assert found["machines"]["rows"][1] == ("te2", "ecs.gn7i", "cn-hangzhou-k", "10.0.0.2", 1, "6.25 CNY")
+    assert ("began with", "the adapter of tiny-20251231-000000, step 9") in found["origin"]
+
+
+def test_what_an_hour_costs_is_said_once_in_each_language(whole):
+    assert len(re.findall(r"12\.50 CNY an hour|每小时 12\.50 CNY", page := whole.read_text("utf-8"))) == 2
+    assert not re.search(r"an hour an hour|每小时[^<]* an hour", page)
+
+
+def test_a_report_names_the_file_whose_answers_it_shows_and_calls_only_the_split_held_out(tmp_path):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000"))
+    split = json.loads((run / "evaluation.json").read_text())
+    base, tuned = {**split["base"], "samples": 8}, {**split["tuned"], "samples": 8}
+    other = {"of": "eight.jsonl", "learned_before": 5, "base": base, "tuned": {**tuned, "loss": 0.125}}
+    write(run / "evaluation-of-0123456789ab.json", other)
+    text = make_report(run).read_text(encoding="utf-8")
+    before, _, after = text.partition("Answers on eight.jsonl")
+    assert "Held-out answers" in before and "held-out loss" in before and "0.125" not in before
+    assert "5 of 8 were trained on" in after and "0.125" in after and "held-out loss" not in after
+
+
+def test_a_report_says_what_was_learned_from_with_checksums_and_what_was_held_out(tmp_path):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000"))
+    found = content(run, BEGAN)
+    assert found["files"] == [("train.jsonl", "2 B", "1", sha256_of(run / "data" / "train.jsonl"))]
+    assert ("tokens learned from", "40", "40") in found["data"]
+    assert not [name for name, _ in found["origin"] if "data" in name], "the files have their hashes in one place"
+    (measured,) = found["answers"]
+    (shown,) = measured["shown"]
+    assert (shown["base"], shown["tuned"], shown["wanted"]) == ("no idea", "a thing indeed", "a thing")
+    assert 'from_pretrained(base, "runs/tiny-20260101-000000/adapter")' in "\n".join(found["loading"][0])
+
+
+def test_a_report_calls_the_data_as_their_user_does_and_places_in_its_own_language(tmp_path):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000", language="zh"))
+    look = json.loads((kept := run / "data" / "prepared" / "look.json").read_text())
+    there = look["survey"]["files"][0]["name"]
+    look["survey"]["files"][0]["size"] = 15772
+    look["samples"][0]["where"] = f"{there} record 3"
+    write(kept, look)
+    (run / "data" / NAMES).write_text(names_text({"data/train.jsonl": Path("/home/anna/对话.jsonl")}))
+    text = make_report(run).read_text("utf-8")
+    assert "对话.jsonl 第 3 条" in text and "anna" not in text and there not in text
+    assert text.count("15.8 kB") == 2 and "15772" not in text and "KiB" not in text.partition("对话.jsonl")[2][:200]
+    assert content(run, BEGAN)["files"][0][0] == "对话.jsonl"
+
+
+def test_bad_records_are_of_neither_part_and_stand_once():
+    report = {"records": 18, "bad": 2, "empty": 1}
+    rows = {row[0]: row[1:] for row in run_tables.data(report, report | {"records": 2})}
+    assert rows["left out: bad"] == ("2", "")
+    assert rows["left out: nothing to learn"] == ("1", "1") and rows["records"] == ("18", "2")
+
+
+def test_a_run_is_held_against_as_many_steps_as_its_last_start_wanted():
+    row = {"step": 65, "total_steps": 200, "memory_gib": 1.0, "step_s": 1.0, "tokens": 650}
+    found = plan_against_actual({"minutes": 30, "total_steps": 300, "step_s": 6.0}, [row], 600.0)
+    rows = {name: values for name, *values in found}
+    assert rows["steps"] == ["200", "65", "32%"]
+    assert rows["the whole run"][2] == "50%", "of 20 minutes"
+
+
+def test_where_a_run_was_gone_on_with_and_cut_short_is_marked_in_every_curve(whole):
+    text = whole.read_text(encoding="utf-8")
+    assert text.count('<g id="resume-20">') == text.count('<g id="stop-40">') == text.count("<svg") == 7
+
+
+def test_a_run_of_one_step_is_drawn_over_whole_steps():
+    drawn = draw(plots({})[0], [{"step": 1, "loss": 2.0}], [])
+    axis = drawn.svg.partition('id="matplotlib.axis_1"')[2].partition('id="matplotlib.axis_2"')[0]
+    assert re.findall(r">([^<>\s]+)</text>", axis) == ["0", "1", "2", "step"]
+
+
+def test_a_duration_below_a_minute_has_seconds_alone():
+    assert [duration(seconds, ENGLISH) for seconds in (32.4, 59.4, 60, 3600)] == [
+        *("32 s", "59 s", "1 min 00 s", "1 h 00 min"),
+    ]
+    assert duration(32, Words("zh")) == "32 秒"
+
+
+@pytest.mark.parametrize(("saved", "said"), [(True, "停止前保存了检查点"), (False, "以上一个检查点为准")])
+def test_why_a_run_was_stopped_is_said_in_the_language_of_the_page(tmp_path, saved, said):
+    run = make_run(tmp_path / "tiny-20260101-000000", language="zh")
+    cause = Cause("asked", saved=saved)
+    (run / "status.json").write_text(status_text(Status(run.name, "stopped", reason=ASKED[saved], cause=cause)))
+    assert said in content(run, BEGAN)["reason"]
+
+
+def test_another_end_is_said_as_the_supervisor_said_it(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", language="zh")
+    (run / "status.json").write_text(status_text(Status(run.name, "failed", reason="{x}", cause=Cause("hung"))))
+    assert content(run, BEGAN)["reason"] == "{x}"
+
+
+def test_every_text_of_the_page_has_its_chinese(tmp_path, monkeypatch):
+    """Those that a run with everything shows, and those that templates ask for."""
+    asked = set()
+
+    class Watched(dict):
+        def get(self, text, default=None):
+            asked.add(text)
+            return super().get(text, default)
+
+    monkeypatch.setattr("training.words.ZH", Watched(ZH))
+    make_report(with_everything(make_run(tmp_path / "tiny-20260101-000000", language="zh")))
+    assert len(asked) > 100
+    folders = (ROOT / "training" / "node" / "metrics", ROOT / "training" / "data" / "look")
+    sources = [path for folder in folders for path in (*folder.glob("*.jinja"), *folder.glob("*.py"))]
+    said = {text for path in sources for text in re.findall(r'\bsay\("([^"]+)"', path.read_text(encoding="utf-8"))}
+    assert len(said) > 60
+    drawn = {text for plot in plots({}) for text in (plot.title, plot.unit, *(curve.name for curve in plot.curves))}
+    keys = {*run_tables.COUNTS.values(), *run_tables.SETTINGS.values(), *run_tables.SCORES.values(), *get_args(State)}
+    assert sorted((asked | said | drawn | keys) - ZH.keys() - {""}) == []
+
+
+def test_a_chinese_text_fills_in_what_the_english_one_does():
+    names = {text: set(re.findall(r"{(\w+)}", text)) for text in (*ZH, *ZH.values())}
+    assert [text for text, chinese in ZH.items() if names[text] != names[chinese]] == []
+
+
+def test_a_report_of_a_chinese_terminal_is_chinese(tmp_path):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000", language="zh"))
+    text = make_report(run).read_text(encoding="utf-8")
+    assert '<html lang="zh">' in text and "计划与实测" in text and "1 小时 30 分" in text
+    assert not {"Curves", "Recipe", "Machines", "Held-out answers"} & set(Page(text).texts)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said", "language"),
+    [
+        ({"LANG": "zh_CN.UTF-8"}, "", "zh"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, "", "en"),
+        ({"LC_ALL": "zh_TW"}, "en", "en"),
+        ({}, "zh", "zh"),
+        ({}, "", "en"),
+    ],
+)
+def test_the_language_is_the_terminals_unless_cluster_toml_says_one(environ, said, language):
+    assert language_of(environ, said) == language

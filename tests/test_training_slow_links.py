@@ -5,7 +5,6 @@ Real ranks over gloo, as in test_training_strategies, whose probe trains the cas
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from tests.support.sum_probe import APART, ELEMENTS, RANKS, gradient, moved_by, of_four_ranks  # noqa: E402
+from tests.support import forked_rank, sum_probe  # noqa: E402
+from tests.support.sum_probe import APART, ELEMENTS, RANKS, gradient, moved_by  # noqa: E402
 from tests.test_training_engine import EXACT as STEP_BY_STEP  # noqa: E402
 from tests.test_training_engine import _finish, _metrics, _new_run, _of, _start, _train  # noqa: E402
 from tests.test_training_plan_checks import facts as plan_facts  # noqa: E402
@@ -38,7 +38,8 @@ STEPS = 60
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory):
     folder = tmp_path_factory.mktemp("four")
-    torch.multiprocessing.spawn(of_four_ranks, (random.randrange(20000, 32000), str(folder)), RANKS)
+    codes, outputs = forked_rank.finish(forked_rank.start(RANKS, sum_probe.__file__, folder), 120)
+    assert codes == [0] * RANKS, "\n".join(outputs)
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from training.key_names import CALLED_ELSEWHERE
 from training.laptop.start_run import chosen_recipe
 from training.model_names import load_recipe, recipe_names
 from training.plan.teaching import warmup
+from training.recipe import RecipeError, _known_keys
 
 WARMUP = load_recipe("tiny").optimizer.warmup_steps
 
@@ -27,7 +29,40 @@ def test_fewer_steps_than_the_warm_up_shorten_it_to_a_tenth_of_them_and_it_is_sa
     assert recipe.optimizer.warmup_steps == (WARMUP - 1) // 10
     assert (recipe.steps, recipe.optimizer.lr, recipe.optimizer.schedule) == (WARMUP - 1, 1e-4, "linear")
     said = capsys.readouterr().err
-    assert said.startswith(f"warm-up: {(WARMUP - 1) // 10} of {WARMUP - 1} steps") and f"{WARMUP} would" in said
+    assert said == f"no warm-up: the recipe's {WARMUP} steps would last as long as the run's {WARMUP - 1}\n"
+
+
+def test_epochs_take_the_place_of_the_recipes_steps_and_not_both_are_said():
+    recipe = chosen_recipe("tiny", (), epochs="2")
+    assert (recipe.epochs, recipe.steps) == (2, None)
+    with pytest.raises(RecipeError, match="say one of them"):
+        chosen_recipe("tiny", (), "5", "2")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lr", "optimizer.lr"),
+        ("learning_rate", "optimizer.lr"),
+        ("rank", "lora.rank"),
+        ("lora_alpha", "lora.alpha"),
+        ("warmup", "optimizer.warmup_steps"),
+        ("optimizer.lrr", "optimizer.lr"),
+        ("max_len", "max_length"),
+    ],
+)
+def test_a_key_by_another_name_is_told_the_one_it_has_here(key, meant):
+    with pytest.raises(RecipeError, match=rf"{key}: no such key; did you mean {meant}\?$"):
+        chosen_recipe("tiny", [f"{key}=1"])
+
+
+def test_a_key_like_no_other_gets_no_proposal():
+    with pytest.raises(RecipeError, match=r"zzzz: no such key$"):
+        chosen_recipe("tiny", ["zzzz=1"])
+
+
+def test_all_names_from_elsewhere_lead_to_keys_that_are_there():
+    assert set(CALLED_ELSEWHERE.values()) <= set(_known_keys())
 
 
 def test_steps_by_set_are_steps_too(capsys):

@@ -23,6 +23,7 @@ from training.node.supervision.afterwards import collect, evaluate
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.node_ssh import NodeError, master_port
 from training.node.supervision.supervise import Supervisor
+from training.starts import read_starts
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("deepspeed", reason="needs the [train] extra: DeepSpeed's launcher starts the ranks")
@@ -41,6 +42,8 @@ def test_ranks_that_all_end_well_make_a_finished_run(start):
     assert status_of(run_dir).state == "finished"
     assert "done 1" in (run_dir / "logs" / "rank-1.log").read_text()
     assert "[0] done 0" in (run_dir / "logs" / "launcher.log").read_text()
+    (only,) = read_starts(run_dir)
+    assert (only.at, only.ended) == (status_of(run_dir).started, status_of(run_dir).ended)
 
 
 def test_a_killed_rank_is_named_within_seconds_and_nothing_is_left(start):
@@ -91,9 +94,11 @@ def test_a_stop_waits_as_long_as_the_steps_so_far_ask_for_whatever_was_planned(s
 
 
 def test_ranks_that_ignore_a_stop_are_ended_after_the_grace(start):
-    run_dir, supervisor = start("is_deaf", stop_grace_s=1)
+    run_dir, supervisor = start("is_deaf", stop_grace_s=4)
     wait_for_output(run_dir, 1, "deaf")
     supervisor.terminate()
+    wait_for(lambda: status_of(run_dir).reason == "stopping: saving a checkpoint")
+    assert status_of(run_dir).cause == Cause("asked")
     assert supervisor.wait(30) == 0
     assert status_of(run_dir).state == "stopped"
     assert "did not save in time" in status_of(run_dir).reason
@@ -220,12 +225,13 @@ def test_over_pdsh_ranks_get_the_environment_and_a_run_finishes(start_over_pdsh)
 def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_over_pdsh, tmp_path: Path):
     disk = tmp_path / "not a mount point"
     disk.mkdir()
-    run_dir, supervisor = start_over_pdsh("finishes", data_disk=str(disk))
+    deploy = "pyinfra -y inventory/static.py deploy/base.py"
+    run_dir, supervisor = start_over_pdsh("finishes", data_disk=str(disk), deploy=deploy)
     assert supervisor.wait(30) == 1
     status = status_of(run_dir)
     assert status.reason == (
         f"node te1 is not ready: no disk is mounted at {disk}, so nothing is written there; "
-        "bring it back with the base deploy: pyinfra INVENTORY deploy/base.py"
+        f"bring it back with the base deploy: {deploy}"
     )
     assert not (run_dir / "logs" / "launcher.log").exists()
 

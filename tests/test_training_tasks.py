@@ -18,6 +18,7 @@ from tests.support.local_cluster import wait_for
 from training.laptop import open_cluster
 from training.launch import Host, Launch, launch_text
 from training.model_names import load_recipe
+from training.recipe import with_changes
 from training.sums import PARTS, sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent
@@ -47,19 +48,22 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_unknown_model_lists_the_known_ones(tmp_path: Path):
+def test_an_unknown_model_is_told_where_the_known_ones_are(tmp_path: Path):
     said = refused(fab(tmp_path, "train", "--model", "gpt-5"))
-    assert "unknown model 'gpt-5'" in said and "qwen2.5-14b" in said and "tiny" in said
+    assert "unknown model 'gpt-5'" in said and "fab models lists all " in said
 
 
-def test_no_model_lists_the_known_ones(tmp_path: Path):
-    assert "tiny" in refused(fab(tmp_path, "train"))
+def test_no_model_is_told_where_the_known_ones_are(tmp_path: Path):
+    assert "--model NAME; fab models lists all " in refused(fab(tmp_path, "train"))
 
 
 def test_a_bad_data_line_is_named_with_its_number(tmp_path: Path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
-    assert "data.jsonl line 2: " in refused(fab(tmp_path, "train", "--model", "tiny", "--data", str(data)))
+    done = fab(tmp_path, "train", "--model", "tiny", "--data", str(data))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    bad, cure = done.stderr.strip().splitlines()
+    assert "data.jsonl line 2: " in bad and cure == "1 bad record: mend them, or leave them out with --skip-bad"
 
 
 def test_models_other_than_tiny_need_data(tmp_path: Path):
@@ -89,6 +93,15 @@ def test_a_resume_with_another_recipe_is_refused_and_all_that_differs_is_named(t
         assert part in said
     assert "save_every" not in said
     assert not (run / "recipe.before-4.toml").exists()
+
+
+def test_what_a_resume_would_change_is_said_as_it_is_typed(tmp_path: Path):
+    run = make_run(tmp_path, state="failed")
+    (run / "recipe.toml").write_text(with_changes(load_recipe("tiny"), steps=None, epochs=20.0).to_toml())
+    make_checkpoint(run, 4)
+    said = refused(fab(tmp_path, "train", "--resume", "--here", "--steps", "200", "--set", "lora.dora=true"))
+    for part in ("no epochs instead of 20, ", "steps 200 instead of none", "lora.dora true instead of false"):
+        assert part in said
 
 
 @pytest.mark.parametrize("steps", ["0", "-3", "many"])
@@ -177,6 +190,31 @@ def test_one_cut_status_does_not_hide_the_other_runs(tmp_path: Path):
     assert "its launch.json cannot be read" in refused(fab(tmp_path, "stop", "--here"))
 
 
+@pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1), ("stopped", 3)])
+def test_who_follows_a_run_learns_from_the_exit_code_whether_it_is_done(tmp_path: Path, state: str, code: int):
+    make_run(tmp_path, state=state)
+    done = fab(tmp_path, "logs", "--follow", "--here")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert RUN in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("state", "step"), [("stopped", 4), ("lost", 4), ("stopped", None), ("finished", 4)])
+def test_a_stop_says_how_a_run_goes_on_that_did_not_finish(tmp_path: Path, state: str, step: int | None):
+    run = make_run(tmp_path, state="running" if state == "lost" else state)
+    here = (Host("localhost", "127.0.0.1", 1),)
+    launch = Launch(RUN, str(run), here, "training.node.finetune", (), sys.executable, {}, here=True)
+    (run / "launch.json").write_text(launch_text(launch))
+    if step:
+        make_checkpoint(run, step)
+    done = fab(tmp_path, "stop", "--here")
+    assert done.returncode == 0, done.stderr
+    ended, *way = done.stdout.splitlines()
+    assert ended == f"{RUN} {state}; no process of it is left on any node"
+    saved = f"saved at step 4; go on: fab train --resume {RUN} --here"
+    unsaved = "it ended before its first checkpoint: start anew with fab train"
+    assert way == ([] if state == "finished" else [saved if step else unsaved])
+
+
 def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):
     make_run(tmp_path, state="finished")
     done = fab(tmp_path, "fetch", "--watch", "--here")
@@ -184,7 +222,7 @@ def test_watching_a_run_that_is_over_fetches_once_more_and_ends(tmp_path: Path):
     assert done.stdout.count("there is no checkpoint") == 2
 
 
-@pytest.mark.parametrize("task", ["logs", "stop", "fetch", "metrics"])
+@pytest.mark.parametrize("task", ["logs", "stop", "fetch"])
 def test_an_unknown_run_is_refused(tmp_path: Path, task: str):
     said = refused(fab(tmp_path, task, "--here", "--run", "tiny-20260101-000000"))
     assert said.startswith("no run 'tiny-20260101-000000'")

@@ -12,8 +12,8 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from transformers import AutoConfig  # noqa: E402
 
-from tests.support.models_page import PAGE, row  # noqa: E402
-from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, TYPES, WRAPPERS  # noqa: E402
+from tests.support.models_page import shown  # noqa: E402
+from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, TRIED, TYPES, VARIANTS, WRAPPERS  # noqa: E402
 from training import isolation  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
@@ -25,13 +25,14 @@ from training.node.proof import LIMIT, proved  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
-ROWS = PAGE.read_text(encoding="utf-8").splitlines()
 
 
 def config_of(kind, **changes):
+    """Of a type, or of a variant of one."""
+    settings = {"model_type": kind} | deepcopy(TRIED[kind]) | changes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return AutoConfig.for_model(kind, **deepcopy(TYPES[kind]) | changes)
+        return AutoConfig.for_model(**settings)
 
 
 def test_what_is_admitted_is_what_is_tried():
@@ -39,14 +40,15 @@ def test_what_is_admitted_is_what_is_tried():
     for group, kinds in tried.items():
         assert sorted(getattr(isolation, group)) == sorted(kinds)
     assert len(isolation.ADMITTED) == len(TYPES) >= 25 and len(MIXTURES) >= 8 and len(HYBRIDS) >= 4
+    assert {variant["model_type"] for variant in VARIANTS.values()} <= isolation.ADMITTED
 
 
-@pytest.mark.parametrize("kind", sorted(TYPES))
+@pytest.mark.parametrize("kind", sorted(TRIED))
 def test_every_type_passes_every_proof(kind):
-    found = proved(config_of(kind))
+    config = config_of(kind)
+    found = proved(config)
     assert all(value < LIMIT for value in found.values()), found
-    passed = {name: value < LIMIT for name, value in found.items()}
-    assert row(kind, {"zero3": True} | passed) in ROWS, "python -m tests.support.models_page"
+    assert {"zero3", *found} == {name for name, passed in shown(config.model_type).items() if passed}
 
 
 def _small(kind, **changes):
@@ -54,7 +56,7 @@ def _small(kind, **changes):
     return architecture.build(config_of(kind, **changes))
 
 
-@pytest.mark.parametrize("kind", sorted(MIXTURES))
+@pytest.mark.parametrize("kind", sorted(MIXTURES.keys() | VARIANTS))
 def test_a_mixture_has_experts_that_are_left_alone_with_their_routers(kind):
     model = _small(kind)
     assert any(expert_parameters(layer) for layer in text_layers(model))
@@ -66,6 +68,11 @@ def test_a_hybrid_mixes_tokens_otherwise_than_by_attention_and_leaks_unless_that
     assert mixers.mixers(_small(kind))
     monkeypatch.setattr("training.node.model.keep_apart", lambda model: None)
     assert proof.packed(config_of(kind)) > 10 * LIMIT
+
+
+def test_of_the_hybrids_those_with_experts_are_known():
+    found = {kind for kind in HYBRIDS if any(expert_parameters(layer) for layer in text_layers(_small(kind)))}
+    assert found == set(isolation.WITH_EXPERTS)
 
 
 def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
@@ -90,14 +97,10 @@ def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
         assert proof.counted(config_of("qwen3")) > LIMIT
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"base_precision": "nf4"}, "experts of a qwen3_moe"), ({"tuning": "full"}, "routers of a qwen3_moe would drift")],
-)
-def test_what_is_nothing_for_a_mixture_is_refused_before_anything_is_loaded(tmp_path, settings, said):
+def test_what_is_nothing_for_a_mixture_is_refused_before_anything_is_loaded(tmp_path):
     config_of("qwen3_moe").save_pretrained(tmp_path / "experts")
-    recipe = load_recipe("tiny", settings)
-    with pytest.raises(RecipeError, match=said) as refused:
+    recipe = load_recipe("tiny", {"tuning": "full"})
+    with pytest.raises(RecipeError, match="routers of a qwen3_moe would drift") as refused:
         whole_model(recipe, tmp_path / "experts")
     shape = model_shape(config_of("qwen3_moe"))
     assert str(refused.value).endswith(cost_of(recipe).misfit(shape, recipe, 1))

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support.models_page import shown  # noqa: E402
 from tests.support.ranks import together  # noqa: E402
-from tests.support.small_models import TYPES  # noqa: E402
+from tests.support.small_models import TRIED  # noqa: E402
 from tests.test_training_types import config_of  # noqa: E402
 from training.node import architecture  # noqa: E402
 
@@ -26,7 +27,7 @@ EXACT = {
 }
 STEPS = 1
 """Adam's first step has the gradients' signs: of those near zero anybody's rounding decides."""
-KINDS = sorted(TYPES)
+KINDS = sorted(TRIED)
 GROUPS = 3
 """Of types, each in processes of its own, which end well within their time on a busy machine."""
 
@@ -80,3 +81,4 @@ def test_zero3_learns_what_one_plain_rank_does(kind, of_group):
         assert found["losses"] == pytest.approx(plain["losses"], rel=1e-6)
         assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4) and plain["norms"][0] > 0
         assert found["held_out"] == pytest.approx(plain["held_out"], rel=1e-3)
+    assert shown(kind.removesuffix("-experts"))["zero3"], "and docs/models.md says so"

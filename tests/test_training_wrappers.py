@@ -33,7 +33,7 @@ from training.recipe import Recipe, RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-KINDS = sorted(WRAPPERS)
+KINDS = sorted({*WRAPPERS, "gemma4-experts"})
 NESTED = {"gemma3", "mistral3"}
 """Whose files have the text part as a model of its own within the other."""
 LAYER = "base_model.model.model.language_model.layers."
@@ -127,6 +127,22 @@ def test_a_merge_writes_the_bases_own_names_and_leaves_the_rest_as_it_is(folders
     assert (merged - beside).norm() < 1e-5 * beside.norm() < 1e-1 * (base - beside).norm()
 
 
+@pytest.mark.parametrize("kind", ["gemma4-experts", "qwen3_5_moe"])
+def test_a_merge_of_experts_too_writes_the_bases_own_names_and_says_what_the_adapter_does(folders, tmp_path, kind):
+    plain = _adapter(folders[kind], tmp_path / "plain")
+    adapter = _adapter(folders[kind], tmp_path / "adapter", experts="true", dropout="0")
+    merge.merge(folders[kind], adapter, tmp_path / "merged")
+    before, after = (load_file(folder / "model.safetensors") for folder in (folders[kind], tmp_path / "merged"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys() and any(".experts." in name for name in changed)
+    merged, beside, without = (
+        _logits(tmp_path / "merged"),
+        _logits(folders[kind], adapter),
+        _logits(folders[kind], plain),
+    )
+    assert (merged - beside).norm() < 1e-5 * beside.norm() < 1e-1 * (without - beside).norm()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_read_token_by_token_as_the_whole_is_read_at_once(folders, kind):
     forward = models.reader(models.load_base(folders[kind]))
@@ -214,6 +230,16 @@ def test_the_copy_of_a_deep_model_has_a_layer_of_each_kind_with_what_it_has_of_i
     assert packed(next(copies(config))) < 10 * LIMIT
 
 
+def test_the_copy_of_a_model_whose_last_layers_take_anothers_keys_has_such_layers_of_each_kind():
+    deep = {"num_hidden_layers": 18, "layer_types": 3 * (5 * ["sliding_attention"] + ["full_attention"])}
+    text = WRAPPERS["gemma4"]["text_config"] | deep | {"num_kv_shared_layers": 8}
+    config = config_of("gemma4", text_config=text)
+    copy = next(copies(config)).get_text_config()
+    assert copy.layer_types == 2 * ["sliding_attention", "full_attention"]
+    assert copy.kv_sharing_modes == 2 * ["store"] + 2 * ["reuse"]
+    assert packed(config) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -232,7 +258,7 @@ def test_what_is_nothing_for_a_text_part_is_refused_before_anything_is_loaded(fo
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_text_part_lies_in_stages(folders, kind):
     recipe: Recipe = load_recipe("tiny", {"strategy": "pipeline"})
-    said = f"a {kind} model cannot lie in stages; possible: llama, mistral,"
+    said = f"a {config_of(kind).model_type} model cannot lie in stages; possible: llama, mistral,"
     assert STRATEGIES["pipeline"].misfit(model_shape(config_of(kind)), recipe, 2).startswith(said)
     with pytest.raises(RecipeError, match=said):
         refuse_misfit(recipe, folders[kind], architecture.config_of(folders[kind]), 2)

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from training.counting import size_text
+
 BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -158,7 +160,7 @@ def sweep_table(result: Result) -> tuple[list[str], Rows]:
     rows = [
         [
             row["operation"],
-            _size(row["bytes"]),
+            size_text(row["bytes"]),
             f"{row['seconds'] * 1e3:.2f}",
             f"{row['algbw_gbyte_s']:.3f}",
             f"{row['busbw_gbyte_s']:.3f}",
@@ -192,14 +194,6 @@ def check_lines(result: Result) -> list[str]:
         f"({', '.join(dict.fromkeys(c['dtype'] for c in checks))})"
         for operation, checks in operations.items()
     ]
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
 
 
 def _measured(result: Result) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,19 @@ TOKEN_HOST = "SPOTUNE_TOKEN_HOST"
 """Names, beside HF_TOKEN in the environment, the one other host that the token is meant for."""
 NO_ENTRY = (401, 403)
 """How a hub asks for a token."""
+ANSWER_S = 12.0
+"""How long a hub has to say what it holds. Its client waits for ever by itself, and a limit given to it holds for each
+address of a name."""
 
 T = TypeVar("T")
 
 
 class HubError(ValueError):
     """A hub that is not asked, or an answer that is not followed; the message says which and why."""
+
+
+class SilentHubError(HubError):
+    """A hub that does not answer; the message says which and why, and not what to do."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +50,26 @@ class Hub:
         return urlsplit(self.address).hostname or ""
 
     @property
+    def another(self) -> str:
+        """What a user does where it does not answer."""
+        china = 'preset = "china" or ' if self.host == OWN_HOST else ""
+        return f'[mirrors] {china}hub = "https://HOST" in cluster.toml names another'
+
+    @property
     def how_to_enter(self) -> str:
         """What a user does whom the hub asked for a token."""
         if self.withheld:
             return (
                 f"HF_TOKEN is sent to {OWN_HOST} alone; if {self.host} may see it as well, set {TOKEN_HOST}={self.host}"
             )
-        return "set HF_TOKEN"
+        return "set HF_TOKEN in the environment, never in a command: read -rs HF_TOKEN && export HF_TOKEN"
+
+    def refusal(self, repo: str, status: int) -> str:
+        """What is said where the hub shows nobody, or not the owner of the token, what it holds."""
+        if self.token:
+            where = f"{self.address}/{repo}"
+            return f"the hub refuses the token ({status}): it is wrong, or its owner has not accepted what {where} asks"
+        return f"the hub asks for a token ({status}); {self.how_to_enter}"
 
     def asked(self, ask: Callable[[str | Literal[False]], T]) -> T:
         """The answer without a token; once more with it, if the hub asks for one and may have it."""
@@ -60,6 +81,40 @@ class Hub:
             if self.token is None or error.response.status_code not in NO_ENTRY:
                 raise
         return ask(self.token)
+
+    def told(self, ask: Callable[[str | Literal[False]], T]) -> T:
+        """As `asked`, of what is said in a moment. SilentHubError where nobody is there, or nothing comes in
+        ANSWER_S."""
+        from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+
+        try:
+            return _within(ANSWER_S, lambda: self.asked(ask))
+        except (HfHubHTTPError, OfflineModeIsEnabled):
+            raise
+        except (HTTPError, OSError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise SilentHubError(f"{self.address} does not answer ({reason})") from error
+
+
+def _within(wait_s: float, ask: Callable[[], T]) -> T:
+    """What `ask` gives or raises; TimeoutError after `wait_s`, when it is left to itself and ends with the program."""
+    given: list[T] = []
+    raised: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            given.append(ask())
+        except BaseException as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=do, daemon=True)
+    asking.start()
+    asking.join(wait_s)
+    if raised:
+        raise raised[0]
+    if not given:
+        raise TimeoutError(f"nothing within {wait_s:.0f} s")
+    return given[0]
 
 
 def hub_at(address: str, token: str | None, token_host: str) -> Hub:

@@ -7,7 +7,7 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from training.cost.memory import NF4
@@ -33,10 +33,31 @@ HYBRIDS = (
     *("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """That mix tokens by a convolution or a running state too (training/node/mixers.py)."""
+WITH_EXPERTS = ("granitemoehybrid", "jamba", "lfm2_moe", "minimax", "nemotron_h", "qwen3_5_moe_text", "qwen3_next")
+"""Hybrids that are mixtures of experts too."""
+UNPACKED_EXPERTS = ("hy_v3", "nemotron_h")
+"""Mixtures whose files call linear layers otherwise than the model: they are not brought into four bits."""
+PACKED_EXPERTS = frozenset({*MIXTURES, *WITH_EXPERTS}.difference(UNPACKED_EXPERTS))
+"""Whose experts were shown to compute from four bits what they do from the same weights unpacked
+(tests/test_training_nf4_experts.py)."""
 WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
 """That see images too: their text part, of a type above, is trained, and the rest lies frozen beside it."""
 ADMITTED = frozenset({*DENSE, *MIXTURES, *HYBRIDS, *WRAPPERS})
 """Values of model_type that passed every proof (training/node/proof.py, tests/test_training_types.py)."""
+_INDEXER = "an indexer picks from the whole row which tokens each token sees, and learns nothing from this loss"
+UNTRAINABLE = {
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "hy_v4"), _INDEXER),
+    "deepseek_v4": "it makes one key of several tokens, which may be of two samples",
+    "laguna": "PEFT 0.21.2 loses the adapter of its shared experts where it reads it",
+}
+"""Types that are refused whatever the recipe, and why: some would pass the look before a run."""
+_KEPT_NOWHERE = "its attention is not told which tokens are of one sample"
+PADDED_ALONE = {
+    "kimi_linear": "its state goes on from one sample of a row to the next",
+    "llama4_text": "its attention is not told of attention_chunk_size, and would see further in a longer sample",
+    **dict.fromkeys(("nemotron", "stablelm"), _KEPT_NOWHERE),
+}
+"""Types whose samples cannot share a row, and why."""
 LIST = "docs/models.md lists the types that are admitted"
 CURE = "take batching = padded: --set batching=padded"
 
@@ -45,7 +66,14 @@ def mixing(model_type: str, recipe: Recipe) -> str:
     """Why samples of such a model cannot share rows as the recipe wants; empty where they can."""
     if recipe.batching == "padded" or model_type in ADMITTED:
         return ""
-    return f"batching {recipe.batching} was never shown to keep the samples of a {model_type!r} apart ({LIST})"
+    reason = PADDED_ALONE.get(model_type, LIST)
+    return f"batching {recipe.batching} was never shown to keep the samples of a {model_type!r} apart ({reason})"
+
+
+def not_admitted(model_type: str) -> str:
+    """What is said of a type that is none of those admitted."""
+    reason = f" ({PADDED_ALONE[model_type]})" if model_type in PADDED_ALONE else ""
+    return f"models of type {model_type!r} are not admitted{reason}; {LIST}"
 
 
 def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -60,9 +88,17 @@ def text_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, Mapping) else config
 
 
+def never_trained(kinds: Iterable[str]) -> str:
+    """Why none of what a model is called is trained, padded or not; empty where nothing stands against it."""
+    kind = next((kind for kind in kinds if kind in UNTRAINABLE), "")
+    return f"a {kind} is not trained: {UNTRAINABLE[kind]} ({LIST})" if kind else ""
+
+
 def untrainable(config: Mapping[str, Any]) -> str:
     """Why the base model of a config.json is not trained, whatever the recipe; empty where it can be."""
     kinds = types_of(config)
+    if reason := never_trained(kinds):
+        return reason
     if "text_config" in config and not (kinds and kinds[0] in WRAPPERS and ADMITTED.issuperset(kinds)):
         return (
             f"a {' with '.join(kinds)} knows more than text, and its text part was never shown to be trained alone "

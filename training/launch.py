@@ -18,10 +18,7 @@ from training.exit_codes import UNUSABLE
 from training.run_folder import unit_of
 
 ENV_FOLDER = "/data/env"
-NO_DATA_DISK = (
-    "no disk is mounted at {disk}, so nothing is written there; bring it back with the base deploy: "
-    "pyinfra INVENTORY deploy/base.py"
-)
+NO_DATA_DISK = "no disk is mounted at {disk}, so nothing is written there; bring it back with the base deploy: {deploy}"
 """A node that came back without its data disk would fill its system disk."""
 RUN_VARIABLE = "SPOTUNE_RUN"
 """Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""
@@ -54,6 +51,11 @@ class Host:
     name: str
     private_address: str
     slots: int
+    type: str = ""
+    """What kind of machine it is, as its cloud calls it, or its card; empty where nobody said."""
+    zone: str = ""
+    price_h: float | None = None
+    """What an hour of it costs."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Launch:
     """All ranks on this machine, without ssh."""
     stop_grace_s: int = STOP_GRACE_S
     """From the plan's pace; the supervisor waits longer where the steps prove slower."""
+    deploy: str = ""
+    """The base deploy of its nodes, as it is typed."""
     data_disk: str = ""
     """What must be a mount point on every node before anything is written there; empty: nothing need be."""
     hang_s: float = HANG_S
@@ -85,6 +89,10 @@ class Launch:
     currency: str = ""
     spent_before: float = 0.0
     """What earlier starts of the run cost."""
+    command: str = ""
+    """What was typed to start it."""
+    language: str = "en"
+    """Of its report."""
 
     @property
     def world_size(self) -> int:
@@ -123,13 +131,23 @@ def parse_launch(text: str) -> Launch:
     """The launch in a JSON text. Raises ValueError where it is none."""
     content: dict[str, Any] = json.loads(text)
     try:
-        content["hosts"] = tuple(
-            Host(str(host["name"]), str(host["private_address"]), int(host["slots"])) for host in content["hosts"]
-        )
+        content["hosts"] = tuple(_host(host) for host in content["hosts"])
         content["arguments"] = tuple(content["arguments"])
         return Launch(**content)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no launch: {error}") from error
+
+
+def _host(content: Mapping[str, Any]) -> Host:
+    price_h = content.get("price_h")
+    return Host(
+        str(content["name"]),
+        str(content["private_address"]),
+        int(content["slots"]),
+        str(content.get("type", "")),
+        str(content.get("zone", "")),
+        None if price_h is None else float(price_h),
+    )
 
 
 def hostfile(hosts: Sequence[Host]) -> str:

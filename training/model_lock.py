@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import FOLDER
-from training.model_names import RECIPES
+from training.model_names import FOLDER, RECIPES
 from training.recipe import RecipeError
 
 LOCK = RECIPES / "models.lock"

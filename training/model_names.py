@@ -1,12 +1,15 @@
 """What `--model` and [models] names say: a recipe, by its name, a short name or its model's id; or a model of the Hub
-that has no recipe, by its id."""
+that has no recipe, by its id; or a folder of the user's."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,16 @@ from training.recipe import Recipe, RecipeError, read_recipe, read_toml
 RECIPES = Path(__file__).with_name("recipes")
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """OWNER/NAME."""
+FOLDER = "folder:"
+"""How the base_model of a folder of the user's begins."""
 TUNED = ("instruct", "chat", "it")
 """What the names of models end in that were taught to answer; every recipe's was, so it need not be said."""
+ALSO = {"deepseek-r1-distill-qwen-7b": "deepseek-r1-7b", "deepseek-r1-distill-qwen-14b": "deepseek-r1-14b"}
+"""What a recipe's model is called as well."""
+DATE = re.compile(r"\d{4}")
+"""Of an edition, as in Qwen3-4B-Instruct-2507."""
+SHOWN = 5
+"""Recipes that are named where one of them may be meant."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +63,25 @@ def recipe_name(model: str) -> str:
         return found
     if "/" not in model and len(meant := _meant(model, ids)) == 1:
         return meant.pop()
-    near = difflib.get_close_matches(model.lower().rpartition("/")[2], known, n=3, cutoff=0.6)
-    perhaps = f"did you mean {' or '.join(near)}? " if near else ""
     new = f"fab models.add {model} writes a recipe for a model of the Hub; " if ID.fullmatch(model) else ""
-    raise RecipeError(f"unknown model {model!r}; {perhaps}{new}known: {', '.join(known)}")
+    raise RecipeError(f"unknown model {model!r}; {did_you_mean(model)}{new}{all_listed()}")
+
+
+def all_listed() -> str:
+    """Where one finds them."""
+    return f"fab models lists all {len(recipe_names())}"
+
+
+def did_you_mean(model: str) -> str:
+    """The recipes whose names are near, as a question; empty where none is. The date of an edition says little."""
+    said = _words(model.rpartition("/")[2])
+    undated = _undated(said)
+    known = {name: _words(name) for name in recipe_names()}
+    near = [name for name, words in known.items() if _undated(words) == undated]
+    near = near or [name for name, words in known.items() if said and words[: len(said)] == said]
+    names = {_undated(words): name for name, words in reversed(known.items())}
+    near = near[:SHOWN] or [names[each] for each in difflib.get_close_matches(undated, names)]
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def has_recipe(model: str) -> bool:
@@ -67,11 +93,39 @@ def has_recipe(model: str) -> bool:
 
 
 def named_model(name: str) -> NamedModel:
-    """The model that one of [models] names means: a recipe's, or one of the Hub by its id. Raises RecipeError."""
+    """The model that one of [models] names means: a recipe's, one of the Hub by its id, or a folder of this machine.
+    Raises RecipeError."""
+    if is_folder(name):
+        repo = base_model_of(name)
+        return NamedModel(repo, "main", place_of_folder(repo))
     if ID.fullmatch(name) and not has_recipe(name):
         return NamedModel(name, "main", own_name(name))
     recipe = load_recipe(name)
     return NamedModel(recipe.base_model, recipe.revision, recipe.model_dir)
+
+
+def name_of_folder(names: Iterable[str], folder: str) -> str:
+    """Which of [models] names means this folder below `models`; empty where none does."""
+    for name in names:
+        with contextlib.suppress(RecipeError):  # the base deploy says so
+            if named_model(name).folder == folder:
+                return name
+    return ""
+
+
+def is_folder(model: str) -> bool:
+    """Whether a name means a folder: an id on a hub has no more than one slash, and none of its own here."""
+    return model.startswith((".", "/", "~")) or model.count("/") > 1 or (os.sep in model and Path(model).is_dir())
+
+
+def base_model_of(folder: str) -> str:
+    """What a recipe's base_model says of a folder."""
+    return f"{FOLDER}{Path(folder).expanduser().resolve()}"
+
+
+def place_of_folder(base_model: str) -> str:
+    """Where it lies among models: told from others of its name."""
+    return f"{own_name(base_model)}-{sha256(base_model.encode()).hexdigest()[:8]}"
 
 
 def own_name(repo: str) -> str:
@@ -80,14 +134,34 @@ def own_name(repo: str) -> str:
 
 
 def _meant(model: str, ids: Mapping[str, str]) -> set[str]:
-    """The recipes whose own name or whose model's is the same but for signs and for what goes without saying."""
-    said = _plain(model)
-    return {name for repo, name in ids.items() if said in (_plain(name), _plain(repo.rpartition("/")[2]))}
+    """The recipes whose own name or whose model's is the same but for signs and for what goes without saying; where
+    none is, those that say no more than a size beside."""
+    said = _words(model)
+    known = [(name, _words(each)) for repo, name in ids.items() for each in _called(repo, name)]
+    same = {name for name, words in known if words == said}
+    longer = {name for name, words in known if said and words[: len(said)] == said and _is_size(words[len(said) :])}
+    return same or longer
 
 
-def _plain(name: str) -> str:
-    words = [word for word in re.split(r"[-_:\s]+", name.lower()) if word not in TUNED]
-    return "".join(words)
+def _called(repo: str, name: str) -> Iterator[str]:
+    yield from (name, repo.rpartition("/")[2])
+    if name in ALSO:
+        yield ALSO[name]
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Words and numbers, however they are joined: `Llama-3.1-8B` and `llama3.1:8b` have the same."""
+    words = re.findall(r"[^\W\d_]+|\d+(?:\.\d+)?", name.lower())
+    return tuple(word for word in words if word not in TUNED)
+
+
+def _undated(words: tuple[str, ...]) -> str:
+    return "".join(word for word in words if not DATE.fullmatch(word))
+
+
+def _is_size(words: tuple[str, ...]) -> bool:
+    """As in 8b and 30b-a3b."""
+    return all(word in ("a", "b") or word[0].isdigit() for word in words)
 
 
 def _values(name: str) -> dict[str, Any]:

@@ -6,15 +6,17 @@ Rates of learning are what is usual for LoRA at these sizes; nothing was tuned f
 from __future__ import annotations
 
 import json
+import shlex
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from training.cost.disk import file_bytes
 from training.cost.memory import NF4, micro_batch_tokens, with_reserve
-from training.cost.shape import FOLDER, ModelShape
+from training.cost.shape import ModelShape
 from training.cost.strategies import LEANEST, SIMPLEST, cost_of
-from training.model_names import own_name
+from training.counting import decimals
+from training.model_names import FOLDER, own_name, place_of_folder
 from training.recipe import Recipe
 
 NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
@@ -39,6 +41,8 @@ class Source:
     """As its page says."""
     note: str = ""
     """A sentence for whoever opens the recipe."""
+    typed: str = ""
+    """What stands behind --model where that is not the recipe's name: a folder's path."""
 
     @property
     def name(self) -> str:
@@ -48,8 +52,7 @@ class Source:
     @property
     def folder(self) -> str:
         """Where it lies among models; of a folder of the user's, told from others of its name."""
-        mine = self.repo.startswith(FOLDER)
-        return f"{self.name}-{sha256(self.repo.encode()).hexdigest()[:8]}" if mine else self.name
+        return place_of_folder(self.repo) if self.repo.startswith(FOLDER) else self.name
 
 
 def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
@@ -67,12 +70,7 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     )
     note = [source.note] if source.note else []
     note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
-    use = f"  fab train --model {name} --data FILE"
-    uses = [use, _four_bits(use, recipe, shape) or f"{use} --set lora.rank=32"]
-    lines = [*memory_lines(recipe, shape), *(line for words in note for line in _wrapped(words)), "", *uses]
-    comment = "\n".join(f"# {line}".rstrip() for line in lines)
-    return f"""{comment}
-
+    return f"""{comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)}
 name = {json.dumps(name)}
 about = {json.dumps(about(recipe, shape))}
 base_model = {json.dumps(source.repo)}
@@ -103,13 +101,22 @@ schedule = "cosine"
 """
 
 
+def comment(recipe: Recipe, shape: ModelShape, note: Sequence[str], typed: str = "") -> str:
+    """What a recipe's file begins with: what it needs, the lines of `note`, how it is started: with `typed`, else by
+    its name."""
+    use = f"  fab train --model {shlex.quote(typed or recipe.name)} --data FILE"
+    uses = [use, f"{use} --set {_four_bits(recipe, shape) or 'lora.rank=32'}"]
+    return "".join(f"{f'# {line}'.rstrip()}\n" for line in [*memory_lines(recipe, shape), *note, "", *uses]) + "\n"
+
+
 def memory_lines(recipe: Recipe, shape: ModelShape) -> list[str]:
     """What a recipe's first comment says of memory."""
     first, *others = _needs(recipe, shape)
-    least = f"Needs at least about {_on(*first)}" + "".join(f", {_gb(size)} GB on {n}" for n, size in others)
+    least = f"Needs at least about {_on(recipe, *first)}" + "".join(f", {_gb(size)} GB on {n}" for n, size in others)
+    downloads = "" if _is_here(recipe) else f" Downloads {decimals(file_bytes(shape) / 1e9)} GB."
     return _wrapped(
         f"{least} (computed, not measured): {LEANEST}, every layer computed again. Where there is more, the plan of a "
-        f"start takes what is faster. Downloads {file_bytes(shape) / 1e9:.1f} GB."
+        f"start takes what is faster.{downloads}"
     )
 
 
@@ -118,11 +125,17 @@ def about(recipe: Recipe, shape: ModelShape) -> str:
     number, size = _needs(recipe, shape)[0]
     digit = {words: str(count) for count, words in NUMBERS.items()}.get(number, number)
     gpus = "1 GPU" if digit == "1" else f"{digit} GPUs"
-    return f"at least {_gb(size)} GB a GPU on {gpus}, {file_bytes(shape) / 1e9:.0f} GB to download"
+    downloads = "" if _is_here(recipe) else f", {decimals(file_bytes(shape) / 1e9, 0)} GB to download"
+    return f"at least {_gb(size)} GB a GPU on {gpus}{downloads}"
 
 
-def _on(number: str, size: float) -> str:
-    return f"{_gb(size)} GB of GPU memory a GPU at {LENGTH} tokens on {number} GPUs"
+def _is_here(recipe: Recipe) -> bool:
+    """A folder of the user's, which nobody fetches."""
+    return recipe.base_model.startswith(FOLDER)
+
+
+def _on(recipe: Recipe, number: str, size: float) -> str:
+    return f"{_gb(size)} GB of GPU memory a GPU at {recipe.max_length} tokens on {number} GPUs"
 
 
 def _needs(recipe: Recipe, shape: ModelShape) -> list[tuple[str, float]]:
@@ -140,7 +153,7 @@ def _needed(recipe: Recipe, shape: ModelShape, ranks: int) -> float:
     return with_reserve(memory.held(gpu=True), gpu=True)
 
 
-def _four_bits(use: str, recipe: Recipe, shape: ModelShape) -> str:
+def _four_bits(recipe: Recipe, shape: ModelShape) -> str:
     """How it fits one card of 20 GB or more, where it would not in 16 bits and does in four; else empty."""
     lean = {"strategy": SIMPLEST, "micro_batch": 1, "gradient_checkpointing": True}
     in_full = recipe.model_copy(update=lean)
@@ -150,7 +163,7 @@ def _four_bits(use: str, recipe: Recipe, shape: ModelShape) -> str:
     whole, packed = _needed(in_full, shape, 1), _needed(in_four, shape, 1)
     if whole <= CARD / 4 or packed > CARD:
         return ""
-    return f"{use} --set base_precision=nf4    # {_gb(packed)} GB: one card is enough"
+    return f"base_precision=nf4    # {_gb(packed)} GB: one card is enough"
 
 
 def _gb(size: float) -> str:
@@ -158,4 +171,4 @@ def _gb(size: float) -> str:
 
 
 def _wrapped(words: str) -> list[str]:
-    return textwrap.wrap(words, WIDTH - 2)
+    return textwrap.wrap(words, WIDTH - 2, break_on_hyphens=False)  # ids stay whole

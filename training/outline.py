@@ -52,7 +52,9 @@ def _count(folder: Path) -> dict[str, object]:
     argv = [sys.executable, "-m", "training.node.outline", "--config", str(folder)]
     root = Path(__file__).parents[1]
     try:
-        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=COUNTING_S, check=False)
+        done = subprocess.run(
+            argv, cwd=root, capture_output=True, text=True, timeout=COUNTING_S, check=False, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired as error:
         raise PlanError(f"{folder}: its layers were not counted within {COUNTING_S:.0f} s") from error
     if done.returncode:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.data.encoding import refuse_foreign
 from training.errors import AdapterError
 
 Messages = list[dict[str, str]]
+EXAMPLE = '{"prompt": "..."}'
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ def from_prompts(prompts: Sequence[str]) -> list[Messages]:
 def read_questions(path: Path) -> list[Messages]:
     """The conversations of a JSONL file, one a line: `prompt`, or `messages`, whose last answer is left out."""
     try:
+        refuse_foreign(path)
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise AdapterError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise AdapterError(f"{path}: {error}") from error
     found = [_conversation(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
@@ -61,9 +66,10 @@ def _conversation(path: Path, number: int, line: str) -> Messages:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise AdapterError(f"{at}: not JSON: {error.msg} at character {error.pos + 1}") from error
+        said = f"not JSON: {error.msg} at character {error.pos + 1}; a line is as in {EXAMPLE}"
+        raise AdapterError(f"{at}: {said}") from error
     if not isinstance(record, dict) or not ("prompt" in record or "messages" in record):
-        raise AdapterError(f"{at}: an object with prompt or messages is expected")
+        raise AdapterError(f"{at}: an object with prompt or messages is expected, as in {EXAMPLE}")
     turns = record.get("messages", [{"role": "user", "content": record.get("prompt")}])
     if not isinstance(turns, list) or not all(
         isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)

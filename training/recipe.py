@@ -5,29 +5,41 @@ A recipe is a TOML file in training/recipes/; `fab train --model NAME --set lora
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
-from training import goal
+from training import goal, key_names
 from training.cost.memory import NF4
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, STRATEGIES, cost_of
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
+from training.recipe_tables import (
+    OF_A_STRATEGY,
+    Dpo,
+    Logging,
+    Lora,
+    Offload,
+    Optimizer,
+    Pipeline,
+    Stream,
+    Table,
+    Validation,
+)
 from training.template_args import wrong_args
+from training.value_words import expected
 
 LEFT_TO_THE_PLAN = ("strategy", "micro_batch", "gradient_checkpointing")
 """Keys that may be "auto"."""
-
-ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
 
 NOT_PART_OF_THE_MATHS = frozenset(
     {
@@ -59,164 +71,20 @@ class RecipeError(TrainingError, ValueError):
     exit_code = UNUSABLE
 
 
-class Table(BaseModel):
-    """Base of every table: unknown keys are errors, values never change once read."""
+def _spelled(pattern: str, signs: str) -> AfterValidator:
+    def checked(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{signs} are expected, a letter or a digit first, not {value!r}")
+        return value
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Lora(Table):
-    """The trainable part: a pair of thin matrices beside each target, `alpha / rank` times their product."""
-
-    rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    alpha: Annotated[float, Field(gt=0)] = 32
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """0 saves two thirds of the activation memory of a layer that is not checkpointed."""
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """Names of the linear layers that get an adapter; all-linear takes every one but the head."""
-    rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead of alpha / rank: larger ranks keep learning (arXiv 2312.03732)."""
-    dora: bool = False
-    """Learn each column's length apart from its direction (arXiv 2402.09353): slower, more memory."""
-    modules_to_save: tuple[str, ...] = ()
-    """Modules trained whole and kept with the adapter, such as lm_head."""
-    trainable_tokens: tuple[str, ...] = ()
-    """Tokens whose embedding rows are trained: how a base model learns an end of turn."""
-    experts: bool = False
-    """Adapt the experts of a mixture too, each with a pair of matrices of its own; never the router."""
-    experts_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Of each expert's pair. None: `rank` divided by the experts that a token is sent to, at least 1, so that a token
-    meets as much of the adapter there as in a layer without experts ("LoRA Without Regret", Thinking Machines 2025)."""
-
-    def rank_of_experts(self, sent_to: int) -> int:
-        """Of each expert's pair, where a token is sent to so many of them."""
-        return self.experts_rank or max(1, self.rank // sent_to)
-
-
-class Optimizer(Table):
-    """AdamW and its learning-rate schedule, both counted in optimizer steps."""
-
-    lr: Annotated[float, Field(gt=0)] = 1e-4
-    warmup_steps: Annotated[int, Field(ge=0)] = 10
-    schedule: Literal["cosine", "linear", "constant", "onecycle"] = "cosine"
-    """After `warmup_steps`; onecycle is torch's OneCycleLR, with its warm-up as long as these steps."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    grad_clip: Annotated[float, Field(ge=0)] = 1.0
-    """Largest norm of the whole gradient; 0 leaves it unclipped."""
-    outer_lr: Annotated[float, Field(gt=0)] = 0.7
-    """Of the Nesterov step over what replicas that learn apart have moved; see `sync_every`."""
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """DiLoCo's own 0.9 makes steps of up to 7 times what the replicas moved: for hundreds of steps between meetings."""
-
-    def lr_at(self, step: int, total_steps: int) -> float:
-        """Learning rate of the optimizer step `step` (from 0): up to `lr`, then towards 0 at the end.
-
-        A function of the step alone: a resumed run cannot disagree with an undisturbed one, and a step that fp16
-        skips moves nothing.
-        """
-        if self.schedule == "onecycle":
-            return self._onecycle(step, total_steps)
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        if self.schedule == "constant":
-            return self.lr
-        done = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)
-        if self.schedule == "linear":
-            return self.lr * (1 - done)
-        return self.lr * (1 + math.cos(math.pi * done)) / 2
-
-    def _onecycle(self, step: int, total_steps: int) -> float:
-        """torch's OneCycleLR with its own defaults and `pct_start = warmup_steps / total_steps`: a cosine up from a
-        twenty-fifth, a cosine down to a ten-thousandth of that. Its cycling of the momentum is left out."""
-        lowest = self.lr / ONECYCLE_DIV
-        top = min(self.warmup_steps, total_steps) - 1
-        if step <= top:
-            start, end, done = lowest, self.lr, step / top if top else 1.0
-        else:
-            start, end, done = self.lr, lowest / ONECYCLE_FINAL_DIV, (step - top) / (total_steps - 1 - top)
-        return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
-
-
-class Offload(Table):
-    """What lies in the nodes' RAM instead of on the GPU (ZeRO-Offload): slower, for cards too small otherwise."""
-
-    optimizer: bool = False
-    parameters: bool = False
-    """Only under zero3."""
-
-
-class Pipeline(Table):
-    """How the layers lie in the stages of strategy pipeline. What is left empty the plan decides."""
-
-    stages: Annotated[int, Field(ge=0)] = 0
-    """Ranks that make up one copy of the model; there are as many copies as the ranks allow. 0: all ranks are one."""
-    layers: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Of each stage, first to last; their sum is the model's. Empty: as even as they go."""
-    checkpointed: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Layers of each stage whose activations are computed again, its first ones. Empty: by gradient_checkpointing."""
-    held: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Micro-batches of which each stage keeps activations at most. Empty: stages - stage, which is 1F1B; more hide a
-    slow link."""
-
-
-class Stream(Table):
-    """What lies in the nodes' RAM under strategy stream."""
-
-    layers: Annotated[int, Field(ge=0)] = 0
-    """Decoder layers that do, spread over the model; 0 leaves it to the plan, and is all where nothing decides."""
-
-
-OF_A_STRATEGY: Mapping[str, Any] = {
-    **{f"pipeline.{key}": value for key, value in Pipeline()},
-    **{f"stream.{key}": value for key, value in Stream()},
-}
-"""Keys of the tables that belong to one strategy, as they are where nobody has decided anything."""
-
-
-class Validation(Table):
-    """A part of the data kept out of training and looked at now and then."""
-
-    fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Of the records, chosen by the seed; 0 keeps none."""
-    every: Annotated[int, Field(ge=1)] = 50
-    """Optimizer steps between looks; the last step always has one."""
-
-
-class Dpo(Table):
-    """How goal dpo learns from pairs (Direct Preference Optimization, arXiv 2305.18290); keys as TRL and the papers
-    name them. The reference is the base model with the adapter off."""
-
-    beta: Annotated[float, Field(gt=0)] = 0.1
-    """How much leaving the reference costs; of ipo the paper's tau."""
-    loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """ipo: a squared distance to 1 / (2 beta), which does not push certain pairs ever further (arXiv 2310.12036)."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the pairs that are taken to be the wrong way round (conservative DPO, arXiv 2305.18290's own code)."""
-    length_normalised: bool | None = None
-    """Log-probabilities a token instead of an answer's sum, so that long answers weigh no more; None: as its paper has
-    it, which is the sum for sigmoid, and a token's for ipo."""
-
-    @property
-    def by_token(self) -> bool:
-        """Whether log-probabilities are those of a mean token."""
-        return self.loss == "ipo" if self.length_normalised is None else self.length_normalised
-
-
-class Logging(Table):
-    """Where metrics go besides metrics.jsonl."""
-
-    tensorboard: bool = True
-    wandb: Literal["off", "offline", "online"] = "off"
-    wandb_project: Annotated[str, Field(min_length=1)] = "spotune"
+    return AfterValidator(checked)
 
 
 class Recipe(Table):
     """One training run: base model, data shape, length, LoRA and optimizer. Batches count rows: packed sequences
     where `batching` is packed, records elsewhere."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    name: Annotated[str, _spelled("[a-z0-9][a-z0-9._-]*", "small letters, digits and . _ -")]
     about: str
     """Memory need, one line."""
     goal: Literal["sft", "dpo"] = "sft"
@@ -226,7 +94,7 @@ class Recipe(Table):
     revision: Annotated[str, Field(min_length=1)] = "main"
     licence: str = ""
     """Of the base model, as its page says; empty where nobody looked."""
-    model_dir: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    model_dir: Annotated[str, _spelled("[A-Za-z0-9][A-Za-z0-9._-]*", "letters, digits and . _ -")]
     """The base model's folder name under /data/models."""
     max_length: Annotated[int, Field(ge=8)]
     """Tokens kept of a record, the rest is cut off at the end; and the length of a packed row. Under goal dpo of each
@@ -238,7 +106,7 @@ class Recipe(Table):
     """Which tokens count in the loss: the assistant's with their end of turn, or all."""
     pad_token: str | None = None
     """Instead of the tokenizer's own."""
-    template_args: dict[str, bool | int | float | str] = {}
+    template_args: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """What the chat template is given besides the conversation, such as enable_thinking = false; a record's own
     template_args go before."""
     global_batch: Annotated[int, Field(ge=1)]
@@ -319,6 +187,11 @@ class Recipe(Table):
             raise ValueError(
                 "base_precision nf4 with tuning full: weights of four bits cannot be trained; take tuning=lora, or "
                 "base_precision=dtype"
+            )
+        if self.base_precision == NF4 and self.lora.experts:
+            raise ValueError(
+                "lora.experts with base_precision nf4: PEFT folds an adapter of experts into their weights, which stay "
+                "in four bits; take lora.experts=false, or base_precision=dtype"
             )
         if reason := goal.refused(self) or _refused_experts(self.lora):
             raise ValueError(reason)
@@ -460,15 +333,23 @@ def _checked(values: dict[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        lines = [_sentence(".".join(map(str, e["loc"])), e["msg"]) for e in error.errors()]
+        lines = [
+            _sentence(".".join(map(str, e["loc"])), expected(e) + (f", not {e['input']!r}" if _to_be_shown(e) else ""))
+            for e in error.errors()
+        ]
         raise RecipeError("\n".join(f"{source}: {line}" for line in lines)) from error
 
 
+def _to_be_shown(problem: ErrorDetails) -> bool:
+    """Whether a value is what is wrong, and the message does not have it."""
+    of_the_key = problem["type"] in {"extra_forbidden", "missing", "value_error"}
+    return not of_the_key and isinstance(problem["input"], str | int | float)
+
+
 def _sentence(key: str, message: str) -> str:
-    message = message.removeprefix("Value error, ")
     if message == "Extra inputs are not permitted":
-        near = difflib.get_close_matches(key, _known_keys(), n=1, cutoff=0.6)
-        message = f"no such key; did you mean {near[0]}?" if near else "no such key"
+        near = key_names.near(key, _known_keys())
+        message = f"no such key; did you mean {near}?" if near else "no such key"
     return f"{key}: {message}" if key else message
 
 

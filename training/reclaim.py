@@ -24,7 +24,7 @@ SAFETY_S = 30.0
 LEAST_S = 5.0
 """The ranks are given so much even where that little is left."""
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-GO_ON = "fab rebuild, or fab up and the base deploy where there is no snapshot"
+ALL_AGAIN = "fab rebuild, or fab up and the base deploy where there is no snapshot"
 """What gives a cluster its machines back once one of them is gone."""
 RELEASE = "release"
 BEFORE_RELEASE_S = 300.0

@@ -76,6 +76,14 @@ def begun(run_id: str) -> float:
         return 0.0
 
 
+def was_made_in(folder: Path) -> bool:
+    """Whether the run of a folder of this machine ran there, and was not fetched. The path is absolute."""
+    try:
+        return bool(json.loads((folder / LAUNCH).read_text(encoding="utf-8"))["run_dir"] == str(folder))
+    except (KeyError, OSError, TypeError, ValueError):
+        return False
+
+
 def is_run_id(text: str) -> bool:
     """Whether a text can be a run id; nothing else is ever joined to a path or a command."""
     return _RUN_ID.match(text) is not None

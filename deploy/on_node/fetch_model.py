@@ -17,6 +17,7 @@ at once.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -78,7 +79,7 @@ def refuse_if_short_of_space(folder: Path, files: Iterable[Announced]) -> None:
     missing = sum(file.size for file in files if not (folder / file.path).exists())
     free = shutil.disk_usage(folder).free
     if missing and missing + RESERVE_BYTES > free:
-        need, have = f"{missing / 2**30:.1f} GiB", f"{free / 2**30:.1f} GiB"
+        need, have = f"{math.ceil(missing / 2**30 * 10) / 10} GiB", f"{free / 2**30:.1f} GiB"
         raise ModelError(f"{folder} needs {need} more and 1 GiB to spare, but {have} are free")
 
 
@@ -91,7 +92,7 @@ def download(repo: str, listing: Listing, folder: Path, files: list[Announced], 
     # after `--` no file's name is read as an option
     command += ["--local-dir", str(folder), "--max-workers", str(AT_ONCE), "--", repo, *missing]
     for attempt in range(1, ATTEMPTS + 1):
-        _say(f"fetching {len(missing)} files of {repo}, attempt {attempt}")
+        _say(f"fetching {len(missing)} file{'s' * (len(missing) != 1)} of {repo}, attempt {attempt}")
         done = subprocess.run(
             command, env=_environment(folder, listing.token, hub), capture_output=True, text=True, check=False
         )

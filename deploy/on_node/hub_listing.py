@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.on_node.probe import MODEL_STAMP
-from training.hub_access import Hub, HubError, commit_id, file_name
+from training.hub_access import Hub, HubError, SilentHubError, commit_id, file_name
 from training.sums import SUMS
 
 OUR_FILES = (MODEL_STAMP, SUMS, ".cache")
@@ -82,7 +82,7 @@ def listed(hub: Hub, repo: str, revision: str) -> Listing:
         return HfApi(hub.address, token=token).model_info(repo, revision=revision, files_metadata=True)
 
     try:
-        info = hub.asked(told)
+        info = hub.told(told)
         commit, files = commit_id(info.sha), [_announced(sibling) for sibling in info.siblings or []]
         if files and not shown:  # of a gated model the list is open, the files are not
             url = hf_hub_url(repo, files[0].path, revision=commit, endpoint=hub.address)
@@ -102,6 +102,8 @@ def listed(hub: Hub, repo: str, revision: str) -> Listing:
         raise ModelError(f"{hub.address} answered {error.response.status_code} for {repo}") from None
     except (HTTPError, OSError) as error:
         raise ModelError(f"{hub.address} cannot be reached: {error}") from None
+    except SilentHubError as error:
+        raise ModelError(f"{error}; {hub.another}") from None
     except HubError as error:
         raise ModelError(f"{hub.address} answered for {repo}: {error}; nothing was fetched or removed") from None
     return Listing(commit, files, shown[-1] if shown else None)

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from inventory.aliyun_ecs.caller import Caller
-from inventory.aliyun_ecs.fields import Answer, Fields, flag, given, listed, moment, needed, tag_list, tags, whole
+from inventory.aliyun_ecs.fields import (
+    Answer,
+    Fields,
+    flag,
+    given,
+    listed,
+    moment,
+    moment_or_none,
+    needed,
+    tag_list,
+    tags,
+    whole,
+)
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import Disk, Image, NewDisk, OwnImage, Snapshot, Tags
 
@@ -161,6 +173,7 @@ def _disk(each: Answer) -> Disk:
         delete_with_instance=flag(each.get("DeleteWithInstance", True)),
         source_snapshot_id=each.get("SourceSnapshotId") or "",
         tags=tags(each),
+        detached=moment_or_none(each.get("DetachedTime")),
     )
 
 

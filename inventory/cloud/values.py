@@ -66,6 +66,8 @@ class Disk:
     delete_with_instance: bool = True
     source_snapshot_id: str = ""
     tags: Tags = field(default_factory=dict)
+    detached: datetime | None = None
+    """Since when it is attached to none, where the cloud tells."""
 
 
 @dataclass(frozen=True)

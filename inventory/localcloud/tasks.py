@@ -47,10 +47,13 @@ def serve(c: Any, wheels: bool = True) -> None:
     """Start the cloud on this machine: an ECS API that rents out real hosts."""
     with sentences():
         from inventory.localcloud import served
+        from inventory.localcloud.ecs.catalogue import FAMILIES
         from inventory.localcloud.places import Places
 
         settings = _settings()
         endpoint = served.serve(settings, say)
+        if (image := settings.rental.image) in FAMILIES[1:]:
+            say(f"its machines get Debian 12 where image = {image!r}: it has no other system")
         if wheels and settings.torch_flavour == "cpu":
             served.show_wheels(Places.of(settings.name), _wheelhouse())
     say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; next: fab up")
@@ -114,7 +117,7 @@ def heal(c: Any, name: str) -> None:
     },
 )
 def reshape(c: Any, mbit: str = "", cpu: str = "", hosts: str = "", off: bool = False) -> None:
-    """Slow hosts' network links and CPUs; what is not named is as fast as it goes."""
+    """Slow hosts' network links and CPUs; what is not named is at full speed."""
     with sentences():
         from inventory.localcloud import served, shape
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, MACHINE, Disk, Image, Instance, Price, Snapshot
-from inventory.renting import disks, offers, tags
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, HOURS_A_MONTH, Disk, Image, Instance, Price, Snapshot
+from inventory.renting import disks, members, offers, tags
 from inventory.renting.ledger import Entry
 from inventory.settings import Settings
+from training.money import MONTH, added, bare, money
 
 GIB = 2**30
+ABOUT, AT_MOST = "about", "at most"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Spent:
     """Machines that are gone."""
     running: float
     disks: float
-    """Disks that are attached to none: until the end of the month."""
+    """Disks that are attached to none, until the month ends; without what was in their machines' price."""
     planned: float
     """What the machines there are will cost until they are released."""
     risen: float = 0
@@ -53,14 +54,27 @@ def month_start(now: datetime) -> datetime:
     return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
-def month_shares(disks: Sequence[Disk], months: Mapping[str, float], now: datetime) -> list[float]:
+def month_shares(
+    disks: Sequence[Disk], months: Mapping[str, float], past: Sequence[Entry], now: datetime
+) -> list[float]:
     """What disks cost in this calendar month by their price a month: from when they were made, or its start, to its
-    end. More than is billed by themselves: for a part of it they may have been in a machine's price.
+    end, without the hours that they were in the price of a machine that is known to have been their node's.
     """
     start = month_start(now)
     end = month_start(start + timedelta(days=32))
-    whole = hours_between(start, end)
-    return [months[d.disk_id] * hours_between(max(start, d.created), end) / whole for d in disks if d.disk_id in months]
+    alone = {d.disk_id: hours_between(max(start, d.created), end) - _priced_hours(d, past, start) for d in disks}
+    return [months[d.disk_id] / HOURS_A_MONTH * max(0.0, alone[d.disk_id]) for d in disks if d.disk_id in months]
+
+
+def _priced_hours(disk: Disk, past: Sequence[Entry], start: datetime) -> float:
+    """For how long since then a disk was in the price of machines that are gone; none after it was detached."""
+    k, cluster = members.disk_number(disk), disk.tags.get(CLUSTER_TAG, "")
+    since = max(start, disk.created)
+    return sum(
+        hours_between(max(since, each.created), min(each.ended, disk.detached or each.ended))
+        for each in past
+        if k and each.ended and each.price_h and members.name_number(each.name, cluster) == k
+    )
 
 
 def hours_between(start: datetime, end: datetime) -> float:
@@ -77,10 +91,15 @@ def machine_cost(instance: Instance, now: datetime) -> MachineCost:
     return MachineCost(hours, price, hours * price, ahead)
 
 
+def currency_of(machines: Sequence[Instance]) -> str:
+    """What they are paid in; empty where no tag says so."""
+    return next((said for each in machines if (said := each.tags.get(tags.CURRENCY_TAG))), "")
+
+
 def later_costs(instances: Sequence[Instance], release_at: datetime) -> float:
     """What machines cost from when they would be released until they will be, as far as tags say."""
     hours = [(i, hours_between(i.release_at, release_at)) for i in instances if i.release_at]
-    return sum(more * (tags.price_h(i.tags) or 0.0) for i, more in hours)
+    return added(more * (tags.price_h(i.tags) or 0.0) for i, more in hours)
 
 
 def spent(
@@ -89,83 +108,14 @@ def spent(
     disk_shares: Sequence[float],
     now: datetime,
 ) -> Spent:
-    """This calendar month's money; `disk_shares`: what each disk that is attached to none costs in it."""
+    """This calendar month's money, each sum that of the amounts that are shown; `disk_shares`: what each disk that is
+    attached to none costs in it."""
     start = month_start(now)
-    running = sum(hours_between(max(start, i.created), now) * (tags.price_h(i.tags) or 0) for i in instances)
-    planned = sum(machine_cost(i, now).until_release or 0 for i in instances)
-    gone = sum(hours_between(max(start, e.created), e.ended) * e.price_h for e in past if e.ended and e.ended > start)
-    most = sum(hours_between(now, i.release_at) * (tags.most_h(i.tags) or 0) for i in instances if i.release_at)
-    return Spent(gone, running, sum(disk_shares), planned, most - planned)
-
-
-@dataclass(frozen=True)
-class Purchase:
-    """Machines about to be ordered; a price is one machine's an hour."""
-
-    nodes: int
-    price_h: float
-    hours: float
-    currency: str = ""
-
-    @property
-    def total(self) -> float:
-        return self.nodes * self.price_h * self.hours
-
-
-def over_budget(key: str, budget: float, money: Spent, wanted: Purchase) -> str:
-    """Why a purchase does not fit into what is left of a month's budget; empty where it does, or there is none.
-
-    `key`: what the setting is called.
-    """
-    left = budget - money.committed
-    if not budget or wanted.total <= left:
-        return ""
-    said = f"{max(0, left):.2f} of this month's {budget:g} {wanted.currency} are left".replace("  ", " ")
-    if not wanted.nodes:
-        return (
-            f"{key}: keeping the machines for {wanted.hours:g} h more would cost more than it: {said}; "
-            f"set a larger {key}"
-        )
-    fits = left / (wanted.nodes * wanted.price_h)
-    fewer = "fewer --nodes, or " if wanted.nodes > 1 else ""
-    way = f"--hours {int(fits * 10) / 10:g}, or " if fits >= 0.6 else fewer
-    return (
-        f"{key}: {wanted.nodes} x {wanted.hours:g} h at {wanted.price_h:.2f} {wanted.currency} an hour is "
-        f"{wanted.total:.2f}, but {said}; {way}set a larger {key}"
-    )
-
-
-def price_limit(budget: float, money: Spent, wanted: Purchase, price: Price) -> float | None:
-    """The most a spot machine may cost an hour, without its disks, for the budget to bear all that are wanted for as
-    long as they are planned: whatever the market does. None where no limit is needed: the list price is borne too.
-    """
-    if not budget or not wanted.nodes:
-        return None
-    borne = (budget - money.committed) / (wanted.nodes * wanted.hours)
-    if borne >= price.list:
-        return None
-    return math.floor(max(0.0, borne - _beside_h(price)) * 1000 + 1e-6) / 1000  # the cloud takes three decimals
-
-
-def most_h(price: Price, limit: float | None) -> float:
-    """What an hour of a spot machine can cost at most, its disks included; `limit` is without them."""
-    return price.list if limit is None else min(price.list, limit + _beside_h(price))
-
-
-def _beside_h(price: Price) -> float:
-    """What of a price is for disks and bandwidth, as far as the cloud tells."""
-    return sum(part for resource, part in price.parts.items() if resource != MACHINE)
-
-
-def budget_end(budget: float, money: Spent, price_h: float, now: datetime) -> datetime | None:
-    """When machines that cost `price_h` an hour together will have used the budget up; None without a budget.
-
-    `money.planned` does not count: it is what is being planned.
-    """
-    if not budget or price_h <= 0:
-        return None
-    left = budget - money.past - money.running - money.disks
-    return now + timedelta(hours=min(max(0.0, left) / price_h, 24 * 365))
+    running = added(hours_between(max(start, i.created), now) * (tags.price_h(i.tags) or 0) for i in instances)
+    planned = added(machine_cost(i, now).until_release or 0 for i in instances)
+    gone = added(hours_between(max(start, e.created), e.ended) * e.price_h for e in past if e.ended and e.ended > start)
+    most = added(hours_between(now, i.release_at) * (tags.most_h(i.tags) or 0) for i in instances if i.release_at)
+    return Spent(gone, running, added(disk_shares), planned, added([most, -planned]))
 
 
 def snapshot_gib(snapshot: Snapshot) -> float | None:
@@ -175,10 +125,37 @@ def snapshot_gib(snapshot: Snapshot) -> float | None:
     return tags.number(snapshot.tags, tags.WRITTEN_TAG)
 
 
+@dataclass(frozen=True)
+class SnapshotPrice:
+    """What a GiB of snapshot costs a month, by the settings: the API does not tell."""
+
+    gib_month: float
+    currency: str = ""
+
+    def month(self, snapshots: Iterable[Snapshot]) -> float:
+        """What they cost a month, to the last digit that is shown of each."""
+        return added(snapshot_month(each, self.gib_month) for each in snapshots)
+
+    def words(self, *snapshots: Snapshot) -> str:
+        """The same as it is shown."""
+        return money(self.month(snapshots), self.currency, MONTH)
+
+    def bare(self, *snapshots: Snapshot) -> str:
+        """The same under a heading that says that it is a month's."""
+        return bare(self.month(snapshots), self.currency, MONTH)
+
+
 def snapshot_month(snapshot: Snapshot, price_gib_month: float) -> float:
-    """What a snapshot costs a month at most; where nobody tells its size, as if its whole disk were written."""
+    """What a snapshot costs a month; where nobody tells its size, as if its whole disk were written."""
     gib = snapshot_gib(snapshot)
     return (snapshot.disk_gib if gib is None else gib) * price_gib_month
+
+
+def certainty(snapshot: Snapshot) -> str:
+    """How sure its price is, in words: the file system does not know of what was written once and is free again."""
+    if snapshot.size_bytes:
+        return ""
+    return AT_MOST if snapshot_gib(snapshot) is None else ABOUT
 
 
 def loose(disks: Sequence[Disk]) -> tuple[Disk, ...]:

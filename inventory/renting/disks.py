@@ -85,7 +85,7 @@ def keep_head_disk(cloud: Cloud, settings: Settings, instances: Sequence[Instanc
     disk = members.data_disk(head, cloud.disks(tags=tags.of_cluster(settings.name), instance_id=head.instance_id))
     if disk is None or k is None:
         what = "has no data disk" if k else "is none of te1, te2, ..., so its data disk would wait for no machine"
-        raise RentError(f"{head.name}, the head, {what}: nothing is started; fab up makes the cluster whole")
+        raise RentError(f"{members.label(head)}, the head, {what}: nothing is started; fab up makes the cluster whole")
     if keep_disk(cloud, k, disk):
         report(f"te{k}'s data disk {disk.disk_id} stays from here on, with the checkpoints, and goes on costing")
 

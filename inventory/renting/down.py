@@ -1,4 +1,5 @@
-"""`fab down`: what will be deleted, what stays and goes on costing; then deleting, and seeing what is left."""
+"""`fab down`: what will be deleted, all or some machines, what stays and goes on costing; then deleting, and seeing
+what is left."""
 
 from __future__ import annotations
 
@@ -31,9 +32,13 @@ class DownPlan:
     snapshots: tuple[Snapshot, ...] = ()
     disk_months: Mapping[str, float] = field(default_factory=dict)
     """What a kept disk costs a month, by its id, where the cloud tells."""
+    currency: str = ""
+    """Of the account, where a price was ever told."""
     notes: tuple[str, ...] = ()
     elsewhere: tuple[Entry, ...] = ()
     """What was left in other regions or accounts, which this look does not reach."""
+    remaining: tuple[Instance, ...] = ()
+    """Machines that are not asked about: they and all that is theirs stay."""
 
     @property
     def is_empty(self) -> bool:
@@ -56,28 +61,63 @@ def _goes(disk: Disk) -> bool:
     return disk.tags.get(tags.STATE_TAG) == tags.NEW
 
 
-def plan_down(cloud: Cloud, settings: Settings, disks: bool, anyway: bool = False, others: bool = False) -> DownPlan:
-    """What `fab down` would do; `disks`: the kept disks go too. Changes nothing.
+def plan_down(
+    cloud: Cloud,
+    settings: Settings,
+    disks: bool,
+    anyway: bool = False,
+    others: bool = False,
+    *,
+    nodes: Collection[str] = (),
+) -> DownPlan:
+    """What `fab down` would do; `disks`: the kept disks go too; `nodes`: only these machines, with what is theirs.
+    Changes nothing.
 
-    Raises CloudError; RentError where a snapshot would fail, but for `anyway`, and where something is another owner's,
-    but for `others`.
+    Raises CloudError; RentError where a snapshot would fail, but for `anyway`, where something is another owner's, but
+    for `others`, and where there is no such node.
     """
     own = tags.of_cluster(settings.name)
     notes = settle(cloud, Intents.of(settings))
-    machines = members.members(_there(cloud, settings))
+    machines, remaining = _chosen(members.members(_there(cloud, settings)), nodes)
     owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
-    going, kept = divided(members.labelled(owned, machines), disks)
+    owned = members.labelled(owned, (*machines, *remaining))
+    if remaining:
+        owned = _theirs(owned, machines)
+    going, kept = divided(owned, disks)
     if not anyway:
         _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
     lost = [i.instance_id for i in machines if not own.items() <= i.tags.items()]
     if lost:
         notes += (f"{', '.join(lost)} have lost the tag {CLUSTER_TAG}; they were of this cluster",)
-    months = cost.disk_months(cloud, kept)
+    months, ledger = cost.disk_months(cloud, kept), Ledger.of(cloud, settings)
     ours = owners.own_pairs(settings)
     pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
-    left = Ledger.of(cloud, settings).elsewhere(cloud.now())
-    return DownPlan(machines, going, pairs, kept, snapshots, months, notes, left)
+    if remaining:  # they are entered with the key pairs
+        return DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
+    left = ledger.elsewhere(cloud.now())
+    return DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
+
+
+def _chosen(
+    machines: tuple[Instance, ...], nodes: Collection[str]
+) -> tuple[tuple[Instance, ...], tuple[Instance, ...]]:
+    """The machines that go, and those that remain. Pure."""
+    if not nodes:
+        return machines, ()
+    named = dict(zip(members.names(machines), machines, strict=True))
+    if unknown := [name for name in nodes if name not in named]:
+        raise RentError(f"there is no machine {', '.join(unknown)}; there are {', '.join(named) or 'none'}")
+    return (
+        tuple(each for name, each in named.items() if name in nodes),
+        tuple(each for name, each in named.items() if name not in nodes),
+    )
+
+
+def _theirs(disks: Sequence[Disk], machines: Sequence[Instance]) -> tuple[Disk, ...]:
+    """The disks of some machines: those they have, and those that wait for one of their number. Pure."""
+    ids, numbers = {i.instance_id for i in machines}, {members.number(i) for i in machines} - {None}
+    return tuple(d for d in disks if d.instance_id in ids or (not d.instance_id and members.disk_number(d) in numbers))
 
 
 def _refuse_unstored(snapshots: Sequence[Snapshot], disks: Sequence[Disk], going: Collection[str]) -> None:
@@ -114,10 +154,14 @@ def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report)
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there if i.instance_id in named]
         if going:
-            report(f"deleting {len(going)} machines")
+            report(f"deleting {members.so_many(len(going))}")
             remove(cloud, going, intents)
         ledger.record([i for i in there if i.instance_id not in named], cloud.now())
         _delete_disks(cloud, settings, plan, report)
+        if plan.remaining:
+            ledger.record_kept(cloud.disks(tags=tags.of_cluster(settings.name)), None, cloud.now())
+            keys.forget(settings, [members.address(settings, each) for each in plan.machines])
+            return
         ledger.record_kept(plan.kept, plan.snapshots, cloud.now())
         _forget_access(cloud, settings, plan.key_pairs)
 
@@ -141,14 +185,18 @@ def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Repo
     named as staying."""
     own, named, stays = tags.of_cluster(settings.name), {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
     until, deleted = time.monotonic() + cloud.pace.limit_s(GONE_S), set[str]()
+    remaining = {each.instance_id for each in plan.remaining}
     while True:
         disks = [d for d in cloud.disks(tags=own) if d.disk_id not in stays]
+        if remaining:
+            disks = [d for d in disks if d.disk_id in named]
         for disk in disks:
             if disk.disk_id in named - deleted and not disk.instance_id:
                 report(f"deleting {disk.name or disk.disk_id}")
                 cloud.delete_disk(disk.disk_id)
                 deleted.add(disk.disk_id)
-        left = [*(i.instance_id for i in cloud.instances(tags=own)), *(d.disk_id for d in disks)]
+        machines = {i.instance_id for i in cloud.instances(tags=own)} - remaining
+        left = [*sorted(machines), *(d.disk_id for d in disks)]
         if not left:
             return
         if time.monotonic() > until:

@@ -12,10 +12,11 @@ from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import Instance
-from inventory.renting import cost, disks, members, tags
+from inventory.renting import budgets, cost, disks, members, tags
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 from inventory.shown import clock
+from training.money import MONTH, money
 
 Report = Callable[[str], None]
 Tell = Callable[[datetime], None]
@@ -60,10 +61,10 @@ def budget_end(
     machines = cost.with_price_tags(cloud, settings, machines)
     past = Ledger.of(cloud, settings).record(machines, now)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
-    shares = cost.month_shares(own, cost.disk_months(cloud, cost.loose(own)), now)
+    shares = cost.month_shares(own, cost.disk_months(cloud, cost.loose(own)), past, now)
     told = tags.price_h if watched else tags.most_h
     price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
-    return cost.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
+    return budgets.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
 
 
 def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
@@ -96,7 +97,9 @@ def extend(
             cloud.set_release_time(each.instance_id, target)
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
-        report(f"the budget of {settings.rental.budget:g} a month ends at {clock(latest)}: the machines go then")
+        report(
+            f"the budget of {money(settings.rental.budget, per=MONTH)} ends at {clock(latest)}: the machines go then"
+        )
     return min(ends)
 
 

@@ -149,6 +149,12 @@ class Ledger:
         except FileNotFoundError:
             return {}
 
+    @property
+    def currency(self) -> str:
+        """Of the account, as prices were last told in; empty where none ever was."""
+        told = [entry for entry in self.read().values() if entry.currency]
+        return max(told, key=lambda entry: entry.created).currency if told else ""
+
     def past(self, now: datetime) -> tuple[Entry, ...]:
         """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
         return tuple(each for e in self.read().values() if (each := self._over(e, now)).ended and each.kind == MACHINE)

@@ -120,7 +120,8 @@ def running(
                 Kind.PASSING,
             )
         if time.monotonic() > until:
-            names = [f"{i.name} is {i.status}" for i in waiting] or [*sorted(unseen), "no machine is listed"][:1]
+            names = [f"{members.label(i)} is {i.status}" for i in waiting]
+            names = names or [*sorted(unseen), "no machine is listed"][:1]
             late = f"not ready after {START_S:g} s: {', '.join(names)}; `fab up` goes on, `fab down` removes"
             raise CloudError(late, Kind.WAIT)
         time.sleep(cloud.pace.poll_s)
@@ -138,7 +139,7 @@ def _start(cloud: Cloud, machines: Sequence[Instance], started: set[str], report
                 raise
             continue
         started.add(each.instance_id)
-        report(f"starting {each.name}")
+        report(f"starting {members.label(each)}")
 
 
 def reached(nodes: Sequence[Node], pin_again: Callable[[], None]) -> None:

@@ -16,6 +16,8 @@ from inventory.renting.state_files import StateFiles
 from inventory.setting_types import SettingsError
 from inventory.settings import Settings
 
+HEAD = "te1"
+"""The name of the machine that runs and checkpoints are on."""
 NAMELESS = 10**6
 """Comes after every number."""
 SSH_PORT = 22
@@ -53,10 +55,25 @@ def disk_name(cluster: str, number: int) -> str:
 
 
 def number(instance: Instance) -> int | None:
-    """The k of te<k>, which the cloud may have filled up with zeros; None for a machine that got another name."""
-    cluster = instance.tags.get(CLUSTER_TAG, "")
-    match = re.fullmatch(rf"{re.escape(cluster)}-te0*([1-9]\d*)", instance.name)
+    """The k of te<k>; None for a machine that got another name."""
+    return name_number(instance.name, instance.tags.get(CLUSTER_TAG, ""))
+
+
+def name_number(name: str, cluster: str) -> int | None:
+    """The same of a machine's name, where the cloud may have filled it up with zeros."""
+    match = re.fullmatch(rf"{re.escape(cluster)}-te0*([1-9]\d*)", name)
     return int(match[1]) if match else None
+
+
+def short(name: str, cluster: str) -> str:
+    """What a machine is called here: te<k>, or as the cloud calls it where that is another name."""
+    k = name_number(name, cluster)
+    return f"te{k}" if k else name
+
+
+def label(instance: Instance) -> str:
+    """The same of a machine that is there."""
+    return short(instance.name, instance.tags.get(CLUSTER_TAG, ""))
 
 
 def members(instances: Sequence[Instance]) -> tuple[Instance, ...]:
@@ -162,6 +179,8 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
             disk_serial=disk.serial if (disk := data_disk(each, disks)) else None,
             price_h=tags.price_h(each.tags),
             currency=each.tags.get(tags.CURRENCY_TAG, ""),
+            type=each.instance_type,
+            zone=each.zone_id,
         )
         for rank, (name, each) in enumerate(zip(names(ordered), ordered, strict=True))
     )

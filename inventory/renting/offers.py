@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ from inventory.renting import disks, members, tags
 from inventory.settings import Settings
 
 NO_STOCK = "no stock"
+ALIKE = 0.8
+"""Of the letters of two names, where one may have been meant by the other."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def quotes(
     """
     own = settings.rental
     seen = market(cloud, settings)
-    said = [f"{name} is not sold in {_where(settings)}" for name in unknown_types(own, seen)]
+    said = _not_sold(cloud, settings, unknown_types(own, seen))
     sold = _sold(own.types, seen.stock)
     machines = {each.name: each for each in (cloud.types(sold) if sold else ())}
     found: list[Quote] = []
@@ -191,6 +194,22 @@ def quotes(
     if not found:
         raise RentError(_nothing(settings, said, home if only_home else ""))
     return tuple(found), tuple(said)
+
+
+def _not_sold(cloud: Cloud, settings: Settings, unknown: Sequence[str]) -> list[str]:
+    """A sentence for each, with the type that is sold there and spelled most like it."""
+    there = set[str]()
+    if unknown:
+        with suppress(CloudError):  # then it is not said what they may have meant
+            zones = settings.rental.zones
+            stock = cloud.stock("", settings.rental.spot != "off")
+            there = {each.instance_type for each in stock if not zones or each.zone_id in zones}
+    said = []
+    for name in unknown:
+        alike = difflib.get_close_matches(name, sorted(there), 1, ALIKE)
+        meant = f": did you mean {alike[0]}?" if alike else ""
+        said.append(f"{name} is not sold in {_where(settings)}{meant}")
+    return said
 
 
 def one_machine(

@@ -9,11 +9,12 @@ from datetime import datetime
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import MachineRequest, Price, Snapshot
-from inventory.renting import cost, disks, down, keys, lease, members, network, offers, owners, tags
+from inventory.renting import budgets, cost, disks, down, keys, lease, members, network, offers, owners, tags
 from inventory.renting.intents import MACHINES, Intents, is_heard
 from inventory.renting.offers import Offer, Quote
 from inventory.renting.plan import UpPlan
 from inventory.settings import Settings
+from training.money import HOUR, money
 
 NAMED_OFFERS = 2
 NAMED_REASONS = 2
@@ -68,7 +69,7 @@ def launch(
     own = settings.rental
     limits = [each for each in (limit, priced.price_limit) if each is not None]
     limit = min(limits) if limits and priced.is_spot else None
-    most_h = cost.most_h(price, limit) if price and priced.is_spot else 0
+    most_h = budgets.most_h(price, limit) if price and priced.is_spot else 0
     disk = members.disk_name(settings.name, lot.first) if lot.count == 1 else f"{settings.name}-data"
     apart = {} if lot.with_disk else {tags.DISK_TAG: tags.APART}
     return replace(
@@ -157,12 +158,13 @@ class Orders:
         now = replace(quote, price=self.cloud.price(quote.launch))
         if now.price.trade > quote.price.trade + ROUNDING:
             raise CloudError(
-                f"an hour costs {now.price.trade:.2f} {now.price.currency} now, no longer {quote.price.trade:.2f}",
+                f"a machine costs {money(now.price.trade, now.price.currency, HOUR)} now, no longer "
+                f"{money(quote.price.trade, now.price.currency, HOUR)}",
                 Kind.PRICE,
             )
         wanted = self.plan.purchase(now, left)
         own = self.settings.rental
-        if reason := cost.over_budget(own.key("budget"), own.budget, self._money(), wanted):
+        if reason := budgets.over_budget(own.key("budget"), own.budget, self._money(), wanted):
             raise CloudError(reason, Kind.PRICE)
         return now
 
@@ -173,7 +175,7 @@ class Orders:
         """One order, of those machines that are still to be had for what is left of the budget."""
         offer, plan = quote.offer, self.plan
         wanted, each_price = plan.purchase(quote, left), plan.price(quote, left)
-        limit = cost.price_limit(self.settings.rental.budget, self._money(), wanted, each_price)
+        limit = budgets.price_limit(self.settings.rental.budget, self._money(), wanted, each_price)
         self.report(f"ordering {each.count} x {offer.words}")
         request = launch(
             self.settings,
@@ -208,7 +210,7 @@ class Orders:
             there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
             going = sorted(there | set(self.made))
             if going:
-                self.report(f"removing {len(going)} machines again: a cluster is made whole or not at all")
+                self.report(f"removing {members.so_many(len(going))} again: a cluster is made whole or not at all")
                 down.remove(self.cloud, going, self.intents)
             for intent in unanswered:
                 self.intents.forget(intent.key)

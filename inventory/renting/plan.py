@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import Disk, Instance, Price, Snapshot
-from inventory.renting import cost, disks, lease, members, network, offers, owners
+from inventory.cloud.values import DATA_DISK, Disk, Instance, Price, Snapshot
+from inventory.renting import budgets, cost, disks, lease, members, network, offers, owners
 from inventory.renting.intents import Intents, settle
 from inventory.renting.ledger import Ledger
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
 from inventory.settings import Settings
+from training.money import added
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,41 @@ class UpPlan:
         kept = disks.waiting_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
         return cost.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
 
-    def purchase(self, quote: Quote, numbers: Collection[int]) -> cost.Purchase:
+    def purchase(self, quote: Quote, numbers: Collection[int]) -> budgets.Purchase:
         """These machines, bought there."""
         price = self.price(quote, numbers)
-        return cost.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
+        return budgets.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
 
     @property
     def first_price(self) -> Price | None:
         """Of the machines to make, by the first offer."""
         return self.price(self.quotes[0], self.numbers) if self.quotes else None
+
+    @property
+    def kept_here(self) -> tuple[str, ...]:
+        """The machines to make whose kept disks are where the first offer is: those are paid already."""
+        zone = self.quotes[0].offer.zone_id if self.quotes else ""
+        return tuple(f"te{k}" for k, disk in sorted(self.kept.items()) if disk.zone_id == zone)
+
+    @property
+    def kept_h(self) -> float:
+        """What of an hour is for their disks."""
+        return len(self.kept_here) * self.quotes[0].price.parts.get(DATA_DISK, 0.0) if self.quotes else 0.0
+
+    @property
+    def hour(self) -> float:
+        """What an hour of the new machines costs on top of what is paid already."""
+        return self.quotes[0].price.trade * len(self.numbers) - self.kept_h if self.quotes else 0.0
+
+    @property
+    def total(self) -> float:
+        """What they cost until their release, each rounded as `fab cost` shows it."""
+        if not self.quotes:
+            return 0.0
+        price, kept = self.quotes[0].price, len(self.kept_here)
+        whole = [price.trade] * (len(self.numbers) - kept)
+        without = [price.trade - price.parts.get(DATA_DISK, 0.0)] * kept
+        return added(each * self.wish.hours for each in (*whole, *without))
 
     @property
     def stopped(self) -> tuple[Instance, ...]:
@@ -114,7 +141,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += _surprises(there.instances, wish)
+    notes += _surprises(there.instances)
     plan = with_money(cloud, settings, plan, there)
     if plan.numbers:
         disks.refuse_claimed(there.disks, there.instances, plan.numbers)
@@ -146,11 +173,11 @@ def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
         )
 
 
-def _surprises(instances: Sequence[Instance], wish: Wish) -> list[str]:
+def _surprises(instances: Sequence[Instance]) -> list[str]:
     there = members.counted(instances)
-    said = [f"{i.name} is being taken back by the cloud; it is not counted" for i in instances if i.is_reclaimed]
-    if len(there) > wish.nodes:
-        said.append(f"{len(there)} machines are there, more than the {wish.nodes} asked for; all stay")
+    said = [
+        f"{members.label(i)} is being taken back by the cloud; it is not counted" for i in instances if i.is_reclaimed
+    ]
     for k in {members.number(i) for i in there}:
         same = [i.instance_id for i in there if members.number(i) == k]
         if k and len(same) > 1:
@@ -171,7 +198,7 @@ def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) 
     loose = [d for d in there.disks if d.disk_id not in back]
     later = {i.instance_id for i in plan.longer}
     longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
-    shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), now)
+    shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), past, now)
     return replace(plan, money=cost.spent(longer, past, shares, now))
 
 
@@ -218,7 +245,10 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
 
 def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
     """The budget, before anything is made: by the first offer's price, else for keeping what is there."""
-    keeping = cost.Purchase(0, 0.0, plan.wish.hours)
-    wanted = plan.purchase(plan.quotes[0], plan.numbers) if plan.quotes else keeping
-    if reason := cost.over_budget(settings.rental.key("budget"), settings.rental.budget, plan.money, wanted):
+    key, whole, reason = settings.rental.key("budget"), settings.rental.budget, ""
+    if plan.quotes:
+        reason = budgets.over_budget(key, whole, plan.money, plan.purchase(plan.quotes[0], plan.numbers))
+    elif plan.longer:
+        reason = budgets.over_budget_longer(key, whole, plan.money, plan.longer, plan.release_at)
+    if reason:
         raise RentError(reason)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.renting import cost, show, tags
+from inventory.renting import bill, budgets, cost, show, tags
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 
@@ -21,25 +21,23 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
         instances = cost.with_price_tags(cloud, settings, instances)
     now = cloud.now()
     ledger = Ledger.of(cloud, settings)
-    past = ledger.record(instances, now)
+    past, currency = ledger.record(instances, now), ledger.currency
     ledger.record_kept(disks, snapshots, now)
     months = cost.disk_months(cloud, cost.loose(disks))
-    money = cost.spent(instances, past, cost.month_shares(disks, months, now), now)
+    spent = cost.spent(instances, past, cost.month_shares(disks, months, past, now), now)
     if instances:
-        show.show(show.cost_table(instances, now))
+        show.show(bill.cost_table(instances, now))
     else:
         show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}")
-    show.show(*show.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings))
-    show.show(*show.elsewhere_lines(ledger.elsewhere(now)))
-    if table := show.past_table(past, now):
-        show.show(table)
     show.show(
-        f"this month: {money.past + money.running:.2f} so far, {money.planned:.2f} until the machines are released, "
-        f"{money.disks:.2f} for disks without a machine; traffic and snapshots are not in it"
+        *bill.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings, currency)
     )
+    show.show(*bill.elsewhere_lines(ledger.elsewhere(now), settings.name))
+    if table := bill.past_table(past, settings.name, now):
+        show.show(table)
+    show.show(bill.month_line(spent, currency))
     if settings.rental.budget:
-        left = settings.rental.budget - money.committed
-        show.show(f"budget: {left:.2f} of {settings.rental.budget:g} are left")
+        show.show(budgets.left(settings.rental.budget, spent, currency))
 
 
 def show_machines(settings: Settings) -> None:

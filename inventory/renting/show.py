@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Disk, Instance, Price, Snapshot
-from inventory.renting import cost, members
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Instance, Price
+from inventory.renting import bill, budgets, cost, members, tags
 from inventory.renting.down import DownPlan
-from inventory.renting.ledger import Entry
 from inventory.renting.offers import Quote
 from inventory.renting.plan import UpPlan
 from inventory.settings import Settings
-from inventory.shown import clock, console, table
+from inventory.shown import clock, console, length, table
+from training.money import HOUR, MONTH, added, bare, money
 
 FREE = "free: VPC, vSwitch, security group, key pair, traffic between the machines and into them"
 BILLED = (
     "billed: each machine by the second with its system disk and data disk (in the price above), "
-    "traffic out to the internet by GB (not in it), kept disks and snapshots by the month"
+    "traffic out by GB, kept disks and snapshots by the month"
 )
 SHOWN_OFFERS = 8
 
 
 def show(*what: Any) -> None:
-    """Print tables and lines; where no terminal is, as wide as they are."""
+    """Print tables and lines."""
     terminal = console()
-    if not terminal.is_terminal:
-        terminal = console(width=200)
     for each in what:
         terminal.print(each, soft_wrap=isinstance(each, str))
 
@@ -45,19 +43,32 @@ def _up(plan: UpPlan) -> list[Any]:
         return [*plan.notes, f"{_there(plan)}; none is missing", *_later_lines(plan)]
     spot_price = "spot price 3 days (low/median/high)"
     offers = table(
-        ["try", "type", "zone", "what", spot_price, "30 days: reclaimed", f"{plan.quotes[0].price.currency}/h", "note"],
+        [
+            "try",
+            "type",
+            "zone",
+            f"{plan.quotes[0].price.currency} {HOUR}",
+            "what",
+            spot_price,
+            "30 days: reclaimed",
+            "note",
+        ],
         [_offer_row(n, quote) for n, quote in enumerate(plan.quotes[:SHOWN_OFFERS], start=1)],
+        {"what", "30 days: reclaimed", "note"},
     )
     best = plan.quotes[0].price
-    hour, less = _hour(plan)
+    hour, listed, kept = plan.hour, best.list * len(plan.numbers) - plan.kept_h, ", ".join(plan.kept_here)
+    less = f" - {_h(plan.kept_h)} for the kept disk of {kept}" if kept else ""
     spot = "spot machines, which the cloud may take back" if plan.is_spot else "machines by the hour"
     lines = [
         f"{_there(plan)}; to make: {', '.join(f'te{k}' for k in plan.numbers)} ({spot})",
         offers,
-        f"price: {len(plan.numbers)} x {best.trade:.2f}{less} = {hour:.2f} {best.currency} an hour, "
-        f"{hour * plan.wish.hours:.2f} {best.currency} for {plan.wish.hours:g} h"
-        + (f" (list price {best.list * len(plan.numbers):.2f} an hour)" if best.list > best.trade else "")
+        *_stock_lines(plan),
+        f"price: {len(plan.numbers)} x {_h(best.trade)}{less} = {money(hour, best.currency, HOUR)}, "
+        f"{money(plan.total, best.currency)} for {plan.wish.hours:g} h"
+        + (f" (list price {money(listed, best.currency, HOUR)})" if best.list > best.trade else "")
         + (", and the kept disks as until now" if less else ""),
+        *_parts_lines(best, len(plan.numbers)),
         BILLED,
         FREE,
         f"ssh is open to {', '.join(plan.ssh_from)} only",
@@ -65,40 +76,56 @@ def _up(plan: UpPlan) -> list[Any]:
         *_staying_lines(plan, best),
         *([_longer_line(plan)] if plan.longer else []),
     ]
-    if plan.budget:
-        lines.append(f"budget: {plan.budget - plan.money.committed:.2f} of {plan.budget:g} {best.currency} are left")
-        lines += [_limit_line(plan, best)] if plan.is_spot else []
+    lines += _budget_lines(plan, best.currency)
+    lines += [_limit_line(plan, best)] if plan.budget and plan.is_spot else []
     lines += [f"te{k} gets its kept disk {disk.disk_id} again" for k, disk in sorted(plan.kept.items())]
     lines += [
-        f"te{k}'s disk of {plan.kept[k].size_gib} GiB costs {more:+.4f} {best.currency} an hour beside the one in that "
-        "price; the budget and its machine's price tag count it"
+        f"te{k}'s disk of {plan.kept[k].size_gib} GiB costs {money(abs(more), best.currency, HOUR)} "
+        f"{'more' if more > 0 else 'less'} than the one in that price; the budget and its machine's price tag count it"
         for k, more in sorted(plan.more_h.items())
     ]
-    return [*lines, *plan.notes]
+    return [*plan.notes, *lines]
+
+
+def _stock_lines(plan: UpPlan) -> list[str]:
+    """Where no offer has stock: that the price is of what cannot be had."""
+    if any(quote.offer.in_stock for quote in plan.quotes):
+        return []
+    return [
+        "none of these can be had now, says the cloud: what follows is what they would cost; all are tried, as it may "
+        "be wrong"
+    ]
+
+
+def _parts_lines(price: Price, machines: int) -> list[str]:
+    """What that hour is made of, a line each, as far as the cloud tells; and what is not in it."""
+    told = [(part, amount) for part, amount in price.parts.items() if amount]
+    parts = [
+        f"  {part}: {machines} x {_h(amount)} = {money(machines * amount, price.currency, HOUR)}"
+        for part, amount in (told if len(told) > 1 else ())
+    ]
+    return [*parts, "  traffic out to the internet: by GB, not in the price"]
+
+
+def _h(price: float) -> str:
+    """A price of an hour where the column or the sum's end says what it is."""
+    return bare(price, per=HOUR)
 
 
 def _there(plan: UpPlan) -> str:
-    count = len(plan.there)
-    return f"{members.so_many(count)} {'is' if count == 1 else 'are'} there"
-
-
-def _hour(plan: UpPlan) -> tuple[float, str]:
-    """What an hour of the new machines costs on top of what is paid already, and what of it is not new."""
-    best = plan.quotes[0]
-    names = [f"te{k}" for k, disk in sorted(plan.kept.items()) if disk.zone_id == best.offer.zone_id]
-    less = len(names) * best.price.parts.get(DATA_DISK, 0.0)
-    said = f" - {less:.4f} for the kept disk of {', '.join(names)}" if less else ""
-    return best.price.trade * len(plan.numbers) - less, said
+    count, wanted = len(plan.there), plan.wish.nodes
+    there = f"{members.so_many(count)} {'is' if count == 1 else 'are'} there"
+    return f"{there}, more than the {wanted} asked for, and all stay" if count > wanted else there
 
 
 def _limit_line(plan: UpPlan, best: Price) -> str:
     wanted = plan.purchase(plan.quotes[0], plan.numbers)
-    limit = cost.price_limit(plan.budget, plan.money, wanted, plan.first_price or best)
+    limit = budgets.price_limit(plan.budget, plan.money, wanted, plan.first_price or best)
     if limit is None:
         return "spot prices cannot break it until the release: it bears even the list price"
     return (
-        f"spot prices cannot break it until the release: a machine, its disks apart, is ordered at up to {limit:.3f} "
-        f"{best.currency} an hour, and above that the cloud takes it back"
+        f"spot prices cannot break it until the release: a machine, its disks apart, is ordered at up to "
+        f"{money(limit, best.currency, HOUR)}, and above that the cloud takes it back"
     )
 
 
@@ -108,12 +135,12 @@ def _offer_row(n: int, quote: Quote) -> list[str]:
     if machine is not None:
         gpus = f"{machine.gpus} x {machine.gpu_spec}, " if machine.gpus else ""
         what = f"{gpus}{machine.vcpus} vCPU, {machine.memory_gib:g} GiB"
-    prices = f"{spot.low:.2f} / {spot.middle:.2f} / {spot.high:.2f}" if spot else "-"
+    prices = " / ".join(map(_h, (spot.low, spot.middle, spot.high))) if spot else "-"
     advice = offer.advice
     rate = (advice.interruption_text or f"{advice.interruption_rate_percent:g}%") if advice else "-"
     if advice and advice.average_discount_percent:
         rate += f", {advice.average_discount_percent:g}% of list price"
-    return [str(n), offer.instance_type, offer.zone_id, what, prices, rate, f"{quote.price.trade:.2f}", offer.reason]
+    return [str(n), offer.instance_type, offer.zone_id, _h(quote.price.trade), what, prices, rate, offer.reason]
 
 
 def _release_line(plan: UpPlan) -> str:
@@ -124,13 +151,13 @@ def _release_line(plan: UpPlan) -> str:
 
 def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
     month = best.parts.get(DATA_DISK, 0.0) * HOURS_A_MONTH
-    costs = f"stays after that and costs {month:.2f} {best.currency} a month until fab down --disks"
+    costs = f"stays after that and costs {money(month, best.currency, MONTH)} until fab down --disks"
     return [f"te{k}'s data disk {costs}" for k in plan.staying if month]
 
 
 def _later_lines(plan: UpPlan) -> list[str]:
     if plan.longer:
-        return [_release_line(plan), _longer_line(plan)]
+        return [_release_line(plan), _longer_line(plan), *_budget_lines(plan, cost.currency_of(plan.longer))]
     if not plan.releases:
         return [_release_line(plan)]
     first = min((i.release_at for i in plan.there if i.release_at), default=None)
@@ -141,16 +168,16 @@ def _later_lines(plan: UpPlan) -> list[str]:
 
 
 def _longer_line(plan: UpPlan) -> str:
-    names = ", ".join(i.name for i in plan.longer)
-    return f"keeping {names} until then costs {cost.later_costs(plan.longer, plan.release_at):.2f} more"
+    names = ", ".join(map(members.label, plan.longer))
+    more = money(cost.later_costs(plan.longer, plan.release_at), cost.currency_of(plan.longer))
+    return f"keeping {names} until then costs {more} more"
 
 
 def left(at: datetime | None, now: datetime) -> str:
     """How long until a moment."""
     if at is None:
         return "-"
-    minutes = max(0, int((at - now).total_seconds() // 60))
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    return length((at - now).total_seconds())
 
 
 def machines_table(instances: Sequence[Instance], settings: Settings, now: datetime) -> Any:
@@ -168,67 +195,57 @@ def machines_table(instances: Sequence[Instance], settings: Settings, now: datet
         ]
         for name, each in zip(members.names(ordered), ordered, strict=True)
     ]
-    return table(["machine", "state", "type", "zone", "address", "released at", "time left"], rows)
+    return table(["machine", "state", "type", "zone", "address", "released at", "time left"], rows, {"state"})
 
 
 def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
     """What `fab down` deletes and what stays, a line each."""
     yield from plan.notes
     for each in plan.machines:
-        yield f"delete  {each.name}  {each.instance_id}  {each.instance_type}  {each.status}"
+        yield f"delete  {members.label(each)}  {each.instance_id}  {each.instance_type}  {each.status}"
     for disk in plan.disks:
-        yield f"delete  {_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB"
+        yield f"delete  {bill.disk_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB"
     for name in plan.key_pairs:
         yield f"delete  key pair {name}, which is free"
-    yield from stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings)
-    yield from elsewhere_lines(plan.elsewhere)
+    yield from bill.stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings, plan.currency)
+    yield from _beside_snapshots(plan, settings)
+    yield from bill.elsewhere_lines(plan.elsewhere, settings.name)
+    if plan.remaining:
+        yield remaining_line(plan.remaining)
 
 
-def _label(disk: Disk) -> str:
-    k = members.disk_number(disk)
-    return f"data disk of te{k}" if k else disk.name or "data disk"
+def _beside_snapshots(plan: DownPlan, settings: Settings) -> Iterator[str]:
+    """Of each disk that stays, whether a snapshot holds the same for less."""
+    whole = [each for each in plan.snapshots if each.status == "accomplished"]
+    for disk in plan.kept:
+        newest = max((s for s in whole if s.disk_id == disk.disk_id), key=lambda s: s.created, default=None)
+        month = plan.disk_months.get(disk.disk_id)
+        if newest is None or month is None:
+            continue
+        less = cost.snapshot_month(newest, settings.rental.snapshot_price_gib_month)
+        if less < month:
+            yield (
+                f"{newest.snapshot_id} holds the {bill.disk_label(disk)} as it was at {clock(newest.created)}, for "
+                f"{money(less, plan.currency, MONTH)} instead of "
+                f"{money(month, plan.currency, MONTH)}: fab down --disks deletes the disk, and fab rebuild "
+                "makes it again"
+            )
 
 
-def stays_lines(
-    disks: Sequence[Disk], months: Mapping[str, float], snapshots: Sequence[Snapshot], settings: Settings
-) -> Iterator[str]:
-    """Disks and snapshots that go on costing, with what they cost a month."""
-    for disk in disks:
-        price = f"{months[disk.disk_id]:.2f} a month" if disk.disk_id in months else "price not told"
-        yield f"stays   {_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
-    for each in snapshots:
-        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
-        most = "" if each.size_bytes else "at most "
-        yield f"stays   {each.name}  {each.snapshot_id}, {most}{month:.2f} a month (fab snapshots.prune)"
+def remaining_line(machines: Sequence[Instance]) -> str:
+    """Machines that go on being billed, what an hour of them costs, until when."""
+    ordered = members.members(machines)
+    prices = [tags.price_h(each.tags) for each in ordered]
+    known, currency = None not in prices, cost.currency_of(ordered)
+    costs = money(added((price or 0.0 for price in prices), HOUR), currency, HOUR) if known else "price not told"
+    ends = [each.release_at for each in ordered if each.release_at]
+    until = f" until {clock(min(ends))}" if ends else " until fab down"
+    return f"remain  {', '.join(members.names(ordered))}: {costs}{until}"
 
 
-def elsewhere_lines(left: Sequence[Entry]) -> Iterator[str]:
-    """What bills in regions and accounts that were not looked at, a line each."""
-    for each in left:
-        until = f" until {clock(each.release_at)} at least" if each.release_at else ""
-        how = f'with region = "{each.region}" in cluster.toml' + (" and that account's key" if each.account else "")
-        yield (
-            f"elsewhere  {each.name or each.instance_type}  {each.instance_id}  {each.instance_type}  in "
-            f"{each.where.words}: billed{until}; look, and remove it, {how}"
-        )
-
-
-def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
-    """Each machine's hours and money."""
-    rows = []
-    for each in members.members(instances):
-        paid = cost.machine_cost(each, now)
-        money = ("-" if m is None else f"{m:.2f}" for m in (paid.price_h, paid.so_far, paid.until_release))
-        rows.append([each.name, each.instance_type, f"{paid.hours:.1f}", *money, clock(each.release_at)])
-    return table(["machine", "type", "hours", "price/h", "so far", "until release", "released at"], rows)
-
-
-def past_table(past: Sequence[Entry], now: datetime) -> Any:
-    """Machines of this month that are gone."""
-    rows = [
-        [e.name, e.instance_type, f"{hours:.1f}", f"{e.price_h:.2f}", f"{hours * e.price_h:.2f}", clock(e.ended)]
-        for e in past
-        if e.ended and e.ended > cost.month_start(now)
-        for hours in [cost.hours_between(max(e.created, cost.month_start(now)), e.ended)]
-    ]
-    return table(["past machine", "type", "hours", "price/h", "cost", "until"], rows) if rows else ""
+def _budget_lines(plan: UpPlan, currency: str) -> list[str]:
+    """What of the month's budget is spoken for, and what is left of it; none where there is no budget."""
+    if not plan.budget:
+        return []
+    month = [bill.month_line(plan.money, currency)] if plan.money.committed else []
+    return [*month, budgets.left(plan.budget, plan.money, currency)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from inventory.cloud.values import CLUSTER_TAG, Price
 
@@ -25,6 +26,9 @@ WRITTEN_TAG = "spotune:written-gib"
 DISK_TAG = "spotune:disk"
 """On a machine: APART where its data disk is not part of its order."""
 APART = "apart"
+PLANNED_TAG = "spotune:planned"
+"""On a machine: when it was to be released before it idled."""
+_MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def of_cluster(name: str) -> dict[str, str]:
@@ -55,5 +59,18 @@ def number(tags: Mapping[str, str], key: str) -> float | None:
     """What a tag says; None where there is none, or it is no number."""
     try:
         return float(tags[key])
+    except (KeyError, ValueError):
+        return None
+
+
+def moment(at: datetime) -> str:
+    """A time as a tag has it."""
+    return at.astimezone(UTC).strftime(_MOMENT)
+
+
+def moment_of(tags: Mapping[str, str], key: str) -> datetime | None:
+    """The time that a tag says; None where there is none, or it is no time."""
+    try:
+        return datetime.strptime(tags[key], _MOMENT).replace(tzinfo=UTC)
     except (KeyError, ValueError):
         return None

@@ -12,7 +12,9 @@ from inventory.saying_yes import yes_command
 
 if TYPE_CHECKING:
     from inventory.cloud.values import Instance
+    from inventory.renting.down import DownPlan
     from inventory.settings import Settings
+    from training.laptop.run_list.giving_back import Stake
 
 RECORD = "folder for the cloud's answers, without what they tell about you"
 
@@ -61,16 +63,21 @@ def up(
         from inventory.renting.machines import apply_plan
         from inventory.renting.plan import Wish, plan_up
         from inventory.settings import load_settings
+        from training.laptop.models.wanted import refuse_incomplete, refuse_unknown
 
         settings = load_settings()
+        notes = refuse_unknown(settings.models.names)
         length = hours or settings.rental.hours
         wish = Wish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
         plan = plan_up(cloud, settings, wish)
-        show.show(show.up_table(plan))
+        refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
+        show.show(show.up_table(plan), *notes)
         if settings.on_this_machine:
             show.show("this machine's own cloud takes no money: prices are made up, and nothing is billed")
         if plan.numbers and (said := keys.note(settings)):
+            show.show(said)
+        if plan.numbers and plan.there and (said := _stake()[0].stays_on):
             show.show(said)
         if dry:
             return
@@ -87,18 +94,28 @@ def up(
 
 @task(
     auto_shortflags=False,
+    iterable=["node"],
     help={
+        "node": "only this machine, as te4; may be repeated, and said without the flag: fab down te4",
         "disks": "the kept data disks too, and what is on them",
         "yes": "delete without asking",
         "others": "although machines, disks or snapshots of the cluster are another owner's, by their tag",
         "anyway": "although a snapshot of a disk is still being stored, which then fails",
+        "force": "with a node: although a run is going on there, or checkpoints on the head did not come home",
         "record": RECORD,
     },
 )
 def down(
-    c: Any, disks: bool = False, yes: bool = False, anyway: bool = False, others: bool = False, record: str = ""
+    c: Any,
+    node: Sequence[str],
+    disks: bool = False,
+    yes: bool = False,
+    anyway: bool = False,
+    others: bool = False,
+    force: bool = False,
+    record: str = "",
 ) -> None:
-    """Delete the rented machines; says what stays and what that costs."""
+    """Delete the rented machines, or one; says what stays and what that costs."""
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
         from inventory.renting import show
         from inventory.renting.down import apply_down, plan_down
@@ -106,16 +123,56 @@ def down(
 
         settings = load_settings()
         cloud = _cloud(settings, record)
-        plan = plan_down(cloud, settings, disks, anyway, others)
-        if plan.machines and (active := _active_run()):
-            show.show(f"{active} is going on there: it ends with the machines; `fab stop` lets it save first")
+        plan = plan_down(cloud, settings, disks, anyway, others, nodes=node)
+        show.show(*_at_stake(plan, bool(node), force))
         show.show(*show.down_lines(plan, settings))
         if not plan.is_empty:
-            again = yes_command("down", down, disks=disks, anyway=anyway, others=others, record=record)
-            ask(yes, "delete them?", again)
+            flags = {"disks": disks, "anyway": anyway, "others": others, "force": force, "record": record}
+            ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, **flags))
             apply_down(cloud, settings, plan, say)
+    if plan.remaining:
+        say(show.remaining_line(plan.remaining))
+        return
     left = "nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left"
     say(f"{left} in {cloud.region_id}; elsewhere there is what is named above" if plan.elsewhere else left)
+
+
+def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
+    """What goes with the machines beside themselves, as far as the head tells within seconds. Raises RentError where
+    they were named, and one of them should not go but for `force`."""
+    from inventory.cloud.errors import RentError
+    from inventory.renting import members
+
+    everything = members.members((*plan.machines, *plan.remaining))
+    by_name = dict(zip(members.names(everything), everything, strict=True))
+    if members.HEAD not in by_name:
+        return []  # no run outlives its head
+    stake, unknown = _stake()
+    if not named:
+        ends = f"{stake.active} is going on there: it ends with the machines; `fab stop` lets it save first"
+        return [*([ends] if stake.active else []), *([stake.left_on(members.HEAD)] if stake.unfetched else [])]
+    against = [*stake.of_nodes({name for name, each in by_name.items() if each in plan.machines}, members.HEAD)]
+    against += [f"whether a run is going on there is not known: {unknown}"] if unknown else []
+    if against and not force:
+        raise RentError(f"{'; '.join(against)}; nothing was deleted (--force: all the same)")
+    return against
+
+
+def _stake() -> tuple[Stake, str]:
+    """What the head says of its runs; why it says nothing."""
+    from contextlib import closing
+
+    from inventory import ssh
+    from inventory.cluster import load_cluster
+    from training.laptop.head_node import HeadError, RemoteHead
+    from training.laptop.run_list import giving_back
+    from training.run_folder import LOCAL_RUNS
+
+    try:
+        with closing(RemoteHead(load_cluster().head)) as head:
+            return giving_back.at_stake(head, LOCAL_RUNS), ""
+    except (ssh.SshError, HeadError, ValueError, RuntimeError, OSError) as error:
+        return giving_back.Stake(), str(error)
 
 
 def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
@@ -134,22 +191,6 @@ def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
             tell_release(head, min(ends))
     except HeadError as error:
         say(f"the head could not be told until when it has time ({error}): the next start of a run does, or fab up")
-
-
-def _active_run() -> str:
-    """The run that is going on, as far as the head tells within seconds."""
-    from contextlib import closing
-
-    from inventory import ssh
-    from inventory.cluster import load_cluster
-    from training.laptop import runs
-    from training.laptop.head_node import HeadError, RemoteHead
-
-    try:
-        with closing(RemoteHead(load_cluster().head)) as head:
-            return runs.going_on(head)
-    except (ssh.SshError, HeadError, ValueError, RuntimeError, OSError):
-        return ""
 
 
 @task(auto_shortflags=False, help={"record": RECORD})

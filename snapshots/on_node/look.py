@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_STAMP, MODEL_STAMP, MANIFEST = "spotune-env.json", "spotune-model.json", "SHA256SUMS"
+SECTOR = 512
+"""What the kernel counts sizes in, whatever the disk does."""
 TRAINING = re.compile(r"^(?!check-|generate-|prove-)[a-z0-9][a-z0-9._-]*-(\d{8}-\d{6})$")
 """Folders of trainings, and when they began; checks and conversations leave folders too."""
 
@@ -25,11 +27,11 @@ def look(disk: Path) -> dict[str, Any]:
     if not disk.is_dir():
         return {"mounted": False}
     room = os.statvfs(disk)
+    size = device_bytes(disk.stat().st_dev) or room.f_blocks * room.f_frsize
     return {
         "mounted": os.path.ismount(disk),
         "filesystem": filesystem(disk),
-        "used_bytes": (room.f_blocks - room.f_bfree) * room.f_frsize,
-        "size_bytes": room.f_blocks * room.f_frsize,
+        "used_bytes": used_bytes(size, room),
         "environment": sealed(disk / "env", ENVIRONMENT_STAMP),
         "models": [
             {"folder": path.name, **sealed(path, MODEL_STAMP)}
@@ -38,6 +40,20 @@ def look(disk: Path) -> dict[str, Any]:
         ],
         "run": newest_run(disk / "runs"),
     }
+
+
+def used_bytes(size_bytes: int, room: os.statvfs_result) -> int:
+    """All of the device that is not free: files, and the file system's own journal and tables, which the blocks that
+    it tells of leave out and a snapshot does not."""
+    return size_bytes - room.f_bfree * room.f_frsize
+
+
+def device_bytes(device: int, blocks: Path = Path("/sys/dev/block")) -> int:
+    """The size of a disk or partition by its number; 0 where the kernel does not tell."""
+    try:
+        return int((blocks / f"{os.major(device)}:{os.minor(device)}" / "size").read_text(encoding="ascii")) * SECTOR
+    except (OSError, ValueError):
+        return 0
 
 
 def filesystem(disk: Path) -> str:

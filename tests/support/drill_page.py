@@ -110,7 +110,7 @@ def general(sentence):
         (r"\b[ids]-bp1\w+", "ID"),
         (r"\bte\d\b", "teN"),
         (r"\d+\.\d+\.\d+\.\d+", "ADDRESS"),
-        (r"(costs|no longer) \d+\.\d\d", r"\1 N"),
+        (r"(costs|no longer) \d+\.\d{2,4}", r"\1 N"),
         (r"\bcn-hangzhou-[hij]\b", "ZONE"),
     ):
         sentence = re.sub(pattern, general_word, sentence)

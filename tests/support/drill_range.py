@@ -132,7 +132,7 @@ class Range:
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
-                task.body(Context(), **flags)
+                task.body(Context(), **(dict.fromkeys(task.iterable, ()) | flags))
                 end = Exit(code=0)
             except Exit as asked:
                 end = asked

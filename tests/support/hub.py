@@ -41,6 +41,8 @@ class Hub:
     """Models that only the token opens."""
     stored_wrong: set[str] = field(default_factory=set)
     """Files of which another content is kept than the one sent."""
+    cards: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What a model's page says first, such as its licence."""
     authorised: list[str] = field(default_factory=list)
     """(method, path) of each request that brought the token in its Authorization header."""
     leaked: list[str] = field(default_factory=list)
@@ -137,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         sha = self.hub.head if rest.partition("/")[0] == "main" else rest.partition("/")[0]
         facts = {"id": model, "modelId": model, "sha": sha, "private": model in self.hub.private}
-        self._json({**facts, "siblings": siblings})
+        self._json({**facts, "siblings": siblings, "cardData": self.hub.cards.get(model, {})})
 
     def _tree(self, model: str, _: str) -> None:
         self._json(

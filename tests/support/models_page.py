@@ -3,11 +3,13 @@ writes them; tests/test_training_new_recipe.py holds the page against them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from training.cost.shape import known_shape
-from training.isolation import DENSE, HYBRIDS, MIXTURES, WRAPPERS
+from training.cost.strategies.pipeline import SPLITTABLE
+from training.isolation import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, UNPACKED_EXPERTS, UNTRAINABLE, WRAPPERS
 from training.model_names import load_recipe, recipe_names
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
@@ -18,10 +20,15 @@ HEAD = """\
 
 `--model` takes a recipe: its name, a short one (`qwen3:8b`, `Llama-3.1-8B`) or the id of its base model on the Hub
 (`Qwen/Qwen3-8B`). Another model of a type below is taken by its id too: the recipe is derived from what the Hub (or
-the mirror that HF_ENDPOINT names) says of it, counted, its type proved on a small copy, and shown; this needs the
-`[train]` extra. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit. The base
-deploy fetches what `[models] names` in cluster.toml lists, by recipe or by id. On your own machine a folder is enough:
-`fab train --model ./my-model --here --data FILE` derives the recipe from its config.json; the folder stays as it is.
+the hub of [mirrors] in cluster.toml, or of HF_ENDPOINT) says of it, counted, its type proved on a small copy, and
+shown; this needs the `[train]` extra. `fab models.add OWNER/NAME` writes it into
+[training/recipes](../training/recipes), to edit. The base deploy fetches what `[models] names` in cluster.toml lists,
+by recipe or by id.
+
+A folder is enough too: `fab train --model ./my-model --data FILE` derives the recipe from its config.json, and shows
+it. With `--here` it is read where it is. For the nodes name it in `[models] names` as well (`names = ["./my-model"]`):
+the base deploy sends it to the first node, whole files, what lies there already not again, and copies it to the others.
+The folder stays as it is.
 
 ## Recipes
 
@@ -38,18 +45,40 @@ of each alone, windows shorter than the samples, caps and sinks included. `apart
 of the others. `gradients`: every trained parameter gets a gradient, and no router is trained. `merged`: merged into the
 weights the adapter says the same. `counted`: parameters are as many as the plan reckons with. `zero3`: on one rank and
 on two it learns what one plain rank does. `packed` and the logits are tried again on a thin copy of your model before
-each run.
+each run. `gemma4` and `gemma4_text` passed twice: with experts (26B-A4B) and without.
 
 """
-REST = """
-- Caps on scores (`gemma2`) and sinks (`granite_swa`) are computed with all scores of a sample at once, since no kernel
-  of torch gives them their gradient: slower, and heads x length x length numbers of memory that no plan counts.
+
+
+def _types_named(kinds: Sequence[str]) -> str:
+    *others, last = [f"`{kind}`" for kind in kinds]
+    return f"{', '.join(others)} and {last}"
+
+
+def _refused() -> str:
+    """The types that are known not to be exact, by why."""
+    lines = []
+    for kinds, how in ((UNTRAINABLE, "not trained"), (PADDED_ALONE, "padded alone, from a folder of yours")):
+        for reason in dict.fromkeys(kinds.values()):
+            names = ", ".join(f"`{kind}`" for kind in sorted(kinds) if kinds[kind] == reason)
+            lines += textwrap.wrap(f"- {names}: {how}; {reason}.", 120, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+REST = f"""
+- Caps on scores (`gemma2`) and sinks (`gpt_oss`, `mimo_v2_flash`, `granite_swa`) are computed by plain products, some
+  queries at a time and again in backward, since no kernel of torch gives them their gradient: slower.
 - A mixture of experts learns in its attention, and in its shared experts where PEFT can load that again; routed experts
-  too with `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. NF4 is refused there,
-  for the experts would stay in 16 bits, and so is `tuning = "full"`, whose routers would drift.
+  too with `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts
+  lie in four bits too, except {_types_named(UNPACKED_EXPERTS)}.
+  `tuning = "full"` is refused there: its routers would drift.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
-- `laguna` is not admitted: PEFT 0.21.2 loses the adapter of its shared experts where it reads it.
-- Other types train with `--set batching=padded` where the copy shows that the loss is the model's own.
+  Where `flash-linear-attention` or `causal-conv1d` is installed on the nodes, transformers computes each of these calls
+  with it; the base deploy installs neither, and that was not tried here. The states of such layers (Qwen3.5, Qwen3.6)
+  are memory that no plan counts.
+{_refused()}
+- A folder of yours of another type trains with `--set batching=padded`, where the copy shows that the logits are the
+  model's own. Of the Hub's models those of the types above are taken alone.
 - Of a model that sees images too the text part is trained, on text alone: adapters lie below its layers, the rest is
   frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). NF4, `tuning = "full"` and pipelines are refused there.
   Other such types, and files stored in 8 bits (Ministral 3's Instruct; take those in 16), are refused.
@@ -58,7 +87,7 @@ REST = """
   (`model.layers` for `model.language_model.layers`), and PEFT finds nothing to load there. A server that takes the
   adapter of such a model apart from its base goes by these names too; where one does not, serve what `fab merge`
   writes: it has the base's own names.
-- A pipeline takes `llama`, `mistral`, `qwen2`, `qwen3` and `qwen3_moe`.
+- A pipeline takes {_types_named(SPLITTABLE)}.
 """
 
 
@@ -67,18 +96,24 @@ def page() -> str:
     return "\n".join([HEAD, *_recipes(), "", TYPES + "\n".join(_types()), REST])
 
 
-def row(kind: str, passed: Mapping[str, bool]) -> str:
-    """Of a type, by what it passed."""
-    marks = " | ".join("yes" if passed[name] else "NO" for name in PROOFS)
+def row(kind: str) -> str:
+    """Of a type that is admitted: it passed every proof."""
     group = next(name for name, kinds in GROUPS.items() if kind in kinds)
-    return f"| `{kind}` | {group} | {marks} |"
+    return f"| `{kind}` | {group} |{' yes |' * len(PROOFS)}"
+
+
+def shown(kind: str) -> dict[str, bool]:
+    """What the page says that a type passed, by proof."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    marks = next(line.split(" | ")[2:] for line in lines if line.startswith(f"| `{kind}` |"))
+    return {name: mark.strip(" |") == "yes" for name, mark in zip(PROOFS, marks, strict=True)}
 
 
 def _types() -> Iterator[str]:
     yield f"| type | kind | {' | '.join(PROOFS)} |"
     yield "|---|---|" + "---|" * len(PROOFS)
     for kinds in GROUPS.values():
-        yield from (row(kind, dict.fromkeys(PROOFS, True)) for kind in sorted(kinds))
+        yield from map(row, sorted(kinds))
 
 
 def _recipes() -> Iterator[str]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
-from tests.support.rank_output import outputs as said_by
+from tests.support import forked_rank
 
 PROBE = Path(__file__).with_name("engine_probe.py")
 
@@ -31,20 +28,14 @@ def samples():
 def together(house, ranks, recipe, cases, name="", **more):
     """What each case gave on a group of so many ranks, by its name; `recipe` has the settings that all share, `more`
     what else engine_probe.py is told."""
+    return said_and_found(house, ranks, recipe, cases, name, **more)[1]
+
+
+def said_and_found(house, ranks, recipe, cases, name="", **more):
+    """The same behind what rank 0 printed."""
     job = house / f"{name}on-{ranks}.json"
     told = {"model": str(house / "tiny"), "recipe": recipe, "samples": samples(), "cases": cases}
     job.write_text(json.dumps(told | more))
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randrange(20000, 32000))}
-    shared = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROBE.parents[2])} | place
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [sys.executable, str(PROBE), str(job)]
-    started = [
-        subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": "0"}, **pipes) for rank in range(ranks)
-    ]
-    try:
-        outputs = said_by(started, 500)
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * ranks, "\n".join(text[-3000:] for text in outputs)
-    return torch.load(job.with_suffix(".out.pt"), weights_only=False)
+    codes, outputs = forked_rank.finish(forked_rank.start(ranks, PROBE, job), 500)
+    assert codes == [0] * ranks, "\n".join(text[-3000:] for text in outputs)
+    return outputs[0], torch.load(job.with_suffix(".out.pt"), weights_only=False)

@@ -1,5 +1,6 @@
 """Small configurations of every type of model that is admitted: what its class needs to be built small, with windows
-shorter than the samples, a layer of each kind, and more experts than a token is sent to."""
+shorter than the samples, a layer of each kind, and more experts than a token is sent to; two of a type whose layers
+have experts in some models and none in others."""
 
 from __future__ import annotations
 
@@ -121,6 +122,7 @@ WRAPPERS: dict[str, dict[str, Any]] = {
     },
     "gemma4": {
         "text_config": _text("gemma4_text"),
+        "audio_config": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 32},
         "vision_config": EYE | {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16},
     },
     "gemma4_unified": {
@@ -143,3 +145,19 @@ WRAPPERS: dict[str, dict[str, Any]] = {
 """Around small text parts."""
 TYPES = {kind: SMALL | more for kind, more in ALONE.items()} | WRAPPERS
 """All that each needs."""
+_GEMMA4_EXPERTS = _text("gemma4_text") | {
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 32,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gemma4_text-experts": _GEMMA4_EXPERTS,
+    "gemma4-experts": WRAPPERS["gemma4"] | {"model_type": "gemma4", "text_config": _GEMMA4_EXPERTS},
+}
+"""Of types above that are released in two ways, the other: such a type is admitted where both pass."""
+TRIED = TYPES | VARIANTS

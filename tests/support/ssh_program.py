@@ -1,26 +1,11 @@
-"""What holds other programs (ssh, rsync, testinfra) to the same rules as inventory/ssh.py."""
+"""What holds other programs (ssh, rsync, testinfra) to the same rules as inventory/ssh.py, and to no question."""
 
-from inventory.ssh import CONNECT_TIMEOUT_S
+from inventory import ssh_program
 
 
 def ssh_options(node):
     """Options for the `ssh` program that hold it to the same rules as `connect`."""
-    return [
-        "-i",
-        str(node.key),
-        "-p",
-        str(node.port),
-        "-o",
-        f"UserKnownHostsFile={node.known_hosts}",
-        "-o",
-        "StrictHostKeyChecking=yes",
-        "-o",
-        "IdentitiesOnly=yes",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        f"ConnectTimeout={CONNECT_TIMEOUT_S}",
-    ]
+    return [*ssh_program.ssh_options(node), "-o", "BatchMode=yes"]
 
 
 def ssh_config(nodes, control_folder):

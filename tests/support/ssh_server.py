@@ -1,8 +1,11 @@
-"""A real ssh server in this process: one key is let in, commands run in a shell here, ports are forwarded, files come
-and go over sftp, and it can fall silent or be cut off."""
+"""A real ssh server in this process: one key is let in, commands run in a shell here, a shell has a terminal of the
+client's size, ports are forwarded, files come and go over sftp, and it can fall silent or be cut off."""
 
+import os
+import pty
 import socket
 import subprocess
+import termios
 import threading
 from contextlib import suppress
 
@@ -16,6 +19,8 @@ class _Door(paramiko.ServerInterface):
     def __init__(self, server):
         self.server = server
         self.targets = {}
+        self.terminals = {}
+        """By channel: our end of its terminal, and the shell's."""
 
     def get_allowed_auths(self, username):
         return "publickey"
@@ -49,6 +54,32 @@ class _Door(paramiko.ServerInterface):
             errors = in_background(lambda: pump(process.stderr.read, channel.sendall_stderr))
             pump(process.stdout.read, channel.sendall)
             errors.join()
+            with suppress(OSError, EOFError):  # the client has gone
+                channel.send_exit_status(process.wait())
+                channel.close()
+
+    def check_channel_pty_request(self, channel, term, width, height, *_):
+        self.terminals[channel.chanid] = pty.openpty()
+        return self.check_channel_window_change_request(channel, width, height)
+
+    def check_channel_window_change_request(self, channel, width, height, *_):
+        ours, _ = self.terminals[channel.chanid]
+        termios.tcsetwinsize(ours, (height, width))
+        return True
+
+    def check_channel_shell_request(self, channel):
+        if channel.chanid not in self.terminals:
+            return False
+        in_background(lambda: self._serve_terminal(channel, *self.terminals[channel.chanid]))
+        return True
+
+    def _serve_terminal(self, channel, ours, its):
+        argv = ["setsid", "--ctty", "--wait", "sh"]
+        with subprocess.Popen(argv, stdin=its, stdout=its, stderr=its, env={**os.environ, "PS1": "$ "}) as process:
+            self.server.programs.append(process)
+            os.close(its)
+            in_background(lambda: pump(channel.recv, lambda data: os.write(ours, data)))
+            pump(lambda size: os.read(ours, size), channel.sendall)  # fails when the shell has gone
             with suppress(OSError, EOFError):  # the client has gone
                 channel.send_exit_status(process.wait())
                 channel.close()

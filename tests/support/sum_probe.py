@@ -1,6 +1,12 @@
-"""What four ranks that add up and meet are left with; apart from its tests, so that a rank imports little."""
+"""One rank of four that tests start, which add up and meet; what each is left with is saved by its number.
+
+RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29870 python tests/support/sum_probe.py FOLDER
+"""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,9 +30,9 @@ def moved_by(rank):
     return [torch.randn(7, 3, generator=torch.Generator().manual_seed(rank + 10 * n)) for n in range(3)]
 
 
-def of_four_ranks(rank, port, folder):
-    """What a rank of four is left with, saved by its number."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     gradient_sum.PIECE = 100_000
     mine, wrong = gradient(rank), gradient(rank)
     gradient_sum.add_up(mine, "bf16")
@@ -44,5 +50,9 @@ def of_four_ranks(rank, port, folder):
         outer.meet([moments])
         met.append(masters[0].clone())
     found = {"sum": mine, "wrong": wrong, "in_bf16": in_bf16.float(), "met": met, "moments": moments, "norms": norms}
-    torch.save(found | {"velocity": outer.state()}, f"{folder}/{rank}.pt")
+    torch.save(found | {"velocity": outer.state()}, Path(sys.argv[1]) / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

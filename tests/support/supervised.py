@@ -115,6 +115,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
         here: bool = True,
         data_disk: str = "",
         models: str = "",
+        deploy: str = "",
         before: Callable[[Path], None] = lambda run_dir: None,
     ) -> tuple[Path, subprocess.Popen[bytes]]:
         shutil.copytree(SOURCE, run_dir / "training", ignore=shutil.ignore_patterns("__pycache__"))
@@ -135,6 +136,7 @@ def supervisors(tmp_path: Path) -> Iterator[Callable[..., tuple[Path, subprocess
             here=here,
             stop_grace_s=stop_grace_s,
             data_disk=data_disk,
+            deploy=deploy,
             **({"models": models} if models else {}),
         )
         for name, text in launch_files(launch).items():

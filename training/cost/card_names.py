@@ -37,8 +37,8 @@ def _with_memory(kind: str, gb: int, sure: bool) -> str | None:
 def unknown(text: str) -> str:
     """What is said of a card that nothing is known of."""
     near = get_close_matches(text.strip().upper(), CARDS, n=1)
-    ask = f"; did you mean {near[0]}?" if near else ""
-    return f"nothing is known of it{ask}; known: {', '.join(CARDS)}"
+    ask = f"did you mean {near[0]}? " if near else ""
+    return f"nothing is known of it; {ask}known: {', '.join(CARDS)}"
 
 
 def _compact(text: str) -> str:

@@ -24,6 +24,8 @@ NF4 = "nf4"
 NF4_WIDTH = 0.516
 """Bytes of such a weight: half a byte, a byte of scale for 64 weights, and 4 bytes for 256 of those (arXiv 2305.14314,
 double quantisation)."""
+MOST_UNPACKED = 2**31 - 1
+"""Such weights that bitsandbytes 0.50.2 unpacks at once: it counts them in 32 bits."""
 GRADIENT = 4
 """Bytes of a parameter's gradient: it is summed in fp32."""
 DROPOUT = 1.6
@@ -121,14 +123,14 @@ def weight_bytes(shape: ModelShape, recipe: Recipe) -> float:
 
 def layer_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Its largest layer."""
-    packed = shape.largest.packed if recipe.base_precision == NF4 else 0
+    packed = shape.largest.packable if recipe.base_precision == NF4 else 0
     return NF4_WIDTH * packed + WIDTH[recipe.dtype] * (shape.layer_parameters - packed)
 
 
 def unpacked_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Of a layer whose matrices are kept in four bits, while it is computed with; bitsandbytes unpacks one matrix after
-    another, and its backward once more."""
-    return WIDTH[recipe.dtype] * shape.largest.packed if recipe.base_precision == NF4 else 0.0
+    another, and its backward once more. All of its experts lie unpacked together."""
+    return WIDTH[recipe.dtype] * shape.largest.packable if recipe.base_precision == NF4 else 0.0
 
 
 def folded_bytes(shape: ModelShape, recipe: Recipe, checkpointed: int) -> float:

@@ -15,8 +15,3 @@ def cost(status: Status, now: float) -> float | None:
         return None
     seconds = (now if status.ended is None else status.ended) - status.started
     return status.spent_before + status.price_h * max(0.0, seconds) / HOUR_S
-
-
-def money(amount: float | None, currency: str) -> str:
-    """An amount as a person reads it; empty for one that is not known."""
-    return "" if amount is None else f"{amount:.2f} {currency}".strip()

@@ -20,10 +20,9 @@ from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 
 if TYPE_CHECKING:
-    from training.recipe import Lora, Recipe
+    from training.recipe import Recipe
+    from training.recipe_tables import Lora
 
-FOLDER = "folder:"
-"""How the base_model of a folder on this machine begins."""
 SHIPPED = Path(__file__).parents[1] / "recipes" / "outlines.json"
 EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
 """The modules before the first layer and after the last one."""
@@ -44,7 +43,7 @@ class Layer:
     """Weights that a token is multiplied with: all in matrices, of a mixture's experts those that a token is sent
     to."""
     packed: int
-    """Weights of its linear modules, which four bits can hold."""
+    """Weights of its linear modules."""
     linears: Mapping[str, tuple[int, int]]
     """What LoRA adapts of it unless a recipe names modules, by path within the layer: (inputs, outputs)."""
     intermediate: int
@@ -64,6 +63,11 @@ class Layer:
         return sum(many * inputs * outputs for many, inputs, outputs in self.routed.values())
 
     @cached_property
+    def packable(self) -> int:
+        """What four bits can hold of it: its linear modules and its experts."""
+        return self.packed + self.experts
+
+    @cached_property
     def met(self) -> int:
         """Of these those that a token is multiplied with."""
         many = next((many for many, _, _ in self.routed.values()), 1)
@@ -77,6 +81,15 @@ class Layer:
 
     def trainable(self, lora: Lora) -> int:
         """Parameters that `lora` adds to it or opens in it: pairs of thin matrices, DoRA's lengths, whole modules."""
+        if lora not in self._trainable:  # a plan asks a million times
+            self._trainable[lora] = self._count_trainable(lora)
+        return self._trainable[lora]
+
+    @cached_property
+    def _trainable(self) -> dict[Lora, int]:
+        return {}
+
+    def _count_trainable(self, lora: Lora) -> int:
         targets = self.targets(lora)
         thin = sum(inputs + outputs for inputs, outputs in targets.values()) * lora.rank
         lengths = sum(outputs for _, outputs in targets.values()) if lora.dora else 0
@@ -144,7 +157,12 @@ class ModelShape:
     @cached_property
     def packed_parameters(self) -> int:
         """What four bits can hold."""
-        return sum(layer.packed * count for layer, count in self.each)
+        return sum(layer.packable * count for layer, count in self.each)
+
+    @cached_property
+    def experts(self) -> int:
+        """Weights of all experts of all layers together."""
+        return sum(layer.experts * count for layer, count in self.each)
 
     @cached_property
     def attends(self) -> tuple[tuple[int, int], ...]:
@@ -157,7 +175,7 @@ class ModelShape:
     @property
     def mixture(self) -> bool:
         """Whether any layer sends tokens to some of its experts alone."""
-        return any(layer.experts for layer in self.kinds)
+        return self.experts > 0
 
     def facts(self, recipe: Recipe) -> ModelFacts:
         """What the engine counts on the loaded model."""

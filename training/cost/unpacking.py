@@ -9,5 +9,6 @@ Qwen's README has 11.8. On other cards nobody has checked them."""
 
 def unpacking_s(weights: float, passes: float, memory_bytes_per_s: float) -> float:
     """Seconds in which so many weights of four bits are unpacked for each of these passes: forward, backward, and a
-    forward again where layers are checkpointed. The same however many tokens a micro-batch has."""
+    forward again where layers are checkpointed, from which experts stay unpacked for the backward. The same however
+    many tokens a micro-batch has."""
     return passes * weights * UNPACKED / (MEMORY_SHARE * memory_bytes_per_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from training.data import pairs
 from training.data.answers import Rendered
+from training.data.bad_records import Bad
 from training.data.cache import drop_unused, half_made, mark_used
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed, with_model
@@ -22,11 +24,11 @@ from training.data.look.survey import Survey, survey
 from training.data.look.watch import Watch
 from training.data.preference import refuse_other_goal
 from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
-from training.data.readers import Bad, data_sha256, records
+from training.data.readers import Source, called, data_sha256, records
 from training.data.sample import IGNORED, BadRecord, DataError
 from training.recipe import Recipe
 
-VERSION = 4
+VERSION = 5
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
@@ -37,9 +39,15 @@ DECIDING = ("transformers", "tokenizers", "jinja2")
 """Packages whose version may change what becomes of a text."""
 
 
-def is_validation(number: int, seed: int, fraction: float) -> bool:
-    """Whether the record `number` is kept out of training: of seed and number alone."""
-    return random.Random(f"{seed}/validation/{number}").random() < fraction
+def held_out(records: int, seed: int, fraction: float) -> frozenset[int]:
+    """The numbers of the records that are kept out of training: those that a draw by seed and number puts first."""
+    if not fraction or records < 2:
+        return frozenset()
+
+    def draw(number: int) -> float:
+        return random.Random(f"{seed}/validation/{number}").random()
+
+    return frozenset(heapq.nsmallest(max(1, round(records * fraction)), range(records), key=draw))
 
 
 def content_hash(source: Path, tokenizer: Any, recipe: Recipe) -> str:
@@ -95,7 +103,7 @@ class Build:
     shape: str = ""
     teaches_end: bool = False
 
-    def run(self, source: Path, content: str) -> dict[str, DataReport]:
+    def run(self, source: Source, content: str) -> dict[str, DataReport]:
         """The report of each part. DataError where there are bad records, unless they are skipped, or nothing to learn
         from."""
         parts = (TRAIN, VALIDATION) if self.recipe.validation.fraction else (TRAIN,)
@@ -110,24 +118,25 @@ class Build:
                 self._write(waiting)
                 waiting.clear()
         self._write(waiting)
-        self.bad.refuse()
+        self.bad.refuse(sum(writer.records for writer in self._writers.values()))
         for part, writer in self._writers.items():
             if not writer.samples:
                 raise DataError(self._nothing(source, part, writer))
-        return {part: writer.finish(self._facts(content)) for part, writer in self._writers.items()}
+        facts = self._facts(content)
+        return {part: writer.finish(facts) for part, writer in self._writers.items()}
 
-    def _rendered(self, source: Path) -> Iterator[Waiting]:
+    def _rendered(self, source: Source) -> Iterator[Waiting]:
         rendered_of = pairs.rendered if self.recipe.prefers else Encoder.rendered
-        split = self.recipe.validation.fraction, self.recipe.seed
+        validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation.fraction)
         for number, (where, record) in enumerate(records(source, self.bad, self.files)):
             refuse_other_goal(record.shape, self.recipe.goal)
             self.shape = record.shape
             try:
                 rendered = rendered_of(self.encoder, record)
             except BadRecord as error:
-                self.bad.add(f"{where}: {error}")
+                self.bad.add(where, str(error))
                 continue
-            part = VALIDATION if split[0] and is_validation(number, split[1], split[0]) else TRAIN
+            part = VALIDATION if number in validation else TRAIN
             self.watch.read(where, record, part == VALIDATION)
             yield Waiting(where, part, rendered)
 
@@ -139,7 +148,7 @@ class Build:
             samples = [next(made) for _ in one.rendered]
             pair = [sample for sample, _ in samples] if self.recipe.prefers else []
             if pair and (wrong := pairs.fault(pair, self.recipe.max_length)):
-                self.bad.add(f"{one.where}: {wrong}")
+                self.bad.add(one.where, wrong)
                 continue
             writer.records += 1
             learnable, cut = 0, [bool(tokens) for _, tokens in samples]
@@ -150,22 +159,29 @@ class Build:
                     writer.add(sample)
                     self.teaches_end = self.teaches_end or end in sample.labels[1:]
             writer.empty += not learnable
-            self.watch.made(one.where, one.part == VALIDATION, samples)
+            self.watch.made(one.where, one.part == VALIDATION, samples, pairs.SIDES if pair else ())
 
-    def _nothing(self, source: Path, part: str, writer: Writer) -> str:
+    def _nothing(self, source: Source, part: str, writer: Writer) -> str:
+        name, fraction = called(source), self.recipe.validation.fraction
         if part == VALIDATION and not writer.records:
-            fraction = self.recipe.validation.fraction
-            return f"{source}: validation.fraction {fraction:g} leaves no record for validation; use a larger one"
+            why = "there is 1 alone" if self.watch.expected < 2 else "those held out are bad"
+            said = f"validation.fraction {fraction:g} leaves no record for validation, as {why}"
+            return f"{name}: {said}; --set validation.fraction=0 keeps none out"
+        if not writer.records and any(other.records for other in self._writers.values()):
+            return f"{name}: validation.fraction {fraction:g} leaves no record to train on; use a smaller one"
         if not writer.records:
-            return f"{source}: no record to train on"
-        return f"{source}: no record for {part} has anything to learn within {self.recipe.max_length} tokens"
+            return f"{name}: no record to train on"
+        return f"{name}: no record for {part} has anything to learn within {self.recipe.max_length} tokens"
 
     def _facts(self, content: str) -> dict[str, Any]:
         template, tokenizer, end = self.encoder.template, self.encoder.tokenizer, self.encoder.end_id
+        lengths = self.watch.lengths(self.recipe.max_length)
         return {
             "content_hash": content,
             "shape": self.shape,
             "bad": self.bad.count,
+            "duplicates": self.watch.repeats().duplicates,
+            "longest_uncut": lengths.longest if lengths else 0,
             "template": template is not None,
             "template_has_generation": template is not None and template.has_generation,
             "prompt_says_more": template is not None and template.prompt_says_more,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from training.counting import many
 from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import LISTS, is_known, known_shapes
@@ -51,8 +52,12 @@ def _header(file: Path, reader: Iterator[list[str]], delimiter: str) -> list[str
         raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
         other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), "")
-        apart = f" (they seem to be set apart by {other!r}, {file.suffix} is by {delimiter!r})" if other else ""
-        raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}{apart}")
+        cure = (
+            f" (they seem to be set apart by {other!r}, {file.suffix} is by {delimiter!r})"
+            if other
+            else "; renaming them in that line is enough"
+        )
+        raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}{cure}")
     if twice := next((name for name in names if name and names.count(name) > 1), ""):
         raise DataError(f"{file}: line 1 names the column {twice!r} twice")
     return names
@@ -63,7 +68,7 @@ def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] |
     if wrong := next((name for name, text in zip(header, fields, strict=False) if _is_broken(text)), ""):
         return BadRecord(f"not UTF-8 in the column {wrong}")
     if len(fields) != len(header):
-        return BadRecord(f"{len(fields)} fields, but line 1 names {len(header)} columns")
+        return BadRecord(f"{many(len(fields), 'field')}, but line 1 names {many(len(header), 'column')}")
     found: dict[str, Any] = {name: text for name, text in zip(header, fields, strict=True) if name and text}
     for name in LISTS & found.keys():
         found[name] = json_value(found[name].encode())

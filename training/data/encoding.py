@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,13 @@ SCRIPTS = {
 }
 """Letters without which a text is not in these, and their share at least: Korean is written in Hangul, Japanese not
 without kana, while Chinese in GBK, read as either, is mostly ideographs."""
+FREQUENT = frozenset(
+    "的一是不了人在有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行所然家种事成方多经"
+    "么去法学如都同现当没动面起看定天分还进好小部其些主样理心本前开但因只从想实日吗吧呢您谢请问什给它与很把客气货退快买钱件色"
+)
+"""The commonest Chinese characters."""
+FREQUENT_SHARE = 0.2
+"""Of a text's letters at least, where it is Chinese: of other texts read as GB18030 it is a few in a hundred."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +72,15 @@ class Foreign:
         """What is wrong with the file, and what mends it."""
         if not self.name:
             return f"{file}: not UTF-8, nor any encoding known here; save it as UTF-8"
-        converted = file.with_name(f"{file.stem}.utf8{file.suffix}")
-        command = f"iconv -f {self.name} -t UTF-8 {shlex.quote(str(file))} > {shlex.quote(str(converted))}"
+        command = _conversion(self.name, *(shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{self.name}")))
         reads = f", in which {self.excerpt!r} stands there" if self.excerpt else ""
         return f"{file}: not UTF-8; it {'is' if self.sure else 'looks like'} {self.name}{reads}; convert it: {command}"
+
+
+def _conversion(name: str, file: str, converted: str, old: str) -> str:
+    """It gets the place of the old one, which stays under an ending that no folder of data is read by: whoever gives a
+    folder would be refused again, or learn everything twice."""
+    return f"iconv -f {name} -t UTF-8 {file} > {converted} && mv {file} {old} && mv {converted} {file}"
 
 
 def refuse_foreign(file: Path) -> None:
@@ -83,12 +95,11 @@ def foreign(file: Path) -> Foreign | None:
         head = stream.read(4096)
     if name := _by_mark(head) or _by_zeros(head):
         return Foreign(name, _excerpt(head, name))
-    good: list[bytes] = []
-    wrong: list[bytes] = []
-    for line in _beyond_ascii(file):
-        (good if _is_mostly_utf8(line) else wrong).append(line)
-    sample = b"".join(wrong)[:SAMPLE]
-    if len(wrong) <= 10 * len(good) or sum(byte > 127 for byte in sample) < FEWEST:
+    lines = list(_beyond_ascii(file))
+    if not any("\ufffd" in _as_utf8(line) for line in lines):
+        return None
+    sample = b"".join(line for line in lines if not _speaks_for_utf8(line))[:SAMPLE]
+    if _is_utf8(lines) or sum(byte > 127 for byte in sample) < FEWEST:
         return None
     return _detected(file, sample)
 
@@ -120,11 +131,30 @@ def _beyond_ascii(file: Path) -> Iterator[bytes]:
             begins = line.endswith(b"\n")
 
 
+def _is_utf8(lines: Sequence[bytes]) -> bool:
+    """Whether these, some of them broken, are UTF-8 all the same: ten to one tell another encoding, and more than half
+    do where all of them together are Chinese, as short words in GBK are UTF-8 by chance."""
+    good = sum(_speaks_for_utf8(line) for line in lines)
+    wrong = sum(not _is_mostly_utf8(line) for line in lines)
+    if wrong > 10 * good:
+        return False
+    return len(lines) <= 2 * good or not _is_chinese(lines)
+
+
+def _speaks_for_utf8(line: bytes) -> bool:
+    """Not where it could be Chinese in GBK as well."""
+    return _is_mostly_utf8(line) and not _is_chinese([line])
+
+
 def _is_mostly_utf8(line: bytes) -> bool:
     """Whether more of its letters outside ASCII are UTF-8 than not: a broken line is, one in GBK is not."""
-    text = codecs.getincrementaldecoder("utf-8")("replace").decode(line)  # not final: it may be cut within a letter
+    text = _as_utf8(line)
     wrong = text.count("\ufffd")
     return sum(not char.isascii() for char in text) - wrong >= wrong
+
+
+def _as_utf8(line: bytes) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(line)  # not final: it may be cut within a letter
 
 
 def _detected(file: Path, sample: bytes) -> Foreign:
@@ -133,14 +163,26 @@ def _detected(file: Path, sample: bytes) -> Foreign:
     except ImportError:  # of a bare Python: it is one of the packages of both sides
         return Foreign("")
     whole_lines = sample[: sample.rfind(b"\n") + 1] or sample
-    likely = from_bytes(whole_lines, cp_isolation=list(CANDIDATES))
-    codec = next((one.encoding for one in likely if _is_in_its_script(one.encoding, str(one))), "")
+    codec = "gb18030" if _is_chinese([whole_lines]) else ""
+    if not codec:  # which goes by frequency too, and is lost where there are a few words
+        likely = from_bytes(whole_lines, cp_isolation=list(CANDIDATES))
+        codec = next((one.encoding for one in likely if _is_in_its_script(one.encoding, str(one))), "")
     if not codec:
         return Foreign("")
     name = CANDIDATES.get(codec, codec)
     if name == "GB18030" and _is_whole(file, "gbk"):  # its larger successor: people know it by the older name
         name = "GBK"
     return Foreign(name, _excerpt(sample, codec), sure=False)
+
+
+def _is_chinese(lines: Sequence[bytes]) -> bool:
+    """Whether they are GB18030 by the characters that would stand there."""
+    try:
+        text = "".join(codecs.getincrementaldecoder("gb18030")().decode(line) for line in lines)
+    except UnicodeDecodeError:
+        return False
+    letters = [char for char in text if char.isalpha() and not char.isascii()]
+    return sum(char in FREQUENT for char in letters) >= max(1, FREQUENT_SHARE * len(letters))
 
 
 def _is_in_its_script(codec: str, text: str) -> bool:
@@ -168,4 +210,4 @@ def _excerpt(sample: bytes, codec: str) -> str:
     text = text.removeprefix("\ufeff")
     start = next((place for place, char in enumerate(text) if not char.isascii()), 0)
     start -= len(re.split(r'[\s",]', text[:start])[-1])
-    return re.split(r'["\n]', text[start : start + EXCERPT])[0].strip()
+    return re.split(r'["\n\t]', text[start : start + EXCERPT])[0].strip()

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from training.data.delimited import DELIMITERS
 from training.data.readers import JSON_LINES, PARQUET, SUFFIXES
 from training.data.sample import DataError
-from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
+from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name, hub_of
 
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""
@@ -44,10 +44,10 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[^a-z]+", name.lower()))
 
 
-def download(name: str, folder: Path) -> Path:
+def download(name: str, folder: Path, address: str = "") -> Path:
     """The folder below `folder` with the files of data set `name` (OWNER/NAME[@REVISION]), by commit: a second
-    call downloads nothing. The hub is HF_ENDPOINT's; it sees the client's own token only where it asks for one and
-    that is meant for it."""
+    call downloads nothing. The hub is at `address`, else HF_ENDPOINT's; it sees the client's own token only where it
+    asks for one and that is meant for it."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
@@ -57,21 +57,23 @@ def download(name: str, folder: Path) -> Path:
     repo, revision = match["repo"], match["revision"] or "main"
     where = f"data set {repo} at {revision} cannot be downloaded"
     try:
-        hub = hub_of(os.environ, get_token())
-        info = hub.asked(lambda token: HfApi(hub.address, token).dataset_info(repo, revision=revision))
+        hub = hub_of(os.environ | ({"HF_ENDPOINT": address} if address else {}), get_token())
+        info = hub.told(lambda token: HfApi(hub.address, token).dataset_info(repo, revision=revision))
         files = chosen_files(file_name(sibling.rfilename) for sibling in info.siblings or ())
         if not files:
             raise DataError(f"data set {repo}: no JSONL, JSON, CSV or Parquet file to train on in it")
         target = folder / repo.replace("/", "--") / commit_id(info.sha)
         for file in files:
             _fetch(hub, repo, file, target)
+    except SilentHubError as error:
+        raise DataError(f"{where}: {error}; {hub.another}") from error
     except HubError as error:
         raise DataError(f"{where}: {error}") from error
     except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         if status in NO_ENTRY:
-            reason = f"the hub asks for a token ({status}); {hub.how_to_enter}"
+            reason = hub.refusal(f"datasets/{repo}", status)
         raise DataError(f"{where} from {hub.address}: {reason}") from error
     return target
 

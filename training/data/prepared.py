@@ -67,7 +67,11 @@ class DataReport:
     settings: dict[str, Any]
     """The recipe's keys that they were made with."""
     attention_span: float = 0.0
-    """0 of data prepared before it was counted."""
+    """0 of data prepared before it was counted, as the counts below."""
+    duplicates: int = 0
+    """Records of the whole data that are the same as one before."""
+    longest_uncut: int = 0
+    """Tokens of the longest sample of the whole data, before any was cut."""
     pairs: int = 0
     """Of answers, each two samples that share a row, the chosen one first; 0 where samples stand alone."""
 

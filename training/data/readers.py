@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import hashlib
 import importlib.util
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.data.bad_records import Bad
 from training.data.delimited import DELIMITERS, rows
 from training.data.encoding import refuse_foreign
 from training.data.json_array import values
@@ -23,9 +25,10 @@ PARQUET = ".parquet"
 SUFFIXES = JSON_LINES | {".json", PARQUET} | DELIMITERS.keys()
 LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
-SHOWN = 3
-"""Bad records told in full; of the others the number."""
-
+MOST_NAMED = 8
+"""Files that are left aside, by name."""
+Source = Path | tuple[Path, ...]
+"""A file or a folder of them; or several, one after another."""
 Raw = tuple[str, Any]
 """Where ("line 3") and what: the parsed value, or the BadRecord it gave."""
 
@@ -41,53 +44,53 @@ class DataSummary:
     """Left out, where that was asked for."""
 
 
-@dataclass
-class Bad:
-    """The records that cannot be used, and why the first of them cannot."""
-
-    skip: bool
-    most: int = SHOWN
-    """So many are told in full."""
-    count: int = 0
-    shown: list[str] = field(default_factory=list)
-
-    def add(self, sentence: str) -> None:
-        self.count += 1
-        if len(self.shown) < self.most:
-            self.shown.append(sentence)
-
-    def refuse(self) -> None:
-        """DataError with the first of them, unless they were to be skipped."""
-        if self.count and not self.skip:
-            more = self.count - len(self.shown)
-            raise DataError("\n".join([*self.shown, *([f"and {more} more bad records"] if more else [])]))
-
-
-def check(path: Path, skip_bad: bool = False) -> DataSummary:
-    """Read every record of `path`. DataError names the first bad ones; with `skip_bad` they are counted instead.
-    Nothing is tokenised."""
-    bad = Bad(skip_bad)
+def check(source: Source, skip_bad: bool = False, cure: str = "") -> DataSummary:
+    """Read every record of `source`. DataError names the first bad ones and their `cure`; with `skip_bad` they are
+    counted instead. Nothing is tokenised."""
+    bad = Bad(skip_bad, cure=cure)
     count = 0
     shape: Shape | None = None
-    for _, record in records(path, bad):
+    for _, record in records(source, bad):
         shape = record.shape
         count += 1
-    bad.refuse()
+    bad.refuse(count)
     if shape is None:
-        raise DataError(f"{path}: no record in it{f' but {bad.count} bad ones: {bad.shown[0]}' if bad.count else ''}")
-    return DataSummary(count, shape, data_sha256(path), bad.count)
+        but = f" but {bad.count} bad: {bad.shown[0]}" if bad.count else ""
+        raise DataError(f"{called(source)}: no record in it{but}")
+    return DataSummary(count, shape, data_sha256(source), bad.count)
 
 
-def can_check_here(path: Path) -> bool:
-    """Whether this machine has what reading `path` takes: Parquet needs pyarrow."""
-    return importlib.util.find_spec("pyarrow") is not None or all(file.suffix != PARQUET for file in data_files(path))
+def paths_of(data: Sequence[str]) -> tuple[Path, ...]:
+    """The files and folders of these names. DataError for an empty one, which would be the folder one is in."""
+    if "" in data:
+        raise DataError("--data: an empty name is no file")
+    return tuple(map(Path, data))
 
 
-def data_files(path: Path) -> list[Path]:
-    """The files to read, in order. DataError where there is none, or of no known kind."""
+def called(source: Source) -> str:
+    """What data are called in a sentence."""
+    return ", ".join(map(str, source)) if isinstance(source, tuple) else str(source)
+
+
+def can_check_here(source: Source) -> bool:
+    """Whether this machine has what reading `source` takes: Parquet needs pyarrow."""
+    return importlib.util.find_spec("pyarrow") is not None or all(file.suffix != PARQUET for file in data_files(source))
+
+
+def data_files(source: Source) -> list[Path]:
+    """The files to read, in order. DataError where there is none, one of no known kind, or one of several twice."""
+    if not isinstance(source, tuple):
+        return _files_in(source)
+    found = [file for each in source for file in _files_in(each)]
+    places = Counter(file.resolve() for file in found)
+    if twice := next((file for file in found if places[file.resolve()] > 1), None):
+        raise DataError(f"{twice} is given twice: say it once")
+    return found
+
+
+def _files_in(path: Path) -> list[Path]:
     if path.is_dir():
-        inner = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
-        found = [file for file in inner if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+        found = [file for file in _visible(path) if file.suffix.lower() in SUFFIXES]
         if not found:
             raise DataError(f"{path}: no {_kinds()} file in this folder")
         return found
@@ -98,22 +101,40 @@ def data_files(path: Path) -> list[Path]:
     return [path]
 
 
+def _visible(folder: Path) -> list[Path]:
+    """The files below a folder but those that are hidden, in order."""
+    inner = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [file for file in inner if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
+
+
+def left_aside(source: Source) -> str:
+    """A line about the files of folders that are of no known kind, which nothing is read of; empty where none are."""
+    folders = [path for path in (source if isinstance(source, tuple) else (source,)) if path.is_dir()]
+    inner = [(folder, file) for folder in folders for file in _visible(folder)]
+    names = [str(file.relative_to(folder)) for folder, file in inner if file.suffix.lower() not in SUFFIXES]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"left aside: {', '.join(names[:MOST_NAMED])}{more} (no known kind of data)" if names else ""
+
+
 def _kinds() -> str:
     return ", ".join(sorted(SUFFIXES))
 
 
-def data_sha256(path: Path) -> str:
-    """Digest of a file's bytes; of a folder, that of its files' names and digests."""
-    if path.is_file():
-        return sha256_of(path)
-    lines = (f"{sha256_of(file)}  {file.relative_to(path)}\n" for file in data_files(path))
+def data_sha256(source: Source) -> str:
+    """Digest of a file's bytes; of a folder, that of its files' names and digests; of several, that of theirs."""
+    if isinstance(source, tuple):
+        return hashlib.sha256("".join(map(data_sha256, source)).encode()).hexdigest()
+    if source.is_file():
+        return sha256_of(source)
+    lines = (f"{sha256_of(file)}  {file.relative_to(source)}\n" for file in data_files(source))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def records(path: Path, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tuple[str, Record]]:
-    """Each good record of `path` with its place, all of one shape; the others go to `bad`. `files`: of these alone."""
+def records(source: Source, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tuple[str, Record]]:
+    """Each good record with its place, all of one shape; the others go to `bad`. `files`: of these alone."""
     shape: Shape | None = None
-    for file in files or data_files(path):
+    good = 0
+    for file in files or data_files(source):
         for place, value in raw(file):
             where = f"{file} {place}"
             try:
@@ -121,15 +142,15 @@ def records(path: Path, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tuple[
                     raise value
                 record = recognised(value)
             except RecursionError:
-                bad.add(f"{where}: nested too deeply")
+                bad.add(where, "nested too deeply")
                 continue
             except BadRecord as error:
-                bad.add(f"{where}: {error}")
+                bad.add(where, str(error))
                 continue
             if shape not in {None, record.shape}:
-                bad.refuse()
+                bad.refuse(good)
                 raise DataError(f"{where}: {record.shape}, but the records before are {shape}")
-            shape = record.shape
+            shape, good = record.shape, good + 1
             yield where, record
 
 

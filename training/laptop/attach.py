@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from pathlib import Path
 
 from training.causes import CauseKind
 from training.cost.shape import read_outline
+from training.counting import size_text
 from training.exit_codes import FAILED
 from training.laptop import checkpoints, runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
@@ -14,19 +16,21 @@ from training.laptop.follow import Look, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.nccl_log import fact_lines, read_log
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.terminal import progress
+from training.laptop.terminal import progress, stopping
 from training.launch import LaunchError
 from training.plan.ladder import ladder, ladder_lines
 from training.recipe import Recipe
-from training.reclaim import GO_ON
+from training.reclaim import ALL_AGAIN
 from training.run_folder import LOCAL_RUNS, REPORT
 
 WATCH_EVERY_S = 5.0
 NEXT_STEPS: dict[CauseKind, str] = {
-    "reclaimed": f"go on when it is gone: {GO_ON}",
-    "released": f"go on: fab up --hours N while they are there, else {GO_ON}",
+    "asked": "go on: {resume}",
+    "reclaimed": "go on when it is gone: {resume}, on the machines that are left; to have all again, which a head that "
+    f"is gone needs, before it: {ALL_AGAIN}",
+    "released": f"go on: fab up --hours N while they are there, else {ALL_AGAIN}; then {{resume}}",
 }
-"""What a run that was stopped for its machines needs before a resume."""
+"""How a run that was stopped goes on."""
 
 
 class RunFailed(LaunchError):
@@ -56,22 +60,30 @@ def say_detached(run_id: str, here: bool) -> None:
     print(f"{run_id} goes on by itself. See it: fab logs --follow {where}\nEnd it: fab stop {where}")
 
 
-def conclude(head: Head, run_id: str, seen: Look) -> None:
-    """Say how a run ended. Raises RunFailed for a failure, after the failing rank's last words; LaunchError where
-    what the run was given is to blame."""
+def resume_command(run_id: str, here: bool) -> str:
+    """What is typed to go on with a run."""
+    return f"fab train --resume {run_id}{' --here' if here else ''}"
+
+
+def conclude(head: Head, run_id: str, seen: Look, *, ways_told: bool = False) -> None:
+    """Say how a run ended, and how it goes on unless that was told. Raises RunFailed for a failure, after the failing
+    rank's last words; LaunchError where what the run was given is to blame."""
     cause = seen.status.cause.kind if seen.status else "unknown"
     if seen.state in {"failed", "lost"}:
         for line in seen.status.last_lines if seen.status else ():
             print(f"  | {line}")
-        reason = (seen.status.reason if seen.status else seen.fault) or f"its supervisor on {head.name} is gone"
+        reason = (
+            seen.status.reason if seen.status and not stopping(seen) else seen.fault
+        ) or f"its supervisor on {head.name} is gone"
         for line in memory_ladder(head, run_id) if cause == "out_of_gpu_memory" else ():
             print(line)
         if seen.status and seen.status.mistake:
             raise LaunchError(f"{run_id}: {reason}")
         raise RunFailed(f"{run_id} failed: {reason}")
     print(ending(run_id, seen))
-    if cause in NEXT_STEPS:
-        print(f"{NEXT_STEPS[cause]}; then fab train --resume {run_id}")
+    unsaved = cause == "asked" and not (seen.status and seen.status.cause.saved)
+    if cause in NEXT_STEPS and runs.trains(run_id) and not (ways_told or unsaved):
+        print(NEXT_STEPS[cause].format(resume=resume_command(run_id, head.here)))
 
 
 def ending(run_id: str, seen: Look) -> str:
@@ -114,11 +126,28 @@ def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
         print(
             f"fetched {fetched.folder}: {fetched.part} of step {fetched.step}"
             f"{best if chosen else ''}; it is in {fetched.folder}/{fetched.part}, verified "
-            f"({fetched.bytes_moved / 2**20:.1f} MiB moved)"
+            f"({size_text(fetched.bytes_moved)} moved)"
         )
     if (fetched.folder / REPORT).exists():
         print(f"how it went: {fetched.folder / REPORT}")
     return fetched.step
+
+
+def say_what_to_ask(head: Head, run_id: str) -> None:
+    """What to type once an adapter is home."""
+    where = f"--run {run_id}{' --here' if head.here else ''}"
+    home = head.runs if head.here else LOCAL_RUNS
+    measures = "measures both on its validation split" if _has_split(home / run_id) else "--data FILE measures both"
+    print(f"next: fab generate {where} asks it and its base; fab evaluate {where} {measures}")
+
+
+def _has_split(run: Path) -> bool:
+    """Whether a run at home held some of its data out."""
+    try:
+        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(recipe.get("validation", {}).get("fraction"))
 
 
 def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = False) -> None:

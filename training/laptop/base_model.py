@@ -8,17 +8,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training import tiny
-from training.cost.shape import FOLDER
 from training.laptop import folder_model
 from training.laptop.head_node import Head
+from training.laptop.hub import download_command, mirror
 from training.launch import ENV_FOLDER, Launch, LaunchError
 from training.model_lock import LOCK, disagreement, read_pins
+from training.model_names import FOLDER, name_of_folder
+from training.own_model import folder_of, state_of
 from training.recipe import Recipe
 from training.run_folder import MODEL_RECORD, MODEL_SUMS
 from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
@@ -42,16 +44,15 @@ class BaseModel:
         return {name: text for name, text in metadata.items() if text}
 
 
-def find_base_model(head: Head, recipe: Recipe, launch: Launch) -> BaseModel:
-    """The recipe's base model where the run will be; LaunchError where it is another than models.lock says."""
+def find_base_model(head: Head, recipe: Recipe, launch: Launch, names: Sequence[str] = ()) -> BaseModel:
+    """The recipe's base model where the run will be; LaunchError where it is another than models.lock says. `names`:
+    the models that the base deploy fetches."""
     if head.here:
         digest, folder = here_base_model(recipe, launch), Path(launch.models) / recipe.model_dir
         sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
         found = BaseModel({**_record(folder), "hash": digest}, sums)
-    elif recipe.base_model.startswith(FOLDER):
-        raise LaunchError("--model FOLDER trains on this machine, with --here; for the nodes name a model of a hub")
     else:
-        found = base_model_on_head(head, launch.models, recipe.model_dir)
+        found = _of_this_machine(base_model_on_head(head, launch, recipe.model_dir, names), recipe.base_model)
     if said := disagreement(read_pins(), found.record, recipe.base_model, recipe.revision):
         raise LaunchError(
             f"{said}; nothing is started. The base deploy fetches what the recipe and {LOCK.name} say; to take what "
@@ -60,19 +61,28 @@ def find_base_model(head: Head, recipe: Recipe, launch: Launch) -> BaseModel:
     return found
 
 
-def base_model_on_head(head: Head, models: str, model_dir: str) -> BaseModel:
+def _of_this_machine(found: BaseModel, base_model: str) -> BaseModel:
+    """What lies on the head; LaunchError where it was a folder of this machine, and that has been changed since."""
+    folder = folder_of(base_model)
+    if base_model.startswith(FOLDER) and folder.is_dir() and found.record.get("commit") != state_of(folder):
+        raise LaunchError(f"{folder} was changed since it was sent to the head; the base deploy sends what differs")
+    return found
+
+
+def base_model_on_head(head: Head, launch: Launch, model_dir: str, names: Sequence[str] = ()) -> BaseModel:
     """What the base deploy recorded for a model on the head. LaunchError where the node is not ready."""
-    folder = shlex.quote(f"{models}/{model_dir}")
+    folder = shlex.quote(f"{launch.models}/{model_dir}")
     read = f"cat {folder}/{ORIGIN} 2>/dev/null; echo; echo {SUMS}; cat {folder}/{SUMS} 2>/dev/null; true"
     env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && echo env; {read}").partition("\n")
     record, _, sums = content.partition(f"\n{SUMS}\n")
-    deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
+    deploy = f"run the base deploy: {launch.deploy}"
     if env != "env":
         raise LaunchError(f"{head.name} has no Python environment at {ENV_FOLDER}; {deploy}")
     if not record.strip():
-        raise LaunchError(
-            f"{head.name} has no model {model_dir} at {models}; add it to [models] names in cluster.toml, then {deploy}"
-        )
+        what = f"{head.name} has no model {model_dir} at {launch.models}"
+        if name := name_of_folder(names, model_dir):
+            raise LaunchError(f"{what}, which [models] names in cluster.toml has as {name!r}; {deploy}")
+        raise LaunchError(f"{what}; add what --model said to [models] names in cluster.toml, then {deploy}")
     return BaseModel(json.loads(record), sums)
 
 
@@ -88,7 +98,12 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
         _make_tiny(folder, launch.python)
         record = _record(folder)
     if not record:
-        raise LaunchError(f"--here finds no base model at {folder}; only tiny can be made on the spot")
+        place = f"./{recipe.model_dir}"
+        fetch = download_command(f"{recipe.base_model} --local-dir {place}", mirror())
+        where = "" if mirror() else " (HF_ENDPOINT names a mirror)"
+        raise LaunchError(
+            f"--here: {recipe.base_model} is not on this machine; {fetch} fetches it{where}, then: --model {place}"
+        )
     return str(record["hash"])
 
 
@@ -108,8 +123,9 @@ def _make_tiny(folder: Path, python: str) -> None:
     print(f"making the tiny model at {folder} (once, about a minute)", flush=True)
     argv = [python, "-m", "training.tiny", str(fresh)]
     try:
-        subprocess.run(argv, check=True, stdout=sys.stderr, cwd=TINY.parent.parent, timeout=MAKING_S)
+        subprocess.run(argv, check=True, capture_output=True, text=True, cwd=TINY.parent.parent, timeout=MAKING_S)
     except subprocess.CalledProcessError as error:
+        print(error.stderr.rstrip(), file=sys.stderr)
         raise LaunchError(f"the tiny model could not be made: training.tiny ended with {error.returncode}") from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"the tiny model was not made within {MAKING_S:.0f} s") from error

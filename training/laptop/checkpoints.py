@@ -42,6 +42,12 @@ def checkpoint_step(head: Head, run_id: str) -> int | None:
     return wanted_step(names.split(), best)
 
 
+def newest_checkpoint(head: Head, run_id: str) -> int | None:
+    """The step of a run's newest checkpoint, by what its folder is called."""
+    folder = f"{shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS}"
+    return newest_step(head.shell(f"ls {folder} 2>/dev/null; true").split())
+
+
 def whole_checkpoint(head: Head, run_id: str) -> tuple[int | None, list[int]]:
     """The step of the newest checkpoint whose checksums hold, and the steps of the damaged ones after it."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inventory.settings import Settings
 from training.cost.disk import data_disk_gib, file_bytes
-from training.cost.memory import GIB
 from training.cost.shape import ModelShape
+from training.counting import size_text
 from training.laptop.base_model import BUILT_IN
 from training.recipe import Recipe
 
@@ -17,5 +17,5 @@ def too_small(settings: Settings, recipe: Recipe, shape: ModelShape) -> tuple[st
     own, need = settings.rental, data_disk_gib(shape, recipe)
     if own.data_disk_gib >= need:
         return ()
-    files = f"its files need {file_bytes(shape) / GIB:.0f} GiB on the data disk"
+    files = f"its files need {size_text(file_bytes(shape))} on the data disk"
     return (f"{files}, {own.key('data_disk_gib')} = {own.data_disk_gib}: with environment and checkpoints {need}",)

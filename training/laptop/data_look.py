@@ -8,25 +8,32 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from inventory.errors import InventoryError
 from training import tiny
-from training.cost.shape import FOLDER
 from training.data import DataError, can_check_here
-from training.data.hub import download
+from training.data.hub import download, is_dataset_name
 from training.data.look.content import Look, look_from, surveyed
 from training.data.look.survey import Tell, survey
 from training.data.look.take import load_tokenizer, look_into
+from training.data.readers import Source, left_aside, paths_of
 from training.goal import SFT
 from training.laptop import make_run, preparing
 from training.laptop.base_model import BUILT_IN, find_base_model
-from training.laptop.open_cluster import opened
+from training.laptop.head_node import HeadError
+from training.laptop.hub import download_command, hub_address, mirror
+from training.laptop.language import language_here
+from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
 from training.laptop.starting import turn
+from training.model_names import FOLDER
 from training.recipe import Recipe
+from training.words import Words
 
 KIND = "look"
 """What the folder of a look on the head is called by."""
@@ -38,7 +45,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 class Question:
     """What to look at, and how."""
 
-    data: str
+    data: tuple[str, ...]
     model: str
     """As it was typed."""
     recipe: Recipe | None
@@ -49,6 +56,11 @@ class Question:
     """Nothing is asked of the head."""
     settings: tuple[str, ...] = ()
     """Of `--set`, as they were typed."""
+
+    @property
+    def flags(self) -> str:
+        """`--data` as it was typed, with a blank before it."""
+        return "".join(f" --data {shlex.quote(each)}" for each in self.data)
 
     @property
     def of_folder(self) -> bool:
@@ -78,26 +90,34 @@ def page_path(html: str) -> Path | None:
 
 
 def write_page(found: Look, data: str, path: Path) -> None:
-    """The look as an HTML page."""
+    """The look as an HTML page, in the language of who sits here."""
     from training.data.look.page import page
 
     try:
-        path.write_text(page(found, data), encoding="utf-8")
+        path.write_text(page(found, data, Words(language_here())), encoding="utf-8")
     except OSError as error:
         raise DataError(f"--html {path}: {error.strerror}") from error
 
 
+def aside(asked: Question) -> str:
+    """Which files of the data's folders are not read; empty where all are."""
+    if any(map(is_dataset_name, asked.data)):
+        return ""
+    return left_aside(paths_of(asked.data))
+
+
 def next_step(asked: Question, found: Look) -> str:
     """What to type now."""
-    given = f" --data {shlex.quote(asked.data)}" if asked.data else ""
-    if found.refused or (found.bad and not found.skipped):
+    if not found.usable:
         return "next: mend what is said above, and look again"
     if asked.recipe is None:
-        return f"next: what is learned, and lengths in tokens: fab data --model NAME{given}"
+        return f"next: what is learned, and lengths in tokens: fab data --model NAME{asked.flags}"
     more = [" --skip-bad"] if found.skipped and found.bad else []
     more += [f" --set {shlex.quote(setting)}" for setting in asked.settings]
     more += [" --here"] if asked.here else []
-    return f"next: fab train --model {shlex.quote(asked.model)}{given}{''.join(more)} --dry"
+    more += [" --anyway"] if found.few is not None else []
+    elsewhere = "" if asked.here else "; with --here on this machine alone"
+    return f"next: fab train --model {shlex.quote(asked.model)}{asked.flags}{''.join(more)} --dry{elsewhere}"
 
 
 def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
@@ -106,7 +126,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
     source = _source(asked, given, bool(lacks))
     found = survey(source, tell) if source and can_check_here(source) else None
     if asked.recipe is None and found is None:
-        raise DataError(f"--data {asked.data} is looked at on the head: say --model NAME")
+        raise DataError(f"{asked.flags.strip()} is looked at on the head: say --model NAME")
     if found and (asked.recipe is None or (found.refused and (lacks or not found.readable))):
         return surveyed(found, asked.skip_bad)
     assert asked.recipe
@@ -123,26 +143,36 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         if found is None:
             raise DataError(said)
         return replace(surveyed(found, asked.skip_bad), refused=said)
-    return _on_head(asked, asked.recipe, given, now, tell)
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(opened(False))
+            stack.enter_context(turn(cluster.head))
+        except (InventoryError, HeadError) as error:
+            if found is None:
+                raise
+            said = f"{lacks}; the head cannot be asked instead: {error}"
+            return replace(surveyed(found, asked.skip_bad), refused=said)
+        return _on_head(cluster, asked, given, now, tell)
 
 
-def _source(asked: Question, given: Data, leave_to_head: bool) -> Path | None:
+def _source(asked: Question, given: Data, leave_to_head: bool) -> Source | None:
     """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
     if not given.from_hub:
         return given.source
     if leave_to_head or not (asked.here or asked.of_folder):
         return None
-    return download(asked.data, Path.home() / ".cache" / "spotune" / "cache" / "datasets")
+    return download(asked.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address())
 
 
 def _lacks(asked: Question, home: Path | None) -> str:
     """What this machine lacks to tokenise; empty where it has all."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        return f"{', '.join(missing)} is not in this Python: pip install {' '.join(missing)}"
+        return f"this Python lacks {', '.join(missing)}: pip install {' '.join(missing)}"
     if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
         repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
-        fetch = f"hf download {repo} --include '*.json' --include '*.jinja'"
-        return f"the tokenizer of {asked.recipe.base_model} is not on this machine, {fetch} would fetch it"
+        fetch = download_command(f"{repo} --include '*.json' --include '*.jinja'", mirror())
+        where = "" if mirror() else " from the mirror that HF_ENDPOINT names, or the Hub"
+        return f"the tokenizer of {asked.recipe.base_model} is not on this machine; {fetch} fetches it{where}"
     return ""
 
 
@@ -179,26 +209,28 @@ def _loaded(home: Path | None) -> tuple[Any, Mapping[str, Any]]:
     return load_tokenizer(home), config
 
 
-def _on_head(asked: Question, recipe: Recipe, given: Data, now: datetime, tell: Tell) -> Look:
+def _on_head(cluster: OpenCluster, asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
     """In a folder like a run's, which is gone afterwards. A run that goes on is not disturbed."""
-    with opened(False) as cluster, turn(cluster.head), make_run.claimed(cluster.head, KIND, now) as run_id:
+    assert asked.recipe
+    with make_run.claimed(cluster.head, KIND, now) as run_id:
         launch = cluster.launch(run_id, "training.node.look")
-        find_base_model(cluster.head, recipe, launch)
-        make_run.put_new(cluster.head, launch, {"recipe.toml": recipe.to_toml(), **given.files})
+        find_base_model(cluster.head, asked.recipe, launch, cluster.models)
+        make_run.put_new(cluster.head, launch, {"recipe.toml": asked.recipe.to_toml(), **given.files})
         arguments = ["--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
         command = preparing.program_command(launch, launch.module, arguments, from_hub=given.from_hub)
         with cluster.head.talk(command) as program:
             for message in program.messages():
                 if "look" in message:
-                    return look_from(_named(message["look"], message["source"], asked.data))
+                    names = given.names(launch.run_dir) or {message["source"]: asked.data[0]}
+                    return look_from(_named(message["look"], names))
                 tell(str(message["doing"]), int(message["records"]))
-    raise DataError(f"{asked.data}: the head looked at them and told nothing")
+    raise DataError(f"{asked.flags.strip()}: the head looked at them and told nothing")
 
 
-def _named(value: Any, there: str, here: str) -> Any:
+def _named(value: Any, names: Mapping[str, str]) -> Any:
     """The same with the user's own name for the data in all texts that name where they lay on the head."""
     if isinstance(value, str):
-        return value.replace(there, here)
+        return preparing.renamed(value, names)
     if isinstance(value, dict):
-        return {key: _named(inner, there, here) for key, inner in value.items()}
-    return [_named(inner, there, here) for inner in value] if isinstance(value, list) else value
+        return {key: _named(inner, names) for key, inner in value.items()}
+    return [_named(inner, names) for inner in value] if isinstance(value, list) else value

@@ -7,17 +7,18 @@ import importlib.util
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training import tiny
 from training.data import DataError
+from training.data.bad_records import Bad
 from training.data.hub import is_dataset_name
 from training.data.preference import refuse_other_goal
 from training.data.probe import words_of
-from training.data.readers import Bad, records
+from training.data.readers import Source, called, paths_of, records
 from training.data.shapes import Record
 from training.laptop.base_model import BUILT_IN
 from training.plan.machines import Workload
@@ -41,12 +42,14 @@ class Size:
     how: str
 
 
-def size_of(data: str, recipe: Recipe) -> Size | None:
-    """Of a file or a folder; None where no data are given and the recipe has none of its own. Raises DataError."""
-    if is_dataset_name(data):
-        raise DataError(f"--data {data}: a data set of the Hub is counted on the head; leave it out, or name a file")
+def size_of(data: Sequence[str], recipe: Recipe) -> Size | None:
+    """Of files and folders; None where no data are given and the recipe has none of its own. Raises DataError."""
+    if from_hub := next(filter(is_dataset_name, data), ""):
+        raise DataError(
+            f"--data {from_hub}: a data set of the Hub is counted on the head; leave it out, or name a file"
+        )
     if data:
-        return _counted(Path(data), recipe)
+        return _counted(paths_of(data), recipe)
     if recipe.base_model != BUILT_IN:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -54,12 +57,12 @@ def size_of(data: str, recipe: Recipe) -> Size | None:
         return _counted(path, recipe)
 
 
-def _counted(path: Path, recipe: Recipe) -> Size:
+def _counted(source: Source, recipe: Recipe) -> Size:
     bad, tokenizer = Bad(skip=False), _tokenizer(recipe)
     sizes: list[tuple[int, int]] = []
     sample: list[str] = []
     sampled = 0
-    for _, record in records(path, bad):
+    for _, record in records(source, bad):
         refuse_other_goal(record.shape, recipe.goal)
         sides = [record, *([record.rejected] if record.rejected else [])]
         text = "\n".join(text for side in sides for text in _texts(side))
@@ -70,7 +73,7 @@ def _counted(path: Path, recipe: Recipe) -> Size:
             sample.append(text)
     bad.refuse()
     if not sizes:
-        raise DataError(f"{path}: no record in it")
+        raise DataError(f"{called(source)}: no record in it")
     ratio, how = 1 / BYTES_A_TOKEN, "estimated: four bytes of text a token"
     if tokenizer:
         ratio = sum(len(each.ids) for each in tokenizer.encode_batch(sample, add_special_tokens=False)) / max(

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from training.counting import size_text
 from training.sums import SUMS, sha256_of
 from training.verify import DamagedError, FetchError
 
@@ -149,8 +150,8 @@ class Download:
         free = shutil.disk_usage(self.local).free
         if size > free:
             raise FetchError(
-                f"{self.remote_folder}/{name} is announced with {size / 2**30:.1f} GiB, and this machine's disk has "
-                f"{free / 2**30:.1f} GiB left at {self.local}"
+                f"{self.remote_folder}/{name} is announced with {size_text(size)}, and this machine's disk has "
+                f"{size_text(free)} left at {self.local}"
             )
         return size
 

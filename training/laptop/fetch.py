@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.began_with import RECORD as BEGAN_WITH
+from training.evaluations import is_evaluation
 from training.exit_codes import FAILED
 from training.laptop.checkpoints import take_whole
 from training.laptop.download import Download, FileGone
@@ -33,6 +35,7 @@ from training.run_folder import (
     checkpoint_folder,
     newest_step,
 )
+from training.starts import STARTS
 from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
 from training.verify import DamagedError, FetchError, part_of, verify_checkpoint
 
@@ -50,10 +53,11 @@ SINGLE_FILES = (
     "status.json",
     "result.json",
     CLAIM,
+    BEGAN_WITH,
+    STARTS,
     REPORT,
     VERSIONS,
     "data/report.json",
-    "evaluation.json",
     "prove.json",
     "calibration.json",
     MEASURED,
@@ -63,8 +67,8 @@ TREES = ("logs", "tb", "wandb", HANG)
 
 
 def _is_metadata(name: str) -> bool:
-    """Small files that say what the run was, earlier recipes of a forced resume among them."""
-    return name in SINGLE_FILES or name.startswith("recipe.before-")
+    """Small files that say what the run was; earlier recipes of a forced resume and what was measured among them."""
+    return name in SINGLE_FILES or name.startswith("recipe.before-") or is_evaluation(name)
 
 
 class FetchInterrupted(FetchError):

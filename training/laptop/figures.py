@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
+from training.counting import size_text
+
 NONE = "-"
 
 
@@ -20,11 +22,6 @@ def figure(value: float | None, how: str) -> str:
     return NONE if value is None else format(value, how)
 
 
-def many(count: int, noun: str) -> str:
-    """So many of something: 1 node, 2 nodes."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def finite(value: Any) -> Any:
     """With null for every number that is none: for JSON."""
     if isinstance(value, dict):
@@ -32,3 +29,8 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def size(amount_bytes: int | None) -> str:
+    """Bytes as a table shows them."""
+    return NONE if amount_bytes is None else size_text(amount_bytes)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.cost.money import cost, money
+from training.cost.money import cost
+from training.counting import size_text
+from training.money import money
 from training.run_folder import (
     ENDED,
     LAUNCH,
@@ -162,8 +164,12 @@ def eta_s(metrics: Sequence[dict[str, Any]]) -> float | None:
     if not metrics:
         return None
     last = metrics[-1]
-    mean = sum(row["step_s"] for row in metrics) / len(metrics)
-    return mean * (int(last["total_steps"]) - int(last["step"]))
+    return mean_step_s(metrics) * (int(last["total_steps"]) - int(last["step"]))
+
+
+def mean_step_s(metrics: Sequence[dict[str, Any]]) -> float:
+    """Seconds a step, of the steps seen last; there is at least one."""
+    return float(sum(row["step_s"] for row in metrics) / len(metrics))
 
 
 def follow(
@@ -198,15 +204,19 @@ def follow(
         time.sleep(every_s)
 
 
-def describe(row: dict[str, Any], eta: float | None, evaluation: dict[str, Any] | None = None, spent: str = "") -> str:
-    """One step in one line, with the newest validation loss there is and what the run has cost so far."""
+def headline(row: dict[str, Any], eta: float | None) -> str:
+    """How far a run is, in half a line."""
     left = "" if eta is None else f"  ETA {int(eta) // 60}:{int(eta) % 60:02d}"
+    return f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{left}"
+
+
+def details(row: dict[str, Any], evaluation: dict[str, Any] | None = None, spent: str = "") -> str:
+    """The rest of one step in one line, with the newest validation loss there is and what the run has cost so far."""
     validation = ""
     if evaluation is not None:
-        validation = f"  validation {number(evaluation['validation_loss'])} (step {evaluation['step']})"
+        validation = f"validation {number(evaluation['validation_loss'])} (step {evaluation['step']})  "
     return (
-        f"step {row['step']}/{row['total_steps']}  loss {number(row['loss'])}{validation}  lr {row['lr']:.2e}  "
-        f"{row['tokens_per_s']:.0f} tokens/s  {row['memory_gib']:.2f} GiB{left}"
+        f"{validation}lr {row['lr']:.2e}  {row['tokens_per_s']:.0f} tokens/s  {size_text(row['memory_gib'] * 2**30)}"
         f"{spent and f'  {spent}'}"
     )
 

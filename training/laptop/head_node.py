@@ -68,8 +68,9 @@ class RemoteHead:
 
     here = False
 
-    def __init__(self, node: Node) -> None:
-        self.node, self.name, self.runs = node, node.name, REMOTE_RUNS
+    def __init__(self, node: Node, deploy: str = "") -> None:
+        """`deploy`: the command that makes the node ready, for whoever is to write there."""
+        self.node, self.name, self.runs, self._deploy = node, node.name, REMOTE_RUNS, deploy
         self._connection: Any = None
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
@@ -82,7 +83,7 @@ class RemoteHead:
     def make_runs(self) -> None:
         disk, runs = shlex.quote(str(self.runs.parent)), shlex.quote(str(self.runs))
         if self.shell(f"mountpoint -q {disk} && mkdir -p {runs} && echo mounted; true").strip() != "mounted":
-            raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent)}")
+            raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent, deploy=self._deploy)}")
 
     def put(self, archive: Path, folder: Path) -> None:
         self.make_runs()

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from inventory.shown import console, shown, table
+from training.counting import many, plain, size_text
 from training.data.look.content import Look, Rows, remarks
 from training.data.look.lengths import Bin, Lengths
 from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Tell
-from training.laptop.figures import NONE, many
-from training.laptop.plan_table import screen
+from training.laptop.figures import NONE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ def progress() -> Iterator[Tell]:
     terminal = console(stderr=True)
     if terminal.is_terminal:
         with terminal.status("reading") as status:
-            yield lambda what, records: status.update(f"{what}: {records} records")
+            yield lambda what, records: status.update(_doing(what, records))
         return
     last = time.monotonic()
 
@@ -46,16 +46,21 @@ def progress() -> Iterator[Tell]:
         nonlocal last
         if time.monotonic() - last >= PLAIN_EVERY_S:
             last = time.monotonic()
-            print(f"{what}: {records} records", file=sys.stderr, flush=True)
+            print(_doing(what, records), file=sys.stderr, flush=True)
 
     yield tell
 
 
+def _doing(what: str, records: int) -> str:
+    """What is done, and how far it is once there is something to count: it begins anew on the head."""
+    return f"{what}: {many(records, 'record')}" if records else what
+
+
 def show(look: Look, terminal: Console | None = None) -> None:
     """All of it, the most urgent last, where the eye is."""
-    terminal = terminal or screen()
+    terminal = terminal or console()
     files = sorted(look.survey.files, key=lambda file: not (file.trouble or file.bad))[:MOST_FILES]
-    terminal.print(table(("file", "size", "records", "shape", "bad"), map(_file, files)))
+    terminal.print(table(("file", "size", "records", "shape", "bad"), map(_file, files), {"shape"}))
     if more := len(look.survey.files) - len(files):
         terminal.print(f"and {many(more, 'more file')}, {many(look.survey.records, 'record')} in all")
     if look.train:
@@ -88,25 +93,21 @@ def show(look: Look, terminal: Console | None = None) -> None:
 def _file(file: FileSurvey) -> list[str]:
     shapes = ", ".join(f"{shape}" if len(file.shapes) == 1 else f"{n} {shape}" for shape, n in file.shapes.items())
     trouble = "cannot be read" if file.trouble else NONE
-    return [file.name, _size(file.size), str(file.records), shapes or trouble, str(file.bad or "")]
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    return [file.name, size_text(file.size, 1000), str(file.records), shapes or trouble, str(file.bad or "")]
 
 
 def _learned(look: Look, train: Rows) -> Iterator[str]:
     """What training gets, and in how many steps."""
     share = f"{train.learned_tokens / max(1, train.tokens):.0%}"
     yield (
-        f"{look.model}: {many(train.samples, 'sample')} of {train.tokens} tokens, {train.learned_tokens} of them "
-        f"learned ({share}; train_on = {look.train_on})"
+        f"{look.model}: {many(train.samples, 'sample')} of {many(train.tokens, 'token')}, {train.learned_tokens} "
+        f"of them learned ({share}; train_on = {look.train_on})"
     )
     rows = f"{many(train.rows, 'row')}, {train.efficiency:.1%} full"
     alone = f"; a sample a row: {_alone(look, train):.1%}" if look.batching == "packed" else ""
     yield f"{look.batching}: {rows}{alone}"
     passes = (look.steps or 0) * look.global_batch / max(1, train.rows)
-    yield f"{many(look.steps or 0, 'step')} of {many(look.global_batch, 'row')}: each row is seen {passes:.3g} times"
+    yield f"{many(look.steps or 0, 'step')} of {many(look.global_batch, 'row')}: each row is seen {plain(passes)} times"
     if look.template_args:
         yield f"template_args: {', '.join(f'{name} = {value}' for name, value in look.template_args.items())}"
     if look.validation:
@@ -134,6 +135,7 @@ def _bar(one: Bin, most: int) -> str:
 def _title(sample: ShownSample) -> str:
     number, all_of = sample.of
     which = f", sample {number} of {all_of} (its answers look different once others follow)" if all_of > 1 else ""
+    which = f", {sample.side}" if sample.side else which
     cut = f", {sample.cut} cut off" if sample.cut else ""
     part = ", held out" if sample.held_out else ""
     return f"{sample.where}{which}{part}: {sample.learned} of {sample.tokens} tokens learned{cut}"
@@ -155,7 +157,7 @@ def _text(sample: ShownSample, coloured: bool) -> Text:
     if within:
         found.append(CLOSES)
     if sample.left_out:
-        found.append(f" ({sample.left_out} more tokens)")
+        found.append(f" ({many(sample.left_out, 'more token')})")
     return found
 
 
@@ -171,8 +173,8 @@ def _shortened(piece: Piece) -> str:
 def _lists(look: Look) -> Iterator[tuple[str, list[str]]]:
     """What is told record by record, with its title."""
     if look.bad_shown:
-        more = look.bad - len(look.bad_shown)
-        yield "bad records", [*look.bad_shown, *([f"and {more} more"] if more else [])]
+        others = [f"and {many(look.bad_more, 'more record')}"] if look.bad_more else []
+        yield "bad records", [*look.bad_shown, *others]
     found = look.repeats
     if found and found.shown:
         more = found.duplicates - len(found.shown)

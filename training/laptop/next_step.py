@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from training.laptop.figures import many
+from training.counting import many
 from training.laptop.plan_options import Asked
 from training.plan.options import Choice, Search, choose, in_four_bits
 
@@ -24,8 +24,8 @@ def start(asked: Asked) -> str:
         )
     left = [f"{key}=auto" for key in wish.free if key not in asked.recipe.auto]
     settings = [*wish.settings, *(["dtype=float16"] if asked.lacks_dtype else []), *left]
-    words = ["fab", "train", "--model", asked.recipe.name, *(["--data", wish.data] if wish.data else [])]
-    return f"next: {shlex.join([*words, *_set(settings)])}"
+    words = ["fab", "train", "--model", asked.recipe.name, *_repeated("--data", wish.data)]
+    return f"next: {shlex.join([*words, *_repeated('--set', settings)])}"
 
 
 def where_nothing_fits(asked: Asked, choice: Choice) -> str | None:
@@ -43,7 +43,7 @@ def where_nothing_fits(asked: Asked, choice: Choice) -> str | None:
             more.ranks <= asked.recipe.global_batch
             and choose(asked.shape, asked.recipe, more, work, asked.wish.free).chosen
         ):
-            return f"next: {count} such nodes would do: {_plan(asked, asked.wish.settings, count)}"
+            return f"next: {many(count, 'such node')} would do: {_plan(asked, asked.wish.settings, count)}"
     return "next: a larger card, with --card"
 
 
@@ -51,7 +51,6 @@ def _plan(asked: Asked, settings: Iterable[str], nodes: int = 0) -> str:
     """This plan with other values."""
     wish = asked.wish
     flags: dict[str, str | float] = {
-        "--data": wish.data,
         "--nodes": nodes or wish.nodes,
         "--hours": wish.hours,
         "--card": wish.card,
@@ -59,12 +58,13 @@ def _plan(asked: Asked, settings: Iterable[str], nodes: int = 0) -> str:
         "--price-per-hour": wish.price_per_hour,
     }
     said = [word for flag, value in flags.items() if value for word in (flag, _text(value))]
-    return shlex.join(["fab", "plan", "--model", asked.recipe.name, *said, *_set(settings)])
+    words = ["fab", "plan", "--model", asked.recipe.name, *_repeated("--data", wish.data)]
+    return shlex.join([*words, *said, *_repeated("--set", settings)])
 
 
 def _text(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _set(settings: Iterable[str]) -> list[str]:
-    return [word for setting in settings for word in ("--set", setting)]
+def _repeated(flag: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,12 +12,14 @@ from pathlib import Path
 
 from inventory import ssh
 from inventory.cluster import load_cluster
+from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
 from inventory.settings import Settings
 from training.laptop.head_node import Head, HereHead, RemoteHead
+from training.laptop.language import language_of
 from training.laptop.ranks_here import launch_here
 from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, rank_env
-from training.run_folder import DATA_DISK, LOCAL_RUNS
+from training.run_folder import DATA_DISK, LOCAL_RUNS, was_made_in
 
 NODE_ANSWER_S = 45.0
 """As long as a sweep may take."""
@@ -43,6 +47,16 @@ class OpenCluster:
         return self.settings.name if self.settings else "this machine"
 
     @property
+    def deploy(self) -> str:
+        """The base deploy of its nodes, as it is typed; empty for this machine, which has none."""
+        return self.settings.deploy_command if self.settings else ""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that its base deploy fetches, as cluster.toml names them."""
+        return tuple(self.settings.models.names) if self.settings else ()
+
+    @property
     def disk(self) -> str:
         """Serial of the head's data disk; empty where that is not known."""
         return (self.nodes and self.nodes[0].disk_serial) or ""
@@ -62,7 +76,15 @@ class OpenCluster:
         if self.debug_rank is not None and not 0 <= self.debug_rank < launch.world_size:
             raise LaunchError(f"--debug-rank {self.debug_rank}: there are ranks 0 to {launch.world_size - 1}")
         env = launch.env if self.debug_rank is None else {**launch.env, **debug_env()}
-        return replace(launch, arguments=tuple(arguments), env=env, debug_rank=self.debug_rank, profile=self.profile)
+        return replace(
+            launch,
+            arguments=tuple(arguments),
+            env=env,
+            debug_rank=self.debug_rank,
+            profile=self.profile,
+            command=shlex.join(["fab", *sys.argv[1:]]),
+            language=language_of(os.environ, self.settings.language if self.settings else ""),
+        )
 
     def _launch_on_nodes(self, run_dir: Path, module: str) -> Launch:
         """With the environment that the base deploy put there."""
@@ -72,12 +94,13 @@ class OpenCluster:
         return Launch(
             run_id=run_dir.name,
             run_dir=str(run_dir),
-            hosts=tuple(Host(node.name, node.private_address, node.slots) for node in self.nodes),
+            hosts=tuple(_host(node) for node in self.nodes),
             module=module,
             arguments=(),
             python=f"{ENV_FOLDER}/bin/python",
             env=rank_env(str(run_dir), "cuda" if cuda else "cpu"),
             models=f"{DATA_DISK}/models",
+            deploy=self.deploy,
             data_disk=str(DATA_DISK),
             price_h=price_h,
             currency=currency,
@@ -105,14 +128,23 @@ class OpenCluster:
         raise LaunchError(f"it ran on {name}, which is not in the cluster any more")
 
 
+def _host(node: Node) -> Host:
+    return Host(node.name, node.private_address, node.slots, node.type or node.card, node.zone, node.price_h)
+
+
 @contextmanager
 def opened(here: bool) -> Iterator[OpenCluster]:
     """The cluster of cluster.toml, or this machine; the connection to its head is closed in the end."""
     if here:
         yield OpenCluster(HereHead(Path(LOCAL_RUNS)))
         return
-    cluster = load_cluster()
-    head = RemoteHead(cluster.head)
+    try:
+        cluster = load_cluster()
+    except InventoryError as error:
+        if any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
+            error.args = (f"{error}; for what was made on this machine add --here", *error.args[1:])
+        raise
+    head = RemoteHead(cluster.head, cluster.settings.deploy_command)
     try:
         yield OpenCluster(head, cluster.nodes, cluster.settings)
     finally:

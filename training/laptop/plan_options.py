@@ -7,15 +7,17 @@ from math import inf
 
 from inventory.settings import Settings
 from training.cost.cards import lacks_bfloat16, too_old
-from training.cost.shape import FOLDER, ModelShape, PlanError, known_shape
+from training.cost.shape import ModelShape, PlanError, known_shape
 from training.laptop import data_disk
 from training.laptop.data_size import Size, size_of
 from training.laptop.fleet import Fleet
 from training.laptop.folder_model import folder_shape
 from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
-from training.model_names import has_recipe, own_name
+from training.laptop.models.wanted import folder_faults
+from training.model_names import FOLDER, has_recipe, own_name
 from training.plan.machines import Machines
+from training.plan.stand_in import with_network
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
 
 ABOVE_0 = "it has to be above 0, and finite"
@@ -25,7 +27,7 @@ ABOVE_0 = "it has to be above 0, and finite"
 class Wish:
     """The flags of `fab plan`; 0 and empty: as the cluster is."""
 
-    data: str = ""
+    data: tuple[str, ...] = ()
     nodes: int = 0
     hours: float = 0.0
     """That the machines are there."""
@@ -87,8 +89,9 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
         found = replace(found, line_rate_gbps=wish.line_rate_gbps, own=False)
     as_it_is = found.own or not (wish.card or wish.line_rate_gbps)
     measured = known(settings.name, found.head if as_it_is else None)
-    at = machines(settings, found, as_it_is, measured, recipe.name)
-    notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape))
+    at = with_network(machines(settings, found, as_it_is, measured, recipe.name))
+    faults = folder_faults(settings.models.names, sent_before=found.head is not None)
+    notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape), *faults)
     asked = Asked(wish, recipe, shape, found, at, size, notes)
     if old := next(filter(too_old, asked.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")

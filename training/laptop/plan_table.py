@@ -6,26 +6,28 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inventory.shown import console, table
 from training.cost.cards import lacks_bfloat16
 from training.cost.memory import micro_batch_tokens
-from training.cost.money import money
 from training.cost.strategies import STRATEGIES
+from training.counting import decimals, many, plain
+from training.goal import DPO
 from training.laptop import next_step
 from training.laptop.data_size import Size
-from training.laptop.figures import NONE, duration, figure, finite, many
+from training.laptop.figures import NONE, duration, figure, finite
 from training.laptop.plan_options import Asked
+from training.money import HOUR, money
 from training.plan import slow_link
 from training.plan.options import Choice, Option, choose
+from training.plan.stand_in import NETWORK, TAKEN
+from training.plan.teaching import enough
 from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
-WIDTH = 160
+WORDS = ("GiB a rank", "bound by")
+"""The columns that may wrap: the first says too why a strategy is refused."""
 BESIDES = (
     "time and money are of the run alone, loading the model and the first step are in it: booting, the base deploy and "
     "fetching the model come on top, and are paid for on every machine"
@@ -37,7 +39,7 @@ LONGER = 1.1
 def show(asked: Asked) -> bool:
     """The table, with what it rests on before it and what to type after it; whether anything fits."""
     choice = _choice(asked)
-    terminal = screen()
+    terminal = console()
     for line in _before(asked):
         terminal.print(line, soft_wrap=True)
     stands = _as_it_stands(asked, choice)
@@ -45,7 +47,7 @@ def show(asked: Asked) -> bool:
     rows = [[_mark(option, choice), *_cells(option, asked)] for option in choice.options]
     if stands:
         rows.append(["as is", *_cells(stands, asked)])
-    terminal.print(table(header, rows))
+    terminal.print(table(header, rows, WORDS))
     for line in _after(asked, choice):
         terminal.print(line, soft_wrap=True)
     return choice.chosen is not None
@@ -54,12 +56,6 @@ def show(asked: Asked) -> bool:
 def _as_it_stands(asked: Asked, choice: Choice) -> Option | None:
     """None where the recipe leaves something to the plan: nobody would run it with that as it is."""
     return None if asked.recipe.auto else choice.as_it_stands
-
-
-def screen(width: int = WIDTH) -> Console:
-    """A console; where no terminal is, as wide as the tables are."""
-    terminal = console()
-    return terminal if terminal.is_terminal else console(width=width)
 
 
 def show_json(asked: Asked) -> bool:
@@ -80,7 +76,13 @@ def show_json(asked: Asked) -> bool:
         "chosen": _values(choice.chosen) if choice.chosen else None,
         "reason": choice.reason,
         "settings": choice.chosen.values if choice.chosen else None,
-        "notes": [*asked.notes, *_left_out(asked, choice), *at_worst(asked.recipe, asked.size)],
+        "notes": [
+            *asked.notes,
+            *_taken(asked),
+            *_left_out(asked, choice),
+            *at_worst(asked.recipe, asked.size),
+            *_too_little(asked),
+        ],
     }
     print(json.dumps(finite(values), indent=1))
     return choice.chosen is not None
@@ -98,16 +100,16 @@ def _choice(asked: Asked) -> Choice:
 def _before(asked: Asked) -> Iterator[str]:
     its, at = asked.fleet, asked.machines
     ram = f", {its.ram_gib:.0f} GiB RAM" if its.ram_gib else ""
-    price = f"; {money(at.price_h, at.currency)} an hour" if at.price_h is not None else "; no price is known"
-    yield f"{asked.recipe.name}: {asked.shape.parameters / 1e9:.3g} billion parameters in {asked.shape.layers} layers"
-    yield f"machines: {its.nodes}, each {asked.each_node}{ram} ({its.about}){price}"
+    billions = plain(asked.shape.parameters / 1e9)
+    yield f"{asked.recipe.name}: {billions} billion parameters in {asked.shape.layers} layers"
+    yield f"machines: {its.nodes}, each {asked.each_node}{ram} ({its.about}); {_price(asked)}"
     flops = dict.fromkeys(at.rates.each or [at.rates.flops or 0.0])
-    each = " or ".join(f"{rate / 1e12:.3g}" for rate in flops)
+    each = " or ".join(plain(rate / 1e12) for rate in flops)
     a_card = "a card" if at.card else "a CPU"
     computing = f"{each} TFLOP/s {a_card}, {at.flops_from}" if at.rates.flops else "computing not known"
     link = at.rates.bytes_per_s
     unknown = "network not known: --line-rate-gbps 16, [network] line_rate_gbps in cluster.toml, or fab check"
-    between = f"{link / 1e9:.3g} GB/s between ranks, {at.link_from}" if link else unknown
+    between = f"{plain(link / 1e9)} GB/s between ranks, {at.link_from}" if link else unknown
     yield f"rates: {computing}" + (f"; {between}" if at.ranks > 1 else "")
     for strategy, correction in at.corrections.by_strategy(asked.recipe.dtype, asked.recipe.tuning).items():
         yield f"seconds of {strategy} {correction.words}"
@@ -116,6 +118,24 @@ def _before(asked: Asked) -> Iterator[str]:
         kinds = " or ".join(filter(lacks_bfloat16, asked.cards))
         yield f"{kinds} has no bfloat16: the table is as of float16, and a start needs --set dtype=float16"
     yield data_line(asked.size, asked.recipe)
+    yield from _too_little(asked)
+
+
+def _too_little(asked: Asked) -> Iterator[str]:
+    """What the table of a start would say of so few records."""
+    if size := asked.size:
+        found = enough(asked.recipe, size.records, size.work.rows, asked.recipe.goal == DPO)
+        if found.severity != "ok":
+            yield found.sentence
+
+
+def _price(asked: Asked) -> str:
+    """What the machines cost an hour, and in which currency; or that nobody said."""
+    at = asked.machines
+    if at.price_h is None:
+        return "no price is known"
+    unsaid = "in the currency of --price-per-hour" if asked.wish.price_per_hour else "no currency is given"
+    return money(at.price_h, at.currency, HOUR) + ("" if at.currency else f" ({unsaid})")
 
 
 def data_line(size: Size | None, recipe: Recipe) -> str:
@@ -149,15 +169,15 @@ def _mark(option: Option, choice: Choice) -> str:
 
 
 def _cells(option: Option, asked: Asked) -> list[str]:
-    has = "" if option.has_gib is None else f" of {option.has_gib:.1f}"
-    lacks = f", {option.missing_gib:.1f} missing" if option.missing_gib else ""
+    has = "" if option.has_gib is None else f" of {decimals(option.has_gib)}"
+    lacks = f", {decimals(option.missing_gib)} missing" if option.missing_gib else ""
     if option.streamed and asked.machines.ram_bytes == inf:
         lacks += f"; needs {option.ram_gib:.0f} GiB of RAM a node, not known"
     return [
         option.strategy,
         str(option.micro_batch),
         f"{option.checkpointed} of {option.layers}",
-        option.refused or f"{option.needs_gib:.1f}{has}{lacks}",
+        option.refused or f"{decimals(option.needs_gib)}{has}{lacks}",
         option.bound or NONE,
         *(figure if option.fits else NONE for figure in _figures(option, asked).values()),
     ]
@@ -171,8 +191,8 @@ def _figures(option: Option, asked: Asked) -> dict[str, str]:
     if hours:
         found[f"in {hours:g} h"] = _within(option, hours)
     if at.price_h is not None:
-        found[at.currency or "price"] = figure(option.money, ".2f")
-        found["a million tokens"] = figure(option.money_per_million, ".2f")
+        found[at.currency or "price"] = money(option.money) or NONE
+        found["a million tokens"] = money(option.money_per_million) or NONE
     return found
 
 
@@ -180,7 +200,7 @@ def _within(option: Option, hours: float) -> str:
     """What of the run, or how many tokens, the hours are enough for."""
     if option.minutes:
         return f"{min(1.0, 60 * hours / option.minutes):.0%}"
-    return f"{option.tokens_per_s * 3600 * hours / 1e6:.1f} M tokens" if option.tokens_per_s else NONE
+    return f"{decimals(option.tokens_per_s * 3600 * hours / 1e6)} M tokens" if option.tokens_per_s else NONE
 
 
 def _stages(option: Option, asked: Asked) -> str:
@@ -212,6 +232,11 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
                 return
 
 
+def _taken(asked: Asked) -> Iterator[str]:
+    if asked.machines.link_from == TAKEN:
+        yield f"all seconds, tokens/s and money are computed {NETWORK}"
+
+
 def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
     looked_at = {option.strategy for option in choice.options}
     if "strategy" not in asked.wish.free or not (missing := sorted(STRATEGIES.keys() - looked_at)):
@@ -230,9 +255,10 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
         f"the recipe leaves {what} to the plan of a start" if left else "as is: what the recipe says now"
     )
     yield from _figures_rest_on(asked, choice)
+    yield from _taken(asked)
     yield from _left_out(asked, choice)
     yield from at_worst(asked.recipe, asked.size)
-    if chosen is not None and asked.machines.price_h is not None:
+    if chosen is not None and chosen.tokens_per_s and asked.machines.price_h is not None:
         yield BESIDES
     yield f"{'take' if chosen else 'none'}: {choice.reason}"
     if chosen is None:

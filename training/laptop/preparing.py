@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,14 @@ from training import comm_report
 from training.comm_report import Result
 from training.cost.pace import LINE_SHARE
 from training.cost.strategies.pipeline import stages_of
+from training.counting import plain
 from training.data import DataError
 from training.data.hub import POINTER
 from training.exit_codes import UNUSABLE
 from training.laptop import measurements
 from training.laptop.comm_check import fetched_results
 from training.laptop.head_node import Head, HeadError, within
+from training.laptop.hub import hub_address
 from training.laptop.open_cluster import OpenCluster
 from training.launch import RUN_VARIABLE, Launch
 from training.plan.calibration import Calibration, Ranks
@@ -43,6 +44,8 @@ class DataRequest:
     skip_bad: bool = False
     from_hub: bool = False
     """The data are downloaded on the head."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What its user calls each file, by its name on the head."""
 
 
 def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
@@ -55,11 +58,18 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
             prepared: dict[str, Any] = json.loads(within(PREPARE_S, program.last_words).strip().splitlines()[-1])
         except ProgramError as error:
             if error.code == UNUSABLE:
-                raise DataError("\n".join(error.said)) from error
+                raise DataError(renamed("\n".join(error.said), order.names)) from error
             raise HeadError(f"preparing the data: {error}") from error
         except TimeoutError as error:
             raise HeadError(f"preparing the data on {head.name}: {error}") from error
     return prepared
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """What the head says, with its user's names for the files."""
+    for there, own in names.items():
+        text = text.replace(there, own)
+    return text
 
 
 def order_of(head: Head, run_dir: str) -> DataRequest:
@@ -85,7 +95,7 @@ def program_command(launch: Launch, module: str, arguments: Sequence[str], *, fr
     env = {key: value for key, value in launch.env.items() if key != RUN_VARIABLE}
     if from_hub:
         env.pop("HF_HUB_OFFLINE", None)
-        env |= {key: os.environ[key] for key in ("HF_ENDPOINT",) if key in os.environ}
+        env |= {"HF_ENDPOINT": address} if (address := hub_address()) else {}
     settings = [f"{key}={value}" for key, value in env.items()]
     argv = ["env", *settings, launch.python, "-m", module, "--run", launch.run_dir, *arguments]
     words = f"{run}/logs/prepare.log"
@@ -165,8 +175,8 @@ def in_stage_order(cluster: OpenCluster, launch: Launch, recipe: Recipe, nodes: 
         return launch
     slowest = [min(between(order, gbit_s, *shape)) for order in (best, now)]
     print(
-        f"stages on {', '.join(best)} in this order: the slowest link between two has {slowest[0]:.3g} Gbit/s, "
-        f"{slowest[1]:.3g} as the nodes are listed ({newest['run_id']})"
+        f"stages on {', '.join(best)} in this order: the slowest link between two has {plain(slowest[0])} Gbit/s, "
+        f"{plain(slowest[1])} as the nodes are listed ({newest['run_id']})"
     )
     return replace(launch, hosts=tuple(by_name[name] for name in best))
 

@@ -23,7 +23,12 @@ def refuse_second(head: Head) -> None:
 def refuse_active(head: Head) -> None:
     """LaunchError where a run is going on."""
     if run_id := runs.active(head):
-        raise LaunchError(f"{run_id} is running on {head.name}; wait for it, or end it with: fab stop --run {run_id}")
+        raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}")
+
+
+def wait_or_end(head: Head, run_id: str) -> str:
+    """What to do about a run that is in the way."""
+    return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"
 
 
 def refuse_reclaimed(cluster: OpenCluster) -> None:
@@ -35,9 +40,14 @@ def refuse_reclaimed(cluster: OpenCluster) -> None:
     )
     now, *lines = answer.splitlines()
     if soon := reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], float(now)):
-        raise LaunchError(
-            f"{reclaim.words(soon)}: nothing is started; when it is gone: {reclaim.GO_ON}, then the same again"
+        without_head = cluster.head.name in {notice.node for notice in soon}
+        way = (
+            f"when it is gone: {reclaim.ALL_AGAIN}, then the same again"
+            if without_head
+            else "when it is gone, the same again starts on the machines that are left; "
+            f"to have all again, before it: {reclaim.ALL_AGAIN}"
         )
+        raise LaunchError(f"{reclaim.words(soon)}: nothing is started; {way}")
 
 
 def refuse_other_disk(cluster: OpenCluster) -> None:
@@ -45,7 +55,7 @@ def refuse_other_disk(cluster: OpenCluster) -> None:
     head = cluster.head
     if head.here or (record := disk_record(head)) is None:
         return
-    deploy = "run the base deploy: pyinfra INVENTORY deploy/base.py"
+    deploy = f"run the base deploy: {cluster.deploy}"
     if record.cluster != cluster.name:
         raise LaunchError(f"/data on {head.name} is of the cluster {record.cluster!r}, not {cluster.name!r}; {deploy}")
     if cluster.disk and record.disks[-1] != cluster.disk:

@@ -22,8 +22,10 @@ from training.laptop.data_size import Size
 from training.laptop.fleet import Fleet
 from training.laptop.machines import card_of, fleet, machines, named_cards
 from training.laptop.measurements import Measurements
+from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import Wish, subject
 from training.launch import LaunchError
+from training.money import HOUR, money
 from training.plan.frontier import Offered, Way, has_rows, rows, ways
 from training.plan.options import AS_FAST, Search, in_four_bits
 from training.recipe import Recipe
@@ -98,7 +100,8 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
         if not offers:
             raise PlanError(f"--card {wish.card}: no machine with such cards is offered")
         offered, left_out = _offered(settings, wish, offers, known)
-        notes = (*notes, *said, *left_out, *data_disk.too_small(settings, recipe, shape))
+        faults = folder_faults(settings.models.names, sent_before=False)
+        notes = (*notes, *said, *left_out, *data_disk.too_small(settings, recipe, shape), *faults)
     found = ways(shape, recipe, offered, size.work if size else None)
     choices = Choices(settings, wish, recipe, shape, size, found, {each.machine.name: each for each in offers}, notes)
     if not choices.rows:
@@ -146,7 +149,10 @@ def _of_no_known_speed(choices: Choices) -> Iterator[str]:
 
 def _from(offered: Offered) -> str:
     price = offered.machines.price_h
-    said = [*([] if price is None else [f"from {price:.2f}/h"]), *([] if offered.in_stock else ["no stock"])]
+    said = [
+        *([] if price is None else [f"from {money(price, offered.machines.currency, HOUR)}"]),
+        *([] if offered.in_stock else ["no stock"]),
+    ]
     return f" ({', '.join(said)})" if said else ""
 
 

@@ -8,34 +8,35 @@ from dataclasses import asdict
 from typing import Any
 
 from inventory.renting.on_offer import OnOffer
-from inventory.shown import table
-from training.laptop.figures import NONE, duration, figure, finite, many
-from training.laptop.plan_table import BESIDES, at_worst, data_line, screen, steps_of
+from inventory.shown import console, table
+from training.counting import decimals, many, plain
+from training.laptop.figures import NONE, duration, figure, finite
+from training.laptop.plan_table import BESIDES, at_worst, data_line, steps_of
 from training.laptop.rent_options import CHEAPEST, FASTEST, Choices, best, words
+from training.money import HOUR, bare, money
 from training.plan.frontier import Way, cheaper_in_numbers
 from training.plan.options import AS_FAST
 
 WHAT = ("", "machines", "cards", "runs (micro_batch, layers again)", "GiB a rank", "bound by")
-SPOT = ("list/h", "spot, 24 h", "30 days: reclaimed")
-WIDTH = 200
+WORDS = (WHAT[3], "bound by", "30 days: reclaimed")
+"""The columns that may wrap."""
+SPOT = (f"list, {HOUR}", f"spot, {HOUR}, 24 h", "30 days: reclaimed")
 SHORT_MINUTES = 10
 MADE_UP = "this machine's own cloud takes no money: prices and spot figures are made up"
 
 
 def show(choices: Choices) -> None:
     """The frontier, with what it rests on."""
-    terminal = screen(WIDTH)
+    terminal = console()
     shape = choices.shape
-    model = f"{shape.parameters / 1e9:.3g} billion parameters in {shape.layers} layers"
+    model = f"{plain(shape.parameters / 1e9)} billion parameters in {shape.layers} layers"
     fitting = f"it fits on {many(len(choices.ways), 'choice')} of machines"
     terminal.print(f"{choices.recipe.name}: {model}; {fitting}", soft_wrap=True)
     terminal.print(data_line(choices.size, choices.recipe), soft_wrap=True)
     found = [_cells(choices, name, way) for name, way in _named(choices.rows)]
     if (now := choices.as_it_stands) is not None and now not in choices.rows:
         found.append(_cells(choices, "as is", now))
-    grid = table(_header(choices), found)
-    grid.columns[1].no_wrap = True  # what is typed into cluster.toml
-    terminal.print(grid)
+    terminal.print(table(_header(choices), found, WORDS))
     for line in _said(choices):
         terminal.print(line, soft_wrap=True)
 
@@ -51,7 +52,7 @@ def _named(shown: Sequence[Way]) -> Iterator[tuple[str, Way]]:
 def _header(choices: Choices) -> list[str]:
     currency = next((way.offered.machines.currency for way in choices.rows), "") or "price"
     of = "" if any(way.option.minutes is not None for way in choices.rows) else " a million tokens"
-    figures = ["tokens/s", f"time{of}", f"{currency}{of}", f"{currency}/h"]
+    figures = ["tokens/s", f"time{of}", f"{currency}{of}", f"{currency} {HOUR}"]
     return [*WHAT, *figures, *(SPOT if _has_spot(choices) else ())]
 
 
@@ -62,18 +63,18 @@ def _has_spot(choices: Choices) -> bool:
 def _cells(choices: Choices, name: str, way: Way) -> list[str]:
     option, at = way.option, way.offered.machines
     offer = choices.offers.get(way.offered.type_name)
-    has = "" if option.has_gib is None else f" of {option.has_gib:.1f}"
+    has = "" if option.has_gib is None else f" of {decimals(option.has_gib)}"
     cells = [
         name,
         f"{way.offered.nodes} x {way.offered.type_name}" + ("" if way.offered.in_stock else ", no stock"),
         f"{at.ranks} x {at.card}" if at.card else "none",
         f"{option.strategy} ({option.micro_batch}, {option.checkpointed} of {option.layers})",
-        f"{option.needs_gib:.1f}{has}",
+        f"{decimals(option.needs_gib)}{has}",
         option.bound or NONE,
         figure(option.tokens_per_s, ".0f"),
         _time(way.seconds),
-        figure(way.money, ".2f"),
-        figure(at.price_h, ".2f"),
+        money(way.money) or NONE,
+        bare(at.price_h, per=HOUR) or NONE,
     ]
     return [*cells, *_spot_cells(offer)] if _has_spot(choices) else cells
 
@@ -81,8 +82,8 @@ def _cells(choices: Choices, name: str, way: Way) -> list[str]:
 def _spot_cells(offer: OnOffer | None) -> list[str]:
     if offer is None:
         return [NONE, NONE, NONE]
-    price = f"{offer.spot.low:.2f} to {offer.spot.high:.2f}" if offer.spot else NONE
-    return [figure(offer.price.list, ".2f"), price, offer.advice.interruption_text if offer.advice else NONE]
+    price = f"{bare(offer.spot.low, per=HOUR)} to {bare(offer.spot.high, per=HOUR)}" if offer.spot else NONE
+    return [bare(offer.price.list, per=HOUR), price, offer.advice.interruption_text if offer.advice else NONE]
 
 
 def _time(seconds: float | None) -> str:

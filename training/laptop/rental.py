@@ -8,28 +8,132 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from functools import partial
 
-from inventory.renting import lease
-from training.laptop.head_node import Head, RemoteHead
+from inventory.cloud.opening import open_cloud
+from inventory.errors import InventoryError
+from inventory.renting import idle, lease
+from inventory.settings import Settings
+from inventory.shown import clock
+from training.laptop import runs
+from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.open_cluster import OpenCluster
 from training.reclaim import FOLDER, RELEASE, release_text
+
+_MODEL = "'[/]data/models/'"
+USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
+"""Prints who is logged in and which programs have a base model loaded, those apart that are just ending; its own words
+do not match."""
 
 
 def extend(cluster: OpenCluster, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
     RentError."""
+    used(cluster.settings)
     if cluster.settings and cluster.extends_rental:
         lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head))
 
 
 @contextmanager
 def kept(cluster: OpenCluster) -> Iterator[None]:
-    """Inside, the cloud does not release rented machines at their planned end."""
+    """Inside, the cloud does not release rented machines at their planned end; afterwards they are idle."""
     if not cluster.settings:
         yield
         return
+    if hours := hours_idle(cluster.settings):
+        print(f"when nothing uses the machines any more, they are released {hours:g} h later (hours_idle)", flush=True)
     own = RemoteHead(cluster.nodes[0])  # over a connection of its own: for another thread
-    with closing(own), lease.kept(cluster.settings, print, partial(tell_release, own)):
+    try:
+        with closing(own), lease.kept(cluster.settings, print, partial(tell_release, own)):
+            yield
+    finally:
+        leave_idle(cluster)
+
+
+def hours_idle(settings: Settings) -> float:
+    """How long machines are there that nothing uses; 0: as long as they are planned."""
+    return settings.rental.hours_idle if settings.is_rented else 0
+
+
+def leave_idle(cluster: OpenCluster) -> None:
+    """Bring the release time forward where `hours_idle` says so and nothing uses the machines."""
+    if not (cluster.settings and hours_idle(cluster.settings)):
+        return
+    try:
+        if runs.going_on(cluster.head):
+            return
+        if users := users_of(cluster):
+            print(f"the machines stay as planned: {users}")
+            return
+        before, end = idle.bring_forward(open_cloud(cluster.settings), cluster.settings)
+    except (InventoryError, HeadError) as error:
+        print(f"the machines stay as planned: {error}")
+        return
+    if before and end and end < before:
+        print(
+            f"nothing uses the machines: the cloud releases them at {clock(end)} instead of {clock(before)} "
+            "(hours_idle); the next command that uses them moves that back"
+        )
+
+
+def users_of(cluster: OpenCluster) -> str:
+    """Who is logged in, or has a model loaded, on which node; empty where nobody."""
+    answers = cluster.ask_all(USERS)
+    silent = {name: f"is not known ({answer})" for name, answer in answers.items() if isinstance(answer, Exception)}
+    found = {name: str(answer).splitlines()[0][:100] for name, answer in answers.items() if str(answer).strip()}
+    return "; ".join(f"{name}: {what}" for name, what in (found | silent).items())
+
+
+def used(settings: Settings | None) -> None:
+    """A command uses the machines: they stay as they were planned to. Settings of None: this machine."""
+    if not (settings and hours_idle(settings)):
+        return
+    try:
+        end = idle.move_back(open_cloud(settings), settings)
+    except InventoryError as error:
+        print(f"the machines' release time could not be moved back: {error}")
+        return
+    if end:
+        print(f"the machines stay until {clock(end)} again", flush=True)
+
+
+@contextmanager
+def in_use(cluster: OpenCluster) -> Iterator[None]:
+    """Inside, a command uses the machines; afterwards they are idle."""
+    used(cluster.settings)
+    try:
         yield
+    finally:
+        leave_idle(cluster)
+
+
+@contextmanager
+def nothing_started(cluster: OpenCluster) -> Iterator[None]:
+    """Around what comes before a start: Ctrl-C is told that nothing was started, and what machines still cost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("nothing was started", flush=True)
+        say_until(cluster, goes_on=False)
+        raise
+
+
+def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
+    """Last words where a run goes on that nobody follows, or none does: until when the machines are there."""
+    if not (cluster.settings and cluster.settings.is_rented):
+        return
+    try:
+        end = idle.released_at(open_cloud(cluster.settings), cluster.settings)
+    except InventoryError as error:
+        print(f"until when the machines are there is not known ({error}): fab status")
+        return
+    if end and not goes_on:
+        print(f"The cloud releases the machines at {clock(end)}; sooner: fab down")
+    elif end:
+        print(
+            f"The cloud releases the machines at {clock(end)}, and nobody extends that now; the run saves and leaves "
+            "before. Longer: follow it, or fab up --hours N"
+        )
+    else:
+        print("The machines cost until fab down")
 
 
 def tell_release(head: Head, at: datetime) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from training.cost.shape import read_outline
 from training.laptop import checkpoints, make_run, node_hardware, preparing, rental, runs
+from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.start_run import planned_s
@@ -43,8 +44,8 @@ def resume(
     `overrides` change its recipe; what decides what is computed only by `force`.
     """
     head = cluster.head
-    run_id = runs.find(head, run_id, model)
-    longer = force and overrides.keys() & {"steps", "epochs"}
+    longer = bool(force and overrides.keys() & {"steps", "epochs"})
+    run_id = runs.find_learned(head, run_id, model, to_resume=not longer)
     if runs.look(head, run_id).state == "finished" and not longer:
         where = f"{run_id}{' --here' if head.here else ''}"
         print(
@@ -53,7 +54,8 @@ def resume(
         )
         return None
     with make_run.alone(cluster) as mine:
-        launch = _made_ready(cluster, run_id, overrides, force)
+        with rental.nothing_started(cluster):
+            launch = _made_ready(cluster, run_id, overrides, force)
         mine.confirm()
         head.start(launch)
     return run_id
@@ -71,7 +73,7 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
     launch = make_run.going_on(cluster, run_id, force)
     launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
     change = fitted(cluster, launch, nodes, change, step=step, said=overrides.keys())
-    rental.extend(cluster, planned_s(runs.predicted(head, run_id)))
+    rental.extend(cluster, left_s(head, launch, change, step))
     runs.wait_for_reports(head, run_id)
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
@@ -80,6 +82,20 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
     if change.of_data:
         prepare_again(head, launch, change.kept)
     return launch
+
+
+def left_s(head: Head, launch: Launch, change: Change, step: int) -> float:
+    """Seconds from a step to the last one, as the last steps took, where the run goes on unchanged on such machines;
+    else what the plan says of the whole run. 0: nobody knows."""
+    before, metrics = runs.read_launch(head, launch.run_id), runs.look(head, launch.run_id).metrics
+    if not metrics or change.files or machines_of_launch(before) != machines_of_launch(launch):
+        return planned_s(runs.predicted(head, launch.run_id))
+    return mean_step_s(metrics) * max(0, int(metrics[-1]["total_steps"]) - step)
+
+
+def machines_of_launch(launch: Launch) -> list[tuple[str, int]]:
+    """The kind of each machine and its ranks, in any order."""
+    return sorted((host.type, host.slots) for host in launch.hosts)
 
 
 def fitted(
@@ -164,7 +180,7 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
     before, after = _read(text), _read(text, overrides)
     was, is_now = before.maths(), after.maths()
     differs = [
-        f"{key} {is_now.get(key)} instead of {was.get(key)}"
+        _difference(key, is_now.get(key), was.get(key))
         for key in sorted(was.keys() | is_now.keys())
         if was.get(key) != is_now.get(key)
     ]
@@ -185,6 +201,20 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
         return Change()
     kept = f"recipe.before-{step}.toml"
     return Change({RECIPE: after.to_toml(), kept: text}, kept, before.data_settings() != after.data_settings())
+
+
+def _difference(key: str, is_now: Any, was: Any) -> str:
+    before = "none" if was is None else _said(was)
+    return f"no {key} instead of {before}" if is_now is None else f"{key} {_said(is_now)} instead of {before}"
+
+
+def _said(value: Any) -> str:
+    """A recipe's value as people write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(_said, value)) or "none" if isinstance(value, list | tuple) else str(value)
 
 
 def _read(text: str, overrides: Mapping[str, str] | None = None) -> Recipe:

@@ -20,7 +20,7 @@ from training.launch import (
     LaunchError,
     parse_launch,
 )
-from training.run_folder import LAUNCH, LAUNCHER_LOG, PROVE, is_run_id, recipe_of
+from training.run_folder import CHECKPOINTS, LAUNCH, LAUNCHER_LOG, PROVE, checkpoint_steps, is_run_id, recipe_of
 
 CHECK = "check"
 GENERATE = "generate"
@@ -72,13 +72,43 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
         if not is_run_id(run_id) or run_id not in known:
             raise LaunchError(f"no run {run_id!r} on {head.name}; known: {', '.join(known[-5:]) or 'none'}")
         return run_id
-    wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and _trains(known_id))]
+    wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and trains(known_id))]
     if not wanted:
         raise LaunchError(f"no run{f' of {recipe}' if recipe else ''} on {head.name} yet")
     return wanted[-1]
 
 
-def _trains(run_id: str) -> bool:
+def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, to_resume: bool = False) -> str:
+    """As `find`; where the newest run has no checkpoint, the one other run that has, which is named. `to_resume`: one
+    that is finished does not count. Raises LaunchError where several have."""
+    newest = find(head, run_id, recipe)
+    if run_id is not None:
+        return newest
+    looks = {seen.run_id: seen for seen in all_runs(head)}
+    learned = _with_checkpoint(head)
+    same = [name for name in looks if (recipe_of(name) == recipe if recipe else trains(name))]
+    others = [name for name in same if name in learned and not (to_resume and looks[name].state == "finished")]
+    if newest in learned or not others:
+        return newest
+    state = "is going on and has" if looks[newest].active else "ended with"
+    said = f"{newest}, the newest run, {state} no checkpoint"
+    if len(others) > 1:
+        raise LaunchError(f"{said}; these have one, say which: {', '.join(reversed(others[-5:]))}")
+    print(f"{said}: taking {others[0]}", flush=True)
+    return others[0]
+
+
+def _with_checkpoint(head: Head) -> frozenset[str]:
+    """The runs that have a whole checkpoint, by what their folders are called."""
+    listed = head.shell(
+        f"cd {shlex.quote(str(head.runs))} 2>/dev/null && ls -d */{CHECKPOINTS}/step-* 2>/dev/null; true"
+    )
+    paths = [line.split("/") for line in listed.splitlines()]
+    return frozenset(run_id for run_id, _, name in paths if checkpoint_steps([name]))
+
+
+def trains(run_id: str) -> bool:
+    """Whether it is a training, and no check, answer or drill."""
     return recipe_of(run_id) not in {CHECK, GENERATE, PROVE}
 
 

@@ -4,45 +4,58 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from inventory.shown import shown
 from training import tiny
 from training.cost.shape import PlanError
+from training.counting import many
 from training.data import DataError, DataSummary, can_check_here, check
+from training.data.bad_records import CURE
 from training.data.hub import POINTER, is_dataset_name
+from training.data.look.naming import NAMES, names_text
 from training.data.preference import refuse_other_goal
-from training.data.readers import data_files
+from training.data.readers import Source, called, data_files, left_aside, paths_of
 from training.goal import DPO
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
-from training.laptop.folder_model import folder_recipe, is_folder
+from training.laptop.earlier_adapter import EarlierAdapter
+from training.laptop.folder_model import folder_recipe, recipe_text
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.ship import plan_text
 from training.laptop.terminal import show_plan
 from training.launch import Launch
 from training.model_lock import LOCK, remember
-from training.model_names import ID, has_recipe, load_recipe, own_name, recipe_names
+from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe, own_name
 from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
-from training.plan.teaching import short_warmup
+from training.plan.teaching import for_rows, short_warmup, shortened
 from training.recipe import Recipe, RecipeError
 
+TRAIN = "data/train"
+"""Of a run folder: what its data are called there, but for the suffix of a single file."""
 KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
 
-def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
-    """The recipe with `--set key=value` and `--steps` applied; says so where fewer steps shorten its warm-up, or the
-    goal lowers its learning rate. Raises RecipeError."""
+LoadRecipe = Callable[[str, Mapping[str, str]], Recipe]
+"""A recipe by its name, with keys overridden."""
+
+
+def chosen_recipe(
+    name: str, settings: Sequence[str], steps: str = "", epochs: str = "", load: LoadRecipe | None = None
+) -> Recipe:
+    """The recipe with `--set key=value`, `--steps` and `--epochs` applied; says so where fewer steps shorten its
+    warm-up, or the goal lowers its learning rate. `load`: where not from what `--model` knows. Raises RecipeError."""
     if not name:
-        raise RecipeError(f"say which model: --model NAME; known: {', '.join(recipe_names())}")
-    overrides = overrides_of(settings, steps)
-    load = _how_to_load(name)
+        raise RecipeError(f"say which model: --model NAME; {all_listed()}")
+    overrides = overrides_of(settings, steps, epochs)
+    load = load or _how_to_load(name)
     recipe = load(name, overrides)
     if overrides.get("goal") == DPO and LR not in overrides:
         print(
@@ -51,13 +64,14 @@ def chosen_recipe(name: str, settings: Sequence[str], steps: str) -> Recipe:
     total, warmup = recipe.steps, recipe.optimizer.warmup_steps
     if total is None or warmup < total or "steps" not in overrides or WARMUP in overrides:
         return recipe
-    shorter = short_warmup(total)
-    print(f"warm-up: {shorter} of {total} steps; the recipe's {warmup} would last as long as the run", file=sys.stderr)
-    return load(name, overrides | {WARMUP: str(shorter)})
+    print(shortened(total, warmup), file=sys.stderr)
+    return load(name, overrides | {WARMUP: str(short_warmup(total))})
 
 
-def _how_to_load(name: str) -> Callable[[str, Mapping[str, str]], Recipe]:
+def _how_to_load(name: str) -> LoadRecipe:
     if is_folder(name):
+        print(recipe_text(name).rstrip(), file=sys.stderr)
+        print("derived from the folder, not kept: --set KEY=VALUE changes it", file=sys.stderr)
         return folder_recipe
     if not ID.fullmatch(name) or has_recipe(name):
         return load_recipe
@@ -72,17 +86,17 @@ def _how_to_load(name: str) -> Callable[[str, Mapping[str, str]], Recipe]:
     return adding.hub_recipe
 
 
-def overrides_of(settings: Sequence[str], steps: str) -> dict[str, str]:
-    """What `--set key=value` and `--steps` change. Raises RecipeError."""
+def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> dict[str, str]:
+    """What `--set key=value`, `--steps` and `--epochs` change. Raises RecipeError."""
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise RecipeError(f"--set {setting}: write it as key=value")
         overrides[key.strip()] = value.strip()
-    if steps != "":
-        overrides["steps"] = steps
-    return overrides
+    if steps != "" and epochs != "":
+        raise RecipeError(f"--steps {steps} and --epochs {epochs}: say one of them")
+    return overrides | {key: said for key, said in (("steps", steps), ("epochs", epochs)) if said != ""}
 
 
 @dataclass(frozen=True)
@@ -93,50 +107,68 @@ class Data:
     summary: DataSummary | None = None
     skip_bad: bool = False
     """Records that cannot be used are left out."""
-    source: Path | None = None
+    source: Source | None = None
     """Where they lie on this machine; None for a data set of the Hub."""
 
     @property
     def from_hub(self) -> bool:
         return f"data/train{POINTER}" in self.files
 
+    def names(self, run_dir: str) -> dict[str, str]:
+        """What the user calls the files that the head has in `run_dir`, by their names there; longer ones first, as one
+        may begin with another."""
+        own = {f"{run_dir}/{place}": str(file) for place, file in self.files.items() if isinstance(file, Path)}
+        if self.source and f"{run_dir}/{TRAIN}" not in own:
+            own[f"{run_dir}/{TRAIN}"] = called(self.source)
+        return dict(sorted(own.items(), key=lambda item: -len(item[0])))
+
 
 @contextmanager
-def checked_data(recipe: Recipe, data: str, skip_bad: bool = False) -> Iterator[Data]:
+def checked_data(recipe: Recipe, data: Sequence[str] = (), skip_bad: bool = False) -> Iterator[Data]:
     """`training_data`, for as long as the `with` lasts."""
     with tempfile.TemporaryDirectory() as folder:
         yield training_data(recipe, data, Path(folder), skip_bad)
 
 
 @contextmanager
-def files_of(data: str, goal: str) -> Iterator[Data]:
+def files_of(data: Sequence[str], goal: str) -> Iterator[Data]:
     """The data as they are given, unchecked, for as long as the `with` lasts; those of `tiny` where none are."""
     with tempfile.TemporaryDirectory() as folder:
         yield _given(data, Path(folder), goal)
 
 
-def training_data(recipe: Recipe, data: str, folder: Path, skip_bad: bool = False) -> Data:
+def training_data(recipe: Recipe, data: Sequence[str], folder: Path, skip_bad: bool = False) -> Data:
     """The data, checked to their last record where this machine can read them; a data set of the Hub is left to the
     head. `tiny` has its own, made into `folder`. Raises DataError."""
     if not data and recipe.base_model != BUILT_IN:
         raise DataError(f"{recipe.name} needs --data FILE: {KINDS_OF_DATA}")
     given = _given(data, folder, recipe.goal)
-    summary = check(given.source, skip_bad) if given.source and can_check_here(given.source) else None
+    summary = check(given.source, skip_bad, CURE) if given.source and can_check_here(given.source) else None
     if summary:
         refuse_other_goal(summary.shape, recipe.goal)
     return replace(given, summary=summary, skip_bad=skip_bad)
 
 
-def _given(data: str, folder: Path, goal: str) -> Data:
-    if is_dataset_name(data):
-        return Data({f"data/train{POINTER}": data})
-    path = Path(data) if data else folder / "train.jsonl"
+def _given(data: Sequence[str], folder: Path, goal: str) -> Data:
+    if from_hub := next(filter(is_dataset_name, data), ""):
+        if len(data) > 1:
+            raise DataError(f"--data {from_hub}: a data set of the Hub is taken alone, without other --data")
+        return Data({f"{TRAIN}{POINTER}": from_hub})
+    paths = paths_of(data) or (folder / "train.jsonl",)
     if not data:
-        tiny.write_data(path, goal)
-    files = {path: f"data/train{path.suffix.lower()}"}
-    if path.is_dir():
-        files = {file: f"data/train/{file.relative_to(path)}" for file in data_files(path)}
-    return Data({place: file for file, place in files.items()}, source=path)
+        tiny.write_data(paths[0], goal)
+    if len(paths) == 1:
+        path = paths[0]
+        return Data(_placed(path, TRAIN if path.is_dir() else f"{TRAIN}{path.suffix.lower()}"), source=path)
+    data_files(paths)  # refuses what is there twice, or not at all
+    width = len(str(len(paths)))  # the head reads them in the order of their names
+    placed = [_placed(path, f"{TRAIN}/{number:0{width}}-{path.name}") for number, path in enumerate(paths, start=1)]
+    return Data({place: file for each in placed for place, file in each.items()}, source=paths)
+
+
+def _placed(path: Path, place: str) -> dict[str, Path | str]:
+    """A file, or those of a folder, by their places in a run folder."""
+    return {f"{place}/{file.relative_to(path)}": file for file in data_files(path)} if path.is_dir() else {place: path}
 
 
 def planned_s(predicted: Mapping[str, Any]) -> float:
@@ -145,32 +177,59 @@ def planned_s(predicted: Mapping[str, Any]) -> float:
 
 
 def start(
-    cluster: OpenCluster, recipe: Recipe, given: Data, now: datetime, *, dry: bool = False, anyway: bool = False
+    cluster: OpenCluster,
+    recipe: Recipe,
+    given: Data,
+    now: datetime,
+    *,
+    earlier: EarlierAdapter | None = None,
+    dry: bool = False,
+    anyway: bool = False,
+    named: Collection[str] = (),
 ) -> str | None:
     """Ship, prepare, plan and start a new run; gives its id, None where only the plan was asked for (`dry`).
 
-    `anyway`: in spite of an estimate that says no. Raises PlanError where the plan has errors: nothing is left then.
+    `earlier`: what it begins with. `anyway`: in spite of an estimate that says no. `named`: the recipe's keys that the
+    user set, which stay. Raises PlanError where the plan has errors: nothing is left then.
     """
     with make_run.alone(cluster) as mine, make_run.claimed(cluster.head, recipe.name, now) as run_id:
-        launch = _made_ready(cluster, run_id, recipe, given, dry=dry, anyway=anyway)
+        with rental.nothing_started(cluster):
+            launch = _made_ready(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
         if launch is not None:
             make_run.start(cluster.head, mine, launch)
     return run_id if launch else None
 
 
 def _made_ready(
-    cluster: OpenCluster, run_id: str, recipe: Recipe, given: Data, *, dry: bool, anyway: bool
+    cluster: OpenCluster,
+    run_id: str,
+    recipe: Recipe,
+    given: Data,
+    earlier: EarlierAdapter | None,
+    *,
+    dry: bool,
+    anyway: bool,
+    named: Collection[str] = (),
 ) -> Launch | None:
     """Ship, prepare and plan a run; None where only the plan was asked for."""
     head = cluster.head
     launch = cluster.launch(run_id, "training.node.finetune")
     launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
-    base = find_base_model(head, recipe, launch)
-    records = f"{given.summary.records} records" if given.summary else "records counted there"
-    print(f"{run_id}: {records}, {launch.world_size} ranks on {len(launch.hosts)} nodes", flush=True)
-    make_run.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files})
-    wanted = preparing.DataRequest(given.skip_bad, given.from_hub)
-    plan = plan_run(cluster, launch, recipe, wanted, nodes, anyway=anyway)
+    base = find_base_model(head, recipe, launch, cluster.models)
+    if earlier:
+        earlier.refuse_other(recipe, str(base.record["hash"]))
+    records = many(given.summary.records, "record") if given.summary else "records counted there"
+    ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
+    print(f"{run_id}: {records}, {ranks}", flush=True)
+    if given.source and (aside := left_aside(given.source)):
+        print(shown(aside), flush=True)
+    names = {f"data/{NAMES}": names_text(given.files)}
+    make_run.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files, **names})
+    if earlier:
+        earlier.put(head, launch)
+        print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
+    wanted = preparing.DataRequest(given.skip_bad, given.from_hub, given.names(launch.run_dir))
+    plan = plan_run(cluster, launch, recipe, wanted, nodes, anyway=anyway, named=named)
     if dry:
         return None
     launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
@@ -196,11 +255,18 @@ def plan_run(
     nodes: Sequence[NodeHardware],
     *,
     anyway: bool,
+    named: Collection[str] = (),
 ) -> Plan:
-    """Prepare the data where the run will be, show the plan; PlanError where it must not start."""
+    """Prepare the data where the run will be, show the plan; PlanError where it must not start. How many steps its
+    epochs are is known from here on: a warm-up that is no shorter is cut, unless it is `named`."""
     print(f"preparing the data on {cluster.head.name}: tokenised and packed once, then kept", flush=True)
     prepared = preparing.prepare(cluster.head, launch, wanted)
-    plan = make_plan(recipe, preparing.find_facts(cluster, launch, recipe, prepared, nodes), anyway)
+    facts = preparing.find_facts(cluster, launch, recipe, prepared, nodes)
+    rows = facts.report["rows"]
+    if rows and WARMUP not in named and (fitting := for_rows(recipe, rows)) != recipe:
+        print(shortened(recipe.total_steps(rows), recipe.optimizer.warmup_steps), file=sys.stderr)
+        recipe = fitting
+    plan = make_plan(recipe, facts, anyway)
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
         print(f"chosen: {values}; {chosen['reason']}", flush=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from inventory.renting.report import show_machines
 from inventory.settings import load_settings
-from inventory.shown import console, table
+from inventory.shown import console, length, table
 from training.laptop import runs
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.refusals import disk_record
 from training.laptop.terminal import runs_table
+
+BOOTED = "ps -o etimes= -p 1"
+"""The first process's age: a host of the local cloud has the kernel, and so the uptime, of the machine it is on."""
 
 
 def show_rented() -> None:
@@ -22,9 +25,16 @@ def show(cluster: OpenCluster) -> None:
     """Whether every node answers, whose data disk the head has, all runs with their state."""
     head = cluster.head
     if cluster.nodes:
-        answers = cluster.ask_all("uptime -p")
-        rows = [[n.name, n.address, str(answers[n.name])] for n in cluster.nodes]
-        console().print(table(["node", "address", "state"], rows))
+        answers = cluster.ask_all(BOOTED)
+        rows = [[n.name, n.address, since(str(answers[n.name]))] for n in cluster.nodes]
+        console().print(table(["node", "address", "state"], rows, {"state"}))
+        print(f"the head is {cluster.nodes[0].name}, {cluster.nodes[0].address}: fab ssh")
         if record := disk_record(head):
             print(f"/data on {head.name}: of the cluster {record.cluster}, generation {record.generation}")
     runs_table(runs.all_runs(head))
+
+
+def since(answer: str) -> str:
+    """How long a node is up, by what it answers; an error as it is."""
+    seconds = answer.strip()
+    return f"up {length(int(seconds))}" if seconds.isdecimal() else answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from training.laptop import attach, runs
+from training.laptop import attach, checkpoints, runs
 from training.laptop.attach import RunFailed
 from training.laptop.head_node import Head
 from training.laptop.open_cluster import OpenCluster
@@ -28,6 +28,16 @@ def stop(cluster: OpenCluster, run_id: str | None) -> None:
     if left := left_on(cluster.ask_all(command)):
         raise RunFailed(f"{run_id}: {'; '.join(left)}")
     print(f"{run_id} {seen.state}; no process of it is left on any node")
+    if seen.state != "finished" and runs.trains(run_id):
+        print(way_on(head, run_id))
+
+
+def way_on(head: Head, run_id: str) -> str:
+    """What is saved of a run that is over, and how it goes on."""
+    step = checkpoints.newest_checkpoint(head, run_id)
+    if step is None:
+        return "it ended before its first checkpoint: start anew with fab train"
+    return f"saved at step {step}; go on: {attach.resume_command(run_id, head.here)}"
 
 
 def ask_to_stop(head: Head, run_id: str) -> None:
@@ -47,5 +57,5 @@ def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
         if isinstance(answer, Exception):
             phrases.append(f"{name} could not be asked ({answer})")
         elif left := json.loads(answer)["left"]:
-            phrases.append(f"{name} still has {len(left)} processes of it")
+            phrases.append(f"{name} still has {len(left)} of its processes")
     return phrases

@@ -1,29 +1,44 @@
-"""fab data / check / plan / train / logs / status / stop / fetch / metrics."""
+"""fab data / check / plan / train / logs / status / stop / fetch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import sentences
+from training.exit_codes import STOPPED
 
-DATA_HELP = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub"
+if TYPE_CHECKING:
+    from training.laptop.follow import Look
+
+DATA_HELP = (
+    "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub; may be repeated"
+)
 HERE_HELP = "on this machine, a rank a GPU or two on its CPU; nothing is provisioned"
 HERE_RUNS_HELP = "the runs of this machine, made with --here"
 RUN_HELP = "run id; without it the newest run"
 
 
+def end_as(seen: Look) -> None:
+    """A run that was stopped before its end is not done: whoever waits for the command sees it by its exit code."""
+    if seen.state == "stopped":
+        raise Exit(code=STOPPED)
+
+
 @task(
     auto_shortflags=False,
-    iterable=["set"],
+    iterable=["data", "set"],
     optional=["resume"],
     help={
-        "model": "recipe name; an unknown one lists them all",
+        "model": "recipe name, OWNER/NAME or folder; fab models lists them",
         "data": DATA_HELP,
         "steps": "optimizer steps instead of the recipe's",
+        "epochs": "times through the data instead of the recipe's",
         "set": "key=value for any recipe key; may be repeated",
+        "from_adapter": "begin with what this run has learned: its adapter, under its own recipe or --model's",
         "resume": "go on with the newest run of the model, or with the run id given",
         "force": "resume though recipe, base model or data are not what they were",
         "here": HERE_HELP,
@@ -39,9 +54,11 @@ RUN_HELP = "run id; without it the newest run"
 def train(
     c: Context,
     model: str = "",
-    data: str = "",
+    data: Sequence[str] | None = None,
     steps: str = "",  # as text, so that 0 is refused and not taken for nothing
+    epochs: str = "",
     set: Sequence[str] | None = None,  # invoke wants None here to make a list of it
+    from_adapter: str = "",
     resume: str | None = None,
     force: bool = False,
     here: bool = False,
@@ -59,7 +76,7 @@ def train(
     from datetime import UTC, datetime
 
     with sentences(), ExitStack() as stack:
-        from training.laptop import attach, debugger, rental, resume_run, start_run
+        from training.laptop import after_loss, attach, debugger, earlier_adapter, rental, resume_run, start_run
         from training.laptop.open_cluster import opened
         from training.launch import LaunchError
 
@@ -67,17 +84,24 @@ def train(
             raise LaunchError("--force is for --resume: a new run has nothing to differ from")
         inspected = debugger.options(debug_rank, profile, detach)
         if resume is None:
-            recipe = start_run.chosen_recipe(model, set or (), steps)
-            given = stack.enter_context(start_run.checked_data(recipe, data, skip_bad))
-            cluster = replace(stack.enter_context(opened(here)), **inspected)
-            run_id = start_run.start(cluster, recipe, given, datetime.now(UTC), dry=dry, anyway=anyway)
-        elif data or dry or anyway or skip_bad:
+            there = stack.enter_context(opened(here)) if from_adapter else None
+            earlier = earlier_adapter.find(there.head, from_adapter) if there else None
+            load = earlier.recipe if earlier and not model else None
+            recipe = start_run.chosen_recipe(model or from_adapter, set or (), steps, epochs, load)
+            given = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
+            cluster = replace(there or stack.enter_context(opened(here)), **inspected)
+            now = datetime.now(UTC)
+            named = start_run.overrides_of(set or (), steps, epochs)
+            run_id = start_run.start(
+                cluster, recipe, given, now, earlier=earlier, dry=dry, anyway=anyway, named=named.keys()
+            )
+        elif data or dry or anyway or skip_bad or from_adapter:
             raise LaunchError(
-                "a resumed run keeps its data; leave --data, --dry, --anyway and --skip-bad out, "
-                "or start a new run without --resume"
+                "a resumed run keeps its data and what it began with; leave --data, --from-adapter, --dry, --anyway "
+                "and --skip-bad out, or start a new run without --resume"
             )
         else:
-            overrides = start_run.overrides_of(set or (), steps)
+            overrides = start_run.overrides_of(set or (), steps, epochs)
             asked = resume if isinstance(resume, str) else None
             cluster = replace(stack.enter_context(opened(here)), **inspected)
             run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
@@ -85,20 +109,22 @@ def train(
             return  # nothing was started: nothing is extended either
         if detach:
             attach.say_detached(run_id, here)
+            rental.say_until(cluster)
             return
         stack.enter_context(rental.kept(cluster))
         if debug_rank:
             stack.enter_context(debugger.reached(cluster, run_id))
-        if seen := attach.attach(cluster.head, run_id):
-            attach.conclude(cluster.head, run_id, seen)
-            if not no_fetch:
-                attach.bring_home(cluster.head, run_id)
+        if seen := after_loss.followed(cluster, run_id):
+            after_loss.conclude(cluster, run_id, seen)
+            if not no_fetch and attach.bring_home(cluster.head, run_id) is not None:
+                attach.say_what_to_ask(cluster.head, run_id)
+            end_as(seen)
 
 
 @task(
     auto_shortflags=False,
     help={
-        "data": DATA_HELP,
+        "data": f"{DATA_HELP}, and said without the flag: fab data FILE",
         "model": "recipe name, or a folder with a model; without it only shapes, counts and bad records are shown",
         "show": "records whose samples are shown, with what is learned of them",
         "set": "key=value for any recipe key; may be repeated",
@@ -106,11 +132,11 @@ def train(
         "html": "write the same as a page into this file",
         "here": "on this machine alone: the model's tokenizer must be here",
     },
-    iterable=["set"],
+    iterable=["data", "set"],
 )
 def data(
     c: Context,
-    data: str = "",
+    data: Sequence[str] | None = None,
     model: str = "",
     show: int = 3,
     set: Sequence[str] | None = None,
@@ -118,21 +144,24 @@ def data(
     html: str = "",
     here: bool = False,
 ) -> None:
-    """Look into data: what is wrong with them, what is learned of them, how much of it."""
+    """Look into data: what is wrong with them, and what is learned of them."""
     with sentences():
         from datetime import UTC, datetime
 
+        from inventory.shown import shown
         from training.laptop import data_look, look_table, start_run
 
-        recipe = start_run.chosen_recipe(model, set or (), "") if model else None
-        asked = data_look.Question(data, model, recipe, show, skip_bad, here, tuple(set or ()))
+        recipe = start_run.chosen_recipe(model, set or ()) if model else None
+        asked = data_look.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
         page = data_look.page_path(html)
         with look_table.progress() as tell:
             found = data_look.look(asked, datetime.now(UTC), tell)
         look_table.show(found)
         if page:
-            data_look.write_page(found, data, page)
+            data_look.write_page(found, ", ".join(data or ()), page)
             print(f"{page}: the same as a page")
+        if aside := data_look.aside(asked):
+            print(shown(aside))
         print(data_look.next_step(asked, found))
         if not found.usable:
             raise Exit(code=2)
@@ -141,8 +170,8 @@ def data(
 @task(
     auto_shortflags=False,
     help={
-        "model": "recipe name; an unknown one lists them all",
-        "data": "JSONL, JSON, CSV, TSV or Parquet, or a folder of them: adds time and money of the whole run",
+        "model": "recipe name, OWNER/NAME or folder; fab models lists them",
+        "data": "JSONL, JSON, CSV, TSV or Parquet, or a folder: adds time and money of the whole run; may be repeated",
         "nodes": "how many machines; 0: those that stand, else as cluster.toml says",
         "hours": "how long they are there: adds what of the run is done by then",
         "card": "as if the machines had this kind of card, such as A10; or A10,L20: a node each; no cloud is asked",
@@ -153,12 +182,12 @@ def data(
         "take": "with --rent: cheapest, fastest or a row's number; writes its types and nodes into cluster.toml",
         "json": "print it for other programs",
     },
-    iterable=["set"],
+    iterable=["data", "set"],
 )
 def plan(
     c: Context,
     model: str = "",
-    data: str = "",
+    data: Sequence[str] | None = None,
     nodes: int = 0,
     hours: str = "",
     card: str = "",
@@ -169,8 +198,7 @@ def plan(
     take: str = "",
     json: bool = False,
 ) -> None:
-    """Every strategy for a model on these machines: speed, memory, time and money, and which to take; --rent: which
-    machines to rent."""
+    """Show every strategy for a model: speed, memory, money; --rent: machines."""
     with sentences():
         import sys
 
@@ -180,9 +208,10 @@ def plan(
 
         if take and not rent:
             raise LaunchError(f"--take {take} is for --rent")
-        recipe = start_run.chosen_recipe(model, set or (), "")
+        recipe = start_run.chosen_recipe(model, set or ())
         there_h = plan_options.hours_of(hours)
-        wish = plan_options.Wish(data, nodes, there_h, card, line_rate_gbps, price_per_hour, tuple(set or ()))
+        files, settings = tuple(data or ()), tuple(set or ())
+        wish = plan_options.Wish(files, nodes, there_h, card, line_rate_gbps, price_per_hour, settings)
         if rent:
             from training.laptop import rent_options, rent_table
 
@@ -210,7 +239,7 @@ def logs(
     c: Context, run: str = "", follow: bool = False, rank: int = -1, facts: bool = False, here: bool = False
 ) -> None:
     """Show a run's log or one rank's; --follow shows its progress."""
-    from training.laptop import attach, rental, runs
+    from training.laptop import after_loss, attach, rental, runs
     from training.laptop.open_cluster import opened
 
     with sentences(), opened(here) as cluster:
@@ -219,14 +248,15 @@ def logs(
             attach.show_log(cluster, run_id, rank, facts)
             return
         with rental.kept(cluster):
-            seen = attach.attach(cluster.head, run_id)
+            seen = after_loss.followed(cluster, run_id)
         if seen:
-            attach.conclude(cluster.head, run_id, seen)
+            after_loss.conclude(cluster, run_id, seen)
+            end_as(seen)
 
 
 @task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
 def status(c: Context, here: bool = False) -> None:
-    """All runs with their state; whether every node answers; until when rented machines are there."""
+    """All runs; whether every node answers; until when rented machines are there."""
     with sentences():
         from training.laptop import status as status_of
         from training.laptop.open_cluster import opened
@@ -240,11 +270,12 @@ def status(c: Context, here: bool = False) -> None:
 @task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
 def stop(c: Context, run: str = "", here: bool = False) -> None:
     """End a run: it saves, leaves, and no rank is left anywhere."""
-    from training.laptop import stop_run
+    from training.laptop import rental, stop_run
     from training.laptop.open_cluster import opened
 
     with sentences(), opened(here) as cluster:
         stop_run.stop(cluster, run or None)
+        rental.leave_idle(cluster)
 
 
 @task(
@@ -258,7 +289,7 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
 )
 def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
     """Bring a run's newest adapter, metrics and logs home, verified."""
-    from training.laptop import attach, runs
+    from training.laptop import attach, rental, runs
     from training.laptop.open_cluster import opened
 
     with sentences(), opened(here) as cluster:
@@ -266,6 +297,7 @@ def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, he
         step = attach.bring_home(cluster.head, run_id, full)
         if watch:
             attach.fetch_until_over(cluster.head, run_id, step, full)
+        rental.leave_idle(cluster)
 
 
 @task(
@@ -289,17 +321,4 @@ def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: boo
         comm_check.check(cluster, datetime.now(UTC), line_rate_gbps, json)
 
 
-@task(
-    auto_shortflags=False,
-    help={"run": "run id; without it all runs, to compare them", "here": HERE_RUNS_HELP},
-)
-def metrics(c: Context, run: str = "", here: bool = False) -> None:
-    """Open TensorBoard on the head, through ssh, until Ctrl-C."""
-    from training.laptop import tensorboard
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster:
-        tensorboard.show(cluster.head, run or None)
-
-
-namespace = Collection(data, check, plan, train, logs, status, stop, fetch, metrics)
+namespace = Collection(data, check, plan, train, logs, status, stop, fetch)

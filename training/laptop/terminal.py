@@ -10,7 +10,7 @@ from typing import Any
 from inventory.shown import age, console, table
 from training import comm_report
 from training.comm_report import Result
-from training.laptop.follow import Look, describe, eta_s, number
+from training.laptop.follow import Look, details, eta_s, headline, number
 from training.plan.predict import Plan
 from training.plan.situation import Severity
 from training.run_folder import Status
@@ -27,15 +27,17 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
         yield _plain(terminal.print)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    columns = [
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[words]}", markup=False),
-        TimeElapsedColumn(),
-    ]
-    with Progress(*columns, console=terminal) as bar:
-        task = bar.add_task(label, total=None, words="starting")
+    class Bar(Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            yield from super().get_renderables()
+            yield from (Text(task.fields["below"], style="dim") for task in self.tasks if task.fields["below"])
+
+    terminal.print(label, style="bold")
+    columns = [BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
+    with Bar(*columns, console=terminal) as bar:
+        task = bar.add_task("starting", total=None, below="")
 
         said: set[str] = set()
 
@@ -46,12 +48,19 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
                     said.add(each)
             if seen.metrics:
                 last = seen.metrics[-1]
-                words = describe(last, eta_s(seen.metrics), seen.evaluation, seen.money)
-                bar.update(task, total=last["total_steps"], completed=last["step"], words=words)
+                at, below = headline(last, eta_s(seen.metrics)), details(last, seen.evaluation, seen.money)
+                at = stopping(seen) or at
+                bar.update(task, total=last["total_steps"], completed=last["step"], description=at, below=below)
             elif seen.status:
-                bar.update(task, words=seen.status.state)
+                bar.update(task, description=stopping(seen) or seen.status.state)
 
         yield show
+
+
+def stopping(seen: Look) -> str:
+    """What a run says of itself that was asked to stop and is saving; empty of any other."""
+    status = seen.status
+    return status.reason if status and not status.over and status.cause.kind == "asked" else ""
 
 
 def news(seen: Look) -> list[str]:
@@ -85,7 +94,7 @@ def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - said["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != said["step"] and (due or last):
-            write(describe(row, eta_s(seen.metrics), seen.evaluation, seen.money))
+            write(f"{headline(row, eta_s(seen.metrics))}  {details(row, seen.evaluation, seen.money)}")
             said.update(step=row["step"], at=time.monotonic())
 
     return show
@@ -103,7 +112,12 @@ def runs_table(looks: Sequence[Look]) -> None:
         reason = "; ".join(part for part in (*told, seen.fault) if part)
         updated = f"{age(seen.age_s)} ago" if seen.status else "-"
         rows.append([seen.run_id, seen.state, step, loss, validation, seen.money or "-", updated, reason])
-    console().print(table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows))
+    if not rows:
+        print("there are no runs")
+        return
+    console().print(
+        table(["run", "state", "step", "loss", "validation", "cost", "updated", "reason"], rows, {"reason"})
+    )
 
 
 def show_plan(plan: Plan) -> None:
@@ -116,7 +130,7 @@ def show_plan(plan: Plan) -> None:
             print(f"{check.severity:8}{check.sentence}")
         return
     rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in plan.checks]
-    terminal.print(table(["", "check", "found", "what to do"], rows))
+    terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
 
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,9 +24,12 @@ ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
 def config_of(folder: Path) -> PretrainedConfig:
-    """Of a model's folder."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return settled(config, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    """Of a model's folder. ValueError for one that is computed by code of its own: none of that is run."""
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = str(said.get("model_type"))
+    if "auto_map" in said and kind not in CONFIG_MAPPING:
+        raise ValueError(f"type {kind!r} is code of its own, and no code that comes with a model is run")
+    return settled(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), said)
 
 
 def settled(config: PretrainedConfig, said: Mapping[str, Any]) -> PretrainedConfig:
@@ -46,14 +50,25 @@ def auto_class(config: PretrainedConfig) -> Any:
 
 def build(config: PretrainedConfig, **how: Any) -> PreTrainedModel:
     """With random weights, or on the meta device without any."""
-    model: PreTrainedModel = auto_class(config).from_config(config, **how)
+    model: PreTrainedModel = auto_class(config).from_config(config, **_for_text(config, how))
     return model
 
 
 def load(config: PretrainedConfig, folder: Path, **how: Any) -> PreTrainedModel:
     """With the weights of a folder."""
-    model: PreTrainedModel = auto_class(config).from_pretrained(folder, config=config, local_files_only=True, **how)
+    model: PreTrainedModel = auto_class(config).from_pretrained(
+        folder, config=config, local_files_only=True, **_for_text(config, how)
+    )
     return model
+
+
+def _for_text(config: PretrainedConfig, how: dict[str, Any]) -> dict[str, Any]:
+    """The attention asked for in the text part alone: the others are never called, and some do not take it."""
+    asked, text = how.get("attn_implementation"), config.get_text_config()
+    if asked is None or text is config:
+        return how
+    parts = {key: asked if getattr(config, key) is text else "eager" for key in config.sub_configs}
+    return how | {"attn_implementation": {"": asked, **parts}}
 
 
 def text_part(model: PreTrainedModel) -> nn.Module:
@@ -97,6 +112,12 @@ def expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in named if "experts" in name and len(getattr(p, "ds_shape", p.shape)) == 3}
 
 
+def experts_modules(layer: nn.Module) -> list[nn.Module]:
+    """A layer's modules of experts that compute by whatever function transformers is told
+    (`use_experts_implementation`), where their projections are parameters and where they were put elsewhere."""
+    return [module for module in layer.modules() if hasattr(module, "_apply_gate") and hasattr(module, "has_gate")]
+
+
 def adapted_experts(model: PreTrainedModel) -> list[str]:
     """The names in the model of all experts' projections, as PEFT takes parameters: by their path within a layer where
     that means the same."""
@@ -131,7 +152,7 @@ def _passed_by(layer: nn.Module, path: str) -> bool:
 
 def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
     """Of the names of modules those that mean the same to PEFT."""
-    if not any(expert_parameters(layer) for layer in text_layers(model)):
+    if not any(expert_parameters(layer) or experts_modules(layer) for layer in text_layers(model)):
         return names
     from peft import LoraConfig  # seconds of import, which only mixtures need
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers

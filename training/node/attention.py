@@ -15,10 +15,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 SEGMENTS = "segments"
+MOST_SCORES = 1 << 24
+"""Products of queries and keys that are there at once where no kernel computes them: 64 MiB."""
+WIDEST = 256
+"""Of a head that FlashAttention takes."""
 HARMLESS = frozenset({"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"})
 """What transformers passes along and attention does not compute with; anything else it would."""
 
@@ -141,18 +146,32 @@ def _by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, 
 
 
 def _by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores, dropout: float) -> torch.Tensor:
-    """One sample with all its scores at once, in fp32: heads x length x length of them. No kernel of torch 2.13 gives a
-    sink its gradient: the log-sum-exp that they return has none on CPUs."""
+    """One sample by its scores, in fp32, some queries at a time: computed again in backward, for all of them would be
+    heads x length x length numbers, several times over in every layer. No kernel of torch 2.13 gives a sink its
+    gradient: the log-sum-exp that they return has none on CPUs."""
+    length, heads = q.shape[2], q.shape[1]
+    rows = max(1, MOST_SCORES // (heads * length))
+    parts = (slice(start, min(start + rows, length)) for start in range(0, length, rows))
+    outs = [checkpoint(_of_queries, (q, k, v), part, scores, dropout, use_reentrant=False) for part in parts]
+    return torch.cat(outs, dim=2)
+
+
+def _of_queries(given: Sequence[torch.Tensor], part: slice, scores: Scores, dropout: float) -> torch.Tensor:
+    """What some queries of a sample get of all keys that they see."""
+    q, k, v = given
+    first = 0 if scores.window is None else max(0, part.start + 1 - scores.window)
     groups = q.shape[1] // k.shape[1]
+    q, k, v = q[:, :, part], k[:, :, first : part.stop], v[:, :, first : part.stop]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     products = (q @ k.transpose(2, 3)).float() * scores.scale
     if scores.softcap is not None:
         products = scores.softcap * torch.tanh(products / scores.softcap)
-    products = products.masked_fill(~_seen(q.shape[2], scores.window, q.device), float("-inf"))
+    seen = _seen(part.stop - first, scores.window, q.device)[part.start - first :]
+    products = products.masked_fill(~seen, float("-inf"))
     if scores.sinks is not None:
         sinks = scores.sinks.float().view(1, -1, 1, 1).expand(*products.shape[:3], 1)
         products = torch.cat((products, sinks), dim=3)
-    weights = products.softmax(3)[..., : q.shape[2]].to(v.dtype)
+    weights = products.softmax(3)[..., : k.shape[2]].to(v.dtype)
     return F.dropout(weights, dropout) @ v
 
 
@@ -163,9 +182,12 @@ def _seen(length: int, window: int | None, device: torch.device) -> torch.Tensor
 
 
 def _one_kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """FlashAttention's variable-length kernel, part of torch: half precision, from Ampere on. Values of another width
-    than the queries' (multi-head latent attention) were not tried in it."""
-    if not query.is_cuda or query.dtype == torch.float32 or query.shape[-1] != value.shape[-1]:
+    """FlashAttention's variable-length kernel, part of torch: half precision, from Ampere on, heads of 256 at most
+    (Gemma 4's full layers have 512). Values of another width than the queries' (multi-head latent attention) were not
+    tried in it."""
+    if not query.is_cuda or query.dtype == torch.float32:
+        return False
+    if query.shape[-1] != value.shape[-1] or query.shape[-1] > WIDEST:
         return False
     return torch.cuda.get_device_capability(query.device) >= (8, 0)
 

@@ -1,7 +1,7 @@
 """Checkpoints that belong to no world size and no strategy.
 
-    checkpoints/step-N/adapter/            the adapter in PEFT's own format; after full fine-tuning
-                       model/                  the model in transformers' own, large ones in several files
+    checkpoints/step-N/adapter/            the adapter in PEFT's own format, with tokenizer and model card; after
+                       model/                  full fine-tuning the model in transformers' own, with its tokenizer
                        optimizer.safetensors   fp32 master and Adam moments, full tensors by name
                        trainer_state.json      TrainerState
                        SHA256SUMS
@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from training.cost.checkpoint import checkpoint_bytes
+from training.counting import size_text
 from training.errors import TrainingError
 from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
 from training.recipe import default_maths
@@ -103,7 +104,8 @@ def save(
     write_config: Callable[[Path], None],
     full: bool = False,
 ) -> Path:
-    """Write checkpoint `step-N` under `folder`; `write_config` adds the adapter's or the model's configuration."""
+    """Write checkpoint `step-N` under `folder`; `write_config` adds what else belongs beside the weights, the
+    configuration first: it finds weights and state there."""
     _check_tensors(tensors)
     final = folder / checkpoint_name(state.step)
     fresh = final.with_name(f"{UNFINISHED}{final.name}")
@@ -118,9 +120,9 @@ def save(
     try:
         part.mkdir(parents=True)
         write_weights(learned, part, full)
+        (fresh / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
         write_config(part)
         save_file(dict(tensors), fresh / OPTIMIZER)
-        (fresh / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
         seal(fresh)
         _let_all_read(fresh)
         _sync(fresh)
@@ -265,7 +267,7 @@ def refuse_full(folder: Path, nbytes: int, what: str, cure: str = "") -> None:
     """SaveError where the disk of `folder` has no room for so much besides."""
     needed, available = nbytes + ROOM_TO_SPARE, shutil.disk_usage(folder).free
     if available < needed:
-        raise SaveError(f"{what} {needed / 2**20:.1f} MiB in {folder}, {available / 2**20:.1f} MiB are available{cure}")
+        raise SaveError(f"{what} {size_text(needed)} in {folder}, {size_text(available)} are available{cure}")
 
 
 def _let_all_read(folder: Path) -> None:

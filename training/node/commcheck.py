@@ -8,6 +8,8 @@ folder.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import os
@@ -274,6 +276,7 @@ def measure(group: Group, share: float = 1.0) -> dict[str, Any]:
 
 
 def main() -> int:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
     run_dir = parser.parse_args().run

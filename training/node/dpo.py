@@ -18,7 +18,8 @@ from training.node import log_probs
 from training.node.attention import Segments
 from training.node.loss import Logits
 from training.node.model import LossModel, causal_model
-from training.recipe import Dpo, Recipe
+from training.recipe import Recipe
+from training.recipe_tables import Dpo
 
 
 class PairLossModel(LossModel):

@@ -8,6 +8,8 @@ set. Its exit code is one of training/exit_codes.py.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import math
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from transformers import AutoConfig
 
+from training.began_with import WEIGHTS, stages_of
 from training.causes import OF_CODE
 from training.cost.checkpoint import checkpoint_bytes
 from training.cost.memory import NF4
@@ -32,6 +35,7 @@ from training.errors import AdapterError
 from training.events import Failed, Resumed, emit
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
 from training.node import checkpoint, liger, rng, strategies
+from training.node.adapter import portable
 from training.node.adapter.model_files import places
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
@@ -49,13 +53,14 @@ from training.node.rank import Rank
 from training.node.resuming import (
     SameRun,
     Start,
+    beginning,
     draws_go_on,
     optimizer_progress_of,
     refuse_other_shapes,
     starting_point,
 )
 from training.node.saving import Saver
-from training.node.strategies import Stepped, Strategy
+from training.node.strategies import OptimizerProgress, Stepped, Strategy
 from training.node.strategies.zero import init_process_group
 from training.node.validation import evaluate
 from training.recipe import Recipe, RecipeError, read_recipe
@@ -66,6 +71,7 @@ COLLECTIVE_TIMEOUT_S = 1800
 
 
 def main() -> None:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="the run folder")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint that is whole")
@@ -189,7 +195,9 @@ def own_loss_is_faster(run: Path) -> bool:
 
 def head_shape(model_dir: Path) -> tuple[int | None, int | None]:
     """Width and vocabulary, whatever its configuration calls them, and of its text where it knows more than text."""
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config(decoder=True)
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False).get_text_config(
+        decoder=True
+    )
     return getattr(config, "hidden_size", None), getattr(config, "vocab_size", None)
 
 
@@ -257,16 +265,22 @@ def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
 def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, at_the_end: ExitStack) -> Run:
     """What watches and writes down, on the rank that does; room for the checkpoints is checked before any step."""
     recipe, place = work.recipe, rank.place
+
+    def write_config(part: Path) -> None:
+        strategy.write_config(part)
+        portable.complete(part, rank.run, recipe, work.model_dir)
+
     saver = Saver(
         rank.run / CHECKPOINTS,
         dtype=getattr(torch, recipe.dtype),
-        write_config=strategy.write_config,
+        write_config=write_config,
         keep=recipe.keep_checkpoints,
         keep_best=recipe.keep_best,
         full=recipe.tuning == "full",
         on_saved=lambda path: rank.say(f"saved {CHECKPOINTS}/{path.name}"),
     )
     nbytes = checkpoint_bytes(work.whole.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
+    nbytes += sum(path.stat().st_size for path in portable.tokenizer_files(work.model_dir))
     rank.on_head(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:
@@ -374,6 +388,7 @@ def validate(run: Run, step: int) -> tuple[float | None, bool]:
 def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> Progress:
     """Put the run back where the checkpoint left it; only the head needs to have the files."""
     if start is None:
+        begin(work, strategy, rank)
         return Progress()
     path, state = start.path, start.state
     tensors = checkpoint.read_tensors(path) if rank.is_head else None
@@ -385,6 +400,17 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
     if rank.is_head:
         emit(Resumed(state.step, state.world_size))
     return Progress(state.step, state.tokens, start.best_loss)
+
+
+def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
+    """With what an earlier run has learned, where the head has it; else with what the strategy has drawn."""
+    tensors = beginning(rank.run) if rank.is_head else None
+    if rank.on_head(lambda: tensors is None):
+        return
+    path = rank.run / WEIGHTS
+    rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
+    strategy.restore(tensors, OptimizerProgress(0))
+    rank.say(f"begun with {', then '.join(stage.words for stage in stages_of(rank.run))}")
 
 
 def save(run: Run, progress: Progress, validation_loss: float | None) -> None:

@@ -32,9 +32,11 @@ LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""
 VOCABULARY, HEADS, WINDOW = 256, 4, 8
 LENGTHS = (23, 9)
-"""Of two samples; the first is longer than a copy's window."""
+"""Of two samples; both are longer than what a copy's token sees: a window, a chunk, or what an indexer picks."""
 DEPTHS = ("num_hidden_layers", "depth")
 """What configurations of images and sounds call the number of layers."""
+SHARING = "num_kv_shared_layers"
+"""The last so many layers take the keys and values of an earlier one of their kind."""
 PROMPT = 5
 """Tokens that both begin with where they are a pair."""
 RECIPE = Recipe(
@@ -105,7 +107,7 @@ def copies(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
         "vocab_size": VOCABULARY,
         "intermediate_size": 96,
         "moe_intermediate_size": 32,
-        "sliding_window": WINDOW,
+        **dict.fromkeys(("sliding_window", "attention_chunk_size", "index_topk"), WINDOW),
         "vocab_size_per_layer_input": VOCABULARY,
     }
     few = {
@@ -139,14 +141,17 @@ def _around(config: PretrainedConfig, text: PretrainedConfig) -> PretrainedConfi
 
 
 def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConfig:
-    """Two layers (four, where there are kinds of layers, each kind among them), and what `change` says of what the
-    configuration has."""
+    """Two layers (four, where there are kinds of layers, each kind among them, also of those that take another's keys
+    and values), and what `change` says of what the configuration has."""
     values: dict[str, Any] = config.to_dict()
     depth_key = next((key for key in ("num_hidden_layers", "n_layer") if key in values), "num_hidden_layers")
     depth = values.get(depth_key) or 2
     kinds = values.get("layer_types") or values.get("block_types") or ()
     layers = min(depth, 4 if len(set(kinds)) > 1 else 2)
     chosen = {kinds.index(kind) for kind in dict.fromkeys(kinds)} if len(kinds) == depth else set()
+    if len(kinds) == depth and (sharing := values.get(SHARING)):
+        chosen |= {kinds.index(kind, depth - sharing) for kind in dict.fromkeys(kinds[depth - sharing :])}
+        values[SHARING] = sum(number >= depth - sharing for number in chosen)
     chosen |= set([number for number in range(depth) if number not in chosen][: layers - len(chosen)])
     for key, value in values.items():
         if isinstance(value, list) and len(value) == depth and depth > 2:

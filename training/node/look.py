@@ -8,6 +8,8 @@ the look, one line of JSON each. It ends with its standard input.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import sys
@@ -42,6 +44,7 @@ def work(run: Path, show: int, skip_bad: bool) -> None:
     recipe, models = read_recipe(run / "recipe.toml"), models_folder(run)
     model_dir = models / recipe.model_dir
     config, tokenizer = read_config(model_dir), load_tokenizer(model_dir)
+    all_imported()
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
     found = survey(source, tell)
     look = look_into(source, found, recipe, tokenizer, config, show=show, skip_bad=skip_bad, tell=tell)

@@ -29,14 +29,15 @@ from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
 from training.cost.strategies.zero0 import part_misfit
-from training.isolation import CURE, mixing
+from training.isolation import CURE, mixing, never_trained
 from training.node import architecture
 from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
 from training.node.loss import HeadLoss, Logits, fuse
 from training.node.mixers import keep_apart
 from training.node.outline import active_experts, shape_of
-from training.recipe import Lora, Recipe, RecipeError
+from training.recipe import Recipe, RecipeError
+from training.recipe_tables import Lora
 
 if TYPE_CHECKING:
     from training.data.collate import Batch
@@ -131,7 +132,10 @@ def load(recipe: Recipe, model_dir: Path) -> nn.Module:
 
 def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Module:
     """`base` made ready to train."""
-    for kind in (base.config.model_type, base.config.get_text_config().model_type):
+    kinds = (base.config.model_type, base.config.get_text_config().model_type)
+    if reason := never_trained(kinds):
+        raise RecipeError(f"{model_dir.name}: {reason}")
+    for kind in kinds:
         if reason := mixing(kind, recipe):
             raise RecipeError(f"{model_dir.name}: {reason}; {CURE}")
     base.config.use_cache = False
@@ -258,7 +262,7 @@ def token_rows(tokens: tuple[str, ...], model_dir: Path) -> list[int]:
     """The embedding rows of `tokens`, each of which must be one token."""
     if not tokens:
         return []
-    vocabulary = AutoTokenizer.from_pretrained(model_dir, local_files_only=True).get_vocab()
+    vocabulary = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False).get_vocab()
     if unknown := [token for token in tokens if token not in vocabulary]:
         raise RecipeError(f"lora.trainable_tokens: {model_dir.name} has no token {', '.join(unknown)}")
     return [vocabulary[token] for token in tokens]

@@ -33,13 +33,15 @@ from training.data.cache import drop_unused, mark_used
 from training.node import architecture
 from training.node.adapter.model_files import places
 from training.node.checkpoint import base_model_hash
-from training.node.nf4_making import BLOCK, RECORD, make
+from training.node.nf4_making import BLOCK, PACKED, RECORD, make
 from training.recipe import RecipeError
 from training.sums import SUMS, parse_sums, sha256_of
 
 FORMAT = 1
 """Raise it when training/node/nf4_making.py writes something else."""
 CPU = torch.device("cpu")
+ADDED = (".lora_", ".trainable_tokens_", ".modules_to_save.")
+"""In the names of what PEFT adds to a model."""
 SCALES = f"quant_state.bitsandbytes__{NF4}"
 """How the name of what says that a weight is in four bits ends."""
 
@@ -143,7 +145,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def load(entry: Path, model_dir: Path, **how: Any) -> PreTrainedModel:
     """The whole model of a folder in four bits, as `from_pretrained` takes `how`; it goes by its own folder's name."""
-    model = architecture.load(AutoConfig.from_pretrained(entry, local_files_only=True), entry, **how)
+    from training.node import nf4_experts  # noqa: F401 - tells transformers how a mixture's are read
+
+    model = architecture.load(
+        AutoConfig.from_pretrained(entry, local_files_only=True, trust_remote_code=False), entry, **how
+    )
     model.name_or_path = model.config._name_or_path = str(model_dir)
     keep_packing(model)
     return model
@@ -159,9 +165,10 @@ def keep_packing(part: nn.Module) -> None:
 
 
 def in_one_dtype(adapted: nn.Module, dtype: torch.dtype) -> None:
-    """PEFT makes what it adds to packed weights in fp32, where elsewhere it takes the weights' own dtype."""
-    for p in adapted.parameters():
-        if p.is_floating_point():
+    """PEFT makes what it adds to packed weights in fp32, where elsewhere it takes the weights' own dtype. What a base
+    has in fp32 stays so."""
+    for name, p in adapted.named_parameters():
+        if p.is_floating_point() and any(part in name for part in ADDED):
             p.data = p.data.to(dtype)
 
 
@@ -175,8 +182,10 @@ def read(entry: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
 
 
 def packed_names(entry: Path) -> frozenset[str]:
-    """The weights that a folder has in four bits."""
-    return frozenset(name.removesuffix(f".{SCALES}") for name in places(entry) if name.endswith(f".{SCALES}"))
+    """The weights that a folder has in four bits, and what experts' stacks hold."""
+    names = places(entry)
+    matrices = frozenset(name.removesuffix(f".{SCALES}") for name in names if name.endswith(f".{SCALES}"))
+    return matrices | {name for name in names if f"{PACKED}." in name}
 
 
 def matrix_of(name: str) -> str:

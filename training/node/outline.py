@@ -8,6 +8,8 @@ parameters takes half a second and no memory.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import sys
@@ -140,6 +142,7 @@ def _total(parameters: Iterator[tuple[str, nn.Parameter]]) -> int:
 
 
 def main() -> None:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, nargs="+", required=True, help="folders with a config.json")
     args = parser.parse_args()

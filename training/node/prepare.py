@@ -10,6 +10,8 @@ trained on, with the reasons on stderr.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import shutil
@@ -21,8 +23,8 @@ from typing import Any
 
 from training.cost.shape import ModelShape, PlanError
 from training.data import hub, limits
+from training.data.bad_records import CURE, Bad
 from training.data.cache import drop_unused, mark_used
-from training.data.readers import Bad
 from training.data.sample import DataError
 from training.exit_codes import FINISHED
 from training.node import attached
@@ -73,10 +75,11 @@ def _prepare(run: Path, recipe: Recipe, models: Path, skip_bad: bool) -> dict[st
     model_dir = models / recipe.model_dir
     config = read_config(model_dir)
     tokenizer = load_tokenizer(model_dir)
+    all_imported()
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     limits.check_settings(config, recipe, tokenizer, pad_id(tokenizer, recipe), encoder.end_id)
     source = raw_data(run / "data", models.parent / "cache" / "datasets")
-    bad = Bad(skip_bad)
+    bad = Bad(skip_bad, cure=CURE)
     entry = cached(source, encoder, recipe, cache=models.parent / "cache" / "prepared", bad=bad)
     parts = (TRAIN, VALIDATION) if recipe.validation.fraction else (TRAIN,)
     made = {part: open_prepared(entry / part) for part in parts}

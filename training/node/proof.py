@@ -15,6 +15,8 @@ one line, last.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import copy
 import json
@@ -143,6 +145,7 @@ def relative(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def main() -> int:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="a folder with a config.json")
     folder = parser.parse_args().config

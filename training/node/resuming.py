@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
+from training.began_with import WEIGHTS
 from training.node import checkpoint, saving
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.rank import Rank
 from training.node.strategies import OptimizerProgress
+from training.node.strategies.optimizer import MOMENTS
 from training.run_folder import CHECKPOINTS
 
 
@@ -57,6 +60,18 @@ def starting_point(rank: Rank, resume: bool, force: bool, run: SameRun) -> Start
     return Start(path, state, float("inf") if best_loss is None else best_loss)
 
 
+def beginning(run: Path) -> dict[str, torch.Tensor] | None:
+    """What a run that is a second stage begins with: the weights of an adapter, and an optimizer that has done nothing;
+    None where it is none."""
+    if not (run / WEIGHTS).is_file():
+        return None
+    state = {}
+    for name, weight in load_file(run / WEIGHTS).items():
+        state[f"master/{name}"] = weight.float()
+        state |= {f"{moment}/{name}": torch.zeros_like(weight, dtype=torch.float32) for moment in MOMENTS}
+    return state
+
+
 def optimizer_progress_of(state: TrainerState) -> OptimizerProgress:
     """What the optimizer had done when the checkpoint was made."""
     return OptimizerProgress(state.step if state.updates is None else state.updates, state.loss_scale, state.calm)
@@ -73,4 +88,4 @@ def refuse_other_shapes(path: Path, tensors: Mapping[str, torch.Tensor], shapes:
     saved = {name: tensor.shape for name, tensor in checkpoint.masters(tensors).items()}
     differs = sorted(name for name, _ in saved.items() ^ dict(shapes).items())
     if differs:
-        raise CheckpointError(f"{path} cannot be resumed by this recipe: it trains other tensors, such as {differs[0]}")
+        raise CheckpointError(f"{path} does not fit this recipe, which trains other tensors, such as {differs[0]}")

@@ -12,6 +12,7 @@ CHECKS: Sequence[Callable[[Situation], Check]] = (
     teaching.records,
     teaching.skipped,
     teaching.truncated,
+    teaching.duplicates,
     teaching.template,
     teaching.end_of_turn,
     teaching.padding_token,

@@ -7,10 +7,12 @@ from typing import Any
 
 from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
+from training.counting import size_text
 from training.plan.facts import Facts
 from training.plan.machines import Machines, Workload
 from training.plan.options import Search, choose
-from training.recipe import OF_A_STRATEGY, Recipe, flat, with_changes
+from training.recipe import Recipe, flat, with_changes
+from training.recipe_tables import OF_A_STRATEGY
 
 
 def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
@@ -44,7 +46,7 @@ def decided_again(
         left = {*left, *(key for key in OF_A_STRATEGY if not now_is[key])}
     emptied = with_changes(recipe, **{key: value for key, value in OF_A_STRATEGY.items() if key in left})
     choice = choose(shape, emptied, machines, work, left)
-    lacks = now.refused or f"{now.missing_gib:.1f} GiB of memory are missing a rank"
+    lacks = now.refused or f"{size_text(now.missing_gib * 2**30)} of memory are missing a rank"
     if choice.chosen is None:
         return recipe, f"{lacks}, and {choice.reason}"
     values = {key: value for key, value in choice.chosen.values.items() if key in left}

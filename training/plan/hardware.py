@@ -8,6 +8,7 @@ from math import inf
 
 from training.cost.cards import SAME_MEMORY, memory_rate, same_kind, sustained_flops
 from training.cost.pace import Rates
+from training.counting import plain
 from training.plan.calibration import Calibration
 from training.plan.machines import Machines, RankCard, room
 from training.plan.measured import Measured, corrections
@@ -143,7 +144,7 @@ def _with_card(base: Machines, card: Card, made: Calibration | None) -> Machines
     flops = sustained_flops(card.name)
     if not flops:
         return found
-    weakest = f"{flops / 1e12:.3g} TFLOP/s of {card.name}, from a table: not measured on these cards"
+    weakest = f"{plain(flops / 1e12)} TFLOP/s of {card.name}, from a table: not measured on these cards"
     return replace(found, rates=replace(rates, flops=flops), flops_from="the table of cards", weakest=weakest)
 
 

@@ -16,6 +16,7 @@ from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, with_rese
 from training.cost.shape import ModelShape
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, SIMPLEST, STRATEGIES, cost_of
 from training.cost.strategies.pipeline import stages_of
+from training.counting import size_text
 from training.recipe import Recipe, with_changes
 
 SHORTEST = 512
@@ -136,11 +137,13 @@ def _listed(values: Sequence[int]) -> str:
 def ladder_lines(rungs: Sequence[Rung], predicted: dict[str, Any]) -> list[str]:
     """The ladder in words, one line a step, after what was expected."""
     card = predicted.get("card_gib")
-    need = with_reserve(predicted["memory_gib"] * GIB, gpu=bool(card)) / GIB
-    lines = [f"planned: {need:.1f} GiB on the GPU{f' of {card:.1f}' if card else ''}; to need less, from the top down:"]
+    need = size_text(with_reserve(predicted["memory_gib"] * GIB, gpu=bool(card)))
+    has = f" of {size_text(card * GIB)}" if card else ""
+    lines = [f"planned: {need} on the GPU{has}; to need less, from the top down:"]
     for rung in rungs:
         fits = " (fits)" if card and rung.leaves_gib <= card else ""
-        lines.append(f"  {rung.command}: {rung.saves_gib:.1f} GiB less, {rung.leaves_gib:.1f} left{fits}; {rung.costs}")
+        saves, leaves = (size_text(gib * GIB) for gib in (rung.saves_gib, rung.leaves_gib))
+        lines.append(f"  {rung.command}: {saves} less, {leaves} left{fits}; {rung.costs}")
     if not rungs:
         lines.append("  nothing in the recipe would; take a smaller model, more machines or larger cards")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -14,10 +15,12 @@ from training.cost.shape import ModelShape
 from training.cost.split import Split
 from training.cost.strategies import STRATEGIES, cost_of
 from training.cost.strategies.zero0 import MicroBatch
+from training.counting import size_text
 from training.plan.machines import SYSTEM, Machines, Workload
 from training.plan.staging import Staging
 from training.plan.stand_in import assumed, guessed, stood_in, unsure
-from training.recipe import LEFT_TO_THE_PLAN, Pipeline, Recipe
+from training.recipe import LEFT_TO_THE_PLAN, Recipe
+from training.recipe_tables import Pipeline
 
 AS_FAST = 1.03
 """Seconds by which a simpler strategy may be slower and is taken all the same: estimates are no better than that."""
@@ -138,7 +141,7 @@ def _chosen(options: tuple[Option, ...]) -> tuple[Option | None, str]:
         return None, least.refused if only else f"no strategy can run this recipe: {least.refused}"
     if not fitting:
         who = least.strategy if only else f"{least.strategy}, which needs least,"
-        return None, f"nothing fits: {who} lacks {least.missing_gib:.1f} GiB"
+        return None, f"nothing fits: {who} lacks {size_text(least.missing_gib * GIB)}"
     if only:
         return fitting[0], f"{fitting[0].strategy} is what the recipe names, in the fastest way that fits"
     if len(fitting) == 1:
@@ -208,12 +211,19 @@ class Search:
         return Staging(self.shape, base, self.machines, self._micro(base), self.free).recipes()
 
     def _leanest(self, base: Recipe) -> Recipe:
-        """With the fewest checkpointed layers that fit, since each costs time; all of them where none fits."""
-        tries = [base]
-        if "gradient_checkpointing" in self.free:
-            counts = range(self.shape.layers + 1)
-            tries = [base.model_copy(update={"gradient_checkpointing": count}) for count in counts]
-        return next((each for each in tries if not self._lacks(each)[0]), tries[-1])
+        """With the fewest checkpointed layers that fit, since each costs time; all of them where none fits. From one on
+        each more needs less memory; the first one is computed beside what the others keep."""
+        if "gradient_checkpointing" not in self.free:
+            return base
+
+        def checkpointed(layers: int) -> Recipe:
+            return base.model_copy(update={"gradient_checkpointing": layers})
+
+        def fits(layers: int) -> bool:
+            return not self._lacks(checkpointed(layers))[0]
+
+        some = range(1, self.shape.layers)
+        return checkpointed(0 if fits(0) else 1 + bisect_left(some, True, key=fits))
 
     def _micro(self, recipe: Recipe) -> MicroBatch:
         """Where each is as long as it can get."""

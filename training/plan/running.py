@@ -6,9 +6,10 @@ import math
 
 from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.disk import kept_checkpoints
-from training.cost.memory import GIB, Memory, with_reserve
+from training.cost.memory import Memory, with_reserve
 from training.cost.strategies import cost_of
-from training.isolation import CURE, mixing, types_of
+from training.counting import many, plain, size_text
+from training.isolation import CURE, mixing, never_trained, types_of
 from training.plan.machines import SYSTEM, TIGHT
 from training.plan.situation import Check, Situation
 
@@ -19,14 +20,15 @@ LONG_MINUTES = 24 * 60
 def saving(it: Situation) -> Check:
     together = it.recipe.sync_every
     every, total = math.ceil(it.recipe.save_every / together) * together, it.total_steps
-    value = f"every {every} of {total} steps; a stop waits up to {it.pace.stop_grace_s} s for the last one"
+    stop = f"a stop waits up to {it.pace.stop_grace_s} s for the last one"
+    value = f"every {every} of {many(total, 'step')}; {stop}"
     lost = 0.0 if it.pace.step_s is None else min(every, total) * it.pace.step_s / 60
     if lost > UNSAVED_MINUTES:
         better = max(1, int(min(every, total) * UNSAVED_MINUTES / lost))
         cure = f"a machine taken away costs up to {lost:.0f} min; --set save_every={better}"
         return Check("saving", "warning", value, cure)
     if every >= total:
-        return Check("saving", "ok", f"once, at the end: {value}")
+        return Check("saving", "ok", f"once, at the end, after {many(total, 'step')}; {stop}")
     return Check("saving", "ok", value)
 
 
@@ -39,7 +41,7 @@ def gpu_memory(it: Situation) -> Check:
     else:
         need, has = with_reserve(it.memory.held(gpu=True), gpu=True), card.has_bytes
         name = "GPU memory"
-    value = f"{need / GIB:.1f} of {has / GIB:.1f} GiB{f' of {card.card}' if card.card else ''}"
+    value = f"{size_text(need)} of {size_text(has)}{f' of {card.card}' if card.card else ''}"
     way = it.smaller or "nothing in the recipe would do; take a smaller model, more machines or larger cards"
     cure = f"the largest parts are {_largest(it.memory)}; to fit: {way}"
     if need > has:
@@ -51,7 +53,7 @@ def gpu_memory(it: Situation) -> Check:
 
 def _largest(memory: Memory) -> str:
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])[:2]
-    return " and ".join(f"{name} ({size / GIB:.1f})" for name, size in parts)
+    return " and ".join(f"{name} ({size_text(size)})" for name, size in parts)
 
 
 def host_ram(it: Situation) -> Check:
@@ -61,7 +63,7 @@ def host_ram(it: Situation) -> Check:
         return Check("RAM", "ok", "nothing is offloaded")
     need = offloaded + saved + SYSTEM
     what = " and ".join(["what is offloaded"] * bool(offloaded) + ["a save on the head"] * bool(saved))
-    value = f"{need / GIB:.1f} of {it.facts.ram_bytes / GIB:.1f} GiB a node for {what}"
+    value = f"{size_text(need)} of {size_text(it.facts.ram_bytes)} a node for {what}"
     if need > it.facts.ram_bytes:
         cure = "the system would kill the ranks; offload less, or take machines with more RAM"
         if not offloaded:
@@ -73,6 +75,8 @@ def host_ram(it: Situation) -> Check:
 def isolation(it: Situation) -> Check:
     """Samples that share a row must not see each other."""
     kinds = types_of(it.facts.config) or ("unnamed",)
+    if never := never_trained(kinds):
+        return Check("model", "error", never, "take another base model")
     reason = next(filter(None, (mixing(kind, it.recipe) for kind in kinds)), "")
     return Check("batching", "error", reason, CURE) if reason else Check("batching", "ok", it.recipe.batching)
 
@@ -81,7 +85,7 @@ def disk(it: Situation) -> Check:
     recipe = it.recipe
     kept = kept_checkpoints(recipe)
     need, free = kept * it.pace.checkpoint_bytes, it.facts.disk_free_bytes
-    value = f"{need / GIB:.1f} of {free / GIB:.1f} GiB free, for {kept} checkpoints"
+    value = f"{size_text(need)} of {size_text(free)} free, for {kept} checkpoints"
     if need > free:
         return Check("disk", "error", value, "delete old runs, or --set keep_checkpoints=1")
     return Check("disk", "ok", value)
@@ -106,7 +110,7 @@ def rates(it: Situation) -> Check:
     """Whose word the estimate of time goes by."""
     computing = f"computing from {it.flops_from}" if it.flops_from else "computing not known"
     link = it.facts.bytes_per_s
-    network = f"network {link / 1e9:.3g} GB/s from {it.facts.link_from}" if link else "network not known"
+    network = f"network {plain(link / 1e9)} GB/s from {it.facts.link_from}" if link else "network not known"
     corrected = f"; seconds {it.correction.words}" if it.correction else ""
     return Check("rates", "ok", f"{computing}; {network}{corrected}")
 

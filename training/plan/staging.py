@@ -12,7 +12,8 @@ from training.cost.strategies.pipeline import Stage, stage_memory, stage_time
 from training.cost.strategies.zero0 import MicroBatch
 from training.data.order import micro_steps
 from training.plan.machines import Machines
-from training.recipe import Pipeline, Recipe
+from training.recipe import Recipe
+from training.recipe_tables import Pipeline
 
 DEPTHS = (1.0, 1.5, 2.0)
 """Micro-batches held, of those that 1F1B holds: more hide a slow link, and take memory."""

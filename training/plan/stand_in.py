@@ -1,5 +1,5 @@
-"""What is not known of machines: a rate for each that nobody knows, to choose by and never to show, with the words that
-say so; and what is no option then. Pure."""
+"""What is not known of machines: a rate for each that nobody knows, to choose by and not to show, with the words that
+say so; and what is no option then. `fab plan` alone shows figures that rest on a network it takes for so fast. Pure."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ CPU_FLOPS = 1e11
 """Of some cores."""
 GBIT_S = 16
 LINK = LINE_SHARE * GBIT_S / 8 * 1e9
+NETWORK = (
+    f"taking the network for {GBIT_S} Gbit/s: fab check measures it, line_rate_gbps in cluster.toml says it, "
+    f"or fab plan --line-rate-gbps {GBIT_S}"
+)
+TAKEN = f"taken for {GBIT_S} Gbit/s"
+"""Where a link that nobody knows is known from."""
 TO_DEVICE = 20e9
 """From RAM to a card; not even to choose by."""
 
@@ -45,9 +51,16 @@ def assumed(machines: Machines) -> str:
         what = "a card" if machines.card else "a CPU"
         said.append(f"taking {what} for {_flops(machines) / 1e12:g} TFLOP/s: fab prove measures it")
     if machines.rates.bytes_per_s is None and machines.ranks > 1:
-        how = "fab check measures it, line_rate_gbps in cluster.toml says it, or fab plan --line-rate-gbps 16"
-        said.append(f"taking the network for {GBIT_S} Gbit/s: {how}")
+        said.append(NETWORK)
     return "; ".join(said)
+
+
+def with_network(machines: Machines) -> Machines:
+    """With the network stood in for where it alone is not known: all figures then rest on it, as `link_from` says."""
+    rates = machines.rates
+    if machines.ranks == 1 or rates.flops is None or rates.bytes_per_s is not None:
+        return machines
+    return replace(machines, rates=replace(rates, bytes_per_s=LINK), link_from=TAKEN)
 
 
 def guessed(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:

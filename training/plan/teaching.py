@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+from training.counting import many, plain
+from training.data.limits import positions
+from training.data.look.content import FEWEST
+from training.data.look.lengths import MOST_CUT
 from training.plan.situation import Check, Situation
+from training.recipe import Recipe, with_changes
 
 PLAIN = {"text", "prompt/completion", "preference"}
 """Shapes of data that can be learned without a chat template."""
 
-FEWEST_RECORDS = 30
-"""Below, a model learns these records by heart and nothing besides."""
 FEW_RECORDS = 100
 MANY_EPOCHS = 10
 LONG_WARMUP = 0.3
+ROUNDED_UP = 1.05
+"""By which whole steps may be more than the epochs that were asked for before it is said."""
 FEW_TOKENS, MANY_TOKENS = 1000, 2_000_000
 MANY_STEPS = 100
 """In an epoch: enough to give some of them up for a larger batch."""
-TRUNCATED, MOSTLY = 0.05, 0.5
+TRUNCATED, MOSTLY = 0.05, MOST_CUT
+DUPLICATES = 0.01
 
 
 def records(it: Situation) -> Check:
     report = it.facts.report
-    pairs, rows = report.get("pairs", 0), report["rows"]
-    samples = pairs or report["samples"]
-    value = f"{samples} {'pairs ' if pairs else ''}to learn from, {rows} rows, {it.recipe.global_batch} rows a step"
-    if samples < FEWEST_RECORDS:
-        cure = f"too few to teach anything but themselves; some hundreds are a start, at least {FEWEST_RECORDS} needed"
+    pairs = report.get("pairs", 0)
+    return enough(it.recipe, pairs or report["samples"], report["rows"], paired=pairs > 0)
+
+
+def enough(recipe: Recipe, samples: int, rows: int, paired: bool) -> Check:
+    """Whether there is enough to learn from; also before the data are prepared."""
+    given = many(samples, "pair") if paired else str(samples)
+    value = f"{given} to learn from, {many(rows, 'row')}, {many(recipe.global_batch, 'row')} a step"
+    if samples < FEWEST:
+        cure = (
+            f"too few to teach anything but themselves; some hundreds are a start, at least {FEWEST} needed; "
+            "--anyway starts all the same"
+        )
         return Check("records", "error", value, cure, estimated=True)
-    if rows < it.recipe.global_batch:
-        cure = f"every step sees a row more than once; --set global_batch={max(it.recipe.micro_batch, rows // 4)}"
+    if rows < recipe.global_batch:
+        cure = f"every step sees a row more than once; --set global_batch={max(recipe.micro_batch, rows // 4)}"
         return Check("records", "warning", value, cure)
     if samples < FEW_RECORDS:
         return Check("records", "warning", value, "few; some hundreds teach a manner, thousands a skill")
@@ -48,12 +62,34 @@ def skipped(it: Situation) -> Check:
 def truncated(it: Situation) -> Check:
     share = it.facts.share("truncated")
     value = f"{share:.1%} of the records, cut to {it.recipe.max_length} tokens"
-    cure = "their ends are not learned; raise max_length, or split them"
+    cure = f"their ends are not learned; {_longer(it)}"
     if share > MOSTLY:
         return Check("truncated", "error", value, cure)
     if share > TRUNCATED:
         return Check("truncated", "warning", value, cure)
     return Check("truncated", "ok", value)
+
+
+def _longer(it: Situation) -> str:
+    """What cuts fewer; the longest sample is not known of data prepared before it was kept."""
+    longest = it.facts.report.get("longest_uncut", 0)
+    most = min(longest, positions(it.facts.config) or longest)
+    if most and most <= it.recipe.max_length:
+        return "split them: the model takes no more"
+    if not most:
+        return "raise max_length (fab data says to what), or split them"
+    cuts = "cuts none" if most == longest else "is the most that the model takes"
+    return f"--set max_length={most} {cuts}; or split them"
+
+
+def duplicates(it: Situation) -> Check:
+    count = it.facts.report.get("duplicates", 0)
+    value = f"{many(count, 'record')} the same as one before" if count else "none"
+    if count > DUPLICATES * it.facts.report["records"]:
+        return Check(
+            "duplicates", "warning", value, "take them out, unless they are to weigh more; fab data names them"
+        )
+    return Check("duplicates", "ok", value)
 
 
 def template(it: Situation) -> Check:
@@ -121,9 +157,26 @@ def short_warmup(total_steps: int) -> int:
     return total_steps // 10
 
 
+def shortened(total_steps: int, warmup_steps: int) -> str:
+    """What is said of a warm-up that the run is too short for."""
+    if not short_warmup(total_steps):
+        recipes = f"the recipe's {many(warmup_steps, 'step')} would last as long as the run's {total_steps}"
+        return f"no warm-up: {recipes}"
+    steps = f"{short_warmup(total_steps)} of {many(total_steps, 'step')}"
+    return f"warm-up: {steps}; the recipe's {warmup_steps} would last as long as the run"
+
+
+def for_rows(recipe: Recipe, rows: int) -> Recipe:
+    """The recipe for so much data: with a shorter warm-up where its epochs are fewer steps than that."""
+    total = recipe.total_steps(rows)
+    if recipe.epochs is None or recipe.optimizer.warmup_steps < total:
+        return recipe
+    return with_changes(recipe, **{"optimizer.warmup_steps": short_warmup(total)})
+
+
 def warmup(it: Situation) -> Check:
     steps, total = it.recipe.optimizer.warmup_steps, it.total_steps
-    value = f"{steps} of {total} steps"
+    value = f"{steps} of {many(total, 'step')}"
     cure = f"--set optimizer.warmup_steps={short_warmup(total)}"
     if total > 1 and steps >= total:
         return Check("warm-up", "error", f"{value}: the learning rate never gets where it should", cure)
@@ -133,7 +186,11 @@ def warmup(it: Situation) -> Check:
 
 
 def epochs(it: Situation) -> Check:
-    value = f"{it.epochs:.2g} epochs in {it.total_steps} steps"
+    passes = plain(it.epochs, 2)
+    value = f"{passes} epoch{'s' * (passes != '1')} in {many(it.total_steps, 'step')}"
+    asked = it.recipe.epochs
+    if asked is not None and it.epochs > ROUNDED_UP * asked:
+        value += f": {asked:g} asked for, but every step takes {many(it.recipe.global_batch, 'row')}"
     if it.epochs > MANY_EPOCHS:
         return Check("epochs", "warning", value, "1 to 5 are usual; more learns the records by heart", estimated=True)
     if it.epochs < 1:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from inventory.aliyun_settings import REGIONS
 from inventory.localcloud.ecs import listing
 from inventory.localcloud.ecs.account import Disk, Token, resources
 from inventory.localcloud.ecs.actions import (
@@ -32,6 +33,13 @@ _ABOUT_ONE = ("DescribeSecurityGroupAttribute",)
 """Reads one thing, and refuses one that is not there; lists leave it out."""
 _NAMES = {"vpc-": "VpcId", "vsw-": "VSwitchId", "sg-": "SecurityGroupId", "i-": "InstanceId", "d-": "DiskId"}
 _NAMES |= {"s-": "SnapshotId"}
+
+
+def _refuse_other_regions(region_id: str) -> None:
+    """Raises the API's InvalidRegionId.NotFound."""
+    if region_id and region_id not in REGIONS:
+        told = f"The specified RegionId does not exist. There are {', '.join(REGIONS)}."
+        raise ApiError(404, "InvalidRegionId.NotFound", told)
 
 
 class NoAnswerError(Exception):
@@ -98,6 +106,7 @@ class Dispatcher:
         with cloud.lock:
             there = set(resources(cloud.account)) if fault else set()
             self._refuse_unknown(name, p)
+            _refuse_other_regions(p.text("RegionId"))
             try:
                 answer = does(cloud, p)
                 if name.startswith(_READING) and (hidden := _lasting(cloud.account.hidden, cloud.now())):

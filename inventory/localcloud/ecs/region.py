@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inventory.aliyun_settings import REGIONS
 from inventory.localcloud.ecs import catalogue
 from inventory.localcloud.ecs.actions import STS, ApiError, Cloud, Parameters, action
 from inventory.localcloud.ecs.catalogue import Type
@@ -23,14 +24,17 @@ def get_caller_identity(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 @action("DescribeRegions")
 def describe_regions(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    """The one region that there is; calls for others are answered all the same."""
-    told = {
-        "RegionId": cloud.account.region_id,
-        "LocalName": "local cloud",
-        "RegionEndpoint": f"127.0.0.1:{cloud.account.port}",
-        "Status": "available",
-    }
-    return {"Regions": {"Region": [told]}}
+    """All of them at one address; what was made is in the account's own."""
+    told = [
+        {
+            "RegionId": region,
+            "LocalName": "local cloud",
+            "RegionEndpoint": f"127.0.0.1:{cloud.account.port}",
+            "Status": "available",
+        }
+        for region in REGIONS
+    ]
+    return {"Regions": {"Region": told}}
 
 
 @action("DescribeZones")

@@ -249,11 +249,12 @@ def stage_time(
     backward = 2 * layer.active + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
     backward += 2 * layer.met if recipe.adapts_experts else 0
     head = 4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD) if stage.last else 0
-    unpacked_s = 0.0
+    unpacked_s = again_s = 0.0
     if recipe.base_precision == NF4 and memory_bytes_per_s is not None:
-        unpacked_s = unpacking_s(layer.packed, 1, memory_bytes_per_s)
+        unpacked_s, again_s = (unpacking_s(size, 1, memory_bytes_per_s) for size in (layer.packable, layer.packed))
     return StageTime(
         micro.tokens * (stage.layers * forward + head) / flops + stage.layers * unpacked_s,
         micro.tokens * (stage.layers * backward + stage.checkpointed * forward) / flops
-        + (stage.layers + stage.checkpointed) * unpacked_s,
+        + stage.layers * unpacked_s
+        + stage.checkpointed * again_s,
     )

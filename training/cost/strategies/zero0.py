@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.cost.flops import flops_per_token
-from training.cost.memory import NF4, Memory, Shares, packed_weights, rank_memory
+from training.cost.memory import MOST_UNPACKED, NF4, Memory, Shares, packed_weights, rank_memory
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
-from training.isolation import text_alone
+from training.isolation import PACKED_EXPERTS, text_alone
 
 if TYPE_CHECKING:
     from training.cost.pace import Rates
@@ -116,7 +116,9 @@ class Zero0:
         if packed := packed_weights(shape, recipe):
             if rates.memory_bytes_per_s is None:
                 return None
-            seconds += unpacking_s(packed, 2 + again + recipe.reference_passes, rates.memory_bytes_per_s)
+            linear, passes = packed - shape.experts, 2 + recipe.reference_passes
+            seconds += unpacking_s(linear, passes + again, rates.memory_bytes_per_s)
+            seconds += unpacking_s(shape.experts, passes, rates.memory_bytes_per_s)
         if not (coming := self.from_host_bytes(shape, recipe)):
             return seconds
         if rates.to_device_bytes_per_s is None:
@@ -182,11 +184,21 @@ def experts_misfit(shape: ModelShape, recipe: Recipe) -> str:
     if not shape.mixture:
         alone = f"lora.experts: a {shape.kind} model has no experts; leave it out"
         return alone if recipe.adapts_experts else ""
-    if recipe.base_precision == NF4:
-        return (
-            f"base_precision {NF4}: the experts of a {shape.kind}, nearly all of it, would stay in 16 bits; take "
-            "base_precision=dtype"
-        )
+    if recipe.base_precision == NF4 and (reason := _unpackable(shape)):
+        return f"base_precision {NF4}: {reason}; take base_precision=dtype"
     if recipe.tuning == "full":
         return f"tuning = full: the routers of a {shape.kind} would drift without their balancing loss; take lora"
+    return ""
+
+
+def _unpackable(shape: ModelShape) -> str:
+    """Why the experts of a mixture cannot be kept in four bits; empty where they can."""
+    if shape.kind not in PACKED_EXPERTS:
+        return f"the experts of a {shape.kind}, nearly all of it, were never shown to be kept in four bits"
+    largest = max(many * inputs * outputs for many, inputs, outputs in shape.largest.routed.values())
+    if largest > MOST_UNPACKED:
+        return (
+            f"a layer's experts hold {largest / 1e9:.1f} billion weights in one projection, and bitsandbytes unpacks "
+            f"{MOST_UNPACKED / 1e9:.1f} billion at once"
+        )
     return ""

@@ -7,18 +7,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from training.data.bad_records import CURE, Bad
 from training.data.look.lengths import Lengths
 from training.data.look.repeats import Repeats
 from training.data.look.samples import ShownSample
 from training.data.look.survey import Survey
 from training.data.look.watch import Watch
-from training.data.readers import Bad
+from training.words import ENGLISH, Say
 
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
 LOOK = "look.json"
 """Beside prepared data."""
+FEWEST = 30
+"""Samples or pairs; of fewer a model learns these by heart and nothing besides."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Look:
     bad_shown: tuple[str, ...]
     skipped: bool
     """Bad records are left out, as was asked for."""
+    bad_more: int = 0
+    """Bad for other reasons than those shown."""
     refused: str = ""
     """Why nothing can be trained on them; empty where it can."""
     model: str = ""
@@ -65,7 +70,17 @@ class Look:
     @property
     def usable(self) -> bool:
         """Whether a run would start with them."""
-        return not self.refused and (self.skipped or not self.bad)
+        too_long = bool(self.lengths and self.lengths.mostly_cut)
+        return not self.refused and (self.skipped or not self.bad) and not too_long
+
+    @property
+    def few(self) -> int | None:
+        """How many there are to learn from, where they are fewer than a run starts with by itself."""
+        if not self.train:
+            return None
+        together = 2 if "preference" in self.survey.shapes else 1
+        count = self.train.samples // together
+        return count if count < FEWEST else None
 
     def text(self) -> str:
         """As JSON; `look_from` reads it back."""
@@ -81,7 +96,7 @@ def look_from(values: Any) -> Look:
 
 def surveyed(found: Survey, skip_bad: bool) -> Look:
     """What is known without a tokenizer."""
-    return Look(found, found.bad, found.bad_shown, skip_bad, found.refused)
+    return Look(found, found.bad, found.bad_shown, skip_bad, found.bad_more, found.refused)
 
 
 def with_model(
@@ -93,6 +108,7 @@ def with_model(
         found,
         bad=max(found.bad, bad.count),
         bad_shown=tuple(bad.shown) if bad.count >= found.bad else found.bad_shown,
+        bad_more=bad.more if bad.count >= found.bad else found.bad_more,
         model=recipe.name,
         batching=recipe.batching,
         train_on=recipe.train_on,
@@ -113,43 +129,54 @@ def _rows(report: Any) -> Rows | None:
     return Rows(**{name: getattr(report, name) for name in Rows.__annotations__}) if report else None
 
 
-def remarks(look: Look) -> Iterator[str]:
+def remarks(look: Look, say: Say = ENGLISH) -> Iterator[str]:
     """What one should know or mend, most urgent first."""
     if look.refused:
         yield look.refused
     if look.bad:
-        cure = "left out, as --skip-bad asks" if look.skipped else "mend them, or leave them out with --skip-bad"
-        yield f"{_many(look.bad, 'bad record')}: {cure}"
+        good = look.survey.records + look.survey.bad - look.bad
+        cure = "left out, as --skip-bad asks" if look.skipped else CURE if good else "mend them"
+        yield f"{_many(look.bad, 'bad record', say)}: {say(cure)}"
+    if look.few is not None:
+        yield say("{count} to learn from; with fewer than {fewest} only --anyway starts", count=look.few, fewest=FEWEST)
     if look.lengths and look.lengths.cut_samples:
-        yield _cut(look.lengths, look.positions)
+        yield _cut(look.lengths, look.positions, say)
     if look.train and look.train.empty:
-        yield f"{_many(look.train.empty, 'record')} left out: nothing to learn within max_length"
+        empty = _many(look.train.empty, "record", say)
+        yield say("{records} left out: nothing to learn within max_length", records=empty)
     if not look.teaches_end:
-        yield "no sample has the end of an answer in it, so the model would not learn to stop"
+        yield say("no sample has the end of an answer in it, so the model would not learn to stop")
     if look.repeats:
-        yield from _repeated(look.repeats)
+        yield from _repeated(look.repeats, say)
 
 
-def _cut(its: Lengths, positions: int | None) -> str:
+def _cut(its: Lengths, positions: int | None, say: Say) -> str:
     most = min(its.longest, positions or its.longest)
-    would = "would cut none" if most == its.longest else "is the most that the model takes"
-    cure = f"; --set max_length={most} {would}" if most > its.max_length else ", which is the most that the model takes"
-    return (
-        f"{its.cut_samples} of {its.samples} samples are cut at max_length {its.max_length}, {its.cut_tokens} tokens "
-        f"in all{cure}"
-    )
+    if most <= its.max_length:
+        cure = ", which is the most that the model takes"
+    elif most == its.longest:
+        cure = "; --set max_length={most} would cut none"
+    else:
+        cure = "; --set max_length={most} is the most that the model takes"
+    is_or_are = "is" if its.cut_samples == 1 else "are"
+    text = f"{{cut}} of {{samples}} {is_or_are} cut at max_length {{length}}, {{tokens}} tokens in all"
+    counts = {"cut": its.cut_samples, "length": its.max_length, "tokens": its.cut_tokens}
+    refused = say("; a run that cuts most of them does not start") if its.mostly_cut else ""
+    return say(text, **counts, samples=_many(its.samples, "sample", say)) + say(cure, most=most) + refused
 
 
-def _repeated(found: Repeats) -> Iterator[str]:
+def _repeated(found: Repeats, say: Say) -> Iterator[str]:
     if found.duplicates:
-        yield f"{_many(found.duplicates, 'record')} the same as one before"
+        yield say("{records} the same as one before", records=_many(found.duplicates, "record", say))
     if found.leaked or found.leaked_question:
-        more = f", and the questions of {found.leaked_question} more" if found.leaked_question else ""
-        yield (
-            f"of {_many(found.held_out, 'held-out record')} {found.leaked} in the training data too{more}: a loss on "
-            "what was learned says nothing"
+        more = ", and the questions of {more} more" if found.leaked_question else ""
+        yield say(
+            f"of {{held_out}} {{leaked}} in the training data too{more}: a loss on what was learned says nothing",
+            held_out=_many(found.held_out, "held-out record", say),
+            leaked=found.leaked,
+            more=found.leaked_question,
         )
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+def _many(count: int, noun: str, say: Say) -> str:
+    return say(f"{{count}} {noun}{'s' * (count != 1)}", count=count)

@@ -12,6 +12,8 @@ BELOW = 8
 """Bins up to max_length."""
 BEYOND = (2, 4, 8)
 """Times max_length: ends of the bins of what is cut."""
+MOST_CUT = 0.5
+"""Of all samples: a run that would cut the ends off more of them is refused."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Lengths:
     """Tokens that 95 of 100 samples do not exceed."""
     longest: int
     bins: tuple[Bin, ...]
+
+    @property
+    def mostly_cut(self) -> bool:
+        """Whether a run would be refused for what it cuts off."""
+        return self.cut_samples > MOST_CUT * self.samples
 
 
 def lengths_of(lengths: Sequence[int], max_length: int) -> Lengths:

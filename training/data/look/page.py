@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from training.counting import size_text
 from training.data.look.content import Look, remarks
+from training.data.look.naming import named
+from training.words import ENGLISH, Words
 
 FOLDER = Path(__file__).parent
 PAGE, BODY = "page.html.jinja", "body.html.jinja"
@@ -22,7 +25,7 @@ def visible(value: Any) -> Any:
     return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
 
 
-def page(look: Look, data: str) -> str:
+def page(look: Look, data: str, say: Words = ENGLISH) -> str:
     """The page; all that comes from files is escaped. `data`: what the data are called."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -34,4 +37,6 @@ def page(look: Look, data: str) -> str:
         lstrip_blocks=True,
         finalize=visible,
     )
-    return room.get_template(PAGE).render(name=data or look.model, look=look, remarks=list(remarks(look)))
+    room.filters["size"] = size_text
+    said = list(remarks(look, say))
+    return room.get_template(PAGE).render(name=data or look.model, look=named(look, None, say), remarks=said, say=say)

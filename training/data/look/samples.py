@@ -44,6 +44,8 @@ class ShownSample:
     pieces: tuple[Piece, ...]
     left_out: int = 0
     """Tokens behind the pieces, which are not shown."""
+    side: str = ""
+    """Of a pair: which answer."""
 
 
 def pieces_of(tokenizer: Any, sample: Sample) -> tuple[Piece, ...]:

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.data.readers import Bad, data_files, raw
+from training.counting import many
+from training.data.bad_records import Bad
+from training.data.readers import Source, data_files, raw
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import recognised
 
 TELL_EVERY = 2000
 """Records between two words about progress."""
 MOST_BAD = 10
-"""Bad records, and files that cannot be read, told in full."""
+"""What is wrong with records, and files that cannot be read, told in full."""
 
 Tell = Callable[[str, int], None]
 """Told what is being done, and with how many records so far."""
@@ -45,7 +47,9 @@ class Survey:
     files: tuple[FileSurvey, ...]
     bad: int
     bad_shown: tuple[str, ...]
-    """The first of the bad records: file, place and what is wrong."""
+    """What is wrong with the bad records, and where: a sentence for each of the first reasons."""
+    bad_more: int = 0
+    """Bad for other reasons than those shown."""
 
     @property
     def records(self) -> int:
@@ -61,15 +65,24 @@ class Survey:
     @property
     def readable(self) -> tuple[Path, ...]:
         """The files whose records have the shape that most have, and no other."""
+        return tuple(Path(file.name) for file in self._alike)
+
+    @property
+    def readable_records(self) -> int:
+        """In those files."""
+        return sum(file.records for file in self._alike)
+
+    @property
+    def _alike(self) -> list[FileSurvey]:
         most = [shape for shape, _ in self.shapes.most_common(1)]
-        return tuple(Path(file.name) for file in self.files if list(file.shapes) == most and not file.trouble)
+        return [file for file in self.files if list(file.shapes) == most and not file.trouble]
 
     @property
     def refused(self) -> str:
         """Why data like these cannot be prepared, whatever is left out; empty where they can."""
         if trouble := [file.trouble for file in self.files if file.trouble]:
             more = len(trouble) - MOST_BAD
-            return "\n".join([*trouble[:MOST_BAD], *([f"and {more} more files"] if more > 0 else [])])
+            return "\n".join([*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])])
         if len(self.shapes) > 1:
             counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
             return f"all records of a run have one shape; these are {counts}: take the others out, or convert them"
@@ -78,17 +91,17 @@ class Survey:
         return ""
 
 
-def survey(path: Path, tell: Tell) -> Survey:
-    """Read every record of a file or a folder once. DataError where there is no data file."""
+def survey(source: Source, tell: Tell) -> Survey:
+    """Read every record once. DataError where there is no data file."""
     bad = Bad(skip=True, most=MOST_BAD)
     done = 0
     found = []
-    for file in data_files(path):
+    for file in data_files(source):
         one = _surveyed(file, bad, lambda count, before=done: tell("reading", before + count))  # type: ignore[misc]
         done += one.records + one.bad
         found.append(one)
     tell("reading", done)
-    return Survey(tuple(found), bad.count, tuple(bad.shown))
+    return Survey(tuple(found), bad.count, tuple(bad.shown), bad.more)
 
 
 def _surveyed(file: Path, bad: Bad, tell: Callable[[int], None]) -> FileSurvey:
@@ -101,9 +114,9 @@ def _surveyed(file: Path, bad: Bad, tell: Callable[[int], None]) -> FileSurvey:
                     raise value
                 shapes[recognised(value).shape] += 1
             except RecursionError:
-                bad.add(f"{file} {place}: nested too deeply")
+                bad.add(f"{file} {place}", "nested too deeply")
             except BadRecord as error:
-                bad.add(f"{file} {place}: {error}")
+                bad.add(f"{file} {place}", str(error))
             if number % TELL_EVERY == 0:
                 tell(number)
     except DataError as error:

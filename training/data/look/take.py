@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.data import limits
+from training.data.bad_records import Bad
 from training.data.look.content import Look, surveyed, with_model
 from training.data.look.survey import MOST_BAD, Survey, Tell
 from training.data.look.watch import Watch
-from training.data.readers import Bad
+from training.data.readers import Source
 from training.data.sample import DataError
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"the tokenizer at {folder} cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def look_into(
-    source: Path,
+    source: Source,
     found: Survey,
     recipe: Recipe,
     tokenizer: Any,
@@ -49,7 +50,7 @@ def look_into(
     look = replace(surveyed(found, skip_bad), positions=limits.positions(config))
     if look.refused and not found.readable:
         return look
-    bad, watch = Bad(skip=True, most=MOST_BAD), Watch(found.records, show, tell)
+    bad, watch = Bad(skip=True, most=MOST_BAD), Watch(found.readable_records, show, tell)
     reports: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -23,22 +23,23 @@ class Watch:
     """Told of each record in turn, and of each record's samples once they are made."""
 
     expected: int
-    """Records."""
+    """Records that are read; of so many a share is held out."""
     show: int
     """So many records have their samples shown, spread over all."""
     tell: Tell
     _seen: Seen = field(default_factory=Seen)
     _lengths: array[int] = field(default_factory=lambda: array("q"))
-    _picked: list[tuple[str, bool, list[Made]]] = field(default_factory=list)
+    _picked: list[tuple[str, bool, list[tuple[Sample, int, str]]]] = field(default_factory=list)
     _made: int = 0
 
     def read(self, where: str, record: Record, held_out: bool) -> None:
         self._seen.add(where, record, held_out)
 
-    def made(self, where: str, held_out: bool, samples: Sequence[Made]) -> None:
-        """All samples of one record."""
+    def made(self, where: str, held_out: bool, samples: Sequence[Made], sides: Sequence[str] = ()) -> None:
+        """All samples of one record. `sides`: what each is called where they are the answers of a pair."""
         self._lengths.extend(len(sample.ids) + cut for sample, cut in samples)
-        learnable = [(sample, cut) for sample, cut in samples if sample.learned]
+        names = sides or [""] * len(samples)
+        learnable = [(*made, side) for made, side in zip(samples, names, strict=True) if made[0].learned]
         due = len(self._picked) < self.show and self._made >= len(self._picked) * self.expected // self.show
         if due and learnable:
             self._picked.append((where, held_out, learnable))
@@ -65,7 +66,8 @@ class Watch:
                 cut=cut,
                 pieces=pieces_of(tokenizer, sample),
                 left_out=max(0, len(sample.ids) - MOST_TOKENS),
+                side=side,
             )
             for where, held_out, made in self._picked
-            for number, (sample, cut) in enumerate(made, start=1)
+            for number, (sample, cut, side) in enumerate(made, start=1)
         )

@@ -90,11 +90,13 @@ def _next(messages: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 
 def side_by_side(texts: Mapping[str, str]) -> Any:
-    """One column a model."""
+    """One column a model. Languages without blanks wrap too."""
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(*texts, expand=True, show_lines=False)
+    grid = Table(expand=True, show_lines=False)
+    for name in texts:
+        grid.add_column(name, overflow="fold", ratio=1)
     grid.add_row(*(Text(shown(text) or "(an empty answer)") for text in texts.values()))
     return grid
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
+from training.counting import size_text
 from training.errors import AdapterError
 from training.laptop import attach, make_run, stop_run
 from training.laptop.adapter.tuned_model import TunedModel
@@ -37,8 +38,8 @@ def on_all_ranks(
     if seen.state != "finished":
         raise LaunchError(f"{run_id} was stopped before it had answered")
     result = json.loads(head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{RESULT}"))
-    sizes = ", ".join(f"{nbytes / 2**30:.2f}" for nbytes in result["loaded_bytes"])
-    print(f"each rank held its share of the layers: {sizes} GiB")
+    sizes = ", ".join(size_text(nbytes) for nbytes in result["loaded_bytes"])
+    print(f"each rank held its share of the layers: {sizes}")
     answers: list[dict[str, Any]] = result["answers"]
     return answers
 
@@ -52,7 +53,7 @@ def _made_ready(
     if launch.world_size < 2:
         raise AdapterError("one rank is no more than one card: answers over several need more nodes or cards")
     there = shlex.quote(str(run_dir))
-    head.shell(f"mkdir -p {there} && cp -rl {shlex.quote(about.adapter)} {there}/adapter")
+    head.shell(f"mkdir -p {there} && cp -rl {shlex.quote(about.learned)} {there}/adapter")
     plan = {"run_id": run_id, "cluster": cluster.name, "of": about.run_id, "step": about.step}
     asked = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
     asked["template_args"] = about.template_args

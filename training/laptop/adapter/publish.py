@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from training.card_facts import read_facts
+from training.counting import size_text
 from training.errors import AdapterError
-from training.hub_access import HubError, hub_of
-from training.laptop.adapter.model_card import CardFacts, base_name, card, losses
+from training.hub_access import HubError, SilentHubError, hub_of
+from training.model_card import CardFacts, base_name, card
 from training.model_lock import BUILT_IN, LOCAL
 from training.run_folder import is_run_id
-from training.sums import ADAPTER_WEIGHTS, STATE, SUMS, parse_sums, sha256_of
-from training.verify import FetchError, whole_tensors
+from training.sums import SUMS, parse_sums, sha256_of
 
 Content = Path | bytes
 OURS = {".gitattributes", "README.md"}
@@ -78,6 +79,12 @@ def local_run(runs: Path, run_id: str) -> Path:
     known = {path.parent.name: path.parent for path in runs.glob("*/adapter") if is_run_id(path.parent.name)}
     if run_id and run_id in known:
         return known[run_id]
+    if is_run_id(run_id) and (runs / run_id / "model").is_dir():
+        folder = runs / run_id / "model"
+        raise AdapterError(
+            f"{run_id} trained the whole model, and an adapter or a merged model is published; of huggingface_hub: "
+            f"hf upload OWNER/NAME {folder}"
+        )
     if run_id or not known:
         which = f"{run_id} is not" if run_id else "no run with an adapter is"
         raise AdapterError(f"{which} at {runs} on this machine; bring it home first: fab fetch --run RUN_ID")
@@ -88,7 +95,7 @@ def parcel(run: Path, repo: str, merged: bool, private: bool) -> Parcel:
     """The files of a fetched run, verified against its checksums, with a model card."""
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo, re.ASCII):
         raise AdapterError(f"--repo {repo!r}: OWNER/NAME is expected, of letters, digits, '-', '_' and '.'")
-    facts = read_facts(run, merged)
+    facts = read_facts(run, (run / "adapter").resolve().parent, merged)
     folder = run / "merged" if merged else run / "adapter"
     if merged and not (folder / SUMS).is_file():
         raise AdapterError(f"{folder} holds no merged model; make it and bring it home: fab merge --fetch")
@@ -126,48 +133,6 @@ def _portable(path: Path, facts: CardFacts) -> bytes:
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
-def read_facts(run: Path, merged: bool) -> CardFacts:
-    """What a fetched run says about itself."""
-    checkpoint = (run / "adapter").resolve().parent
-    try:
-        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        recipe = (run / "recipe.toml").read_text(encoding="utf-8")
-        metrics = (run / "metrics.jsonl").read_text(encoding="utf-8") if (run / "metrics.jsonl").exists() else ""
-    except OSError as error:
-        raise AdapterError(f"{run} is not a whole fetched run: {error}") from error
-    evaluation = run / "evaluation.json"
-    return CardFacts(
-        run_id=run.name,
-        step=state["step"],
-        recipe_text=recipe,
-        base_model_hash=state["base_model"],
-        data_hash=state["data"],
-        final_loss=losses(metrics)[0],
-        validation_loss=losses(metrics)[1],
-        evaluation=json.loads(evaluation.read_text(encoding="utf-8")) if evaluation.exists() else None,
-        merged=merged,
-        end_of_turn=_end_of_turn(run),
-        sees=_sees(run / "adapter" / ADAPTER_WEIGHTS),
-    )
-
-
-def _sees(weights: Path) -> bool:
-    """Whether an adapter is of a text part beside others, by the names in it."""
-    try:
-        return any(".language_model." in name for name in whole_tensors(weights)[0])
-    except (OSError, FetchError):  # what is damaged is told when it is verified
-        return False
-
-
-def _end_of_turn(run: Path) -> str:
-    """The token that the run's data taught as the end of an answer."""
-    try:
-        report = json.loads((run / "data" / "report.json").read_text(encoding="utf-8"))["report"]
-    except FileNotFoundError:  # a run of an older version
-        return ""
-    return str(report["end_of_turn"]) if report["end_of_turn_learned"] else ""
-
-
 def publish(hub: ModelHub, what: Parcel, message: str, sure: bool, ask: Callable[[list[str]], None]) -> None:
     """List, ask, upload, verify; `ask` raises for a no. AdapterError where the repository is another's."""
     before = hub.present(what.repo)
@@ -178,8 +143,8 @@ def publish(hub: ModelHub, what: Parcel, message: str, sure: bool, ask: Callable
         raise AdapterError(
             f"{what.repo} exists with other files ({', '.join(foreign[:3])}); --yes puts these beside them"
         )
-    lines = [f"{size / 2**20:10.2f} MiB  {name}" for name, size in what.sizes.items()]
-    lines.append(f"{sum(what.sizes.values()) / 2**20:10.2f} MiB  to {hub.address(what.repo)}")
+    lines = [f"{size_text(size):>10}  {name}" for name, size in what.sizes.items()]
+    lines.append(f"{size_text(sum(what.sizes.values())):>10}  to {hub.address(what.repo)}")
     ask([*lines, "private" if what.private else "PUBLIC: everyone can read it"])
     hub.upload(what, message)
     after = hub.present(what.repo)
@@ -206,7 +171,7 @@ class HuggingFace:
             raise AdapterError(
                 "no token for the Hub: set HF_TOKEN to one that may write, or log in with: hf auth login"
             )
-        self._token = hub.token
+        self._token, self._hub = hub.token, hub
         self._api = HfApi(hub.address, hub.token)
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
@@ -218,12 +183,14 @@ class HuggingFace:
             return ask()
         except RepositoryNotFoundError:
             return None
+        except SilentHubError as error:
+            raise AdapterError(f"{error}; --to modelscope is another place") from None
         except (HTTPError, OSError, ValueError) as error:
             words = " ".join(str(error).split()).replace(self._token, "(token)")
             raise AdapterError(f"the Hub refused: {words[:300]}") from None
 
     def present(self, repo: str) -> Present | None:
-        info = self._asked(lambda: self._api.model_info(repo, files_metadata=True))
+        info = self._asked(lambda: self._hub.told(lambda _: self._api.model_info(repo, files_metadata=True)))
         if info is None:
             return None
         digests = {s.rfilename: s.lfs.sha256 if s.lfs else s.blob_id or "" for s in info.siblings or []}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inventory.shown import console, table
+from training.counting import many
 from training.data import check
 from training.data.readers import data_files
+from training.evaluations import SENT, SPLIT, file_of, measured_on
 
 ROWS = (
-    ("held-out loss", "loss", "{:.4f}"),
     ("perplexity", "perplexity", "{:.2f}"),
     ("token accuracy", "token_accuracy", "{:.1%}"),
     ("exact match", "exact_match", "{:.1%}"),
@@ -23,20 +25,39 @@ ROWS = (
 )
 
 
-def checked(data: Path) -> tuple[str, dict[str, Path | str]]:
-    """What a file or folder of records is called beside the program, and its files by their place there. Every
-    record is read: raises DataError before anything is sent."""
-    name = f"held_out-{check(data).sha256[:12]}{data.suffix}"  # what an earlier evaluation sent lies there still
-    if data.is_dir():
-        return name, {f"{name}/{file.relative_to(data)}": file for file in data_files(data)}
-    return name, {name: data}
+@dataclass(frozen=True)
+class Measurable:
+    """What to measure on."""
+
+    place: str
+    """Where it lies beside the program, or a prepared folder."""
+    called: str = ""
+    """By its owner; empty for the run's validation split."""
+    kept_as: str = SPLIT
+    """In the run's folder: the measure of other data does not take the place of the split's."""
+    files: Mapping[str, Path | str] = field(default_factory=dict)
+    """To send, by their place there."""
+
+    @property
+    def argv(self) -> list[str]:
+        """The same as flags of the program."""
+        return ["--data", self.place, *(["--of", self.called] if self.called else [])]
+
+
+def checked(data: Path) -> Measurable:
+    """A file or folder of records. Every record is read: raises DataError before anything is sent."""
+    digest = check(data).sha256[:12]
+    place = f"{SENT}{digest}{data.suffix}"  # what an earlier evaluation sent lies there still
+    inner = {f"{place}/{file.relative_to(data)}": file for file in data_files(data)} if data.is_dir() else {place: data}
+    return Measurable(place, data.name or data.resolve().name, file_of(digest), inner)
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
     """Name, base, tuned of each number there is."""
     both = [found["base"], found["tuned"]]
     lines = []
-    for name, key, form in ROWS:
+    of = measured_on(found)
+    for name, key, form in ((f"loss on {of}" if of else "held-out loss", "loss", "{:.4f}"), *ROWS):
         values = [form.format(side[key]) if side and side.get(key) is not None else "-" for side in both]
         if set(values) != {"-"}:
             lines.append([name, *values])
@@ -49,14 +70,16 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
 
 def of_pairs(base: Mapping[str, Any]) -> str:
     """Where preferences were measured, of what: the end of a sentence."""
-    return f", {base['pairs']} pairs" if base.get("pairs") else ""
+    return f", {many(base['pairs'], 'pair')}" if base.get("pairs") else ""
 
 
 def show(found: Mapping[str, Any]) -> None:
     """The numbers, and what they were measured on."""
-    base = found["base"]
+    base, of = found["base"], measured_on(found)
     print(
-        f"{base['samples']} samples{of_pairs(base)}, {base['tokens']} learned tokens, {base['answers']} answers "
-        "compared"
+        f"{of or 'validation split'}: {many(base['samples'], 'sample')}{of_pairs(base)}, {base['tokens']} learned "
+        f"tokens, {many(base['answers'], 'answer')} compared"
     )
+    if learned := found.get("learned_before"):
+        print(f"{learned} of these {base['samples']} were trained on: a loss on what was learned says nothing")
     console().print(table(["", "base", "tuned"], rows(found)))

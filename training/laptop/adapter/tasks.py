@@ -9,6 +9,7 @@ from invoke import Collection, Context, task
 
 from inventory.command_line import ask, say, sentences
 from inventory.saying_yes import yes_command
+from training.counting import many, size_text
 from training.laptop.tasks import HERE_RUNS_HELP, RUN_HELP
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best i
     help={
         "prompt": "what to ask; may be repeated. Without --prompt and --prompts: a chat in the terminal",
         "prompts": "JSONL file with prompt or messages on each line",
-        "out": "JSONL file for the answers to --prompts; without it FILE.answers.jsonl",
+        "out": "JSONL file for the answers to --prompts; without it beside them, NAME.answers.jsonl of NAME.jsonl",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
         "across": "spread the model over all ranks; chosen by itself where it does not fit one card",
@@ -54,6 +55,7 @@ def generate(
 
     with sentences():
         from training.errors import AdapterError
+        from training.laptop import rental
         from training.laptop.adapter import chat, pipeline, tuned_model
         from training.laptop.open_cluster import opened
         from training.questions import Sampling, from_prompts, read_questions
@@ -63,9 +65,12 @@ def generate(
         target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
         if target and not target.parent.is_dir():
             raise AdapterError(f"--out {out}: there is no folder {target.parent}")
-        with opened(here) as cluster:
+        with opened(here) as cluster, rental.in_use(cluster):
             about = tuned_model.tuned_model(cluster, run or None, checkpoint)
-            room = tuned_model.room_alone(cluster.head, about)
+            room = tuned_model.room_alone(cluster.head, about, at_once=True)
+            if across or room.too_big:
+                why = f"it and its base are asked on one card ({room.words()}), never over all ranks"
+                tuned_model.refuse_whole(cluster.head, about, why)
             if room.too_big and not across:
                 print(f"{about.model} does not fit one card ({room.words()}): it is spread over all ranks")
             if not (across or room.too_big):
@@ -76,7 +81,9 @@ def generate(
                 raise AdapterError("a chat needs the model on one card; ask all ranks with --prompt or --prompts")
         if target and found:
             target.write_text(chat.json_lines(found), encoding="utf-8")
-            print(f"{target}: {len(found)} answers of base and tuned model, step {about.step} of {about.run_id}")
+            print(
+                f"{target}: {many(len(found), 'answer')} of base and tuned model, step {about.step} of {about.run_id}"
+            )
         else:
             chat.show(found)
 
@@ -104,9 +111,10 @@ def evaluate(
     """Measure base and tuned model on records held out."""
     from pathlib import Path
 
+    from training.laptop import rental
     from training.laptop.open_cluster import opened
 
-    with sentences(), opened(here) as cluster:
+    with sentences(), opened(here) as cluster, rental.in_use(cluster):
         from training.errors import AdapterError
         from training.laptop.adapter import report, tuned_model
 
@@ -114,17 +122,18 @@ def evaluate(
         room = tuned_model.room_alone(cluster.head, about)
         if room.too_big:
             raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
-        name, files = report.checked(Path(data)) if data else ("", {})
-        argv = ["--data", name or tuned_model.validation_folder(cluster.head, about)]
+        split = "" if data else tuned_model.validation_folder(cluster.head, about)
+        on = report.checked(Path(data)) if data else report.Measurable(split)
+        argv, out = on.argv, f"{about.launch.run_dir}/{on.kept_as}"
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
-        argv += ["--tasks", tasks, "--out", f"{about.launch.run_dir}/evaluation.json", "--attached"]
+        argv += ["--tasks", tasks, "--out", out, "--attached"]
         argv += about.template_argv
         print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
-        with tuned_model.start(cluster.head, about, "evaluate", argv, files) as talk:
+        with tuned_model.start(cluster.head, about, "evaluate", argv, on.files) as talk:
             for message in talk.messages():
                 report.show(message["evaluation"])
         home = "" if here else f"; bring it home with: fab fetch --run {about.run_id}"
-        print(f"kept in {about.launch.run_dir}/evaluation.json{home}")
+        print(f"kept in {out}{home}")
 
 
 @task(
@@ -143,20 +152,22 @@ def merge(
     """Merge the adapter into the base model: a plain model folder."""
     from pathlib import Path
 
+    from training.laptop import rental
     from training.laptop.open_cluster import opened
 
-    with sentences(), opened(here) as cluster:
+    with sentences(), opened(here) as cluster, rental.in_use(cluster):
         from training.errors import AdapterError
         from training.laptop.adapter import tuned_model
 
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
+        tuned_model.refuse_whole(cluster.head, about, "there is no adapter to merge")
         if fetch and not cluster.head.here:
             tuned_model.refuse_another_run(cluster.head, about.run_id)
         size = tuned_model.room(cluster.head, about.model).model_bytes
         target = str(Path(to).resolve()) if to and here else to or about.merged
         if not target.startswith("/"):
             raise AdapterError(f"--to {to}: a folder on {cluster.head.name} is named from its root, such as /data/{to}")
-        print(f"merging step {about.step} of {about.run_id} into {target}: {size / 2**30:.1f} GiB", flush=True)
+        print(f"merging step {about.step} of {about.run_id} into {target}: {size_text(size)}", flush=True)
         if about.packing_bytes:
             print(
                 "trained beside four bits a weight, merged into the base as it was: answers differ a little", flush=True
@@ -166,9 +177,15 @@ def merge(
                 print(f"{made['folder']} on {cluster.head.name}: {made['files']} files, sealed by SHA256SUMS")
         if fetch and not cluster.head.here:
             home = tuned_model.home(about.run_id) / "merged"
-            print(f"bringing {size / 2**30:.1f} GiB home to {home}", flush=True)
+            print(f"bringing {size_text(size)} home to {home}", flush=True)
             moved = tuned_model.fetch_folder(cluster.head, target, home)
-            print(f"{home}: verified ({moved / 2**20:.1f} MiB moved)")
+            print(f"{home}: verified ({size_text(moved)} moved)")
+            print(tuned_model.use_of_merged(about, f"./{home}", cluster.head))
+        elif cluster.head.here:
+            print(tuned_model.use_of_merged(about, target, cluster.head))
+        else:
+            there = f"next: transformers and vLLM load it on {cluster.head.name}"
+            print(f"{there}; to train from it or publish it, remove it and merge with --fetch")
 
 
 @task(
@@ -180,22 +197,29 @@ def merge(
         "merged": "the merged model instead of the adapter",
         "public": "readable by everyone; without it private",
         "yes": "do not ask",
+        "here": "may be said as elsewhere: what is published always lies on this machine",
     },
 )
 def publish(
     c: Context,
-    repo: str,
+    repo: str = "",
     to: str = "hub",
     run: str = "",
     merged: bool = False,
     public: bool = False,
     yes: bool = False,
+    here: bool = False,
 ) -> None:
     """Publish a fetched adapter or merged model with its model card."""
     with sentences():
+        from training.errors import AdapterError
         from training.laptop.adapter import publish as publishing
         from training.run_folder import LOCAL_RUNS
 
+        if not repo:
+            raise AdapterError(
+                "where to? fab publish --repo OWNER/NAME says it: yours on the hub, made where it is not"
+            )
         folder = publishing.local_run(LOCAL_RUNS, run)
         what = publishing.parcel(folder, repo, merged, not public)
         hub = _hub(to)

@@ -1,4 +1,4 @@
-"""A run's base model and adapter where they lie, and programs that use them there. No torch."""
+"""A run's base model and what it learned where they lie, and programs that use them there. No torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from inventory.node_program import Program
 from training.cost.memory import NF4, NF4_WIDTH, WIDTH
 from training.cost.shape import read_outline
+from training.counting import size_text
 from training.errors import AdapterError
 from training.laptop import refusals, runs
 from training.laptop.download import Download
@@ -35,7 +36,7 @@ MARGIN, RESERVE_BYTES = 1.1, 2 << 30
 
 @dataclass(frozen=True)
 class TunedModel:
-    """A checkpoint's adapter and the base model it belongs to, on a head."""
+    """What a checkpoint holds of what was learned and the base model it belongs to, on a head."""
 
     run_id: str
     step: int
@@ -45,11 +46,13 @@ class TunedModel:
     """What four bits a weight take off the base model's files, where the run had it so."""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     """What the run gave the chat template: asked otherwise, the model would answer what it has not learned."""
+    whole: bool = False
+    """Whether every weight was trained: a model of its own in the adapter's place."""
 
     @property
-    def adapter(self) -> str:
-        """The adapter's folder."""
-        return f"{self.launch.run_dir}/{checkpoint_folder(self.step)}/adapter"
+    def learned(self) -> str:
+        """The folder of the adapter, or of the whole model."""
+        return f"{self.launch.run_dir}/{checkpoint_folder(self.step)}/{'model' if self.whole else 'adapter'}"
 
     @property
     def template_argv(self) -> list[str]:
@@ -62,19 +65,23 @@ class TunedModel:
         return f"{self.launch.run_dir}/merged"
 
 
+def use_of_merged(about: TunedModel, folder: str, head: Head) -> str:
+    """What to type once a model is merged into a folder of the head, or brought home from there."""
+    flag = " --here" if head.here else ""
+    train = f"next: fab train --model {shlex.quote(folder)} --data FILE{flag} trains from it"
+    own = Path(folder).resolve() == (home(about.run_id) / "merged").resolve()
+    publish = f"fab publish --repo OWNER/NAME --run {about.run_id} --merged puts it on the hub; " if own else ""
+    return f"{train}; {publish}transformers and vLLM load the folder"
+
+
 def tuned_model(cluster: OpenCluster, run_id: str | None, checkpoint: str = "") -> TunedModel:
     """What is asked about: the newest run, its best checkpoint or else its newest. Raises LaunchError, AdapterError."""
     head = cluster.head
-    run_id = runs.find(head, run_id)
+    run_id = runs.find_learned(head, run_id)
     folder = shlex.quote(str(head.runs / run_id))
     names = head.shell(f"cd {folder}/{CHECKPOINTS} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true")
     step = chosen_step(names, checkpoint, run_id)
-    checkpoint_of = checkpoint_folder(step)
-    if head.shell(f"test -d {folder}/{checkpoint_of}/adapter || echo none").strip():
-        raise AdapterError(
-            f"{run_id} trained the whole model: {checkpoint_of}/model is a plain model folder already, "
-            "and there is no adapter to ask, measure or merge"
-        )
+    whole = bool(head.shell(f"test -d {folder}/{checkpoint_folder(step)}/adapter || echo whole").strip())
     launch = runs.read_launch(head, run_id)
     plan = runs.plan_of(head, run_id)
     model_dir = str(plan.get("model_dir", ""))
@@ -82,7 +89,7 @@ def tuned_model(cluster: OpenCluster, run_id: str | None, checkpoint: str = "") 
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
     args = tomllib.loads(head.shell(f"cat {folder}/recipe.toml 2>/dev/null; true")).get("template_args", {})
     packing = packing_bytes(plan.get("predicted", {}))
-    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args)
+    return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args, whole)
 
 
 def packing_bytes(predicted: Mapping[str, Any]) -> int:
@@ -128,22 +135,32 @@ class Room:
 
     def words(self) -> str:
         """Both sizes."""
-        free = (self.card_bytes or 0) / 2**30
-        return f"{self.model_bytes / 2**30:.1f} GiB of weights, {free:.1f} GiB free on the card"
+        return f"{size_text(self.model_bytes)} of weights, {size_text(self.card_bytes or 0)} free on the card"
 
 
-def room_alone(head: Head, about: TunedModel) -> Room:
-    """The same for what uses the card, with the base as the run had it. LaunchError where a run uses it: its memory and
-    its time are its own."""
+def refuse_whole(head: Head, about: TunedModel, why: str) -> None:
+    """AdapterError, with what is possible instead, where the run trained every weight."""
+    if about.whole:
+        fetched = f"once it is fetched fab train --model ./{home(about.run_id)}/model --data FILE"
+        train = f"fab train --model {shlex.quote(about.learned)} --data FILE --here" if head.here else fetched
+        raise AdapterError(
+            f"{about.run_id} trained the whole model: {why}; {about.learned} is a plain model folder, which "
+            f"transformers and vLLM load; {train} trains from it"
+        )
+
+
+def room_alone(head: Head, about: TunedModel, at_once: bool = False) -> Room:
+    """The same for what uses the card, with the base as the run had it; `at_once`: beside a whole tuned model.
+    LaunchError where a run uses it: its memory and its time are its own."""
     refusals.refuse_second(head)
-    found = room(head, about.model)
+    found = room(head, about.model, *([about.learned] if about.whole and at_once else []))
     return replace(found, model_bytes=found.model_bytes - about.packing_bytes)
 
 
-def room(head: Head, model: str) -> Room:
-    """How large a model is, and how much of the head's card is free."""
+def room(head: Head, *models: str) -> Room:
+    """How large models are together, and how much of the head's card is free."""
     query = "nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits 2>/dev/null | head -n 1"
-    sizes = f"stat -L -c %s {shlex.quote(model)}/*.safetensors"
+    sizes = f"stat -L -c %s {' '.join(f'{shlex.quote(model)}/*.safetensors' for model in models)}"
     return parse_room(head.shell(f'card=$({query}); echo "card $card"; {sizes}'))
 
 
@@ -165,7 +182,7 @@ def start(
         head.put(archive, folder)
     env = [f"{key}={value}" for key, value in about.launch.env.items() if key != RUN_VARIABLE]
     program = [about.launch.python, "-m", f"training.node.adapter.{module}", "--model", about.model]
-    words = ["env", *env, *program, "--adapter", about.adapter, *argv]
+    words = ["env", *env, *program, "--adapter", about.learned, *argv]
     return head.talk(f"cd {shlex.quote(str(folder))} && exec {shlex.join(words)}")
 
 

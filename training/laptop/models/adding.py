@@ -4,7 +4,6 @@ training/recipes gets a file to edit."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,19 +13,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from training.cost.disk import file_bytes
-from training.cost.shape import SHIPPED, ModelShape, PlanError, outlines
-from training.hub_access import NO_ENTRY, Hub, HubError, commit_id, file_name, hub_of
-from training.isolation import ADMITTED, LIST, text_settings, untrainable
-from training.laptop.folder_model import cached_outlines
-from training.model_names import ID, RECIPES, own_name, recipe_names
+from training.cost.shape import SHIPPED, ModelShape, outlines
+from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
+from training.isolation import ADMITTED, not_admitted, untrainable
+from training.laptop.hub import another, hub_to_read
+from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
+from training.model_names import ID, RECIPES, did_you_mean, own_name, recipe_names
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
-SMALL_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
-QUANTIZED = "quantization_config"
+SMALL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja")
 LIMIT = 1e-4
 """Of a proof on a copy as wide as the model's heads, as the look before each run has it: on random weights Gemma 4
 and Qwen3.5 enlarge what floating point rounds to some 1e-5 (Gemma 4 in 64 bits: 1e-14); what is wrong differs more."""
@@ -48,43 +46,41 @@ class HubModel:
     @property
     def source(self) -> Source:
         said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
-        said += [] if self.template else ["It has no chat template: only data of prompts and completions."]
-        said += ["Its template knows thoughts (enable_thinking)."] if "enable_thinking" in self.template else []
-        positions = text_settings(self.config).get("max_position_embeddings")
-        length = positions if isinstance(positions, int) else 2048
-        return Source(self.repo, length, self.licence, " ".join(said))
+        said += notes(self.config, self.template)
+        return Source(self.repo, positions(self.config), self.licence, " ".join(said))
 
 
 def look_up(repo: str, folder: Path) -> HubModel:
     """Its small files, brought into `folder`. Raises RecipeError."""
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
     if not ID.fullmatch(repo):
         raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
     try:
-        hub = hub_of(os.environ, get_token())
-        info = hub.asked(lambda token: HfApi(hub.address, token).model_info(repo))
+        hub = hub_to_read()
+        info = hub.told(lambda token: HfApi(hub.address, token).model_info(repo))
         commit = commit_id(info.sha)
         there = {file_name(sibling.rfilename) for sibling in info.siblings or ()}
         for name in sorted(there & set(SMALL_FILES)):
             _fetch(hub, repo, commit, name, folder)
+    except SilentHubError as error:
+        raise RecipeError(f"{repo} cannot be looked up: {error}; {another()}") from error
     except HubError as error:
         raise RecipeError(f"{repo} cannot be looked up: {error}") from error
     except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         if status in NO_ENTRY:
-            reason = f"the hub asks for a token ({status}); {hub.how_to_enter}"
+            reason = hub.refusal(repo, status)
         raise RecipeError(f"{repo} cannot be looked up at {hub.address}: {reason}") from error
-    licence = getattr(info.card_data, "license", None)
     return HubModel(
         repo=repo,
         commit=commit,
-        licence=licence if isinstance(licence, str) and licence.isprintable() else "",
+        licence=_licence(info.card_data),
         gated=bool(info.gated),
-        config=_json(folder / "config.json", repo),
-        template=_template(folder, repo),
+        config=read_json(folder / "config.json", repo),
+        template=template_of(folder, repo),
     )
 
 
@@ -94,45 +90,21 @@ def _fetch(hub: Hub, repo: str, commit: str, name: str, folder: Path) -> None:
     hub.asked(lambda token: HfApi(hub.address, token).hf_hub_download(repo, name, revision=commit, local_dir=folder))
 
 
-def _json(path: Path, repo: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, TypeError, ValueError) as error:
-        raise RecipeError(f"{repo}: its {path.name} cannot be read: {error}") from error
-
-
-def _template(folder: Path, repo: str) -> str:
-    own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
-    if not (folder / "tokenizer_config.json").is_file():
-        return ""
-    found = _json(folder / "tokenizer_config.json", repo).get("chat_template")
-    return found if isinstance(found, str) else json.dumps(found) if found else ""
+def _licence(card: Any) -> str:
+    """As its page says: the name where it is none of the Hub's own; empty where it says nothing."""
+    said = getattr(card, "license", None)
+    named = getattr(card, "license_name", None) if said == "other" else None
+    return next((one for one in (named, said) if isinstance(one, str) and one and one.isprintable()), "")
 
 
 def refuse_untrainable(model: HubModel) -> None:
     """RecipeError where it is no model that can be trained, by its config.json."""
     kind = model.config.get("model_type")
+    which = f"{model.repo}: {did_you_mean(model.repo)}"  # a recipe may be of a copy in 16 bits, or of its next of kin
     if reason := untrainable(model.config):
-        raise RecipeError(f"{model.repo}: {reason}{_unpacked(model.config)}")
+        raise RecipeError(f"{which}{reason}{in_16_bits(model.config)}")
     if kind not in ADMITTED:
-        raise RecipeError(f"{model.repo}: models of type {kind!r} are not admitted; {LIST}")
-
-
-def _unpacked(config: Mapping[str, Any]) -> str:
-    """What weights of fewer bits take in 16; empty where these have as many, or where that cannot be counted."""
-    plain = {key: value for key, value in config.items() if key != QUANTIZED}
-    if QUANTIZED not in config or untrainable(plain) or plain.get("model_type") not in ADMITTED:
-        return ""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        (folder / "config.json").write_text(json.dumps(plain), encoding="utf-8")
-        try:
-            shape = shape_of(folder, cached_outlines())
-        except PlanError:
-            return ""
-    return f" (in 16 bits it takes {file_bytes(shape) / 1e9:.1f} GB: look on the Hub for a copy in BF16)"
+        raise RecipeError(f"{which}{not_admitted(str(kind))}")
 
 
 def proved(folder: Path) -> dict[str, float]:
@@ -140,7 +112,9 @@ def proved(folder: Path) -> dict[str, float]:
     argv = [sys.executable, "-m", "training.node.proof", "--config", str(folder)]
     root = Path(__file__).parents[3]
     try:
-        done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=PROVING_S, check=False)
+        done = subprocess.run(
+            argv, cwd=root, capture_output=True, text=True, timeout=PROVING_S, check=False, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired as error:
         raise RecipeError(f"the proofs took more than {PROVING_S:.0f} s") from error
     if done.returncode:

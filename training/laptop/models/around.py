@@ -7,15 +7,15 @@ from collections.abc import Collection, Sequence
 
 from inventory.errors import InventoryError
 from inventory.settings import load_settings
-from inventory.shown import table
+from inventory.shown import console, table
 from training.errors import TrainingError
 from training.laptop.machines import fleet, machines
 from training.laptop.open_cluster import opened
-from training.laptop.plan_table import screen
 from training.plan.machines import Machines
 from training.sums import ORIGIN
 
-HEADER = ("recipe", "base model", "licence", "type", "billions (active)", "GB to fetch", "on the head", "fits")
+HEADER = ("recipe", "billions (active)", "to fetch", "head", "fits", "type", "licence", "base model")
+"""head: whether it lies there."""
 
 
 def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str]]:
@@ -42,7 +42,7 @@ def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str
 
 def show(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
     """The table, and under it what it does not know."""
-    terminal = screen()
-    terminal.print(table(HEADER, lines))
+    terminal = console()
+    terminal.print(table(HEADER, lines, {"fits"}))
     for note in notes:
-        terminal.print(note, soft_wrap=True, markup=False)
+        terminal.print(note, soft_wrap=True)

@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.cost.disk import file_bytes
-from training.cost.memory import micro_batch_tokens
+from training.cost.memory import NF4
 from training.cost.shape import ModelShape, known_shape
-from training.cost.strategies import LEANEST, SIMPLEST, cost_of
+from training.cost.strategies import LEANEST, SIMPLEST
+from training.counting import plain, size_text
 from training.model_names import load_recipe, recipe_names
 from training.plan.machines import Machines
+from training.plan.options import Search
 from training.recipe import Recipe
 
-FITS = ((SIMPLEST, "yes"), (LEANEST, "divided among them"))
-"""Strategies from the simplest on, and what fitting with one of them is called."""
+DTYPE = "dtype"
+"""base_precision of weights as they are computed with."""
+FITS = (
+    ("yes", SIMPLEST, DTYPE),
+    ("divided among them", LEANEST, DTYPE),
+    ("in stages", "pipeline", DTYPE),
+    ("in four bits", SIMPLEST, NF4),
+)
+"""What fitting is called, with which strategy and which precision of the frozen weights, the simplest first."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,9 @@ def without_recipe(there: Collection[str]) -> list[str]:
 def fits(shape: ModelShape, recipe: Recipe, machines: Machines) -> str:
     """How the model fits with the least it can do with: a sample at a time, every layer computed again."""
     least = recipe.model_copy(update={"micro_batch": 1, "gradient_checkpointing": True})
-    for strategy, said in FITS:
-        tried = least.model_copy(update={"strategy": strategy})
-        tokens = micro_batch_tokens(tried, tried.max_length)
-        memory = cost_of(tried).memory(shape, tried, machines.ranks, tokens)
-        if machines.missing_bytes(memory, machines.usable_bytes) <= 0:
+    for said, strategy, precision in FITS:
+        tried = least.model_copy(update={"strategy": strategy, "base_precision": precision})
+        if Search(shape, tried, machines, free=()).best(strategy).fits:
             return said
     return "no"
 
@@ -81,8 +88,8 @@ def as_json(found: Iterator[Row]) -> str:
 
 def billions(row: Row) -> str:
     """Parameters, and in brackets those of them that a token meets."""
-    whole = f"{row.parameters / 1e9:.3g}"
-    return whole if row.active == row.parameters else f"{whole} ({row.active / 1e9:.2g})"
+    whole = plain(row.parameters / 1e9)
+    return whole if row.active == row.parameters else f"{whole} ({plain(row.active / 1e9, 2)})"
 
 
 def lines(found: Iterator[Row]) -> list[list[str]]:
@@ -90,8 +97,8 @@ def lines(found: Iterator[Row]) -> list[list[str]]:
     said: Mapping[Any, str] = {True: "yes", False: "-", None: "?"}
     return [
         [
-            *(row.name, row.base_model, row.licence, row.kind, billions(row), f"{row.download_bytes / 1e9:.1f}"),
-            *(said[row.there], row.fits),
+            *(row.name, billions(row), size_text(row.download_bytes, 1000), said[row.there], row.fits or "?"),
+            *(row.kind, row.licence, row.base_model),
         ]
         for row in found
     ]

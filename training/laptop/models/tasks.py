@@ -1,10 +1,11 @@
-"""fab models / models.add."""
+"""fab models / models.add / models.delete."""
 
 from __future__ import annotations
 
-from invoke import Collection, Context, task
+from invoke import Collection, Context, Exit, task
 
-from inventory.command_line import say, sentences
+from inventory.command_line import ask, say, sentences
+from inventory.saying_yes import yes_command
 
 
 @task(
@@ -14,7 +15,7 @@ from inventory.command_line import say, sentences
     help={"here": "models of this machine, for --here", "json": "print it for other programs"},
 )
 def list_models(c: Context, here: bool = False, json: bool = False) -> None:
-    """Every recipe with its model: how large it is, whether it lies on the head, how it fits these machines."""
+    """Every recipe with its model: how large, whether on the head, how it fits."""
     with sentences():
         from training.laptop.models import around, table
 
@@ -33,8 +34,9 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
     help={"model": "OWNER/NAME on the Hub", "name": "of the recipe; without it the model's own"},
 )
 def add(c: Context, model: str, name: str = "") -> None:
-    """Look a model up on the Hub, prove its type on a small copy, and write a recipe for it to edit."""
+    """Prove the type of a model of the Hub on a small copy; write its recipe."""
     with sentences():
+        from inventory.settings import load_settings
         from training.laptop.models import adding
 
         say(f"looking up {model}, counting its layers and proving its type on a small copy: half a minute")
@@ -42,9 +44,33 @@ def add(c: Context, model: str, name: str = "") -> None:
         say(text.rstrip())
         say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")
         say(f"written to {path}; edit it as you like")
-        say(f'next: add "{path.stem}" to [models] names in cluster.toml and run the base deploy; then')
+        say(f'next: add "{path.stem}" to [models] names in cluster.toml; {load_settings().deploy_command}; then')
         say(f"      fab train --model {path.stem} --data FILE")
 
 
-models = Collection("models", list_models, add)
+@task(
+    auto_shortflags=False,
+    help={
+        "model": "recipe, OWNER/NAME, or a folder's name below /data/models",
+        "here": "the one of this machine, for --here",
+        "yes": "do not ask",
+    },
+)
+def delete(c: Context, model: str, here: bool = False, yes: bool = False) -> None:
+    """Remove a base model that nothing uses from all nodes' disks."""
+    with sentences("interrupted; a model that is left in part is made whole by the base deploy, or deleted again"):
+        from training.laptop.models import deleting
+        from training.laptop.open_cluster import opened
+
+        with opened(here) as cluster:
+            going = deleting.planned(cluster, model)
+            say("\n".join(going.lines))
+            ask(yes, "delete it?", yes_command(f"models.delete {model}", delete, here=here))
+            failed = deleting.delete(cluster, going)
+    if failed:
+        raise Exit("; ".join(f"{name}: {why}" for name, why in failed.items()), code=1)
+    say(f"deleted {going.folder}")
+
+
+models = Collection("models", list_models, add, delete)
 namespace = Collection(models)

@@ -18,6 +18,7 @@ from training import comm_report, tiny
 from training.causes import CauseKind
 from training.cost.memory import GIB, with_reserve
 from training.cost.shape import PlanError
+from training.counting import size_text
 from training.data import DataError
 from training.laptop import make_run, refusals, rental, runs, start_run
 from training.laptop.base_model import BUILT_IN, here_base_model
@@ -192,9 +193,9 @@ def real_steps(cluster: OpenCluster, model: str, say: Callable[[str], None]) -> 
 
 def _start_steps(cluster: OpenCluster, recipe: Recipe) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        data = "" if recipe.base_model == BUILT_IN else str(Path(folder) / "questions.jsonl")
-        if data:
-            tiny.write_data(Path(data))
+        data = () if recipe.base_model == BUILT_IN else (str(Path(folder) / "questions.jsonl"),)
+        for file in data:
+            tiny.write_data(Path(file))
         given = start_run.training_data(recipe, data, Path(folder))
         run_id = start_run.start(cluster, recipe, given, datetime.now(), anyway=True)
     assert run_id is not None
@@ -205,7 +206,9 @@ def against_plan(model: str, predicted: Mapping[str, Any], metrics: Sequence[Map
     """Memory and seconds as they were, against what the plan foresaw. The first step warms up."""
     held = max(row.get("memory_reserved_gib") or row["memory_gib"] for row in metrics)
     foreseen = with_reserve(predicted["memory_gib"] * GIB, gpu=bool(predicted["card"])) / GIB
-    memory = judged(f"memory of {model}", held <= foreseen, f"{held:.2f} GiB, the plan said {foreseen:.2f}")
+    memory = judged(
+        f"memory of {model}", held <= foreseen, f"{size_text(held * GIB)}, the plan said {size_text(foreseen * GIB)}"
+    )
     step_s = min(row["step_s"] for row in metrics[1:] or metrics)
     name, planned = f"seconds a step of {model}", predicted["step_s"]
     if planned is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from training.causes import CauseKind
+from training.counting import many
 from training.events import Started, Told
 from training.laptop import checkpoints, resume_run, runs, start_run, stop_run
 from training.laptop.follow import Look, follow
@@ -74,7 +75,7 @@ class Drill:
         """A run of the tiny model, by the way every run takes."""
         recipe = load_recipe("tiny", {**SETTINGS, "save_every": str(self.every)}).model_copy(update={"name": PROVE})
         self.say("a run of tiny, to be broken")
-        with start_run.checked_data(recipe, "") as given:
+        with start_run.checked_data(recipe) as given:
             run_id = start_run.start(self.cluster, recipe, given, datetime.now(UTC), anyway=True)
         assert run_id is not None
         self.run_id = run_id
@@ -117,7 +118,9 @@ class Drill:
         again = sorted(n for n in now if n > step and n in self.before)
         off = max((abs(now[n] / self.before[n] - 1) for n in again), default=0.0)
         ranks = cluster.launch(self.run_id, "").world_size
-        words = f"{ranks} ranks from step {step}; {len(again)} steps done again, losses within {off:.0e}"
+        words = (
+            f"{many(ranks, 'rank')} from step {step}; {many(len(again), 'step')} done again, losses within {off:.0e}"
+        )
         return judged(name, bool(again) and off < CLOSE, words)
 
     def frozen(self) -> Outcome:

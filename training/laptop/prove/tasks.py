@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     },
 )
 def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) -> None:
-    """Try everything on these machines and measure them: training, its failures, the network. Some minutes."""
+    """Try training, its failures and the network on these machines: minutes."""
     import time
 
     from training.laptop import attach, rental
@@ -52,15 +52,16 @@ def _show(proof: Proof, seconds: float) -> None:
     from rich.text import Text
 
     from inventory.shown import console, table
+    from training.counting import plain
     from training.outcome import gathered
 
     colours = {"pass": "green", "fail": "bold red", "not here": "yellow"}
     rows = [[Text(o.state, colours[o.state]), o.name, o.where, o.found] for o in gathered(proof.outcomes)]
     out = console()
-    out.print(table(["", "what", "where", "found"], rows))
+    out.print(table(["", "what", "where", "found"], rows, {"what", "found"}))
     if made := proof.calibration:
-        rates = [f"{made.matmul_flops / 1e12:.3g} TFLOP/s of {made.card}"] if made.card else []
-        rates += [f"{made.link_bytes_per_s / 1e9:.2f} GB/s between ranks"] if made.link_bytes_per_s else []
+        rates = [f"{plain(made.matmul_flops / 1e12)} TFLOP/s of {made.card}"] if made.card else []
+        rates += [f"{plain(made.link_bytes_per_s / 1e9)} GB/s between ranks"] if made.link_bytes_per_s else []
         out.print(f"from now on plans go by what was measured: {', '.join(rates)}")
     counts = {state: sum(o.state == state for o in proof.outcomes) for state in colours}
     told = ", ".join(f"{count} {state}" for state, count in counts.items())

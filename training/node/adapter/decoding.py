@@ -74,7 +74,7 @@ class Voice:
     @staticmethod
     def of(model_dir: Path, template_args: Mapping[str, Any] | None = None) -> Voice:
         """Read from a model's folder."""
-        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         config = read_config(model_dir)
         text = text_settings(config)
         has_own = (model_dir / "generation_config.json").is_file()

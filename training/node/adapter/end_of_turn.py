@@ -34,7 +34,7 @@ def name_end_of_turn(folder: Path, config: dict[str, Any]) -> None:
         return
     from transformers import AutoTokenizer
 
-    end = end_of_turn_id(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    end = end_of_turn_id(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     path = folder / GENERATION
     own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     before = own.get("eos_token_id", config.get("eos_token_id", text_settings(config).get("eos_token_id")))

@@ -9,6 +9,8 @@ library is installed.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import gc
 import importlib.util
@@ -26,16 +28,20 @@ import torch
 from torch.nn import functional
 
 from training.data import IGNORED, Sample
+from training.data.build import TRAIN
 from training.errors import AdapterError
 from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
-from training.node.adapter.held_out import exchange_of, held_out_at
-from training.node.adapter.models import BASE, TUNED, load_base, reader, with_adapter
+from training.node.adapter.held_out import exchange_of, held_out_at, learned_before
+from training.node.adapter.models import BASE, TUNED, load_base, load_tuned, reader
 from training.node.adapter.scores import score
 from training.node.device import device
+from training.node.metrics.report import make_report
 from training.questions import Sampling
-from training.run_folder import write_atomically
+from training.run_folder import METRICS, write_atomically
 
+EXAMPLES = 5
+"""Answers that are kept to be read, in the report of a run."""
 CHUNK = 2048
 """Positions whose logits exist at once."""
 
@@ -69,21 +75,22 @@ class Measured:
     rouge_l: float | None
     tasks: dict[str, Any]
     seconds: float
+    examples: tuple[dict[str, str], ...] = ()
+    """The first answers: what was asked, what was wanted, what was said."""
     margins: tuple[float, ...] = ()
     """Of each pair by how many nats the chosen answer is likelier than the rejected one."""
 
 
 def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = True) -> Measured:
-    """Load a model of its own, measure it, and let it go: the base with `adapter`, or not `tuned` the base as that
-    adapter was trained beside it."""
+    """Load a model of its own, measure it, and let it go: the base with `adapter` or that whole model, or
+    not `tuned` the base as that was trained beside it."""
     began = time.monotonic()
-    model = load_base(model_dir, adapter)
-    if adapter is not None and tuned:
-        model = with_adapter(model, model_dir, adapter)
+    learned = adapter if tuned else None
+    model = load_tuned(model_dir, learned) if learned else load_base(model_dir, adapter)
     each = [_loss_of(model, sample) for sample in asked.samples]
     loss, hits, tokens = (sum(numbers) for numbers in zip(*each, strict=True))
     rejected = [_loss_of(model, sample)[0] for sample in asked.rejected]
-    said, wanted = _answers(model, asked)
+    prompts, said, wanted = _answers(model, asked)
     scores = score(said, wanted) if said else None
     tasks = _harness(model, asked) if asked.tasks else {}
     del model
@@ -101,6 +108,10 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
         rouge_l=scores.rouge_l if scores else None,
         tasks=tasks,
         seconds=round(time.monotonic() - began, 2),
+        examples=tuple(
+            {"asked": prompt, "wanted": reference, "said": answer}
+            for prompt, reference, answer in list(zip(prompts, wanted, said, strict=True))[:EXAMPLES]
+        ),
         margins=tuple(against - of[0] for against, of in zip(rejected, each, strict=False)),
     )
 
@@ -120,15 +131,16 @@ def _loss_of(model: Any, sample: Sample) -> tuple[float, int, int]:
     return loss, hits, len(places)
 
 
-def _answers(model: Any, asked: Asked) -> tuple[list[str], list[str]]:
-    """What the model says to the first samples that ask something, and what they would have it say."""
+def _answers(model: Any, asked: Asked) -> tuple[list[str], list[str], list[str]]:
+    """What the first samples ask that ask something, what the model says to it, and what they would have it say."""
     found = [exchange for sample in asked.samples if (exchange := exchange_of(sample))][: asked.answers]
     said = []
     for exchange in found:
         chooser = Chooser(asked.voice.own, asked.sampling)
         prompt = list(exchange.prompt)
         said.append(asked.voice.text(list(asked.voice.answer(reader(model), chooser, prompt, asked.sampling))))
-    return said, [asked.voice.text(list(exchange.reference)) for exchange in found]
+    texts = [(asked.voice.text(list(one.prompt)), asked.voice.text(list(one.reference))) for one in found]
+    return [prompt for prompt, _ in texts], said, [reference for _, reference in texts]
 
 
 def refuse_tasks_without_library(tasks: Sequence[str]) -> None:
@@ -179,8 +191,9 @@ def won(tuned: Measured, base: Measured) -> dict[str, Any]:
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
-    parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format")
+    parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format, or a whole tuned model's")
     parser.add_argument("--data", type=Path, required=True, help="records held out, or a prepared folder of them")
+    parser.add_argument("--of", default="", help="what other data than the run's own split are called")
     parser.add_argument("--max-length", type=int, default=4096, help="tokens kept of a record")
     parser.add_argument("--answers", type=int, default=50, help="greedy answers to compare; 0 compares none")
     parser.add_argument("--max-new-tokens", type=int, default=Sampling.max_new_tokens)
@@ -203,12 +216,17 @@ def work(args: argparse.Namespace) -> None:
     given = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args)
     asked = Asked(given.samples, voice, args.answers, Sampling(args.max_new_tokens), tasks, given.rejected)
     found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
+    if args.of:
+        found |= {"of": args.of, "learned_before": learned_before(given, args.out.parent / "data" / "prepared" / TRAIN)}
     found |= {"time": time.time(), **evaluate(args.model, args.adapter, asked)}
     write_atomically(args.out, json.dumps(found, indent=1) + "\n")
     attached.tell(evaluation=found)
+    if (args.out.parent / METRICS).is_file():  # a run's own folder: its report shows the answers too
+        make_report(args.out.parent)
 
 
 def main() -> int:
+    all_imported()
     args = _parsed()
     return attached.run(lambda: work(args), args.attached)
 

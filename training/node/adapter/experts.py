@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,10 @@ class Piece:
     parts: int = 1
     """Of those that lie one above the other in the parameter."""
 
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Its place in the parameter."""
+        return whole if self.expert is None else whole[self.expert].chunk(self.parts)[self.part]
+
 
 class Experts:
     """What an adapter changes of the experts in a base model's files, tensor by tensor."""
@@ -58,18 +62,14 @@ class Experts:
         for name, p, transposed, pair in _adapted(adapter, model):
             shapes[name], self._pairs[name], self._transposed[name] = p.shape, pair, transposed
         self._shapes: dict[str, torch.Size] = shapes
-        self.pieces = {name: piece for name, piece in _pieces(model, tensors).items() if piece.parameter in shapes}
+        self.pieces = {name: piece for name, piece in pieces_of(model, tensors).items() if piece.parameter in shapes}
         self._refuse_holes(model_dir)
         self._factors = cache(self._read)
 
     def _refuse_holes(self, model_dir: Path) -> None:
-        found = Counter(piece.parameter for piece in self.pieces.values())
-        wanted = dict.fromkeys(self._shapes, 1)
-        for piece in self.pieces.values():
-            wanted[piece.parameter] = 1 if piece.expert is None else piece.parts * self._shapes[piece.parameter][0]
-        if holes := sorted(name for name, count in wanted.items() if found[name] != count):
+        if hole := first_hole(self.pieces, self._shapes):
             raise AdapterError(
-                f"{self._adapter.folder} changes experts, {holes[0]}, which lie in the files of {model_dir} in a way "
+                f"{self._adapter.folder} changes experts, {hole}, which lie in the files of {model_dir} in a way "
                 f"that is not merged here; {INSTEAD}"
             )
 
@@ -118,7 +118,7 @@ def _adapted(
         raise AdapterError(f"{adapter.folder} is not for this model, which has no {sorted(left)[0]}")
 
 
-def _pieces(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Piece]:
+def pieces_of(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Piece]:
     """What the tensors of files are of the model's parameters, of those that are read as they are or one expert after
     another."""
     conversions = get_model_conversion_mapping(model)
@@ -135,6 +135,15 @@ def _pieces(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Piece]:
             sources = by_source[source].source_patterns
             found[tensor] = Piece(name, int(number[1]), sources.index(source), len(sources))
     return found
+
+
+def first_hole(pieces: Mapping[str, Piece], shapes: Mapping[str, torch.Size]) -> str:
+    """The first of these parameters that `pieces` do not make up; empty where they make up all."""
+    found = Counter(piece.parameter for piece in pieces.values())
+    wanted = dict.fromkeys(shapes, 1)
+    for piece in pieces.values():
+        wanted[piece.parameter] = 1 if piece.expert is None else piece.parts * shapes[piece.parameter][0]
+    return min((name for name, count in wanted.items() if found[name] != count), default="")
 
 
 def _stacks(converter: WeightConverter) -> bool:

@@ -9,6 +9,8 @@ Greedy unless a temperature is given. It ends with its standard input when it se
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import sys
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from training.errors import AdapterError
 from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
-from training.node.adapter.models import BASE, TUNED, load_base, reader, speaking, with_adapter
+from training.node.adapter.models import BASE, TUNED, is_whole, load_base, load_tuned, reader, speaking
 from training.questions import Messages, Sampling, from_prompts, read_questions
 
 if TYPE_CHECKING:
@@ -31,21 +33,22 @@ SHOWN_EVERY = 4
 
 
 class Pair:
-    """A base model and, with an adapter, the tuned one: the same weights, the adapter switched off and on."""
+    """A base model and, with an adapter, the tuned one: the same weights, the adapter switched off and on. A whole
+    tuned model lies beside its base."""
 
     def __init__(self, model_dir: Path, adapter: Path | None, template_args: Mapping[str, Any] | None = None) -> None:
         self.voice = Voice.of(model_dir, template_args)
-        self.model: Any = load_base(model_dir, adapter)
-        if adapter is not None:
-            self.model = with_adapter(self.model, model_dir, adapter)
-        self.names = (BASE, TUNED) if adapter is not None else (BASE,)
+        tuned = load_tuned(model_dir, adapter) if adapter is not None else None
+        base = load_base(model_dir) if tuned is None or is_whole(adapter) else tuned
+        self.models: dict[str, Any] = {BASE: base} if tuned is None else {BASE: base, TUNED: tuned}
+        self.names = tuple(self.models)
 
     def growing(self, who: str, messages: Messages, sampling: Sampling) -> Iterator[str]:
         """The answer, longer and longer; the last one is whole."""
         ids: list[int] = []
-        with speaking(self.model, who):
+        with speaking(self.models[who], who):
             chooser = Chooser(self.voice.own, sampling)
-            for token in self.voice.answer(reader(self.model), chooser, self.voice.prompt(messages), sampling):
+            for token in self.voice.answer(reader(self.models[who]), chooser, self.voice.prompt(messages), sampling):
                 ids.append(token)
                 if len(ids) % SHOWN_EVERY == 0:
                     yield self.voice.text(ids)
@@ -84,7 +87,7 @@ def serve(pair: Pair, sampling: Sampling) -> None:
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
-    parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format")
+    parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format, or a whole tuned model's")
     parser.add_argument("--prompt", action="append", default=[], help="what to ask; may be repeated")
     parser.add_argument("--prompts", type=Path, help="a JSONL file with prompt or messages on each line")
     parser.add_argument("--serve", action="store_true", help="answer conversations from standard input")
@@ -123,6 +126,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
+    all_imported()
     args = _parsed()
     return attached.run(lambda: work(args), args.attached or args.serve)
 

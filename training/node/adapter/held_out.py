@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 from training.data import IGNORED, DataError, Sample, pairs
 from training.data.answers import Rendered
+from training.data.bad_records import Bad
 from training.data.encode import Encoder
-from training.data.readers import Bad, records
+from training.data.readers import records
 from training.data.sample import BadRecord
 
 
@@ -44,6 +46,19 @@ def held_out_at(path: Path, tokenizer: Any, max_length: int, template_args: Mapp
     return found
 
 
+def learned_before(given: HeldOut, trained: Path) -> int | None:
+    """How many of the samples are, token for token, among the prepared ones; None where those do not lie there."""
+    if not (trained / "report.json").is_file():
+        return None
+    from training.data.prepared import open_prepared
+
+    prepared = open_prepared(trained)
+    asked = Counter(tuple(sample.ids) for sample in given.samples)
+    lengths = set(map(len, asked))
+    there = (sample.ids for number in range(prepared.rows) for sample in prepared.row(number))
+    return sum(asked.pop(tuple(ids), 0) for ids in there if len(ids) in lengths)
+
+
 def _rendered(path: Path, encoder: Encoder) -> tuple[list[Rendered], bool]:
     """The texts, and whether each two of them are a pair."""
     bad, texts, paired = Bad(skip=False), [], False
@@ -52,7 +67,7 @@ def _rendered(path: Path, encoder: Encoder) -> tuple[list[Rendered], bool]:
         try:
             texts += pairs.rendered(encoder, record) if paired else encoder.rendered(record)
         except BadRecord as error:
-            bad.add(f"{where}: {error}")
+            bad.add(where, str(error))
     bad.refuse()
     return texts, paired
 

@@ -7,6 +7,8 @@ The result is a plain transformers folder with the base's files, dtypes and toke
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import shutil
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from training.counting import size_text
 from training.errors import AdapterError
 from training.isolation import text_settings
 from training.node import attached
@@ -107,7 +110,7 @@ def _refuse_without_room(model_dir: Path, target: Path) -> None:
     needed, free = weight_bytes(model_dir) + ROOM_TO_SPARE, shutil.disk_usage(place).free
     if needed > free:
         raise AdapterError(
-            f"the merged model needs {needed / 2**30:.1f} GiB at {place}, {free / 2**30:.1f} GiB are free; "
+            f"the merged model needs {size_text(needed)} at {place}, {size_text(free)} are free; "
             "say another place with --to DIR"
         )
 
@@ -210,6 +213,7 @@ def _write_index(fresh: Path, names: list[str]) -> None:
 
 
 def main() -> int:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
     parser.add_argument("--adapter", type=Path, required=True, help="a checkpoint's adapter folder")

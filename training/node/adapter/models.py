@@ -76,6 +76,20 @@ def with_adapter(model: Any, model_dir: Path, adapter: Path) -> Any:
     return tuned
 
 
+def is_whole(tuned: Path | None) -> bool:
+    """Whether what a run learned is a model of its own, as full fine-tuning leaves it, and no adapter."""
+    return tuned is not None and (tuned / "config.json").is_file()
+
+
+def load_tuned(model_dir: Path, tuned: Path) -> Any:
+    """The tuned model by itself: the base with an adapter, or a whole model. Raises AdapterError."""
+    if not is_whole(tuned):
+        return with_adapter(load_base(model_dir, tuned), model_dir, tuned)
+    refuse_other_base(model_dir, tuned)
+    refuse_not_finite(tuned)
+    return load_base(tuned)
+
+
 def speaking(model: Any, who: str) -> AbstractContextManager[Any]:
     """Within it a model with an adapter is the base, or is tuned."""
     return model.disable_adapter() if who == BASE and isinstance(model, PeftModel) else contextlib.nullcontext()

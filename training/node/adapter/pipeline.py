@@ -9,6 +9,8 @@ rank to rank, and the token chosen. Rank 0 writes result.json.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import contextlib
 import copy
@@ -30,6 +32,7 @@ from transformers import AutoConfig, DynamicCache
 
 from training.causes import OF_CODE
 from training.cost.strategies.pipeline import SPLITTABLE
+from training.counting import size_text
 from training.errors import AdapterError
 from training.events import Failed, emit
 from training.node.adapter.decoding import Choose, Chooser, Forward, Voice
@@ -53,7 +56,7 @@ class Stage:
     """One rank's part of a model, with its part of the adapter: only these tensors were read."""
 
     def __init__(self, model_dir: Path, adapter: Path | None, rank: int, world: int, device: torch.device) -> None:
-        whole = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        whole = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         if whole.model_type not in SPLITTABLE:
             raise AdapterError(f"a {whole.model_type} model cannot be spread; possible: {', '.join(SPLITTABLE)}")
         self.device, self.tied = device, bool(whole.tie_word_embeddings)
@@ -190,6 +193,7 @@ def _part_of(whole: Any, layers: range) -> Any:
 
 
 def main() -> int:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     run_dir: Path = parser.parse_args().run
@@ -219,7 +223,7 @@ def run(run_dir: Path) -> None:
     dist.all_gather_object(loaded, stage.loaded_bytes)
     head = stage.share.is_first
     if head:
-        print(f"loaded in {time.monotonic() - began:.0f} s: {[f'{n / 2**20:.0f} MiB' for n in loaded]}", flush=True)
+        print(f"loaded in {time.monotonic() - began:.0f} s: {[size_text(n) for n in loaded]}", flush=True)
     found = []
     for answer in answers(stage, asked["questions"], Sampling(**asked["sampling"])):
         found.append(answer)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from training.words import ENGLISH, Say
 
 Row = dict[str, Any]
 
@@ -15,6 +18,7 @@ MOST_POINTS = 500
 INK = "#010203"
 COLOURS = {"#010204": "var(--first)", "#010205": "var(--second)", "#010206": "var(--third)", "#010207": "var(--fourth)"}
 """What matplotlib draws with, and what the page makes of it in light and dark."""
+BAD = "#010208"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,14 @@ class Plot:
     curves: tuple[PlotLine, ...]
     level: tuple[str, float] | None = None
     from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A step that is marked in every plot: where the run was gone on with, or where it was cut short."""
+
+    step: int
+    stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,9 @@ def plots(predicted: Row) -> list[Plot]:
     ]
 
 
-def draw(plot: Plot, steps: Sequence[Row], evaluations: Sequence[Row]) -> Drawn | None:
+def draw(
+    plot: Plot, steps: Sequence[Row], evaluations: Sequence[Row], marks: Sequence[Mark] = (), say: Say = ENGLISH
+) -> Drawn | None:
     """The plot, or None where the run has nothing to show in it."""
     size = max(1, -(-len(steps) // MOST_POINTS))
     lines = []
@@ -118,7 +132,12 @@ def draw(plot: Plot, steps: Sequence[Row], evaluations: Sequence[Row]) -> Drawn 
             lines.append((curve, points if curve.evaluation else means(points, size)))
     if not lines:
         return None
-    return Drawn(plot.title, _svg(plot, lines), size)
+    return Drawn(say(plot.title), _svg(_said(plot, say), lines, marks, say), size)
+
+
+def _said(plot: Plot, say: Say) -> Plot:
+    level = (say(plot.level[0]), plot.level[1]) if plot.level else None
+    return replace(plot, title=say(plot.title), unit=say(plot.unit) if plot.unit else "", level=level)
 
 
 def means(points: Sequence[tuple[float, float]], size: int) -> list[tuple[float, float]]:
@@ -127,7 +146,10 @@ def means(points: Sequence[tuple[float, float]], size: int) -> list[tuple[float,
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
 
 
-def _svg(plot: Plot, lines: Sequence[tuple[PlotLine, Sequence[tuple[float, float]]]]) -> str:
+Lines = Sequence[tuple[PlotLine, Sequence[tuple[float, float]]]]
+
+
+def _svg(plot: Plot, lines: Lines, marks: Sequence[Mark], say: Say) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -135,7 +157,7 @@ def _svg(plot: Plot, lines: Sequence[tuple[PlotLine, Sequence[tuple[float, float
         "svg.fonttype": "none",
         "svg.hashsalt": plot.title,
         "path.simplify": False,
-        "font.size": 11,
+        "font.size": 13,
         "text.color": INK,
         "axes.labelcolor": INK,
         "axes.edgecolor": INK,
@@ -145,34 +167,42 @@ def _svg(plot: Plot, lines: Sequence[tuple[PlotLine, Sequence[tuple[float, float
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(6, 3), layout="constrained")
-        _fill(figure.add_subplot(), plot, lines)
+    with mpl.rc_context(settings), warnings.catch_warnings():
+        # the letters are the browser's: matplotlib's own font, which has none for Chinese, only measures them
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure = Figure(figsize=(6, 3.2), layout="constrained")
+        axes = figure.add_subplot()
+        _fill(axes, plot, lines, say)
+        for mark in marks:
+            gid, line, colour = ("stop", ":", BAD) if mark.stop else ("resume", "--", INK)
+            axes.axvline(mark.step, gid=f"{gid}-{mark.step}", ls=line, color=colour, lw=1.2, alpha=0.8)
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return for_page(text.getvalue(), plot.title)
 
 
-def _fill(axes: Any, plot: Plot, lines: Sequence[tuple[PlotLine, Sequence[tuple[float, float]]]]) -> None:
+def _fill(axes: Any, plot: Plot, lines: Lines, say: Say) -> None:
     from matplotlib.ticker import MaxNLocator
 
     colours = dict(zip(plot.curves, COLOURS, strict=False))
     for curve, points in lines:
         alone = curve.evaluation or len(points) == 1
         (line,) = axes.plot(*zip(*points, strict=True), color=colours[curve], lw=1.6, marker="o" if alone else "", ms=4)
-        line.set_label(curve.name)
+        line.set_label(say(curve.name))
         line.set_gid(f"{'validation-' if curve.evaluation else ''}{curve.key}")
     if plot.level:
         axes.axhline(plot.level[1], color=INK, lw=1, ls="--", label=plot.level[0])
     if plot.from_zero:
         most = max(value for _, points in lines for _, value in points)
         axes.set_ylim(0, 1.08 * max(most, plot.level[1] if plot.level else 0) or 1)
-    axes.set_xlabel("step")
+    axes.set_xlabel(say("step"))
     axes.set_ylabel(plot.unit)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if len(steps := {step for _, points in lines for step, _ in points}) == 1:
+        axes.set_xlim(min(steps) - 1, min(steps) + 1)  # there is no part of a step
     axes.grid(alpha=0.15, lw=0.6)
     if len(plot.curves) > 1 or plot.level:
-        axes.legend(frameon=False, fontsize=10, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, columnspacing=1)
+        axes.legend(frameon=False, fontsize=12, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, columnspacing=1)
 
 
 def for_page(svg: str, title: str) -> str:
@@ -187,6 +217,7 @@ def for_page(svg: str, title: str) -> str:
         (r"<svg", f'<svg role="img" aria-label="{title}"'),
         (r"font-family: [^;\"]*", "font-family: var(--font)"),
         (INK, "currentColor"),
+        (BAD, "var(--bad)"),
         *COLOURS.items(),
     ]
     for pattern, replacement in changes:

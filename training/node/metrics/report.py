@@ -10,27 +10,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from operator import itemgetter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training.cost.money import cost, money
+from training.began_with import stages_of
+from training.card_facts import read_facts
+from training.causes import parse_cause
+from training.cost.money import cost
+from training.counting import size_text
+from training.data.limits import positions
 from training.data.look.content import LOOK, Look, look_from, remarks
+from training.data.look.naming import NAMES, named
 from training.data.look.page import FOLDER as LOOK_FOLDER
 from training.data.look.page import visible
+from training.evaluations import read_evaluations
 from training.events import EVENTS, Resumed, parse_rows
-from training.node.metrics.plots import Drawn, draw, plots
-from training.plan.measured import counted
-from training.recipe import flat
+from training.model_card import loading
+from training.money import HOUR, bare, money
+from training.node.metrics import run_tables
+from training.node.metrics.plots import Drawn, Mark, draw, plots
+from training.node.metrics.run_numbers import (
+    NOT_KNOWN,
+    Spent,
+    correction,
+    moment,
+    number,
+    plan_against_actual,
+    tiles,
+)
+from training.node.supervision.failure import ASKED
 from training.run_folder import (
     CHECKPOINTS,
     LAUNCH,
+    LOCAL_RUNS,
     METRICS,
     REPORT,
     STATUS,
@@ -41,11 +58,12 @@ from training.run_folder import (
     parse_status,
     write_atomically,
 )
-from training.sums import BEST, STATE
+from training.starts import Begun, read_starts, seconds_of
+from training.sums import ADAPTER_CONFIG, BEST, STATE
+from training.words import Say, Words
 
 Row = dict[str, Any]
 TEMPLATE = "report.html.jinja"
-NOT_KNOWN = "not known"
 
 
 def make_report(run: Path, status: Row | None = None) -> Path:
@@ -68,114 +86,92 @@ def page(values: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         finalize=visible,
     )
+    room.filters["size"] = size_text
     return room.get_template(TEMPLATE).render(values)
 
 
 def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
     """All the page shows, read from the run folder; what is missing there is left out or said to be."""
     plan, launch = _read(run / "plan.json"), _read(run / LAUNCH)
+    say = Words(str(launch.get("language") or "en"))
     status = status or _read(run / STATUS)
     rows = _rows(run / METRICS)
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "validation_loss" in row]
     predicted = plan.get("predicted") or {}
-    drawn = [draw(plot, steps, evaluations) for plot in plots(predicted)]
-    seconds = _seconds(status, now)
+    starts = read_starts(run)
+    seconds = _seconds(status, starts, now)
     checkpoints, resumes = _checkpoints(run / CHECKPOINTS), _resumes(run / EVENTS)
-    hosts = launch.get("hosts") or plan.get("hosts") or []
-    look = _look(run / "data" / "prepared" / LOOK)
+    marks = marks_of([step for step, _ in resumes], steps, str(status.get("state")))
+    drawn = [draw(plot, steps, evaluations, marks, say) for plot in plots(predicted)]
+    data = _read(run / "data" / "report.json")
+    names = _read(run / "data" / NAMES)
+    seen = _look(run / "data" / "prepared" / LOOK, data.get("model"))
+    look = named(seen, names, say) if seen else None
+    files = run_tables.files(run, seen, names)
+    price_h, currency = launch.get("price_h"), str(launch.get("currency") or "")
+    spent = Spent(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR))
     return {
+        "say": say,
+        "language": say.language,
         "run_id": run.name,
         "state": status.get("state", NOT_KNOWN),
-        "reason": status.get("reason") or "",
+        "reason": _reason(status, say),
         "last_lines": status.get("last_lines") or (),
-        "began": _moment(status.get("started")),
-        "made": _moment(now),
-        "tiles": tiles(steps, evaluations, seconds, _cost(status, now)),
+        "began": moment(starts[0].at if starts else status.get("started"), say),
+        "made": moment(now, say),
+        "commands": [start.command for start in starts if start.command],
+        "tiles": tiles(steps, evaluations, spent, say),
         "plots": [one for one in drawn if isinstance(one, Drawn)],
-        "plan": plan_against_actual(predicted, steps, seconds, [step for step, _ in resumes]),
-        "corrected": _correction(predicted),
+        "marks": marks,
+        "plan": plan_against_actual(predicted, steps, seconds, [step for step, _ in resumes], say),
+        "corrected": correction(predicted, say),
         "checkpoints": checkpoints,
         "resumes": resumes,
-        "hosts": [(host["name"], host["private_address"], host["slots"]) for host in hosts],
-        "data": _facts(_read(run / "data" / "report.json").get("report") or plan.get("data") or {}),
+        "machines": run_tables.machines(launch.get("hosts") or plan.get("hosts") or [], price_h, currency, say),
+        "data": run_tables.data(data.get("report") or plan.get("data") or {}, data.get("validation") or {}),
+        "files": files,
         "look": look,
-        "remarks": list(remarks(look)) if look else [],
-        "recipe": _facts(_read(run / "recipe.toml", tomllib.loads)),
-        "origin": _origin(plan, checkpoints),
-        "versions": _facts(_read(run / VERSIONS)),
+        "remarks": list(remarks(look, say)) if look else [],
+        "answers": [run_tables.answers(each) for each in read_evaluations(run)],
+        "loading": _loading(run, checkpoints, say),
+        "recipe": run_tables.settings(_read(run / "recipe.toml", tomllib.loads)),
+        "recipe_text": _text(run / "recipe.toml"),
+        "origin": _origin(run, plan, [] if _all_hashed(files) else [_data_hash(plan, checkpoints)], say),
+        "versions": run_tables.facts(_read(run / VERSIONS)),
     }
 
 
-def tiles(
-    steps: Sequence[Row], evaluations: Sequence[Row], seconds: float | None, money: str
-) -> list[tuple[str, str, str]]:
-    """What one wants to know first: name, value, a remark."""
-    found: list[tuple[str, str, str]] = []
-    if steps:
-        last = steps[-1]
-        found.append(("steps", f"{last['step']} of {last['total_steps']}", f"{last['epoch']:.2f} epochs"))
-        found.append(("training loss", _number(last["loss"]), f"from {_number(steps[0]['loss'])}"))
-    if best := min(
-        (row for row in evaluations if row["validation_loss"] is not None),
-        key=itemgetter("validation_loss"),
-        default=None,
-    ):
-        perplexity, preferred = best.get("perplexity"), best.get("reward_accuracy")
-        of = "" if perplexity is None else f"perplexity {perplexity:.2f}, "
-        of += "" if preferred is None else f"{preferred:.0%} preferred, "
-        remark = f"{of}step {best['step']}"
-        found.append(("best validation loss", _number(best["validation_loss"]), remark))
-    if steps:
-        speed = statistics.median(row["tokens_per_s"] for row in steps)
-        mfu = [row["mfu"] for row in steps if row.get("mfu") is not None]
-        found.append(("useful tokens/s", f"{speed:,.0f}", f"MFU {statistics.median(mfu):.0%}" if mfu else "median"))
-        found.append(("memory", f"{max(row['memory_gib'] for row in steps):.1f} GiB", "most, of any rank"))
-    found.append(("time", _duration(seconds), "of the last start"))
-    found.append(("cost", money, "" if money == NOT_KNOWN else "machines, over all starts"))
-    return found
-
-
-def plan_against_actual(
-    predicted: Row, steps: Sequence[Row], seconds: float | None, resumed: Sequence[int] = ()
-) -> list[tuple[str, str, str, str]]:
-    """What, planned, actual, and actual over planned; empty without a plan or without steps. A step is as long as those
-    after the warm-up of the last start, where there are some."""
-    if not predicted or not steps:
-        return []
-    settled = counted(steps, resumed) or steps
-    tokens = steps[-1]["tokens"] / steps[-1]["step"]
-    actual: list[tuple[str, str, float | None]] = [
-        ("memory, GiB a rank", "memory_gib", max(row["memory_gib"] for row in steps)),
-        ("seconds a step", "step_s", statistics.median(row["step_s"] for row in settled)),
-        ("minutes", "minutes", None if seconds is None else seconds / 60),
-        ("tokens a step", "tokens_per_step", tokens),
-        ("steps", "total_steps", steps[-1]["step"]),
-    ]
-    return [
-        (
-            name,
-            _number(predicted.get(key)),
-            _number(value),
-            f"{value / predicted[key]:.0%}" if value is not None and predicted.get(key) else "",
-        )
-        for name, key, value in actual
-    ]
-
-
-def _correction(predicted: Row) -> str:
-    """What earlier runs changed of the planned seconds; empty where they changed nothing."""
-    made = predicted.get("correction") or {}
-    return f"the planned seconds are times {made['factor']:.2f}: {', '.join(made['run_ids'])}" if made else ""
+def marks_of(resumed: Sequence[int], steps: Sequence[Row], state: str) -> list[Mark]:
+    """Where the run was gone on with, and where it was cut short for now."""
+    cut = [Mark(steps[-1]["step"], stop=True)] if steps and state in {"stopped", "failed"} else []
+    return [*(Mark(step) for step in resumed), *cut]
 
 
 def _cost(status: Row, now: float) -> str:
-    """What the machines cost for the time of the run, where the status knows their price."""
+    """What the machines cost for the time of the run; empty where the status does not know their price."""
     try:
         read = parse_status(json.dumps(status))
     except (TypeError, ValueError):  # of no run that was started
-        return NOT_KNOWN
-    return money(cost(read, now), read.currency) or NOT_KNOWN
+        return ""
+    return money(cost(read, now), read.currency)
+
+
+def _reason(status: Row, say: Say) -> str:
+    """Why it ended, as the supervisor said it; of a run that was asked to stop in the page's language."""
+    cause = parse_cause(status.get("cause"))
+    asked = status.get("state") == "stopped" and cause.kind == "asked" and cause.saved is not None
+    return say(ASKED[cause.saved is True]) if asked else str(status.get("reason") or "")
+
+
+def _loading(run: Path, checkpoints: Sequence[Row], say: Say) -> tuple[list[str], list[str]] | None:
+    """How the adapter that a fetch brings is loaded; None where there is none yet."""
+    chosen = next((row for row in checkpoints if row["best"]), checkpoints[-1] if checkpoints else None)
+    if chosen is None or not (run / CHECKPOINTS / chosen["name"] / "adapter" / ADAPTER_CONFIG).is_file():
+        return None
+    return loading(
+        f"{LOCAL_RUNS}/{run.name}/adapter", read_facts(run, run / CHECKPOINTS / chosen["name"], merged=False), say
+    )
 
 
 def _rows(path: Path) -> list[Row]:
@@ -191,25 +187,38 @@ def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _look(path: Path) -> Look | None:
-    """What was seen in the data when they were prepared; None of a run whose code did not look."""
+def _look(path: Path, config: Any) -> Look | None:
+    """What was seen in the data when they were prepared, which other models share, and how much the model of this
+    config.json takes; None of a run whose code did not look."""
     try:
-        return look_from(_read(path))
+        return replace(look_from(_read(path)), positions=positions(config if isinstance(config, dict) else {}))
     except ValueError:
         return None
 
 
-def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Nested values as flat rows of text."""
-    rows = flat(values).items()
-    return [(key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) for key, value in rows]
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _origin(plan: Row, checkpoints: Sequence[Row]) -> list[tuple[str, str]]:
-    """What it was made from, by hash."""
-    found = [("base model", plan.get("model_dir")), ("base model, sha256 of its files", plan.get("base_model_hash"))]
-    data = checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get("content_hash")
-    return [(name, value) for name, value in [*found, ("data, hash", data)] if value]
+def _all_hashed(files: Sequence[tuple[str, str, str, str]]) -> bool:
+    """Whether the table of the data's files tells them by hash already."""
+    return bool(files) and all(digest for *_, digest in files)
+
+
+def _data_hash(plan: Row, checkpoints: Sequence[Row]) -> tuple[str, Any]:
+    return "data, sha256", checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get("content_hash")
+
+
+def _origin(run: Path, plan: Row, data: Sequence[tuple[str, Any]], say: Say) -> list[tuple[str, str]]:
+    """What it was made from, by hash, and what it began with; `data` where no other table has theirs."""
+    found = [
+        ("base model", plan.get("model_dir")),
+        ("base model's files, sha256", plan.get("base_model_hash")),
+        *data,
+    ]
+    for stage in stages_of(run):
+        found.append(("began with", say("the adapter of {run}, step {step}", run=stage.run_id, step=stage.step)))
+    return [(say(name), str(value)) for name, value in found if value]
 
 
 def _checkpoints(folder: Path) -> list[Row]:
@@ -225,8 +234,8 @@ def _checkpoints(folder: Path) -> list[Row]:
             {
                 "step": step,
                 "name": path.name,
-                "loss": _number(loss) if loss is not None else "",
-                "mib": f"{size / 2**20:.1f}",
+                "loss": number(loss) if loss is not None else "",
+                "size": size_text(size),
                 "best": path.name == best,
                 "data": state.get("data"),
             }
@@ -240,28 +249,12 @@ def _resumes(events: Path) -> list[tuple[int, int]]:
     return [(each.event.step, each.event.ranks) for each in told if isinstance(each.event, Resumed)]
 
 
-def _seconds(status: Row, now: float) -> float | None:
+def _seconds(status: Row, starts: Sequence[Begun], now: float) -> float | None:
+    """Of all starts, where they were noted; else of the last one."""
     if not status.get("started"):
         return None
-    return float((status.get("ended") or now) - status["started"])
-
-
-def _moment(seconds: float | None) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds else NOT_KNOWN
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return NOT_KNOWN
-    hours, minutes = divmod(round(seconds) // 60, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {round(seconds) % 60:02d} s"
-
-
-def _number(value: float | None) -> str:
-    """Four significant digits, no exponent for what a person reads as a number."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    end = float(status.get("ended") or now)
+    return seconds_of(starts, end) if starts else end - status["started"]
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.counting import size_text
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -69,7 +71,7 @@ class StepMetrics:
         return (
             f"step {self.step}/{self.total_steps}  loss {self.loss:.4f}{accuracy}  lr {self.lr:.2e}  "
             f"grad {self.grad_norm:.3f}  {self.tokens_per_s:.0f} tokens/s{mfu}  {self.step_s:.2f} s  "
-            f"{self.memory_gib:.1f} GiB{'  skipped: overflow' if self.skipped else ''}"
+            f"{size_text(self.memory_gib * 2**30)}{'  skipped: overflow' if self.skipped else ''}"
         )
 
 

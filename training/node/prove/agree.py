@@ -7,6 +7,8 @@ merges into `--to`, which must not be there, removes it in the end, and prints o
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import shutil
@@ -29,12 +31,13 @@ TOLERANCE = 0.05
 
 def logits(pair: Pair, who: str) -> torch.Tensor:
     """(tokens, vocabulary), fp32, of the question."""
-    ids = torch.tensor([Voice.prompt(pair.voice, QUESTION)], device=pair.model.device)
-    with torch.inference_mode(), speaking(pair.model, who):
-        return pair.model(input_ids=ids).logits[0].float().cpu()
+    ids = torch.tensor([Voice.prompt(pair.voice, QUESTION)], device=pair.models[who].device)
+    with torch.inference_mode(), speaking(pair.models[who], who):
+        return pair.models[who](input_ids=ids).logits[0].float().cpu()
 
 
 def main() -> int:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--model", "--adapter", "--to"):
         parser.add_argument(name, type=Path, required=True)

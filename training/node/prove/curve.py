@@ -8,6 +8,8 @@ adapter's first values. curve.json was computed by one process on a CPU in fp32;
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import gc
 import json
@@ -133,6 +135,7 @@ def walk(recipe: Recipe, model_dir: Path) -> Curve:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    all_imported()
     from training.node.strategies.zero import init_process_group
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from training.counting import size_text
 from training.data.sample import IGNORED
 from training.node import liger
 from training.node.attention import Segments, segment_attention
@@ -134,7 +135,7 @@ def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
     assert states.grad is not None
     value, grad, seconds, peak = _measured(on, dtype, "own")
     off = max(abs(value / float(right.detach()) - 1), gap(grad, states.grad))
-    memory = f", {peak:.2f} GiB" if peak else ""
+    memory = f", {size_text(peak * 2**30)}" if peak else ""
     words = f"off by {off:.1e} at a vocabulary of {len(weight):,}; {seconds * 1e3:.0f} ms{memory}"
     return judged(OWN_LOSS, off < TOLERANCE[dtype], words)
 
@@ -148,7 +149,8 @@ def _liger(on: torch.device, dtype: torch.dtype, rates: dict[str, Any]) -> Outco
     _, _, own_s, own_gib = _measured(on, dtype, "own")
     _, _, seconds, peak = _measured(on, dtype, "liger")
     words = f"value off by {found.value:.1e} from ours, gradient by {found.gradient:.1e}"
-    against = f"{seconds * 1e3:.0f} ms, {peak:.2f} GiB against ours {own_s * 1e3:.0f} ms, {own_gib:.2f} GiB"
+    held, own = (size_text(gib * 2**30) for gib in (peak, own_gib))
+    against = f"{seconds * 1e3:.0f} ms, {held} against ours {own_s * 1e3:.0f} ms, {own}"
     if found.within(dtype):
         rates |= {"own_loss_s": own_s, "liger_loss_s": seconds}
     kept = "ours" if own_s < seconds or not found.within(dtype) else "Liger's"

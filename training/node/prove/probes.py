@@ -7,6 +7,8 @@ Rates are what the plan goes by afterwards: FLOP/s of a product in 16 bits, byte
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import functools
 import json
 import statistics
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from training.cost.cards import has_kernels
+from training.counting import plain, size_text
 from training.node.device import device, half
 from training.node.strategies.machine import available_ram, total_ram
 from training.outcome import Outcome, as_rows, failed, judged, not_here, passed, tried
@@ -75,7 +78,7 @@ def _allocation(on: torch.device, rates: dict[str, Any]) -> Outcome:
         return failed(ALLOCATION, str(error).splitlines()[0])
     del held
     torch.cuda.empty_cache()
-    return passed(ALLOCATION, f"{ALLOCATED * free / 2**30:.1f} of {total / 2**30:.1f} GiB at once")
+    return passed(ALLOCATION, f"{size_text(ALLOCATED * free)} of {size_text(total)} at once")
 
 
 def _matmul_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
@@ -85,19 +88,19 @@ def _matmul_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
     left, right = (torch.randn(side, side, dtype=half(on), device=on) for _ in range(2))
     rates["matmul_flops"] = flops = 2 * side**3 / sustained(on, lambda: torch.mm(left, right))
     where = "" if on.type == "cuda" else ", on the CPU"
-    return passed(MATMUL, f"{flops / 1e12:.3g} TFLOP/s in {str(half(on)).removeprefix('torch.')}{where}")
+    return passed(MATMUL, f"{plain(flops / 1e12)} TFLOP/s in {str(half(on)).removeprefix('torch.')}{where}")
 
 
 def _copy_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
     source = torch.ones(COPIED[on.type], dtype=torch.uint8, device=on)
     target = torch.empty_like(source)
     rates["memory_bytes_per_s"] = memory = 2 * COPIED[on.type] / timed(on, lambda: target.copy_(source))
-    return passed(COPY, f"{memory / 1e9:.3g} GB/s read and written")
+    return passed(COPY, f"{plain(memory / 1e9)} GB/s read and written")
 
 
 def _ram(on: torch.device, rates: dict[str, Any]) -> Outcome:
     rates["ram_bytes"], ram = total_ram(), available_ram()
-    return judged(RAM, ram > LEAST_RAM, f"{ram / 2**30:.1f} GiB available")
+    return judged(RAM, ram > LEAST_RAM, f"{size_text(ram)} available")
 
 
 def _to_device_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
@@ -106,7 +109,7 @@ def _to_device_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
     source = torch.ones(PINNED, dtype=torch.uint8).pin_memory()
     target = torch.empty(PINNED, dtype=torch.uint8, device=on)
     rates["to_device_bytes_per_s"] = moved = PINNED / timed(on, lambda: target.copy_(source, non_blocking=True))
-    return passed(PINNED_COPY, f"{moved / 1e9:.3g} GB/s")
+    return passed(PINNED_COPY, f"{plain(moved / 1e9)} GB/s")
 
 
 def timed(on: torch.device, work: Callable[[], object]) -> float:
@@ -141,6 +144,7 @@ def _repeated(on: torch.device, work: Callable[[], object], least_s: float) -> f
 
 
 def main() -> int:
+    all_imported()
     outcomes, rates = measure(device())
     print(json.dumps({"outcomes": as_rows(outcomes), "rates": rates}))
     return 0

@@ -9,6 +9,8 @@ more memory than there is: the verdict must name it.
 
 from __future__ import annotations
 
+from training.node.slow_imports import all_imported
+
 import argparse
 import json
 import tempfile
@@ -39,6 +41,7 @@ QUICK_BUDGET_S = 1.0
 
 
 def main() -> None:
+    all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     rank = Rank(parser.parse_args().run.resolve())

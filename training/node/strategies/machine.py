@@ -11,9 +11,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from training.cost.cards import has_kernels
-from training.cost.memory import GIB, WIDTH, offloaded_bytes, saved_bytes
+from training.cost.memory import WIDTH, offloaded_bytes, saved_bytes
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
+from training.counting import size_text
 from training.node.outline import shape_of_folder
 from training.recipe import Recipe, RecipeError
 
@@ -78,8 +79,8 @@ def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
         asked = [f"offload.{key}" for key in ("optimizer", "parameters") if getattr(recipe.offload, key)]
         asked += ["saving with tuning = full"] if saves else []
         raise RecipeError(
-            f"{' and '.join(asked)} need{'s' if len(asked) == 1 else ''} {needed / 2**30:.1f} GiB of RAM on this node, "
-            f"{available / 2**30:.1f} GiB are available; offload less, take more RAM, or tune less"
+            f"{' and '.join(asked)} need{'s' if len(asked) == 1 else ''} {size_text(needed)} of RAM on this node, "
+            f"{size_text(available)} are available; offload less, take more RAM, or tune less"
         )
 
 
@@ -89,6 +90,6 @@ def refuse_streamed(recipe: Recipe, shape: ModelShape, ranks_here: int, availabl
     layers = cost_of(recipe).streamed(shape.layers, recipe)
     if layers * layer > available:
         raise RecipeError(
-            f"{layers} layers in RAM need {layers * layer / GIB:.1f} GiB on this node, {available / GIB:.1f} GiB are "
+            f"{layers} layers in RAM need {size_text(layers * layer)} on this node, {size_text(available)} are "
             f"available; set stream.layers to {int(available // layer)} at most, or take more RAM"
         )

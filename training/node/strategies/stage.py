@@ -45,7 +45,7 @@ class Stage(nn.Module):
 
     def __init__(self, recipe: Recipe, model_dir: Path, stage: int, ranks: int, device: torch.device) -> None:
         super().__init__()
-        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         shares = refuse_misfit(recipe, model_dir, config, ranks)
         self.share = shares[stage]
         self.width: int = config.hidden_size
@@ -121,6 +121,10 @@ def without_memory(recipe: Recipe, model_dir: Path, config: Any) -> nn.Module:
         base = build(
             config, dtype=getattr(torch, recipe.dtype), attn_implementation=model.attention_of(recipe.batching, config)
         )
+        if recipe.base_precision == NF4:
+            from training.node import nf4_experts  # bitsandbytes is slow to import
+
+            nf4_experts.pack(base, getattr(torch, recipe.dtype))
         return model.trainable(base, recipe, model_dir)
 
 

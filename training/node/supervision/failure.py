@@ -39,6 +39,13 @@ _KNOWN: dict[CauseKind, tuple[int, str]] = {
     "diverged": (5, "ended with code {code}: {line}"),
 }
 """Weight and sentence where a rank that ended by itself said what it was, or its libraries did."""
+ASKED = {
+    True: "stopped on request, after saving a checkpoint",
+    False: "stopped on request; the ranks did not save in time, the last checkpoint stands",
+}
+"""Why a run ended that was asked to stop, by whether it saved, for people."""
+STOPPING = "stopping: saving a checkpoint"
+"""What such a run says of itself until it has ended."""
 SSH_LOST_CODE = 255
 
 
@@ -245,10 +252,9 @@ def verdict(seen: Observation, stop_requested: bool, launcher_code: int | None) 
     if seen.all_ended and codes == {0}:
         return Verdict("finished")
     if seen.all_ended and codes <= {FINISHED, STOPPED}:
-        return Verdict("stopped", "stopped on request, after saving a checkpoint", Cause("asked", saved=True))
+        return Verdict("stopped", ASKED[True], Cause("asked", saved=True))
     if stop_requested:
-        reason = "stopped on request; the ranks did not save in time, the last checkpoint stands"
-        return Verdict("stopped", reason, Cause("asked", saved=False))
+        return Verdict("stopped", ASKED[False], Cause("asked", saved=False))
     symptom = symptoms[0] if symptoms else _unheard(seen, launcher_code)
     reason = symptom.reason
     xids = seen.xids.get(symptom.node or "", [])

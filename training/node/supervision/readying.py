@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 from functools import partial
 
+from training.began_with import FOLDER as BEGAN_WITH
 from training.launch import NO_DATA_DISK, Host, Launch, sweep_command
 from training.node.diagnosis.progress import FOLDER as PROGRESS
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.node_ssh import on_hosts, output_of, ssh
 from training.run_folder import CHECKPOINTS, HANG, PROFILE, STATUS, STOP
+from training.starts import STARTS
 
 RESERVE = ".reserve"
 """File in the run folder that makes room for the last status on a full disk."""
 OF_THE_HEAD = (
     *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
-    *("tb", "wandb", "report.html", "versions.json", "after", "merged"),
+    *("tb", "wandb", "report.html", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
 
@@ -34,7 +36,7 @@ def ready(launch: Launch) -> None:
 def _make_folder(launch: Launch, host: Host) -> None:
     make = f"mkdir -p {shlex.quote(launch.run_dir)}/logs"
     if disk := launch.data_disk:
-        missing = shlex.quote(NO_DATA_DISK.format(disk=disk))
+        missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
         make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
     ssh(host.name, make, 8)
 

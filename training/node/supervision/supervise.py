@@ -41,7 +41,7 @@ from training.node.diagnosis.progress import read_progress
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import afterwards, hung_run
 from training.node.supervision.end_processes import sweep
-from training.node.supervision.failure import LAST_LINES, SECONDARY, Observation, Verdict, verdict
+from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
 from training.node.supervision.node_ssh import (
     PING_TIMEOUT_S,
     NodeError,
@@ -54,6 +54,7 @@ from training.node.supervision.node_ssh import (
 )
 from training.node.supervision.readying import RESERVE, ready
 from training.run_folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+from training.starts import note_end, note_start
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
 STATUS_EVERY_S = 5.0
@@ -105,6 +106,7 @@ class Supervisor:
         for folder in (PROGRESS, PROFILE):
             shutil.rmtree(self.run_dir / folder, ignore_errors=True)
         self._write_status()
+        note_start(self.run_dir, self.launch, self.status.started)
         end, code = self._run()
         self._write_end(end, code)
         afterwards.evaluate(self.launch)
@@ -246,6 +248,9 @@ class Supervisor:
             self.seen.lose(text)
         else:
             (self.run_dir / STOP).touch()
+            if self.status.cause.kind == "none":  # else a notice said already why
+                self.status = self.status.changed(reason=STOPPING, cause=Cause("asked"))
+                self._refresh()
         if self.status.state == "starting" and len(self.seen.started) == self.launch.world_size:
             self.status = self.status.changed(state="running")
             self._refresh()
@@ -323,6 +328,8 @@ class Supervisor:
             last_lines=self._last_lines(end),
         )
         self._write_status()
+        with contextlib.suppress(OSError):  # a full disk: the status has its end too
+            note_end(self.run_dir, now)
         print(f"{end.state}{end.reason and f': {end.reason}'}", flush=True)
 
 

@@ -1,0 +1,110 @@
+"""What is typed behind `fab`, word by word: flags that go unsaid, help, and what is not understood. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum, auto
+
+from invoke import Argument, Collection, ParseError
+
+HELP = "--help"
+SHORT = len("-y")
+COMMAND = "command"
+"""The flag of what stands behind `--`."""
+
+
+class Kind(Enum):
+    """What a word is."""
+
+    TASK = auto()
+    FLAG = auto()
+    VALUE = auto()
+    BARE = auto()
+    """Neither a task nor a flag nor a flag's value."""
+
+
+def spelled_out(words: Sequence[str], rest: str, bare: Mapping[str, str], tasks: Collection) -> tuple[list[str], str]:
+    """A command line with the flags that may go unsaid, and what is left of the words behind its `--`.
+
+    `fab ssh te2 -- uptime` is `fab ssh --node te2 --command uptime`. `bare`: of a task, the flag of the words that are
+    no other flag's value. invoke knows no such flags, and keeps what is behind `--` for fabric's own shells.
+    """
+    said, task, flag = list[str](), "", ""
+    for task, word, kind in _read(words, tasks):
+        once = bool(flag) and flag not in tasks[task].iterable
+        if kind is Kind.TASK:
+            flag = bare.get(word, "")
+        elif kind is Kind.BARE and flag:
+            said.append(f"--{flag}")
+            flag = "" if once else flag
+        elif kind is Kind.FLAG and word == f"--{flag}" and once:
+            flag = ""
+        said.append(word)
+    if rest and task and any(COMMAND in argument.names for argument in tasks[task].get_arguments()):
+        return [*said, f"--{COMMAND}", rest], ""
+    return said, rest
+
+
+def help_wanted(words: Sequence[str], tasks: Collection) -> str:
+    """The task behind whose name stands `--help`, which invoke takes for the value of one that needs some; empty where
+    none is asked about."""
+    return next((task for task, word, kind in _read(words, tasks) if kind is Kind.FLAG and word == HELP), "")
+
+
+def without_value(words: Sequence[str], tasks: Collection) -> str:
+    """What is said of a flag behind which its value is missing; empty where all have theirs. invoke lets it pass where
+    the flag may be repeated."""
+    for (task, word, kind), value in zip(_read(words, tasks), [*words[1:], ""], strict=False):
+        argument = _argument(task, word, tasks) if kind is Kind.FLAG and "=" not in word else None
+        if argument and argument.takes_value and not argument.optional and (not value or _argument(task, value, tasks)):
+            return f"fab {task} {word} needs a value; fab --help {task}"
+    return ""
+
+
+def not_understood(error: ParseError, words: Sequence[str], tasks: Collection) -> str:
+    """What is said of a command line that invoke refuses. Its own words, unless one of `words` is unknown to it."""
+    typed = [word.partition("=")[0] if word.startswith("-") else word for word in words]
+    unknown = next((word for word in typed if str(error) == f"No idea what {word!r} is!"), "")
+    task = (error.context and error.context.name) or ""
+    if error.context and not unknown and (missing := error.context.missing_positional_args):
+        return f"fab {task} needs {', '.join(each.name.upper() for each in missing)}; fab --help {task}"
+    if not unknown:
+        return f"{error}{f'; fab --help {task}' if task else ''}"
+    if not task:
+        return f"there is no fab {unknown}{_nearest(unknown, list(tasks.task_names))}; fab --list shows all"
+    if not unknown.startswith("-"):
+        return f"fab {task} knows no {unknown!r}; fab --help {task}"
+    flags = [flag for flag in error.context.flags if flag.startswith("--")]
+    return f"fab {task} has no {unknown}{_nearest(unknown, flags)}; fab --help {task}"
+
+
+def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, Kind]]:
+    """Each word behind the task it is said to, empty before the first."""
+    task, wanted = "", False
+    for word in words:
+        if wanted:
+            kind, wanted = Kind.VALUE, False
+        elif word in tasks.task_names:
+            task, kind = word, Kind.TASK
+        elif word.startswith("-"):
+            argument = _argument(task, word, tasks)
+            kind, wanted = Kind.FLAG, bool(argument and argument.takes_value)
+        else:
+            kind = Kind.BARE
+        yield task, word, kind
+
+
+def _argument(task: str, word: str, tasks: Collection) -> Argument | None:
+    """What a task calls by this flag; None where it has none of that name."""
+    if not task or not word.startswith("-"):
+        return None
+    name = word.removeprefix("--").replace("-", "_")
+    return next((argument for argument in tasks[task].get_arguments() if name in argument.names), None)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    """What may be meant; of a single letter, what begins with it."""
+    short = [each for each in known if each.startswith(f"-{word}")] if len(word) == SHORT else []
+    near = short[:1] or get_close_matches(word, known, n=1)
+    return f"; the nearest is {near[0]}" if near else ""

@@ -1,0 +1,25 @@
+"""Folders of runs, as a head or a fetch has them."""
+
+import json
+
+from training.run_folder import CLAIM, LAUNCH, METRICS, STATUS, Status, begun, status_text
+
+
+def make_run(folder, run_id, *, state="finished", steps=(), claim="mine", run_dir="", best=""):
+    """A run's folder as the head or a fetch has it."""
+    run = folder / run_id
+    (run / "checkpoints").mkdir(parents=True)
+    (run / LAUNCH).write_text(json.dumps({"run_dir": run_dir or f"/data/runs/{run_id}"}))
+    (run / CLAIM).write_text(f"{claim}\n")
+    (run / STATUS).write_text(
+        status_text(
+            Status(run_id, state, price_h=6.0, currency="CNY", started=begun(run_id), ended=begun(run_id) + 1800)
+        )
+    )
+    row = {"step": 6, "total_steps": 8, "step_s": 1, "loss": 1.0, "lr": 0.1, "tokens_per_s": 9, "memory_gib": 1}
+    (run / METRICS).write_text(json.dumps(row) + "\n")
+    for step in steps:
+        (run / "checkpoints" / f"step-{step}").mkdir()
+    if best:
+        (run / "checkpoints" / "best").write_text(best)
+    return run

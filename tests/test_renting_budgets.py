@@ -1,0 +1,86 @@
+"""What a month's budget refuses, what is said to be left of it, and how it bounds spot prices and release times."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Instance, Price
+from inventory.renting import bill, budgets, cost, tags
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+KEY = "aliyun.budget"
+
+
+def test_what_fits_is_not_refused_and_without_a_budget_nothing_is():
+    money = cost.Spent(10, 10, 5, 5)
+    assert budgets.over_budget(KEY, 50, money, budgets.Purchase(2, 5, 2, "CNY")) == ""
+    assert budgets.over_budget(KEY, 0, money, budgets.Purchase(200, 5, 2, "CNY")) == ""
+
+
+def test_what_does_not_fit_is_refused_with_the_hours_that_would():
+    said = budgets.over_budget(KEY, 50, cost.Spent(10, 10, 5, 5), budgets.Purchase(2, 5, 2.1, "CNY"))
+    assert "21.00" in said and "20.00 CNY of this month's 50.00 CNY are left" in said and "--hours 2" in said
+    assert said.endswith("set a larger aliyun.budget")
+    assert "fewer --nodes" in budgets.over_budget(KEY, 50, cost.Spent(45, 0, 0, 0), budgets.Purchase(4, 10, 1, "CNY"))
+
+
+PRICE = Price(2.0, 9.0, "CNY", {MACHINE: 1.5, SYSTEM_DISK: 0.2, DATA_DISK: 0.3})
+
+
+def test_the_limit_is_what_the_budget_bears_without_the_disks_rounded_down():
+    wanted = budgets.Purchase(3, 2.0, 4, "CNY")
+    assert budgets.price_limit(40, cost.Spent(0, 0, 0, 0), wanted, PRICE) == 2.833  # 40 / 12 - 0.5
+    assert budgets.price_limit(46, cost.Spent(1, 2, 1, 1, 1), wanted, PRICE) == 2.833
+    assert 12 * (2.833 + 0.5) <= 40
+    assert budgets.price_limit(109, cost.Spent(0, 0, 0, 0), wanted, PRICE) is None, "the list price is borne too"
+    assert budgets.price_limit(0, cost.Spent(0, 0, 0, 0), wanted, PRICE) is None, "there is no budget"
+    assert budgets.price_limit(10, cost.Spent(0, 0, 0, 20), wanted, PRICE) == 0
+
+
+def demo(name, hours, price="2.00"):
+    told = {tags.PRICE_TAG: price, tags.CURRENCY_TAG: "CNY"}
+    told[CLUSTER_TAG] = "demo"
+    return Instance(name, f"demo-{name}", "Running", "t", "h", NOON, release_at=NOON + hours * HOUR, tags=told)
+
+
+def test_keeping_what_is_there_can_be_too_much_too():
+    there, until = [demo("te1", 2), demo("te2", 2.5)], NOON + 4 * HOUR
+    paid = cost.Spent(0, 10, 0, 45.62)
+    assert budgets.over_budget_longer(KEY, 50, paid, there, until) == (
+        "aliyun.budget: keeping te1, te2 2 h 00 min longer costs 7.00 CNY more, and this month's 50.00 CNY "
+        "would be exceeded by 5.62 CNY; fewer --hours, or set a larger aliyun.budget"
+    )
+    risen = budgets.over_budget_longer(KEY, 50, replace(paid, risen=1), there, until)
+    assert "exceeded by 6.62 CNY, should spot prices rise to the machines' limits; " in risen
+    assert budgets.over_budget_longer(KEY, 60, paid, there, until) == ""
+    assert budgets.over_budget_longer(KEY, 0, paid, there, until) == ""
+
+
+def amounts(line):
+    return [Decimal(found) for found in re.findall(r"\d+\.\d\d", line)]
+
+
+@pytest.mark.parametrize("risen", [0, 0.84])
+def test_the_months_parts_add_up_to_what_is_gone_of_the_budget(risen):
+    paid = cost.Spent(0.14, 0.21, 0.05, 3.27, risen)
+    parts = amounts(bill.month_line(paid, "CNY"))
+    assert ("rise" in bill.month_line(paid, "CNY")) == bool(risen)
+    said = budgets.left(3, paid, "CNY")
+    assert said == f"budget: 3.00 CNY a month, exceeded by {sum(parts) - 3} CNY"
+    assert budgets.left(9, paid, "CNY") == f"budget: {9 - sum(parts)} of 9.00 CNY a month are left"
+
+
+def test_a_budget_that_is_exceeded_already_is_no_negative_amount():
+    said = budgets.over_budget(KEY, 50, cost.Spent(45, 0, 0, 6.5), budgets.Purchase(4, 10, 1, "CNY"))
+    assert "but this month's 50.00 CNY are exceeded by 1.50 CNY already" in said and "-1.50" not in said
+
+
+def test_the_budget_ends_when_the_running_machines_have_used_it_up():
+    money = cost.Spent(past=20, running=10, disks=0, planned=1000)
+    assert budgets.budget_end(50, money, 4.0, NOON) == NOON + 5 * HOUR
+    assert budgets.budget_end(25, money, 4.0, NOON) == NOON
+    assert budgets.budget_end(0, money, 4.0, NOON) is None

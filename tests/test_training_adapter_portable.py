@@ -1,0 +1,149 @@
+"""The adapter of a run in other hands: plain PEFT in a fresh process finds base model and tokenizer by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the [train] extra")
+
+from tests.support.hub import COMMIT, Hub
+from tests.support.tiny_adapter import write_adapter, write_base
+from training.card_facts import read_facts
+from training.model_card import CardFacts, card, loading
+from training.node.adapter import portable
+from training.node.checkpoint import faults
+from training.recipe import Recipe, parse_recipe
+from training.sums import ORIGIN, seal, seal_model
+
+pytestmark = pytest.mark.torch
+RUN = "tiny-20260131-154500"
+RECIPE = """\
+name = "tiny"
+about = "small"
+base_model = "%s"
+model_dir = "tiny"
+max_length = 128
+global_batch = 4
+steps = 3
+
+[lora]
+rank = 4
+"""
+LOAD = """\
+import sys
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+model, tokenizer = AutoPeftModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+ids = tokenizer("how are you", return_tensors="pt").input_ids
+with model.disable_adapter():
+    before = model(ids).logits
+print(float((model(ids).logits - before).abs().max()), tokenizer.chat_template is not None)
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return write_base(tmp_path_factory.mktemp("base") / "tiny")
+
+
+def checkpoint_of(run: Path, base: Path, recipe: Recipe) -> Path:
+    """A checkpoint as a run of this recipe writes it, with an adapter that is not zero."""
+    folder = run / "checkpoints" / "step-3"
+    write_adapter(base, folder / "adapter")
+    (folder / "trainer_state.json").write_text(json.dumps({"step": 3, "base_model": "b" * 64, "data": "d" * 64}))
+    (folder / "optimizer.safetensors").write_bytes(b"state")
+    (run / "recipe.toml").write_text(recipe.to_toml())
+    rows = [{"step": 3, "loss": 1.25}, {"step": 3, "validation_loss": 1.5}, {"step": 4, "loss": 0.5}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "data").mkdir()
+    counts = {"records": 7, "samples": 9, "tokens": 1234, "learned_tokens": 500, "end_of_turn_learned": False}
+    (run / "data" / "report.json").write_text(json.dumps({"report": counts}))
+    portable.complete(folder / "adapter", run, recipe, base)
+    seal(folder)
+    return folder
+
+
+def loaded(adapter: Path, home: Path, **env: str) -> list[str]:
+    """What a process that knows nothing else says of it: how much it changes, whether a chat can be written."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(adapter)],
+        cwd=home, env={**kept, "HF_HOME": str(home / "hf"), **env}, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_an_adapter_finds_its_base_model_on_the_hub_at_the_commit_it_was_trained_on(base: Path, tmp_path: Path):
+    files = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+    seal_model(base, repo="acme/tiny", revision="main", commit=COMMIT)
+    folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % "acme/tiny", None, "here"))
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("acme/tiny", COMMIT)
+    with Hub({"acme/tiny": files}) as hub:
+        changed, chat = loaded(folder / "adapter", tmp_path, HF_ENDPOINT=hub.url)
+    assert float(changed) > 0 and chat == "True"
+    (base / ORIGIN).unlink()
+
+
+def test_an_adapter_of_a_folder_finds_it_by_its_path(base: Path, tmp_path: Path):
+    folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % f"folder:{base}", None, "here"))
+    changed, _ = loaded(folder / "adapter", tmp_path, HF_HUB_OFFLINE="1")
+    assert float(changed) > 0
+
+
+def test_what_lies_beside_an_adapter_is_among_the_checksums(base: Path, tmp_path: Path):
+    folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % "acme/tiny", None, "here"))
+    assert faults(folder) == []
+    names = {"README.md", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert names <= {path.name for path in (folder / "adapter").iterdir()}
+    (folder / "adapter" / "README.md").write_text("something else")
+    assert faults(folder) == ["adapter/README.md is damaged"]
+
+
+def test_the_card_beside_an_adapter_says_what_it_learned_from_and_how_to_load_it(base: Path, tmp_path: Path):
+    folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % "acme/tiny", None, "here"))
+    text = (folder / "adapter" / "README.md").read_text()
+    assert "7 records, 9 samples, 1,234 tokens, 500 learned tokens" in text
+    assert "| final training loss | 1.2500 |" in text and "| lowest validation loss | 1.5000 |" in text
+    assert f'AutoPeftModelForCausalLM.from_pretrained("runs/{RUN}/adapter")' in text and "merge_and_unload" in text
+    assert f"vllm serve acme/tiny --enable-lora --max-lora-rank 8 --lora-modules tuned=runs/{RUN}/adapter" in text
+
+
+def run_as_written(code, home):
+    """What a process that knows nothing else makes of the Python of a card."""
+    argv = [sys.executable, "-c", "\n".join([*code, "print(type(model).__name__)"])]
+    env = {**os.environ, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(argv, cwd=home, env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("name", ["built-in:tiny", "folder:/somewhere/else/tiny"])
+def test_of_a_base_that_no_hub_has_the_code_of_the_card_loads_both_where_a_copy_lies(base: Path, tmp_path: Path, name):
+    folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % name, None, "here"))
+    code, _ = loading(str(folder / "adapter"), read_facts(tmp_path / RUN, folder, merged=False))
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "to").symlink_to(base.parent)
+    assert run_as_written(code, tmp_path) == ["Qwen2ForCausalLM"]
+    assert f"fab merge --run {RUN} --fetch" in "\n".join(code)
+    assert f'from_pretrained("runs/{RUN}/merged")' in code[-1]
+
+
+@pytest.mark.parametrize(("rank", "room"), [(4, 8), (16, 16), (48, 64)])
+def test_the_card_serves_an_adapter_with_the_smallest_room_vllm_knows(rank, room):
+    text = (RECIPE % "acme/tiny").replace("rank = 4", f"rank = {rank}")
+    assert f"--max-lora-rank {room} " in card("x", CardFacts("run", 3, text, "b", "d", 1.0, None, (), merged=False))
+
+
+@pytest.mark.parametrize("changed", ["rank = 1024", "rank = 4\ndora = true"])
+def test_the_card_promises_no_serving_of_what_vllm_has_no_room_for(changed):
+    text = (RECIPE % "acme/tiny").replace("rank = 4", changed)
+    said = card("x", CardFacts("run", 3, text, "b", "d", 1.0, None, (), merged=False))
+    assert "vllm serve" not in said and "serve the merged model" in said

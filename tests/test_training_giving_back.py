@@ -1,0 +1,91 @@
+"""What is said before machines go: which run is on them, and what of the head's did not come home."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from inventory.cloud.errors import RentError
+from inventory.renting import tasks
+from inventory.renting.down import DownPlan
+from tests.support.run_folders import make_run
+from training.laptop.head_node import HereHead
+from training.laptop.run_list import giving_back
+from training.laptop.run_list.giving_back import Stake
+
+OLD, NEW = "tiny-20260130-120000", "tiny-20260131-154500"
+
+
+def plan(going, remaining=()):
+    """Of machines by their names."""
+    both = [[SimpleNamespace(name=n, tags={}, created=0, instance_id=n) for n in names] for names in (going, remaining)]
+    return DownPlan(tuple(both[0]), (), remaining=tuple(both[1]))
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What `fab down` says of a stake before some machines go."""
+    monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+
+    def ask(stake, going, remaining=(), *, force=False, unknown="", named=None):
+        monkeypatch.setattr(tasks, "_stake", lambda: (stake, unknown))
+        return tasks._at_stake(plan(going, remaining), bool(remaining) if named is None else named, force)
+
+    return ask
+
+
+RUNNING = Stake(NEW, frozenset({"te1", "te2"}))
+
+
+def test_a_machine_that_a_run_is_on_stays_but_for_force(said):
+    with pytest.raises(RentError, match=f"^{NEW} is running on te2: fab stop lets it save first; nothing was deleted"):
+        said(RUNNING, ["te2", "te3"], ["te1"])
+    assert said(RUNNING, ["te2"], ["te1", "te3"], force=True)[0].startswith(f"{NEW} is running on te2")
+    assert said(RUNNING, ["te3"], ["te1", "te2"]) == []
+
+
+def test_a_run_that_is_being_prepared_may_be_on_any_of_them(said):
+    with pytest.raises(RentError, match=f"^{NEW} is being started, on nodes that are not known yet: "):
+        said(Stake(NEW), ["te3"], ["te1", "te2"])
+
+
+def test_the_head_stays_while_it_alone_has_what_a_run_learned(said):
+    stake = Stake(unfetched=((NEW, 60),))
+    with pytest.raises(
+        RentError, match=rf"^did not come home from te1: {NEW} \(step 60\); fab fetch --run {NEW}; nothing"
+    ):
+        said(stake, ["te1"], ["te2"])
+    assert said(stake, ["te2"], ["te1"]) == []
+    assert said(stake, ["te1", "te2"]) == [f"did not come home from te1: {NEW} (step 60); fab fetch --run {NEW}"]
+
+
+def test_a_head_that_is_all_there_is_stays_too_where_it_is_named(said):
+    with pytest.raises(RentError, match=r"^did not come home from te1: "):
+        said(Stake(unfetched=((NEW, 60),)), ["te1"], named=True)
+
+
+def test_many_runs_are_counted_and_not_listed():
+    stake = Stake(unfetched=tuple((f"tiny-2026013{k}-154500", 1) for k in range(5)))
+    assert "and 2 more (fab runs); fab fetch --run tiny-20260130-154500" in stake.left_on("te1")
+
+
+def test_where_the_head_does_not_answer_one_machine_stays_and_all_may_go(said):
+    with pytest.raises(
+        RentError, match=r"^whether a run is going on there is not known: timed out; nothing was deleted"
+    ):
+        said(Stake(), ["te2"], ["te1"], unknown="timed out")
+    assert said(Stake(), ["te1", "te2"], unknown="timed out") == []
+
+
+def test_without_a_head_nothing_is_at_stake(said):
+    assert said(RUNNING, ["te2"], ["te3"], unknown="there is no te1") == []
+
+
+def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
+    home, there = tmp_path / "home", tmp_path / "there"
+    make_run(there, NEW, steps=(2, 4))
+    make_run(there, OLD, steps=(6,))
+    make_run(home, OLD, steps=(6,))
+    stake = giving_back.at_stake(HereHead(there), home)
+    assert stake == Stake(unfetched=((NEW, 4),))
+    make_run(home, NEW, steps=(4,))
+    assert giving_back.at_stake(HereHead(there), home) == Stake()

@@ -1,0 +1,64 @@
+"""Money: the same text everywhere, and no other way to it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from training.money import HOUR, MONTH, added, money
+
+ROOT = Path(__file__).parents[1]
+FILES = [
+    path
+    for folder in ("inventory", "snapshots", "deploy", "training")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path not in (ROOT / "training" / "money.py", ROOT / "inventory" / "renting" / "tags.py")  # a tag is read again
+]
+AMOUNTS = re.compile(r"price|trade|cost|budget|spent|paid|money|committed|spot\.(low|middle|high)|\b(hour|month)\b")
+"""What expressions of money are made of here."""
+
+
+@pytest.mark.parametrize(
+    ("amount", "currency", "per", "text"),
+    [
+        (None, "CNY", "", ""),
+        (2, "CNY", "", "2.00 CNY"),
+        (2, "", "", "2.00"),
+        (121.004, "CNY", MONTH, "121.00 CNY a month"),
+        (5.1267, "CNY", HOUR, "5.1267 CNY an hour"),
+        (5.1, "CNY", HOUR, "5.10 CNY an hour"),
+        (20, "", HOUR, "20.00 an hour"),
+        (0.00418, "USD", HOUR, "0.0042 USD an hour"),
+        (-0.001, "CNY", "", "0.00 CNY"),
+        (1e-7, "CNY", MONTH, "0.00 CNY a month"),
+    ],
+)
+def test_an_amount_has_its_currency_and_what_it_is_for(amount, currency, per, text):
+    assert money(amount, currency, per) == text
+
+
+def test_what_is_shown_adds_up_to_its_last_digit():
+    amounts = [0.005, 1.114, 1.114, 1.114]
+    shown = sum(float(money(amount)) for amount in amounts)
+    assert money(added(amounts)) == money(shown) == "3.33"
+
+
+def by_hand(source):
+    """The expressions of amounts that a text writes out by a format of its own."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            how, what = ast.unparse(node.format_spec), ast.unparse(node.value)
+            if re.search(r"[fg]'?$", how.rstrip("\"'") + "'") and AMOUNTS.search(what):
+                yield what
+
+
+def test_no_amount_is_written_out_by_hand():
+    found = {f"{path.relative_to(ROOT)}: {what}" for path in FILES for what in by_hand(path.read_text("utf-8"))}
+    assert found == set()
+
+
+def test_an_amount_written_out_by_hand_is_found():
+    assert list(by_hand('f"{best.price.trade:.2f} CNY"')) == ["best.price.trade"]
+    assert list(by_hand('f"{budget:g} a month"')) == ["budget"]
+    assert not list(by_hand('f"{rows:.1f} {name}"'))

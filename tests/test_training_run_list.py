@@ -1,0 +1,260 @@
+"""`fab runs` and `fab runs.delete`: what there is here and on the head, and what nobody has once it is gone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from inventory.setting_types import SettingsError
+from tests.support.run_folders import make_run
+from training.laptop.head_node import HereHead
+from training.laptop.open_cluster import OpenCluster, opened
+from training.laptop.run_list import copies, deleting, listing
+from training.launch import LaunchError
+from training.run_folder import STATUS, Status, status_text
+from training.starts import note_start
+
+ROOT = Path(__file__).parent.parent
+OLD, NEW, MINE = "tiny-20260130-120000", "tiny-20260131-154500", "tiny-20260129-080000"
+
+
+@pytest.fixture
+def places(tmp_path):
+    """The folders of runs: the laptop's, the head's."""
+    home, there = tmp_path / "home runs", tmp_path / "head"
+    home.mkdir(), there.mkdir()
+    return home, there
+
+
+def rows_of(home, there):
+    return listing.rows(copies.on_laptop(home), copies.on_head(HereHead(there)))
+
+
+def row_of(home, there, run_id=NEW):
+    return next(row for row in rows_of(home, there) if row.run_id == run_id)
+
+
+def test_runs_of_both_places_are_one_list_with_the_newest_first(places):
+    home, there = places
+    make_run(there, NEW)
+    make_run(home, NEW)
+    make_run(there, OLD)
+    make_run(home, MINE)
+    found = rows_of(home, there)
+    assert [row.run_id for row in found] == [NEW, OLD, MINE]
+    assert [(row.laptop is not None, row.head is not None) for row in found] == [
+        (True, True),
+        (False, True),
+        (True, False),
+    ]
+
+
+def test_a_row_says_how_far_how_large_and_what_it_cost(places):
+    home, there = places
+    (make_run(there, NEW, steps=(2, 4)) / "big").write_bytes(os.urandom(3 << 20))
+    (line,) = listing.lines(rows_of(home, there))
+    told = dict(zip(listing.HEADER, line, strict=True))
+    assert (told["model"], told["state"], told["step"], told["cost"]) == ("tiny", "finished", "6/8", "3.00 CNY")
+    assert (told["laptop"], told["head"], told["came home"]) == ("-", "3.0 MiB", "no")
+    (values,) = json.loads(listing.as_json(rows_of(home, there)))
+    assert (values["cost"], values["currency"], values["head_steps"], values["laptop_bytes"]) == (
+        3.0,
+        "CNY",
+        [2, 4],
+        None,
+    )
+
+
+def test_a_run_that_was_resumed_began_at_its_first_start(places):
+    home, there = places
+    run = make_run(there, NEW)
+    for at, command in ((1769874000.5, 'fab train --set "x={"at": 1}"'), (1769881234.0, "fab train --resume")):
+        note_start(run, SimpleNamespace(command=command), at)
+    (row,) = rows_of(home, there)
+    assert row.started == 1769874000.5
+    assert json.loads(listing.as_json([row]))[0]["begun"] == "2026-01-31T15:40:00.500000+00:00"
+
+
+@pytest.mark.parametrize(
+    ("at_home", "on_head", "best", "said"),
+    [
+        ((4,), (2, 4), "", "step 4"),
+        ((2,), (2, 4), "step-2", "step 2"),  # the best came, though a newer one is there
+        ((2,), (2, 4), "", "step 2, not step 4"),
+        ((), (2, 4), "", "logs, not step 4"),
+        ((), (), "", "logs"),
+    ],
+)
+def test_what_came_home_is_held_against_what_a_fetch_would_bring(places, at_home, on_head, best, said):
+    home, there = places
+    make_run(home, NEW, steps=at_home)
+    make_run(there, NEW, steps=on_head, best=best)
+    assert row_of(home, there).home == said
+
+
+def test_a_run_fetched_while_it_ran_is_not_taken_for_a_lost_one_and_one_made_here_is(places):
+    home, there = places
+    make_run(home, NEW, state="running")
+    make_run(home, MINE, state="running", run_dir=str(home / MINE))
+    assert row_of(home, there).state == "fetched while it ran"
+    assert row_of(home, there, MINE).state == "lost"
+    assert row_of(home, there, MINE).home == "made here"
+
+
+def deleted(places, *ids, only=""):
+    """Delete as the task does; the lines said before."""
+    home, there = places
+    going = deleting.planned(rows_of(home, there), ids, only)
+    said = list(deleting.lines(going, head_asked=True))
+    if going.of("head"):
+        assert deleting.on_nodes(going, OpenCluster(HereHead(there))) == {}
+    deleting.on_laptop(going, home)
+    return said
+
+
+def left(places):
+    return [sorted(path.name for path in place.iterdir()) for place in places]
+
+
+def test_a_run_goes_from_both_places_and_nothing_else_does(places):
+    for place in places:
+        make_run(place, NEW)
+        make_run(place, OLD)
+    said = deleted(places, NEW)
+    assert left(places) == [[OLD], [OLD]]
+    assert (
+        said[0].startswith(f"delete  {NEW}  ") and "on the laptop and " in said[0] and said[0].endswith("on the head")
+    )
+    assert [line.split()[-1] for line in said if line.startswith("frees")] == ["laptop", "head"]
+
+
+def test_one_place_can_be_freed_while_the_other_copy_stays(places):
+    for place in places:
+        make_run(place, NEW, steps=(4,))
+    said = deleted(places, NEW, only="head")
+    assert left(places) == [[NEW], []]
+    assert not any("no copy is left" in line for line in said)
+
+
+@pytest.mark.parametrize("only", ["", "head"])
+def test_the_only_copy_of_what_a_run_learned_is_named_before_it_goes(places, only):
+    home, there = places
+    make_run(home, NEW)  # metadata alone
+    make_run(there, NEW, steps=(2, 4))
+    assert deleted(places, NEW, only=only)[-1] == f"{NEW}: no copy is left of what it learned (step 4)"
+
+
+def test_a_folder_of_another_run_is_no_copy(places):
+    home, there = places
+    make_run(home, NEW, steps=(4,), claim="another's")
+    make_run(there, NEW, steps=(4,))
+    assert row_of(home, there).home == "another run of this id"
+    assert "no copy is left" in deleted(places, NEW, only="head")[-1]
+
+
+def test_a_run_that_is_going_on_is_not_deleted(places):
+    _, there = places
+    run = make_run(there, NEW, state="running")
+    waits = "import sys; sys.stdin.read()"
+    argv = [sys.executable, "-c", waits, "-m", "training.node.supervision.supervise", "--run", str(run)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as supervisor:
+        (run / STATUS).write_text(status_text(Status(NEW, "running", supervisor_pid=supervisor.pid)))
+        with pytest.raises(LaunchError, match=f"{NEW} is going on"):
+            deleted(places, NEW)
+        supervisor.stdin.close()
+    assert left(places) == [[], [NEW]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "only", "said"),
+    [
+        ((NEW, "tiny-20200101-000000"), "", "there is no run tiny-20200101-000000; fab runs lists them"),
+        (("../home",), "", "there is no run ../home"),
+        ((), "", "which runs?"),
+        ((NEW,), "laptop", f"{NEW} is not on the laptop"),
+        ((NEW,), "moon", "--only moon: laptop and head are possible"),
+    ],
+)
+def test_what_cannot_be_deleted_is_said_and_nothing_goes(places, ids, only, said):
+    make_run(places[1], NEW)
+    with pytest.raises(LaunchError, match=said):
+        deleted(places, *ids, only=only)
+    assert left(places) == [[], [NEW]]
+
+
+def test_a_link_is_removed_and_not_followed(places, tmp_path):
+    home, _ = places
+    target = make_run(tmp_path / "elsewhere", NEW)
+    (home / NEW).symlink_to(target)
+    deleted(places, NEW)
+    assert left(places) == [[], []] and target.is_dir()
+
+
+UNREACHABLE = """provider = "static"
+[ssh]
+key = "{key}"
+[[nodes]]
+name = "te1"
+address = "127.0.0.1"
+port = 1
+"""
+
+
+def fab(folder, *words):
+    (folder / "fabfile.py").write_text("from training.laptop.run_list.tasks import namespace\n")
+    (folder / "id").touch()
+    (folder / "cluster.toml").write_text(UNREACHABLE.format(key=folder / "id"))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTUNE_CLUSTER": str(folder / "cluster.toml")}
+    argv = [sys.executable, "-m", "fabric", *words]
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def test_a_head_that_does_not_answer_leaves_the_laptops_runs_and_one_line(tmp_path):
+    make_run(tmp_path / "runs", NEW, steps=(4,))
+    done = fab(tmp_path, "runs")
+    assert done.returncode == 0 and NEW in done.stdout
+    assert done.stderr.startswith("these are the laptop's alone; the head could not be asked: te1 (127.0.0.1:1): ")
+    assert len(done.stderr.splitlines()) == 1
+    here = fab(tmp_path, "runs", "--here")
+    assert (here.returncode, here.stdout, here.stderr) == (0, done.stdout, "")
+    asked = fab(tmp_path, "runs.delete", "--run", NEW)
+    assert asked.returncode == 2 and f"fab runs.delete {NEW} --yes" in asked.stderr
+    assert "as far as is known here: the head was not asked" in asked.stdout.splitlines()[-1]
+    assert fab(tmp_path, "runs.delete", "--run", NEW, "--yes").returncode == 0
+    assert not (tmp_path / "runs" / NEW).exists()
+
+
+@pytest.mark.parametrize("here", [[], ["--here"]], ids=["the head is asked in vain", "here"])
+def test_of_a_run_made_on_this_machine_no_head_is_spoken_of_as_it_is_deleted(tmp_path, here):
+    run = make_run(tmp_path / "runs", NEW, steps=(4,))
+    (run / "launch.json").write_text(json.dumps({"run_dir": str(run)}))
+    asked = fab(tmp_path, "runs.delete", "--run", NEW, *here)
+    assert asked.stdout.splitlines()[-1] == f"{NEW}: no copy is left of what it learned (step 4)"
+    assert " ".join(["runs.delete", NEW, *here, "--yes"]) in asked.stderr and "could not be asked" not in asked.stdout
+    assert fab(tmp_path, "runs.delete", "--run", NEW, *here, "--yes").returncode == 0
+    assert not run.exists()
+
+
+def test_the_laptops_copies_alone_are_deleted_without_asking_a_head(tmp_path):
+    make_run(tmp_path / "runs", NEW, steps=(4,))
+    done = fab(tmp_path, "runs.delete", "--run", NEW, "--here", "--yes")
+    assert done.returncode == 0 and "could not be asked" not in done.stdout
+    assert "as far as is known here: the head was not asked" in done.stdout
+    assert not (tmp_path / "runs" / NEW).exists()
+
+
+@pytest.mark.parametrize(("ran_in", "hint"), [("", "; for what was made on this machine add --here"), ("/data", "")])
+def test_where_no_cluster_answers_a_run_of_this_machine_is_remembered(tmp_path, monkeypatch, ran_in, hint):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    (tmp_path / "cluster.toml").write_text('provider = "static"\n')
+    run = tmp_path / "runs" / "tiny-20261123-160011"
+    run.mkdir(parents=True)
+    (run / "launch.json").write_text(json.dumps({"run_dir": ran_in or str(run)}))
+    with pytest.raises(SettingsError) as refused, opened(False):
+        pytest.fail("there is no cluster")
+    assert str(refused.value).endswith(hint) and ("--here" in str(refused.value)) is bool(hint)

@@ -1,0 +1,40 @@
+"""`fab status`: which machines there are, and how one gets to the head."""
+
+from tests.support.heads import node
+from training.causes import Cause
+from training.laptop import status, terminal
+from training.laptop.follow import Look
+from training.laptop.head_node import HereHead
+from training.laptop.open_cluster import OpenCluster
+from training.run_folder import Status
+
+
+class Nodes(OpenCluster):
+    """Two that are up."""
+
+    def ask_all(self, command):
+        assert command == "ps -o etimes= -p 1", "a container's uptime is its host's"
+        return {"te1": "    754\n", "te2": RuntimeError("te2: no answer within 10 s")}
+
+
+def test_the_heads_address_and_the_way_in_are_said(tmp_path, capsys):
+    status.show(Nodes(HereHead(tmp_path / "runs"), (node(0), node(1))))
+    assert "the head is te1, 10.0.0.1: fab ssh\n" in capsys.readouterr().out
+
+
+def test_a_node_is_up_since_its_own_boot_and_one_that_does_not_answer_says_why(tmp_path, capsys):
+    status.show(Nodes(HereHead(tmp_path / "runs"), (node(0), node(1))))
+    said = capsys.readouterr().out
+    assert "up 0 h 12 min" in said and "te2: no answer within 10 s" in said
+
+
+def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):
+    status.show(OpenCluster(HereHead(tmp_path / "runs")))
+    assert capsys.readouterr().out == "there are no runs\n"
+
+
+def test_a_bar_says_that_a_run_is_stopping_from_the_request_to_its_end():
+    asked = Status("tiny-20260131-154500", "running", reason="stopping", cause=Cause("asked"))
+    over = asked.changed(state="stopped", cause=Cause("asked", saved=True))
+    taken_back = asked.changed(reason="a node is taken back", cause=Cause("reclaimed"))
+    assert [terminal.stopping(Look(each, True, ())) for each in (asked, over, taken_back)] == ["stopping", "", ""]

@@ -1,0 +1,46 @@
+"""What `fab evaluate` keeps in a folder of a run: one file of its own validation split, and one of each other data, by
+their content. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SPLIT = "evaluation.json"
+SENT = "held_out-"
+"""What data that were sent to the head are called there begins with; their digest follows."""
+_OTHER = re.compile(r"evaluation-of-[0-9a-f]+\.json")
+
+
+def file_of(digest: str) -> str:
+    """Where what was measured on other data than the split stands."""
+    return f"evaluation-of-{digest}.json"
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a file of a run's folder is one."""
+    return name == SPLIT or _OTHER.fullmatch(name) is not None
+
+
+def measured_on(evaluation: Mapping[str, Any]) -> str:
+    """What the data are called by their owner; empty for the run's validation split."""
+    of = str(evaluation.get("of") or "")
+    place = str(evaluation.get("data") or "").rpartition("/")[2]
+    return of or (place if place.startswith(SENT) else "")
+
+
+def read_evaluations(run: Path) -> list[dict[str, Any]]:
+    """All that are whole: that of the split first, the others as they were made."""
+    found = [read for path in run.glob("evaluation*.json") if is_evaluation(path.name) and (read := _read(path))]
+    return sorted(found, key=lambda each: (measured_on(each) != "", each.get("time", 0)))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,211 @@
+"""A rented machine is gone, or going: what still stands, what a resume does there, what having all again costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from inventory.cloud.opening import open_cloud
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Disk, Instance, Snapshot
+from inventory.errors import InventoryError
+from inventory.renting import members, tags
+from inventory.renting.plan import Wish, plan_up
+from inventory.settings import Settings
+from inventory.shown import clock
+from training.causes import CauseKind
+from training.laptop import attach, rental, runs
+from training.laptop.follow import Look
+from training.laptop.head_node import HeadError
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.signals import signals_as_ctrl_c
+from training.launch import LaunchError
+from training.money import HOUR, added, money
+from training.reclaim import ALL_AGAIN
+
+LOSSES: frozenset[CauseKind] = frozenset(
+    {"reclaimed", "node_lost", "peer_lost", "not_ready", "not_launched", "hung", "unheard"}
+)
+"""Causes behind which a machine may be gone."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Some of a run's machines that are gone or about to be; the others stand."""
+
+    gone: tuple[str, ...]
+    leaving: tuple[str, ...]
+    """Under notice: still there, and nothing is started on them any more."""
+    standing: tuple[str, ...]
+    disk: Disk | None
+    """The head's data disk, where that outlives its machine."""
+    snapshot: Snapshot | None
+    """The newest whole one."""
+    nodes: int
+    """How many machines the cluster is to have again; 0: as many as cluster.toml says."""
+    price: str
+    """What the missing machines cost an hour; empty where nobody tells."""
+    refused: str = ""
+    """Why nobody tells."""
+
+    @property
+    def missing(self) -> str:
+        return ", ".join((*self.gone, *self.leaving))
+
+    def lines(self, run_id: str) -> Iterator[str]:
+        """The ways on, a sentence each."""
+        lost = [f"{', '.join(self.gone)} {_are(self.gone)} gone"] if self.gone else []
+        lost += [f"{', '.join(self.leaving)} {_are(self.leaving)} being taken back"] if self.leaving else []
+        yield f"{', '.join(lost)}; {', '.join(self.standing) or 'none'} still stand{'s' * (len(self.standing) == 1)}"
+        resume = f"fab train --resume {run_id}"
+        once = f"once {', '.join(self.leaving)} {_are(self.leaving)} gone, " if self.leaving else ""
+        if members.HEAD not in (*self.gone, *self.leaving):
+            yield (
+                f"{once}{resume} goes on from the last checkpoint on {', '.join(self.standing)} alone; "
+                f"{self._made_again}"
+            )
+            return
+        yield f"nothing goes on without {members.HEAD}; {self._kept}"
+        yield f"{once}{self._made_again}; then {resume}"
+
+    @property
+    def _made_again(self) -> str:
+        again = f"fab {'rebuild' if self.snapshot else 'up'}{f' --nodes {self.nodes}' if self.nodes else ''}"
+        deployed = "" if self.snapshot else " and the base deploy"
+        costs = f" at {self.price}" if self.price else ""
+        not_now = f" (not now: {self.refused})" if self.refused else ""
+        return f"{again}{deployed} make{'s' * bool(self.snapshot)} {self.missing} again{costs}{not_now}"
+
+    @property
+    def _kept(self) -> str:
+        """What is left of the head's checkpoints."""
+        goes = members.HEAD in self.leaving
+        if self.disk:
+            there = "stays" if goes else "is still there"
+            return f"its data disk {self.disk.disk_id} with the checkpoints {there}"
+        lost = "goes with it" if goes else "is gone too"
+        if self.snapshot:
+            return f"its data disk {lost}: what there is was kept at {clock(self.snapshot.created)}"
+        return f"its data disk {lost}, and there is no snapshot: what came home is what there is"
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def followed(cluster: OpenCluster, run_id: str) -> Look | None:
+    """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
+    a signal ends this program. Raises HeadError when the head stays away, after the ways on where that is gone."""
+    try:
+        with signals_as_ctrl_c():
+            if (seen := attach.attach(cluster.head, run_id)) is None:
+                rental.say_until(cluster)
+    except HeadError:
+        if say(cluster, run_id):
+            rental.say_until(cluster)
+        raise
+    return seen
+
+
+def conclude(cluster: OpenCluster, run_id: str, seen: Look) -> None:
+    """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
+    `attach.conclude` does."""
+    lost = seen.status and seen.status.cause.kind in LOSSES
+    all_stand = not lost or say(cluster, run_id)
+    attach.conclude(cluster.head, run_id, seen, ways_told=not all_stand)
+
+
+def say(cluster: OpenCluster, run_id: str) -> bool:
+    """Print the ways on where a rented machine of a run is gone; nothing where all stand. Whether all do."""
+    settings = cluster.settings
+    if not (settings and settings.is_rented):
+        return True
+    try:
+        loss = loss_of(open_cloud(settings), settings, _hosts(cluster, run_id))
+    except InventoryError as error:
+        print(
+            f"which machines still stand is not known: {error}; fab train --resume {run_id} goes on on those that do; "
+            f"to have all again, before it: {ALL_AGAIN}"
+        )
+        return False
+    for line in loss.lines(run_id) if loss else ():
+        print(line)
+    return loss is None
+
+
+def _hosts(cluster: OpenCluster, run_id: str) -> Sequence[str]:
+    """The nodes a run was started on; where the head does not tell, those there were when this command began."""
+    try:
+        return [host.name for host in runs.read_launch(cluster.head, run_id).hosts]
+    except LaunchError:
+        return [node.name for node in cluster.nodes]
+
+
+def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> Loss | None:
+    """Which of these nodes are gone or going, and what there is to go on with; None where all stand. Raises
+    CloudError."""
+    own = tags.of_cluster(settings.name)
+    instances = cloud.instances(tags=own)
+    counted = members.counted(instances)
+    there = members.names(counted)
+    if not (missing := [name for name in hosts if name not in there]):
+        return None
+    under_notice = [each for each in instances if each.is_reclaimed]
+    leaving = {n: each for n, each in zip(members.names(under_notice), under_notice, strict=True) if n in missing}
+    gone = tuple(name for name in missing if name not in leaving)
+    disks = members.labelled(cloud.disks(tags=own), instances)
+    whole = [each for each in cloud.snapshots(tags=own) if each.status == "accomplished" and each.disk_kind == "data"]
+    snapshot = max(whole, key=lambda each: each.created, default=None)
+    nodes = len({*hosts, *there})
+    if _is_held(disks, leaving.values()):
+        price, refused = "" if gone else _known_price(list(leaving.values())), ""
+    else:
+        price, refused = _price(cloud, settings, Wish(nodes, settings.rental.hours, snapshot))
+    return Loss(
+        gone,
+        tuple(leaving),
+        tuple(name for name in hosts if name in there),
+        _heads_disk(disks, [each.instance_id for each in counted]),
+        snapshot,
+        nodes if nodes != settings.rental.nodes else 0,
+        price,
+        refused,
+    )
+
+
+def _heads_disk(disks: Sequence[Disk], standing: Sequence[str]) -> Disk | None:
+    """The data disk of a head that is gone or going, where it does not go with it; of several the newest."""
+    own = [disk for disk in disks if disk.kind == "data" and members.disk_number(disk) == 1]
+    kept = [
+        each
+        for each in own
+        if each.instance_id not in standing and not (each.instance_id and each.delete_with_instance)
+    ]
+    return max(kept, key=lambda each: (each.created, each.disk_id), default=None)
+
+
+def _is_held(disks: Sequence[Disk], leaving: Iterable[Instance]) -> bool:
+    """Whether a machine under notice has a disk that stays: until it is gone no other is made in its place."""
+    ids = {each.instance_id for each in leaving}
+    return any(each.instance_id in ids and not each.delete_with_instance for each in disks if each.kind == "data")
+
+
+def _known_price(machines: Sequence[Instance]) -> str:
+    """What an hour of these cost when they were ordered; empty where not all say so."""
+    told = [price for each in machines if (price := tags.price_h(each.tags)) is not None]
+    return (
+        money(added(told, HOUR), machines[0].tags.get(tags.CURRENCY_TAG, ""), HOUR)
+        if len(told) == len(machines)
+        else ""
+    )
+
+
+def _price(cloud: Cloud, settings: Settings, wish: Wish) -> tuple[str, str]:
+    """What an hour of the missing machines costs; else why nobody tells."""
+    try:
+        plan = plan_up(cloud, settings, wish)
+    except InventoryError as error:
+        return "", str(error)
+    if not plan.quotes:
+        return "", ""
+    return money(plan.hour, plan.quotes[0].price.currency, HOUR), ""

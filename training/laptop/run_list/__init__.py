@@ -1,0 +1,1 @@
+"""The runs here and on the head: fab runs, fab runs.delete."""

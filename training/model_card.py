@@ -1,0 +1,183 @@
+"""What a stranger reads beside an adapter or a merged model: where it comes from, how good it is, how to load it. Pure.
+
+It lies in the adapter's folder from the checkpoint on (training/card_facts.py reads what it says).
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.cost.memory import NF4
+from training.evaluations import measured_on
+from training.model_lock import BUILT_IN, LOCAL
+from training.model_names import FOLDER
+from training.run_folder import LOCAL_RUNS
+from training.words import ENGLISH, Say
+
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What its --max-lora-rank takes."""
+LICENCES = ("apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4")
+"""Of base models, those that the hub knows by themselves; others are told as `other` with their name."""
+
+
+def base_name(base: str) -> str:
+    """A base model as others may know it: the path of a folder on this machine is nobody's business."""
+    return base.rpartition("/")[2] if base.startswith(FOLDER) else base
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a run's folder says about its adapter."""
+
+    run_id: str
+    step: int
+    recipe_text: str
+    base_model_hash: str
+    data_hash: str
+    final_loss: float | None
+    validation_loss: float | None
+    """The lowest one."""
+    evaluations: Sequence[Mapping[str, Any]]
+    """Of its validation split, then of other data."""
+    merged: bool
+    end_of_turn: str = ""
+    """The token it was taught to end an answer with; empty where it was taught none."""
+    sees: bool = False
+    """Whether its base model sees images too."""
+    data: Mapping[str, int] = field(default_factory=dict)
+    """How many of what it learned from, by their names."""
+    began_with: Sequence[str] = ()
+    """The adapters it began with, the first one first."""
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe's values."""
+        return tomllib.loads(self.recipe_text)
+
+
+def card(name: str, facts: CardFacts) -> str:
+    """README.md: front matter the hub reads, then words. `name`: what it is loaded by, a repository or a folder. The
+    licence is the base model's, which binds both."""
+    recipe = facts.recipe
+    base = recipe["base_model"]
+    known = not base.startswith(LOCAL)
+    front = [f"base_model: {base}"] if known else []
+    front += _licence(str(recipe.get("licence", "")))
+    front += [f"library_name: {'transformers' if facts.merged else 'peft'}", "pipeline_tag: text-generation"]
+    front += ["tags:", "- lora", "- spotune"]
+    kind = "A model with its LoRA adapter merged in" if facts.merged else "A LoRA adapter"
+    of = f"[{base}](https://huggingface.co/{base})" if known else base_name(base)
+    lines = ["---", *front, "---", "", f"# {name}", "", f"{kind}, fine-tuned from {of} with spotune.", ""]
+    lines += ["| | |", "|--|--|", f"| run | {facts.run_id}, step {facts.step} |"]
+    lines += [f"| began with | {each} |" for each in facts.began_with]
+    lines += [f"| base model's files, sha256 | {facts.base_model_hash} |", f"| data, sha256 | {facts.data_hash} |"]
+    if facts.data:
+        lines.append(f"| learned from | {', '.join(f'{count:,} {what}' for what, count in facts.data.items())} |")
+    if recipe.get("base_precision") == NF4:
+        lines += ["| base model while training | its layers in four bits a weight (NF4) |"]
+    lines += [f"| {label} | {value:.4f} |" for label, value in _numbers(facts) if value is not None]
+    lines += [
+        "",
+        "Licence: that of the base model.",
+        *(line for each in facts.evaluations for line in _evaluation(each)),
+        *_use(name, facts),
+        *_asked(facts),
+        *_end(facts),
+        "",
+    ]
+    return "\n".join(
+        [*lines, "## Recipe", "", "```toml", facts.recipe_text.strip().replace(base, base_name(base)), "```", ""]
+    )
+
+
+def _licence(named: str) -> list[str]:
+    """As the hub takes it, which refuses a card with another identifier than those it knows."""
+    if not named:
+        return []
+    if named in LICENCES:
+        return [f"license: {named}"]
+    return ["license: other", *([f"license_name: {json.dumps(named)}"] if named != "other" else [])]
+
+
+def _numbers(facts: CardFacts) -> list[tuple[str, float | None]]:
+    return [("final training loss", facts.final_loss), ("lowest validation loss", facts.validation_loss)]
+
+
+def _evaluation(found: Mapping[str, Any]) -> list[str]:
+    if not found.get("tuned"):
+        return []
+    base, tuned = found["base"], found["tuned"]
+    known = ("loss", "perplexity", "exact_match", "rouge_l", "pair_accuracy", "pair_margin")
+    keys = [key for key in known if tuned.get(key) is not None]
+    rows = [f"| {key.replace('_', ' ')} | {base[key]:.4f} | {tuned[key]:.4f} |" for key in keys]
+    of, learned = measured_on(found), found.get("learned_before")
+    what = f"of {of}, {learned} of them trained on" if learned else f"of {of}" if of else "held out"
+    title = f"On {tuned['samples']} records {what}, each model loaded by itself:"
+    return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]
+
+
+def _use(name: str, facts: CardFacts) -> list[str]:
+    code, serve = loading(name, facts)
+    return ["", "## Use", "", "```python", *code, "```", "", "```sh", *serve, "```"]
+
+
+def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str], list[str]]:
+    """Python that loads it with transformers and PEFT, and merges it; the command that has vLLM serve it. The base is
+    named where it sees images, and where no hub has it."""
+    base = base_name(facts.recipe["base_model"])
+    kind = "AutoModelForImageTextToText" if facts.sees else "AutoModelForCausalLM"
+    local = facts.recipe["base_model"].startswith(LOCAL)
+    served = f"path/to/{base.removeprefix(BUILT_IN)}" if local else base
+    if facts.merged:
+        code = [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{name}")']
+        serve = [f"vllm serve {name}"]
+    else:
+        code = ["from peft import AutoPeftModelForCausalLM"]
+        code += [f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")']
+        if facts.sees or local:
+            code = ["from peft import PeftModel", f"from transformers import {kind}"]
+            code += [f'base = {kind}.from_pretrained("{served}")', f'model = PeftModel.from_pretrained(base, "{name}")']
+        code.append(f"model = model.merge_and_unload()  # {say('a plain model, where one is wanted')}")
+        rank = _served_rank(facts.recipe["lora"])
+        if local:
+            code += _without_base(facts, kind, say)
+        command = f"vllm serve {served} --enable-lora --max-lora-rank {rank} --lora-modules tuned={name}"
+        serve = [command] if rank else [f"# {say('vLLM serves no such adapter: merge it, and serve the merged model')}"]
+    return code, serve
+
+
+def _without_base(facts: CardFacts, kind: str, say: Say) -> list[str]:
+    """How it is loaded where the base's folder is not at hand, and no hub has it."""
+    merge, merged = f"fab merge --run {facts.run_id} --fetch", f"{LOCAL_RUNS}/{facts.run_id}/merged"
+    return [
+        "",
+        f"# {say('no hub has the base; without its folder: {command}, then', command=merge)}",
+        f"# from transformers import {kind}",
+        f'# model = {kind}.from_pretrained("{merged}")',
+    ]
+
+
+def _served_rank(lora: Mapping[str, Any]) -> int | None:
+    """The smallest of the ranks that vLLM makes room for; None where it knows no such adapter."""
+    if lora.get("dora") or lora.get("modules_to_save") or lora.get("trainable_tokens"):
+        return None
+    return next((rank for rank in VLLM_RANKS if rank >= int(lora.get("rank", 16))), None)
+
+
+def _asked(facts: CardFacts) -> list[str]:
+    args = facts.recipe.get("template_args")
+    if not args:
+        return []
+    given = ", ".join(f"{name}={value!r}" for name, value in args.items())
+    return ["", f"It was taught to answer what `apply_chat_template(..., {given})` asks; ask it so."]
+
+
+def _end(facts: CardFacts) -> list[str]:
+    if not facts.end_of_turn:
+        return []
+    also = "its generation_config.json says so" if facts.merged else "generate with that as `eos_token_id`"
+    return ["", f"An answer ends with `{facts.end_of_turn}`; {also}."]

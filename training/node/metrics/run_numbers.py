@@ -1,0 +1,138 @@
+"""What the report of a run says in numbers: tiles, and the plan against what was measured. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any
+
+from training.counting import size_text
+from training.plan.measured import counted
+from training.words import ENGLISH, Say
+
+Row = dict[str, Any]
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run took."""
+
+    seconds: float | None
+    starts: int
+    """0 where they were not counted."""
+    money: str
+    an_hour: str
+
+
+def tiles(
+    steps: Sequence[Row], evaluations: Sequence[Row], spent: Spent, say: Say = ENGLISH
+) -> list[tuple[str, str, str]]:
+    """What one wants to know first: name, value, a remark."""
+    found: list[tuple[str, str, str]] = []
+    if steps:
+        last = steps[-1]
+        done = say("{step} of {total}", step=last["step"], total=last["total_steps"])
+        found.append((say("steps"), done, say("{epoch} epochs", epoch=f"{last['epoch']:.2f}")))
+        began = say("from {first}", first=number(steps[0]["loss"]))
+        found.append((say("training loss"), number(last["loss"]), began))
+    if best := min(
+        (row for row in evaluations if row["validation_loss"] is not None),
+        key=itemgetter("validation_loss"),
+        default=None,
+    ):
+        found.append((say("best validation loss"), number(best["validation_loss"]), _remark(best, say)))
+    if steps:
+        speed = statistics.median(row["tokens_per_s"] for row in steps)
+        mfu = [row["mfu"] for row in steps if row.get("mfu") is not None]
+        share = f"MFU {statistics.median(mfu):.0%}" if mfu else say("median")
+        found.append((say("useful tokens/s"), f"{speed:,.0f}", share))
+        most = size_text(max(row["memory_gib"] for row in steps) * 2**30)
+        found.append((say("memory"), most, say("most, of any rank")))
+    over = say("over {count} starts", count=spent.starts) if spent.starts > 1 else ""
+    found.append((say("time"), duration(spent.seconds, say), over if spent.starts else say("of the last start")))
+    rate = say("{price} an hour", price=spent.an_hour) if spent.an_hour else say("machines, over all starts")
+    found.append((say("cost"), spent.money or say(NOT_KNOWN), rate if spent.money else ""))
+    return found
+
+
+def _remark(best: Row, say: Say) -> str:
+    if (perplexity := best.get("perplexity")) is not None:
+        return say("perplexity {value}, step {step}", value=f"{perplexity:.2f}", step=best["step"])
+    if (preferred := best.get("reward_accuracy")) is not None:
+        return say("{share} preferred, step {step}", share=f"{preferred:.0%}", step=best["step"])
+    return say("step {step}", step=best["step"])
+
+
+def plan_against_actual(
+    predicted: Row,
+    steps: Sequence[Row],
+    seconds: float | None,
+    resumed: Sequence[int] = (),
+    say: Say = ENGLISH,
+) -> list[tuple[str, str, str, str]]:
+    """What, planned, actual, and actual over planned; empty without a plan or without steps. A step is as long as those
+    after the warm-up of the last start, where there are some; as many are planned as the last start wanted."""
+    if not predicted or not steps:
+        return []
+    settled = counted(steps, resumed) or steps
+    first = predicted.get("total_steps")
+    total = steps[-1].get("total_steps", first)
+    minutes = predicted.get("minutes")
+    planned_s = minutes and 60 * minutes * (total / first if first and total else 1)
+    rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
+        ("memory of a rank", predicted.get("memory_gib"), max(row["memory_gib"] for row in steps), _gib),
+        ("a step", predicted.get("step_s"), statistics.median(row["step_s"] for row in settled), _step_s),
+        ("the whole run", planned_s, seconds, lambda value: duration(value, say)),
+        ("tokens a step", predicted.get("tokens_per_step"), steps[-1]["tokens"] / steps[-1]["step"], number),
+        ("steps", total, steps[-1]["step"], number),
+    ]
+    return [
+        (
+            say(name),
+            "-" if planned is None else form(planned),
+            "-" if value is None else form(value),
+            f"{value / planned:.0%}" if value is not None and planned else "",
+        )
+        for name, planned, value, form in rows
+    ]
+
+
+def _gib(value: float) -> str:
+    return f"{number(value)} GiB"
+
+
+def _step_s(value: float) -> str:
+    return f"{number(value)} s"
+
+
+def correction(predicted: Row, say: Say) -> str:
+    """What earlier runs changed of the planned seconds; empty where they changed nothing."""
+    made = predicted.get("correction") or {}
+    text = "the planned seconds are times {factor}, as earlier runs were: {runs}"
+    return say(text, factor=f"{made['factor']:.2f}", runs=", ".join(made["run_ids"])) if made else ""
+
+
+def moment(seconds: float | None, say: Say) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds else say(NOT_KNOWN)
+
+
+def duration(seconds: float | None, say: Say) -> str:
+    if seconds is None:
+        return say(NOT_KNOWN)
+    hours, minutes = divmod(round(seconds) // 60, 60)
+    if hours:
+        return say("{hours} h {minutes} min", hours=hours, minutes=f"{minutes:02d}")
+    if not minutes:
+        return say("{seconds} s", seconds=round(seconds))
+    return say("{minutes} min {seconds} s", minutes=minutes, seconds=f"{round(seconds) % 60:02d}")
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, no exponent for what a person reads as a number."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

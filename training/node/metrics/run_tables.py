@@ -1,0 +1,139 @@
+"""What the report of a run says in tables besides its numbers: machines, data, recipe, held-out answers.
+
+Pure but for the checksums of the data's files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.counting import plain, size_text
+from training.data.look.content import Look
+from training.data.look.naming import own_name
+from training.evaluations import measured_on
+from training.money import HOUR, bare
+from training.recipe import flat
+from training.sums import sha256_of
+from training.words import Say
+
+Row = dict[str, Any]
+COUNTS = {
+    "shape": "shape",
+    "records": "records",
+    "samples": "samples",
+    "tokens": "tokens",
+    "learned_tokens": "tokens learned from",
+    "rows": "rows",
+    "efficiency": "rows filled",
+    "longest": "longest sample, tokens",
+    "truncated": "cut at the longest length",
+    "bad": "left out: bad",
+    "empty": "left out: nothing to learn",
+    "end_of_turn": "end of an answer",
+}
+"""Of a data report, in words."""
+OF_BOTH = frozenset({"bad"})
+"""A record that cannot be read is in neither part."""
+SETTINGS = {
+    "base_model": "base model",
+    "goal": "goal",
+    "tuning": "tuning",
+    "lora.rank": "adapter rank",
+    "lora.alpha": "adapter alpha",
+    "lora.targets": "adapted layers",
+    "lora.dropout": "adapter dropout",
+    "optimizer.lr": "highest learning rate",
+    "optimizer.schedule": "schedule",
+    "optimizer.warmup_steps": "warm-up steps",
+    "epochs": "epochs",
+    "steps": "steps",
+    "global_batch": "rows a step",
+    "micro_batch": "rows a rank holds at once",
+    "max_length": "tokens of a record, at most",
+    "batching": "batching",
+    "validation.fraction": "share held out",
+    "dtype": "computed in",
+    "base_precision": "base model kept in",
+    "gradient_checkpointing": "layers computed again",
+    "strategy": "strategy",
+    "seed": "seed",
+}
+"""Of a recipe, those that a reader asks for; all of them are in its file."""
+SCORES = {"loss": "loss", "exact_match": "exact match", "rouge_l": "ROUGE-L"}
+
+
+def machines(hosts: Sequence[Row], price_h: float | None, currency: str, say: Say) -> dict[str, Any]:
+    """Their table: what nobody knows of any of them has no column; what all cost together an hour."""
+    columns = {
+        "name": [host["name"] for host in hosts],
+        "type": [host.get("type") or "" for host in hosts],
+        "zone": [host.get("zone") or "" for host in hosts],
+        "private address": [host["private_address"] for host in hosts],
+        "ranks": [host["slots"] for host in hosts],
+        "an hour": [bare(host.get("price_h"), currency, HOUR) for host in hosts],
+    }
+    known = {name: values for name, values in columns.items() if any(values)}
+    together = bare(price_h, currency, HOUR) if len(hosts) > 1 else ""
+    return {"heads": [say(name) for name in known], "rows": list(zip(*known.values(), strict=True)), "all": together}
+
+
+def data(report: Row, held_out: Row) -> list[tuple[str, str, str]]:
+    """What, of the data learned from, of those held out; the latter empty where none are. What is counted of both
+    together stands once."""
+    apart = {key: value for key, value in held_out.items() if key not in OF_BOTH}
+    found = [(words, _count(key, report.get(key)), _count(key, apart.get(key))) for key, words in COUNTS.items()]
+    return [row for row in found if row[1] or row[2]]
+
+
+def _count(key: str, value: Any) -> str:
+    if value in (None, "", 0) and key != "records":
+        return ""
+    if key == "efficiency":
+        return f"{float(value):.0%}"
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def files(run: Path, look: Look | None, names: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    """Name, size, records and sha256 of each file of the data; where it does not lie beside the run, no sha256."""
+    found = []
+    for file in look.survey.files if look else ():
+        name = file.name.rpartition("/data/")[2]
+        path = next((path for path in (run / "data" / name, Path(file.name)) if path.is_file()), None)
+        digest = sha256_of(path) if path else ""
+        shown = own_name(file.name, names).rpartition("/")[2]
+        found.append((shown, size_text(file.size, 1000), f"{file.records:,}", digest))
+    return found
+
+
+def settings(recipe: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Words, key and value of what a reader asks for."""
+    values = flat(recipe)
+    said = {key: words for key, words in SETTINGS.items() if values.get(key) not in (None, "", [])}
+    return [(words, key, _text(values[key])) for key, words in said.items()]
+
+
+def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Nested values as flat rows of text."""
+    return [(key, _text(value)) for key, value in flat(values).items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def answers(evaluation: Row) -> dict[str, Any]:
+    """What `fab evaluate` kept: base and tuned model beside each other, some answers and their scores."""
+    base, tuned = (evaluation.get(side) or {} for side in ("base", "tuned"))
+    both = zip(base.get("examples") or (), tuned.get("examples") or (), strict=False)
+    shown = [{**one, "base": one["said"], "tuned": other["said"]} for one, other in both]
+    scored = {key: words for key, words in SCORES.items() if None not in (base.get(key), tuned.get(key))}
+    if not (of := measured_on(evaluation)):
+        scored |= {"loss": "held-out loss"} if "loss" in scored else {}
+    scores = [(words, plain(base[key], 4), plain(tuned[key], 4)) for key, words in scored.items()]
+    learned, samples = evaluation.get("learned_before"), base.get("samples")
+    return {"of": of, "learned": learned, "samples": samples, "shown": shown, "scores": scores}
