@@ -26,8 +26,9 @@ pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra
 STEPS, SAVE_EVERY = 72, 4
 NAMES = ["te1", "te2", "te3", "te4"]
 SETTINGS = (f"save_every={SAVE_EVERY}", "validation.fraction=0.1", f"validation.every={STEPS // 2}")
-EXACT = ("dtype=float32", "lora.dropout=0")
-"""What is computed does not depend on how many ranks compute it."""
+EXACT = ("dtype=float32", "lora.dropout=0", "optimizer.lr=2e-3")
+"""What is computed does not depend on how many ranks compute it, but for the order of sums; at the recipe's own 5e-3
+72 steps make up to 4e-5 of that in the loss, between any two strategies and with nothing disturbed, at 2e-3 1e-6."""
 FLAGS = ["--model", "tiny", "--steps", STEPS, *(word for s in (*SETTINGS, *EXACT) for word in ("--set", s))]
 
 
