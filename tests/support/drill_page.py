@@ -65,14 +65,14 @@ HEADERS = {
 
 
 def section(command, calls, cells):
-    """The page's part about one command."""
-    struck = sum(cell.word != NOT_APPLICABLE for cell in cells)
+    """The page's part about one command. What is tried is counted: at times nothing is there yet to be taken back."""
+    tried = sum(cell.kind.happens_to(cell.call.action) for cell in cells)
     header = ["call", "times", *(HEADERS.get(kind.name, kind.name) for kind in KINDS)]
     rows = [header, ["---"] * len(header), *_rows(calls, cells)]
     lines = [
         f"## {command.name}",
         "",
-        f"{command.begins_words}. {len(calls)} calls, {struck} faults.",
+        f"{command.begins_words}. {len(calls)} calls, {tried} faults tried.",
         "",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
