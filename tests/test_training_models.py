@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from invoke import Context
 
 from deploy.models import base_models
 from tests.support.hub import COMMIT, Hub
@@ -15,7 +16,8 @@ from training.cost.pace import Rates
 from training.cost.shape import known_shape
 from training.isolation import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
 from training.laptop import plan_options, start_run
-from training.laptop.models import adding, table
+from training.laptop.models import adding, around, table
+from training.laptop.models.tasks import list_models
 from training.laptop.plan_options import Wish
 from training.model_names import RECIPES, load_recipe
 from training.plan.machines import Machines
@@ -261,3 +263,11 @@ def test_of_a_mixture_the_table_says_what_a_token_meets():
     found = {row.name: row for row in table.rows(None, None)}
     assert table.billions(found["qwen3-30b-a3b"]) == "30.5 (3)"
     assert table.billions(found["qwen3-8b"]) == "8.19"
+
+
+def test_the_models_of_this_machine_are_not_said_to_lie_on_a_head(monkeypatch, capsys):
+    monkeypatch.setattr("training.laptop.models.around.asked", lambda here: (None, {"merged-0c11cb5c"}, []))
+    for here, column, place in ((True, "here", "this machine"), (False, "head", "the head")):
+        list_models.body(Context(), here=here)
+        shown = capsys.readouterr().out
+        assert column in around.header(here) and f"on {place} without a recipe: merged-0c11cb5c" in shown

@@ -288,7 +288,7 @@ def test_without_a_price_no_cost_is_made_up(tmp_path):
 def test_before_its_first_checkpoint_the_data_are_named_by_what_the_plan_says(tmp_path):
     run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
     shutil.rmtree(run / "checkpoints")
-    assert ("data, sha256", "c" * 64) in content(run, BEGAN)["origin"]
+    assert ("data as prepared, sha256", "c" * 64) in content(run, BEGAN)["origin"]
 
 
 def test_a_run_that_goes_on_counts_its_time_until_now(tmp_path):
@@ -422,6 +422,7 @@ def test_a_report_calls_the_data_as_their_user_does_and_places_in_its_own_langua
     (run / "data" / NAMES).write_text(names_text({"data/train.jsonl": Path("/home/anna/对话.jsonl")}))
     text = make_report(run).read_text("utf-8")
     assert "对话.jsonl 第 3 条" in text and "anna" not in text and there not in text
+    assert "填充率" in text and "共 9 步" not in text  # of the run they were prepared for
     assert text.count("15.8 kB") == 2 and "15772" not in text and "KiB" not in text.partition("对话.jsonl")[2][:200]
     assert content(run, BEGAN)["files"][0][0] == "对话.jsonl"
 
@@ -431,6 +432,11 @@ def test_bad_records_are_of_neither_part_and_stand_once():
     rows = {row[0]: row[1:] for row in run_tables.data(report, report | {"records": 2})}
     assert rows["left out: bad"] == ("2", "")
     assert rows["left out: nothing to learn"] == ("1", "1") and rows["records"] == ("18", "2")
+
+
+def test_the_longest_of_pairs_is_called_a_pair():
+    assert run_tables.data({"longest": 206}, {}) == [("longest sample, tokens", "206", "")]
+    assert run_tables.data({"longest": 219, "pairs": 40}, {}) == [("longest pair in its row, tokens", "219", "")]
 
 
 def test_a_run_is_held_against_as_many_steps_as_its_last_start_wanted():
@@ -491,6 +497,7 @@ def test_every_text_of_the_page_has_its_chinese(tmp_path, monkeypatch):
     assert len(said) > 60
     drawn = {text for plot in plots({}) for text in (plot.title, plot.unit, *(curve.name for curve in plot.curves))}
     keys = {*run_tables.COUNTS.values(), *run_tables.SETTINGS.values(), *run_tables.SCORES.values(), *get_args(State)}
+    keys.add(run_tables.LONGEST_PAIR)
     assert sorted((asked | said | drawn | keys) - ZH.keys() - {""}) == []
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from invoke import Context, Exit
 
 from inventory.setting_types import SettingsError
 from tests.support.run_folders import make_run
+from training.laptop import runs
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.run_list import copies, deleting, listing
+from training.laptop.tasks import status
 from training.launch import LaunchError
 from training.run_folder import STATUS, Status, status_text
 from training.starts import note_start
@@ -258,3 +261,13 @@ def test_where_no_cluster_answers_a_run_of_this_machine_is_remembered(tmp_path, 
     with pytest.raises(SettingsError) as refused, opened(False):
         pytest.fail("there is no cluster")
     assert str(refused.value).endswith(hint) and ("--here" in str(refused.value)) is bool(hint)
+    with pytest.raises(Exit) as told:
+        status.body(Context())
+    assert ("add --here" in told.value.message) is bool(hint)
+
+
+def test_of_many_runs_the_newest_are_named_as_such(tmp_path):
+    for number in range(7):
+        make_run(tmp_path / "runs", f"tiny-2026010{number + 1}-000000", steps=(4,))
+    with pytest.raises(LaunchError, match=r"; the newest of 7: tiny-20260103-000000, .*tiny-20260107-000000$"):
+        runs.find(HereHead(tmp_path / "runs"), "tiny-20250101-000000")

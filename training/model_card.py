@@ -74,7 +74,10 @@ def card(name: str, facts: CardFacts) -> str:
     lines = ["---", *front, "---", "", f"# {name}", "", f"{kind}, fine-tuned from {of} with spotune.", ""]
     lines += ["| | |", "|--|--|", f"| run | {facts.run_id}, step {facts.step} |"]
     lines += [f"| began with | {each} |" for each in facts.began_with]
-    lines += [f"| base model's files, sha256 | {facts.base_model_hash} |", f"| data, sha256 | {facts.data_hash} |"]
+    lines += [
+        f"| base model's files, sha256 | {facts.base_model_hash} |",
+        f"| data as prepared, sha256 | {facts.data_hash} |",
+    ]
     if facts.data:
         lines.append(f"| learned from | {', '.join(f'{count:,} {what}' for what, count in facts.data.items())} |")
     if recipe.get("base_precision") == NF4:

@@ -126,7 +126,7 @@ ZH = {
     "Made from": "来源",
     "base model": "基座模型",
     "base model's files, sha256": "基座模型文件的 sha256",
-    "data, sha256": "数据的 sha256",
+    "data as prepared, sha256": "处理后的数据的 sha256",
     "began with": "起点",
     "the adapter of {run}, step {step}": "{run} 第 {step} 步的适配器",
     # data
@@ -138,6 +138,7 @@ ZH = {
     "rows": "行",
     "rows filled": "行的填充率",
     "longest sample, tokens": "最长样本（token）",
+    "longest pair in its row, tokens": "一行里最长的一对回答（token）",
     "cut at the longest length": "因过长被截断",
     "left out: bad": "舍弃：有错误",
     "left out: nothing to learn": "舍弃：没有可学的内容",
@@ -196,10 +197,11 @@ ZH = {
     # what was in the data
     "What was in the data": "数据里有什么",
     "{samples} samples of {tokens} tokens, {learned} of them learned (train_on = {train_on}); {batching}: "
-    "{rows} rows, {full} % full; {steps} steps.": (
+    "{rows} rows, {full} % full.": (
         "{samples} 个样本，共 {tokens} 个 token，其中 {learned} 个参与学习（train_on = {train_on}）；"
-        "{batching}：{rows} 行，填充率 {full} %；{steps} 步。"
+        "{batching}：{rows} 行，填充率 {full} %。"
     ),
+    "{steps} steps.": "共 {steps} 步。",
     "Held out: {records} records, {tokens} tokens.": "留作验证：{records} 条记录，{tokens} 个 token。",
     "Bad records": "有错误的记录",
     "and {count} more": "还有 {count} 条",

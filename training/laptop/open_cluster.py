@@ -133,17 +133,24 @@ def _host(node: Node) -> Host:
 
 
 @contextmanager
+def here_named() -> Iterator[None]:
+    """Inside, why there is no cluster names --here too, where runs were made on this machine."""
+    try:
+        yield
+    except InventoryError as error:
+        if any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
+            error.args = (f"{error}; for what was made on this machine add --here", *error.args[1:])
+        raise
+
+
+@contextmanager
 def opened(here: bool) -> Iterator[OpenCluster]:
     """The cluster of cluster.toml, or this machine; the connection to its head is closed in the end."""
     if here:
         yield OpenCluster(HereHead(Path(LOCAL_RUNS)))
         return
-    try:
+    with here_named():
         cluster = load_cluster()
-    except InventoryError as error:
-        if any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
-            error.args = (f"{error}; for what was made on this machine add --here", *error.args[1:])
-        raise
     head = RemoteHead(cluster.head, cluster.settings.deploy_command)
     try:
         yield OpenCluster(head, cluster.nodes, cluster.settings)

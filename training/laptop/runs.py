@@ -25,6 +25,8 @@ from training.run_folder import CHECKPOINTS, LAUNCH, LAUNCHER_LOG, PROVE, checkp
 CHECK = "check"
 GENERATE = "generate"
 """What run ids begin with that are no trainings, beside those of PROVE."""
+MOST_NAMED = 5
+"""Of runs that one might have meant."""
 MODULE = re.compile(r"training(\.[a-z_]+)+")
 """What ranks run: always code of ours."""
 
@@ -70,7 +72,9 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
     known = [seen.run_id for seen in all_runs(head)]
     if run_id is not None:
         if not is_run_id(run_id) or run_id not in known:
-            raise LaunchError(f"no run {run_id!r} on {head.name}; known: {', '.join(known[-5:]) or 'none'}")
+            newest = f"the newest of {len(known)}" if len(known) > MOST_NAMED else "known"
+            named = ", ".join(known[-MOST_NAMED:]) or "none"
+            raise LaunchError(f"no run {run_id!r} on {head.name}; {newest}: {named}")
         return run_id
     wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and trains(known_id))]
     if not wanted:

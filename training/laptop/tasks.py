@@ -259,10 +259,11 @@ def status(c: Context, here: bool = False) -> None:
     """All runs; whether every node answers; until when rented machines are there."""
     with sentences():
         from training.laptop import status as status_of
-        from training.laptop.open_cluster import opened
+        from training.laptop.open_cluster import here_named, opened
 
         if not here:
-            status_of.show_rented()
+            with here_named():
+                status_of.show_rented()
         with opened(here) as cluster:
             status_of.show(cluster)
 

@@ -14,13 +14,16 @@ from training.laptop.open_cluster import opened
 from training.plan.machines import Machines
 from training.sums import ORIGIN
 
-HEADER = ("recipe", "billions (active)", "to fetch", "head", "fits", "type", "licence", "base model")
-"""head: whether it lies there."""
+
+def header(here: bool) -> Sequence[str]:
+    """Of the table; head, here: whether the model lies there."""
+    where = "here" if here else "head"
+    return ("recipe", "billions (active)", "to fetch", where, "fits", "type", "licence", "base model")
 
 
 def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str]]:
-    """The machines that stand or would be rented, the folders of models on the head, and what could not be found
-    out."""
+    """The machines that stand or would be rented, the folders of models on the head or on this machine, and what could
+    not be found out."""
     notes: list[str] = []
     at: Machines | None = None
     there: Collection[str] | None = None
@@ -40,9 +43,9 @@ def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str
     return at, there, notes
 
 
-def show(lines: Sequence[Sequence[str]], notes: Sequence[str]) -> None:
+def show(lines: Sequence[Sequence[str]], notes: Sequence[str], here: bool = False) -> None:
     """The table, and under it what it does not know."""
     terminal = console()
-    terminal.print(table(HEADER, lines, {"fits"}))
+    terminal.print(table(header(here), lines, {"fits"}))
     for note in notes:
         terminal.print(note, soft_wrap=True)

@@ -25,8 +25,8 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
             say(table.as_json(found))
             return
         if there and (others := table.without_recipe(there)):
-            notes.append(f"on the head without a recipe: {', '.join(others)}")
-        around.show(table.lines(found), notes)
+            notes.append(f"on {'this machine' if here else 'the head'} without a recipe: {', '.join(others)}")
+        around.show(table.lines(found), notes, here)
 
 
 @task(

@@ -188,10 +188,11 @@ def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Row:
 
 
 def _look(path: Path, config: Any) -> Look | None:
-    """What was seen in the data when they were prepared, which other models share, and how much the model of this
-    config.json takes; None of a run whose code did not look."""
+    """What was seen in the data when they were prepared, which other runs and models share: without the steps of the
+    run they were prepared for, with how much the model of this config.json takes; None where nothing was kept."""
+    takes = positions(config if isinstance(config, dict) else {})
     try:
-        return replace(look_from(_read(path)), positions=positions(config if isinstance(config, dict) else {}))
+        return replace(look_from(_read(path)), steps=None, positions=takes)
     except ValueError:
         return None
 
@@ -206,7 +207,9 @@ def _all_hashed(files: Sequence[tuple[str, str, str, str]]) -> bool:
 
 
 def _data_hash(plan: Row, checkpoints: Sequence[Row]) -> tuple[str, Any]:
-    return "data, sha256", checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get("content_hash")
+    return "data as prepared, sha256", checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get(
+        "content_hash"
+    )
 
 
 def _origin(run: Path, plan: Row, data: Sequence[tuple[str, Any]], say: Say) -> list[tuple[str, str]]:

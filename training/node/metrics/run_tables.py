@@ -35,6 +35,7 @@ COUNTS = {
     "end_of_turn": "end of an answer",
 }
 """Of a data report, in words."""
+LONGEST_PAIR = "longest pair in its row, tokens"
 OF_BOTH = frozenset({"bad"})
 """A record that cannot be read is in neither part."""
 SETTINGS = {
@@ -84,7 +85,8 @@ def data(report: Row, held_out: Row) -> list[tuple[str, str, str]]:
     """What, of the data learned from, of those held out; the latter empty where none are. What is counted of both
     together stands once."""
     apart = {key: value for key, value in held_out.items() if key not in OF_BOTH}
-    found = [(words, _count(key, report.get(key)), _count(key, apart.get(key))) for key, words in COUNTS.items()]
+    counts = COUNTS | ({"longest": LONGEST_PAIR} if report.get("pairs") else {})
+    found = [(words, _count(key, report.get(key)), _count(key, apart.get(key))) for key, words in counts.items()]
     return [row for row in found if row[1] or row[2]]
 
 
