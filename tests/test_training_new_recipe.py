@@ -161,3 +161,10 @@ def test_a_folder_s_recipe_is_started_by_the_folder_as_it_was_typed(typed: str, 
     source = Source("folder:/home/me/my-qwen3", 1024, typed=typed)
     text = new_recipe(source.name, source, model_shape(CONFIG))
     assert f"#   fab train --model {shown} --data FILE\n" in text
+
+
+def test_a_folders_own_letters_stand_in_its_recipe_as_they_are(tmp_path: Path):
+    text = new_recipe("model", Source("folder:/home/anna/我的模型", 1024, typed="./我的模型"), model_shape(CONFIG))
+    (path := tmp_path / "model.toml").write_text(text, encoding="utf-8")
+    assert "我的模型" in text and "\\u" not in text
+    assert read_recipe(path).base_model == "folder:/home/anna/我的模型"

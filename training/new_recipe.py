@@ -73,7 +73,7 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     return f"""{comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)}
 name = {json.dumps(name)}
 about = {json.dumps(about(recipe, shape))}
-base_model = {json.dumps(source.repo)}
+base_model = {json.dumps(source.repo, ensure_ascii=False)}
 licence = {json.dumps(source.licence, ensure_ascii=False)}
 revision = "main"
 model_dir = {json.dumps(source.folder)}
