@@ -19,8 +19,9 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk
 from inventory.phases import PARTS, Phases
 from inventory.renting.machines import apply_plan, naming_gone
-from inventory.renting.members import Existing, existing, rented_nodes
+from inventory.renting.members import Existing, existing
 from inventory.renting.plan import Wish, missing_machines, plan_up
+from inventory.renting.standing import rented_nodes
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.contents import YES
 from snapshots.images import newest_image

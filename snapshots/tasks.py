@@ -50,7 +50,7 @@ def create(
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         from inventory.cloud.errors import RentError
         from inventory.cloud.port import Ability
-        from inventory.renting.members import rented_nodes
+        from inventory.renting.standing import rented_nodes
         from snapshots import images
         from snapshots.create import checked_name, take
         from snapshots.progress import attended
@@ -158,7 +158,7 @@ def prune(
 def verify(c: Context, snapshot: str = "latest") -> None:
     """Compare a snapshot with its checksums, on a scratch disk made from it."""
     with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
-        from inventory.renting.members import rented_nodes
+        from inventory.renting.standing import rented_nodes
         from snapshots import listing, show
         from snapshots.verify import compared
 

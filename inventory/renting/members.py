@@ -1,5 +1,5 @@
-"""The machines of a cluster: their numbers, names and ranks. Pure but for `existing` and
-`rented_nodes`, which ask the cloud."""
+"""The machines of a cluster: their numbers, names and ranks. Pure but for `existing`,
+which asks the cloud."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from inventory.cloud.values import CLUSTER_TAG, Disk, Instance
 from inventory.nodes import Node
 from inventory.renting import keys, tags
 from inventory.renting.state_files import StateFiles
-from inventory.setting_types import SettingsError
 from inventory.settings import Settings
 
 HEAD = "te1"
@@ -191,20 +190,3 @@ def address(settings: Settings, instance: Instance) -> str:
     if settings.on_this_machine:
         return instance.private_address
     return instance.public_address or instance.private_address
-
-
-def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
-    """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
-
-    The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.
-    """
-    wanted = tags.of_cluster(settings.name)
-    there = present(cloud.instances(tags=wanted))
-    if not there:
-        raise SettingsError(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; rent them: fab up")
-    if number(there[0]) != 1:
-        rest = ", ".join(names(there))
-        raise SettingsError(
-            f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest}): fab rebuild"
-        )
-    return as_nodes(settings, there, cloud.disks(tags=wanted))

@@ -1,0 +1,75 @@
+"""Where a cluster's machines are gone and a snapshot or a kept disk is left: which command restores what."""
+
+import pytest
+
+from inventory.renting import tags
+from inventory.renting.standing import rented_nodes
+from inventory.setting_types import SettingsError
+from tests.support.paper_cluster import PaperCluster
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        yield cluster
+
+
+def snapshot_of(cluster, name):
+    """The id of a whole snapshot of the head's disk."""
+    (disk,) = cluster.data_disks
+    snapshot_id = cluster.cloud.create_snapshot(disk.disk_id, name, tags.of_cluster("demo"), name)
+    cluster.api.cloud.account.clock_offset_s += 3600
+    return snapshot_id
+
+
+def ended(done, code):
+    """What was said by a command that ended with a code."""
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_where_only_a_snapshot_is_left_every_command_names_it_and_up_says_that_it_restores_nothing(cluster):
+    cluster.up(1)
+    snapshot_id = snapshot_of(cluster, "evening")
+    cluster.down(disks=True)
+    left = f"snapshot {snapshot_id} (evening, "
+    for argv in (["status"], ["doctor"], ["ssh"], ["snapshots.create"]):
+        said = ended(cluster.fab(*argv), 2)
+        assert f"the cluster 'demo' has no machines in cn-hangzhou; {left}" in said
+        assert "is there: fab rebuild restores it; fab up starts from nothing" in said
+    said = " ".join(ended(cluster.fab("up", "--nodes", "1", "--dry"), 0).split())
+    assert f"te1 starts with an empty data disk although {left}" in said
+    assert "is there: fab up restores nothing of it, fab rebuild does" in said
+    cluster.up(1)
+    said = " ".join(ended(cluster.fab("rebuild", "--nodes", "1", "--dry"), 0).split())
+    (blank,) = cluster.data_disks
+    assert f"te1 has {blank.disk_id}, which was not made from {snapshot_id}: this rebuild restores no run" in said
+    assert f"fab down --disks, then fab rebuild --snapshot {snapshot_id}" in said
+    assert "starts with an empty" not in cluster.fab("up", "--dry").stdout, "the head is there"
+
+
+def test_a_kept_disk_is_named_and_beside_it_a_snapshot_of_another(cluster):
+    cluster.up(1)
+    first = snapshot_of(cluster, "first")
+    cluster.down()
+    (kept,) = cluster.data_disks
+    said = ended(cluster.fab("status"), 2)
+    assert f"te1's data disk {kept.disk_id} is kept: fab rebuild makes the machines with it" in said
+    assert first not in cluster.fab("up", "--nodes", "1", "--dry").stdout, "all of it is on the disk"
+    cluster.cloud.delete_disk(kept.disk_id)
+    cluster.up(1)
+    cluster.down()
+    (blank,) = cluster.data_disks
+    other = (
+        f"is of another disk: fab down --disks, which deletes {blank.disk_id} with all that is on it, then fab rebuild"
+    )
+    assert other in ended(cluster.fab("status"), 2)
+    assert other in " ".join(ended(cluster.fab("up", "--nodes", "1", "--dry"), 0).split())
+
+
+def test_snapshots_that_cannot_be_asked_for_hide_no_sentence(cluster):
+    cluster.api.fault("DescribeSnapshots", "error-500", times=99)
+    with pytest.raises(SettingsError, match=r"has no machines in cn-hangzhou; rent them: fab up$"):
+        rented_nodes(cluster.cloud, cluster.settings)
+    (note,) = cluster.plan(1).notes
+    assert note.startswith("whether there is a snapshot that fab rebuild would restore is not known: ")
