@@ -1,11 +1,16 @@
-"""Where a cluster's machines are gone and a snapshot or a kept disk is left: which command restores what."""
+"""Where machines of a cluster are gone: which, and which command restores what from a snapshot or a kept disk."""
 
 import pytest
 
-from inventory.renting import tags
+from deploy.survey import survey
+from inventory.cluster import load_cluster
+from inventory.renting import down, tags
+from inventory.renting.intents import Intents
+from inventory.renting.report import show_machines
 from inventory.renting.standing import rented_nodes
 from inventory.setting_types import SettingsError
-from tests.support.paper_cluster import PaperCluster
+from inventory.ssh import SshError
+from tests.support.paper_cluster import SMALL, PaperCluster
 
 
 @pytest.fixture
@@ -73,3 +78,28 @@ def test_snapshots_that_cannot_be_asked_for_hide_no_sentence(cluster):
         rented_nodes(cluster.cloud, cluster.settings)
     (note,) = cluster.plan(1).notes
     assert note.startswith("whether there is a snapshot that fab rebuild would restore is not known: ")
+
+
+def test_status_says_which_machine_is_missing_beside_those_that_stand(cluster, capsys):
+    cluster.write(SMALL + "nodes = 3\n")
+    cluster.up(3)
+    show_machines(cluster.settings)
+    assert "is not; runs go on" not in capsys.readouterr().out
+    down.remove(cluster.cloud, [cluster.machines["demo-te2"].instance_id], Intents(cluster.places.intents))
+    show_machines(cluster.settings)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 of the 3 machines that cluster.toml wants are there, te2 is not; runs go on with 2 machines: " in said
+    assert "fab rebuild makes te2 again" in said
+
+
+def test_what_the_doctor_is_given_names_the_missing_machine(cluster, monkeypatch):
+    cluster.write(SMALL + "nodes = 2\n")
+    cluster.up(1)
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(cluster.toml))
+    monkeypatch.setattr("deploy.survey.connect", refused)
+    assert survey(load_cluster(), []).lacking.names == ("te2",)
+
+
+def refused(node):
+    """No machine on paper answers ssh."""
+    raise SshError(f"{node.name}: refused")

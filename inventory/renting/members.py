@@ -112,6 +112,33 @@ def missing(instances: Sequence[Instance], nodes: int) -> tuple[int, ...]:
     return tuple(free[: max(0 if 1 in taken else 1, nodes - len(there))])
 
 
+@dataclass(frozen=True)
+class Lacking:
+    """Machines that cluster.toml wants and that are not there: reclaimed or given back, nobody knows."""
+
+    names: tuple[str, ...]
+    message: str
+    mend: str
+
+
+def lacking(there: Sequence[str], settings: Settings) -> Lacking | None:
+    """Which machines are missing beside those of these names; None where none is, where cluster.toml does not say how
+    many there are to be, and without a head: then nothing goes on."""
+    rental, count = settings.rental, so_many(len(there))
+    if "nodes" not in rental.model_fields_set or HEAD not in there or len(there) >= rental.nodes:
+        return None
+    absent = [name for k in range(1, rental.nodes + 1) if (name := f"te{k}") not in there]
+    names = tuple(absent[: rental.nodes - len(there)])
+    said = ", ".join(names)
+    return Lacking(
+        names,
+        f"{len(there)} of the {rental.nodes} machines that cluster.toml wants are there, {said} "
+        f"{'is' if len(names) == 1 else 'are'} not; runs go on with {count}",
+        f"fab rebuild makes {said} again, without a snapshot fab up and {settings.deploy_command}; "
+        f"{rental.key('nodes')} = {len(there)} in cluster.toml if {count} will do",
+    )
+
+
 def made_twice(instances: Sequence[Instance], made: Collection[str]) -> tuple[str, ...]:
     """The machines just made whose number an older one has: two who look at the same moment both make it, and only
     the younger one's goes again."""

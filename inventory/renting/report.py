@@ -7,7 +7,7 @@ from contextlib import suppress
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.renting import bill, budgets, cost, show, tags
+from inventory.renting import bill, budgets, cost, members, show, tags
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 
@@ -46,3 +46,5 @@ def show_machines(settings: Settings) -> None:
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         show.show(show.machines_table(instances, settings, cloud.now()))
+        if lacking := members.lacking(members.names(members.present(instances)), settings):
+            show.show(f"{lacking.message}: {lacking.mend}")
