@@ -42,6 +42,8 @@ def test_where_only_a_snapshot_is_left_every_command_names_it_and_up_says_that_i
         said = ended(cluster.fab(*argv), 2)
         assert f"the cluster 'demo' has no machines in cn-hangzhou; {left}" in said
         assert "is there: fab rebuild restores it; fab up starts from nothing" in said
+    cost = ended(cluster.fab("cost"), 0)
+    assert f"has no machines in cn-hangzhou; {left}" in cost and "a month (fab snapshots.prune --all)" in cost
     said = " ".join(ended(cluster.fab("up", "--nodes", "1", "--dry"), 0).split())
     assert f"te1 starts with an empty data disk although {left}" in said
     assert "is there: fab up restores nothing of it, fab rebuild does" in said
