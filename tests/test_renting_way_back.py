@@ -10,7 +10,10 @@ from inventory.renting.report import show_machines
 from inventory.renting.standing import rented_nodes
 from inventory.setting_types import SettingsError
 from inventory.ssh import SshError
+from snapshots.tasks import _trainings
 from tests.support.paper_cluster import SMALL, PaperCluster
+from tests.support.run_folders import make_run
+from training.laptop.head_node import HereHead
 
 
 @pytest.fixture
@@ -102,6 +105,25 @@ def test_what_the_doctor_is_given_names_the_missing_machine(cluster, monkeypatch
     assert survey(load_cluster(), []).lacking.names == ("te2",)
 
 
-def refused(node):
-    """No machine on paper answers ssh."""
+def refused(node, *_):
+    """No machine on paper answers."""
     raise SshError(f"{node.name}: refused")
+
+
+class HereAsRemote(HereHead):
+    """The head's folder of runs on this machine."""
+
+    def close(self):
+        pass
+
+
+def test_after_a_rebuild_the_trainings_on_the_head_are_read_and_a_silent_head_is_no_failure(
+    cluster, tmp_path, monkeypatch
+):
+    cluster.up(1)
+    make_run(tmp_path / "runs", "tiny-20261121-101500", state="finished", steps=(4,))
+    make_run(tmp_path / "runs", "check-20261121-121500", state="finished")
+    monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda node: HereAsRemote(tmp_path / "runs"))
+    assert _trainings(cluster.cloud, cluster.settings) == [("tiny-20261121-101500", "finished")]
+    monkeypatch.setattr(HereAsRemote, "shell", refused)
+    assert _trainings(cluster.cloud, cluster.settings) is None

@@ -14,6 +14,7 @@ from inventory.renting.plan import Wish, missing_machines
 from inventory.renting.tags import NODE_TAG
 from snapshots import steps
 from snapshots.contents import UNFROZEN_TAG, YES
+from snapshots.rebuild import next_step
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG, refuse_another
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -193,6 +194,14 @@ def test_a_head_on_the_disk_that_the_snapshot_was_taken_of_lacks_nothing_of_it()
     assert kinds(plan)[0] == "machines" and plan.notes == ()
     worker = disk(2, source="", warmed=False)
     assert diff(desired(), Existing((machine(1), machine(2)), (disk(1), worker))).notes == ()
+
+
+def test_what_follows_a_rebuild_goes_by_the_newest_run_there():
+    finished, stopped = ("tiny-20261121-101500", "finished"), ("tiny-20261121-111500", "stopped")
+    assert next_step([finished, stopped]).startswith("next: fab train --resume tiny-20261121-111500, or fab train ")
+    said = next_step([stopped, finished])
+    assert "--resume" not in said and "tiny-20261121-101500, the newest run, is finished: fab generate --run" in said
+    assert "--resume" not in next_step([]) and "--resume" in next_step(None)
 
 
 def done(there, plan, wanted):
