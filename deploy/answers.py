@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from inventory.nodes import Node
+from inventory.renting.members import Lacking
 
 
 class Said(BaseModel):
@@ -110,6 +111,8 @@ class Survey:
     """By node, of machines whose firewall is the user's own."""
     far: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By node, what a base deploy would fetch from and that takes no connection from there."""
+    lacking: Lacking | None = None
+    """Machines of the cluster that are not there at all."""
 
     @property
     def head(self) -> NodeAnswer | None:

@@ -45,7 +45,7 @@ def examine(survey: Survey) -> list[Finding]:
             answer = survey.answers.get(node.name)
             if answer is not None and (result := check(node, answer, survey)) is not None:
                 findings.append(Finding(node.name, name, *result))
-    return [*_reached(survey), *findings]
+    return [*_all_there(survey), *_reached(survey), *findings]
 
 
 def worst(findings: Iterable[Finding]) -> Level:
@@ -63,6 +63,11 @@ def _on(node: Node, command: str) -> str:
     known = f"UserKnownHostsFile={node.known_hosts}"
     ssh = ["ssh", "-i", str(node.key), "-p", str(node.port), "-o", known, f"{node.user}@{node.address}"]
     return f"{shlex.join(ssh)} {'' if node.user == 'root' else 'sudo -n '}{command}"
+
+
+def _all_there(survey: Survey) -> Iterable[Finding]:
+    if lacking := survey.lacking:
+        yield Finding(", ".join(lacking.names), "machines", "warning", lacking.message, lacking.mend)
 
 
 def _reached(survey: Survey) -> Iterable[Finding]:

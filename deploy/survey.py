@@ -18,6 +18,7 @@ from inventory import ssh
 from inventory.cluster import Cluster
 from inventory.node_program import run
 from inventory.nodes import Node
+from inventory.renting.members import lacking
 from inventory.ssh import HostKeyError, SshError, connect, on_all
 from training.launch import MASTER_PORTS
 from training.model_names import NamedModel
@@ -63,6 +64,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
         rented=cluster.settings.is_rented,
         reached=reached,
         far=far,
+        lacking=lacking(names, cluster.settings) if cluster.settings.is_rented else None,
     )
 
 

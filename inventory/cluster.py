@@ -37,7 +37,7 @@ def _with_nodes(settings: Settings) -> Cluster:
     if settings.is_listed:
         return Cluster(settings, static_nodes(settings))
     from inventory.cloud.opening import open_cloud
-    from inventory.renting.members import rented_nodes
+    from inventory.renting.standing import rented_nodes
 
     return Cluster(settings, rented_nodes(open_cloud(settings), settings))
 

@@ -8,10 +8,11 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, OwnImage, Snapshot
 from inventory.errors import InventoryError
+from inventory.renting import way_back
 from inventory.settings import Settings
 
 LATEST = "latest"
-ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", "failed"
+ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", way_back.FAILED
 
 
 def usable(snapshot: Snapshot) -> bool:
@@ -85,9 +86,8 @@ def choose(asked: str, snapshots: Sequence[Snapshot], settings: Settings) -> Sna
 def _latest(snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
     cluster, region = settings.name, settings.rental.region
     ours = newest_first([s for s in snapshots if s.tags.get(CLUSTER_TAG) == cluster])
-    for snapshot in ours:
-        if not unfit(snapshot, cluster):
-            return snapshot
+    if snapshot := way_back.newest(ours):
+        return snapshot
     if ours:
         raise RentError(f"no snapshot of cluster {cluster!r} in {region} can be used: {unfit(ours[0], cluster)}")
     raise RentError(

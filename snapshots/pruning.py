@@ -44,7 +44,7 @@ def question(verdicts: Sequence[Decision]) -> str:
 
 
 def what_is_left(verdicts: Sequence[Decision], *, everything: bool) -> Iterator[str]:
-    """The end of a prune, in words: what stays where all were to go, and how that goes too."""
+    """The end of a prune, in words: how many stay, or which where all were to go, and how those go too."""
     if not going(verdicts):
         yield "nothing to delete"
     staying = [v.snapshot for v in verdicts if not v.delete]
@@ -53,6 +53,12 @@ def what_is_left(verdicts: Sequence[Decision], *, everything: bool) -> Iterator[
         yield f"{names} cost on, as disks were made from them: fab down --disks, then fab snapshots.prune --all again"
     elif everything:
         yield "no snapshot is left; machines and disks that are: fab cost"
+    elif staying:
+        count = len(staying)
+        stay, those = (
+            (f"{count} snapshots stay and cost", "those") if count > 1 else ("1 snapshot stays and costs", "it")
+        )
+        yield f"{stay} on; to delete {those} too: fab snapshots.prune --all"
 
 
 def all_unused(snapshots: Sequence[Snapshot], disks: Sequence[Disk]) -> tuple[Decision, ...]:

@@ -19,8 +19,9 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk
 from inventory.phases import PARTS, Phases
 from inventory.renting.machines import apply_plan, naming_gone
-from inventory.renting.members import Existing, existing, rented_nodes
+from inventory.renting.members import Existing, existing
 from inventory.renting.plan import Wish, missing_machines, plan_up
+from inventory.renting.standing import rented_nodes
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.contents import YES
 from snapshots.images import newest_image
@@ -42,8 +43,18 @@ from snapshots.warm import Groups, ReadAhead, begin, groups_for
 
 OPERATION_TIMES = "SPOTUNE_OPERATION_TIMES"
 """Names a file for the deploy; deploy/operation_times.py reads it."""
+MOST_MACHINES = 100
 BASE_DEPLOY = "base deploy"
 BEFORE_OPERATIONS = "start and questions"
+
+
+def machines_asked(text: str) -> int:
+    """What `--nodes` says; 0 without it: as cluster.toml says. Raises RentError."""
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_MACHINES):
+        raise RentError(f"--nodes {text}: a cluster has 1 to {MOST_MACHINES} machines")
+    return int(text)
 
 
 def planned(
@@ -58,8 +69,6 @@ def planned(
 ) -> Rebuild:
     """The steps of a rebuild from the snapshot `asked` for; nodes, hours 0: as cluster.toml says; `others`: another
     owner's machines and disks are taken for ours. Raises RentError, CloudError."""
-    if nodes < 0 or nodes > 100:
-        raise RentError(f"--nodes {nodes}: a cluster has 1 to 100 machines")
     if hours and hours < 0.5:
         raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
     rental = settings.rental
@@ -72,6 +81,19 @@ def planned(
         refuse_another(settings.name, machines)
     plan = diff(machines, rental.data_disk_gib)
     return diff(plan_up(cloud, settings, wish), rental.data_disk_gib) if plan.needs_machines else plan
+
+
+def next_step(trainings: Sequence[tuple[str, str]] | None) -> str:
+    """What to type after a rebuild, by the trainings on the head and their states; None: nobody knows them."""
+    new = "fab train --model NAME --data FILE"
+    if trainings is None:
+        return f"next: fab train --resume, or {new}"
+    if not trainings:
+        return f"next: {new}; no training is on the head"
+    run_id, state = trainings[-1]
+    if state == "finished":
+        return f"next: {new}; {run_id}, the newest run, is finished: fab generate --run {run_id} asks what it learned"
+    return f"next: fab train --resume {run_id}, or {new}"
 
 
 def _unread(there: Existing) -> list[Disk]:

@@ -15,6 +15,7 @@ from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import disks, members
 from inventory.renting.members import Existing
 from inventory.renting.plan import UpPlan, Wish
+from inventory.renting.way_back import holds, told
 from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
 from snapshots.listing import size_note, usable
 from training.money import HOUR, money
@@ -66,7 +67,7 @@ def diff(machines: UpPlan, disk_gib: int) -> Rebuild:
     steps = [
         *_waiting(snapshot, [*fresh, *lacking]),
         *_machines(machines, fresh, kept),
-        *_deploy(there, missing),
+        *_deploy(machines, missing),
         *_warm(there, fresh, kept),
     ]
     if steps:
@@ -107,8 +108,37 @@ def refuse_another(cluster: str, machines: UpPlan) -> None:
         others = ", ".join(sorted(source or "no snapshot" for source in sources)) or "no data disk"
         raise RentError(
             f"the machines of cluster {cluster!r} stand, on disks made from {others}; a rebuild changes no "
-            f"machine that stands. For {snapshot.snapshot_id}: fab down, then fab rebuild"
+            f"machine that stands. For {snapshot.snapshot_id}: {_anew(there.disks, snapshot)}"
         )
+
+
+def _anew(owned: Sequence[Disk], snapshot: Snapshot) -> str:
+    """How the head gets a disk from a snapshot in place of the one it has or that is kept for it, and what goes with
+    that one."""
+    own = ", ".join(d.disk_id for d in owned if d.kind == "data" and members.disk_number(d) == 1)
+    return (
+        f"fab down --disks, then fab rebuild --snapshot {snapshot.snapshot_id}; with {own or 'the disks'} goes all "
+        "that was written there (fab snapshots.create keeps it before)"
+    )
+
+
+def _heads_disk(machines: UpPlan) -> Disk | None:
+    """The data disk that te1 has, or gets back."""
+    there = machines.existing
+    head = next((i for i in members.counted(there.instances) if members.number(i) == 1), None)
+    return members.data_disk(head, there.disks) if head else machines.kept.get(1)
+
+
+def _not_restored(machines: UpPlan) -> str:
+    """That the head's disk has nothing of the snapshot, and how it would; empty where it has, or has no disk yet."""
+    snapshot, disk = wished(machines.wish), _heads_disk(machines)
+    if disk is None or holds(disk, snapshot):
+        return ""
+    has = "has" if disk.instance_id else "gets back"
+    return (
+        f"te1 {has} {disk.disk_id}, which was not made from {snapshot.snapshot_id}: this rebuild restores no run and "
+        f"no model of {told(snapshot)} there. To have them: {_anew(machines.existing.disks, snapshot)}"
+    )
 
 
 def _waiting(snapshot: Snapshot, lacking: Sequence[str]) -> Iterator[Step]:
@@ -159,11 +189,12 @@ def _machine_cost(machines: UpPlan) -> str:
     return f"{money(machines.hour, price.currency, HOUR)}, {money(machines.total, price.currency)} for {hours:g} h"
 
 
-def _deploy(existing: Existing, missing: Sequence[str]) -> Iterator[Step]:
-    bare = node_names([i for i in existing.instances if i.tags.get(DEPLOYED_TAG) != YES])
+def _deploy(machines: UpPlan, missing: Sequence[str]) -> Iterator[Step]:
+    bare = node_names([i for i in machines.existing.instances if i.tags.get(DEPLOYED_TAG) != YES])
     if missing or bare:
         reason = "new machines, new addresses" if missing else f"not finished on {', '.join(bare)}"
-        yield Step("deploy", "base deploy: what is not on the snapshotted disk", reason, FREE)
+        lacks = "what te1's disk does not have" if _not_restored(machines) else "what is not on the snapshotted disk"
+        yield Step("deploy", f"base deploy: {lacks}", reason, FREE)
 
 
 def _warm(existing: Existing, fresh: Sequence[str], kept: Mapping[str, Disk]) -> Iterator[Step]:
@@ -192,7 +223,9 @@ def _notes(machines: UpPlan, disk_gib: int, fresh: Sequence[str], kept: Mapping[
         yield note
     if fresh and snapshot.tags.get(UNFROZEN_TAG) == YES:
         yield f"{snapshot.snapshot_id} was taken of a disk that was written to: as a power cut leaves it"
-    if "te1" in kept:
+    if not_restored := _not_restored(machines):
+        yield not_restored
+    elif "te1" in kept:
         yield (
             f"te1 gets its own disk {kept['te1'].disk_id} back, with what was written after the snapshot; "
             "the others get the snapshot, and what differs is copied over by the base deploy"

@@ -50,7 +50,7 @@ def create(
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         from inventory.cloud.errors import RentError
         from inventory.cloud.port import Ability
-        from inventory.renting.members import rented_nodes
+        from inventory.renting.standing import rented_nodes
         from snapshots import images
         from snapshots.create import checked_name, take
         from snapshots.progress import attended
@@ -158,7 +158,7 @@ def prune(
 def verify(c: Context, snapshot: str = "latest") -> None:
     """Compare a snapshot with its checksums, on a scratch disk made from it."""
     with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
-        from inventory.renting.members import rented_nodes
+        from inventory.renting.standing import rented_nodes
         from snapshots import listing, show
         from snapshots.verify import compared
 
@@ -197,7 +197,7 @@ def verify(c: Context, snapshot: str = "latest") -> None:
 def rebuild(
     c: Context,
     snapshot: str = "latest",
-    nodes: int = 0,
+    nodes: str = "",  # as text, so that 0 is refused and not taken for nothing
     hours: float = 0.0,
     model: str = "",
     image: bool = True,
@@ -210,14 +210,15 @@ def rebuild(
         from inventory.phases import Phases
         from inventory.renting.state_files import StateFiles
         from snapshots import show
-        from snapshots.rebuild import Rebuilding, planned
+        from snapshots.rebuild import Rebuilding, machines_asked, next_step, planned
 
+        wanted = machines_asked(nodes)
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
         known = [_model_folder(name) for name in settings.models.names]
         with phases.phase("plan"):
-            plan = planned(cloud, settings, snapshot, nodes, hours, with_image=image, others=others)
+            plan = planned(cloud, settings, snapshot, wanted, hours, with_image=image, others=others)
         show.print_rebuild(plan)
         if dry:
             show.print_where_things_live()
@@ -232,7 +233,24 @@ def rebuild(
         finally:
             show.print_phases(phases.in_order(), phases.total_s())
             phases.write(StateFiles.of(settings.name).phases)
-    say("next: fab train --resume, or fab train --model NAME --data FILE")
+    say(next_step(_trainings(cloud, settings)))
+
+
+def _trainings(cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
+    """The trainings on the head and their states, the oldest first; None where it does not tell."""
+    from contextlib import closing
+
+    from inventory.errors import InventoryError
+    from inventory.renting.standing import rented_nodes
+    from training.laptop import runs
+    from training.laptop.head_node import HeadError, RemoteHead
+    from training.launch import LaunchError
+
+    try:
+        with closing(RemoteHead(rented_nodes(cloud, settings)[0])) as head:
+            return [(seen.run_id, seen.state) for seen in runs.all_runs(head) if runs.trains(seen.run_id)]
+    except (InventoryError, HeadError, LaunchError, OSError):
+        return None  # the rebuild is done all the same; then both ways on are said
 
 
 def _price(cloud: Cloud, settings: Settings) -> SnapshotPrice:

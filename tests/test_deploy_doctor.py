@@ -19,6 +19,8 @@ from deploy.doctor import CHECKS, Finding, examine, worst
 from deploy.doctor_table import print_findings
 from deploy.survey import reach
 from inventory.nodes import Node
+from inventory.renting import members
+from inventory.settings import Settings
 from inventory.shown import console
 
 DEPLOY = "pyinfra -y inventory/static.py deploy/base.py"
@@ -156,6 +158,19 @@ def test_an_unreachable_node_is_broken_with_its_reason_and_the_others_are_still_
     assert [(f.node, f.check, f.message) for f in found] == [("te2", "reached", "te2: refuses the key")]
     assert found[0].mend == "ssh -i key -p 22 -o UserKnownHostsFile=known_hosts root@203.0.113.2 true"
     assert worst(found) == "broken"
+
+
+def test_a_machine_that_is_missing_altogether_is_a_warning_with_the_commands_that_make_it_again() -> None:
+    settings = Settings.model_validate({"name": "demo", "provider": "aliyun", "aliyun": {"nodes": 3}})
+    lacking = members.lacking(["te1", "te3"], settings)
+    found = examine(replace(survey(), lacking=lacking))
+    (finding,) = wrong(found)
+    assert (finding.node, finding.check, worst(found)) == ("te2", "machines", "warning")
+    assert finding.message == (
+        "2 of the 3 machines that cluster.toml wants are there, te2 is not; runs go on with 2 machines"
+    )
+    assert finding.mend.startswith("fab rebuild makes te2 again, without a snapshot fab up and pyinfra ")
+    assert finding.mend.endswith("; aliyun.nodes = 2 in cluster.toml if 2 machines will do")
 
 
 def test_clocks_are_compared_with_the_heads_not_with_this_machines() -> None:

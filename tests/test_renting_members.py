@@ -78,6 +78,20 @@ def test_a_machine_being_reclaimed_is_not_counted_but_still_a_node_until_replace
     assert members.missing([head, dying, fresh], 2) == ()
 
 
+def test_what_cluster_toml_wants_and_is_not_there_is_said_but_where_all_are_or_nobody_said_how_many():
+    def lacking(there, **table):
+        return members.lacking(there, Settings.model_validate({"name": "demo", "provider": "aliyun", "aliyun": table}))
+
+    assert lacking(["te1"], nodes=3).names == ("te2", "te3")
+    assert (
+        "1 of the 3 machines that cluster.toml wants are there, te2, te3 are not" in lacking(["te1"], nodes=3).message
+    )
+    assert lacking(["te1", "te5"], nodes=3).names == ("te2",)
+    assert lacking(["te1", "te2"], nodes=2) is lacking(["te1", "te2", "te3"], nodes=2) is None
+    assert lacking(["te1"]) is None, "four is our default, no wish"
+    assert lacking(["te2"], nodes=2) is None, "the missing head is told by every command"
+
+
 def test_a_stopped_machine_is_there():
     assert members.missing([machine("demo-te1", status="Stopped")], 1) == ()
 

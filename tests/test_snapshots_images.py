@@ -116,7 +116,7 @@ def image_of(cluster, monkeypatch, snapshot_id, lasted=True):
     monkeypatch.setattr(images, "stripped", aside)
     monkeypatch.setattr("snapshots.progress.time.sleep", later)
     monkeypatch.setattr(images.time, "sleep", later)
-    from inventory.renting.members import rented_nodes
+    from inventory.renting.standing import rented_nodes
 
     head = rented_nodes(cluster.cloud, cluster.settings)[0]
     given = {"name": "n1", "gib": 1.5, "say": cluster.said.append}

@@ -14,7 +14,7 @@ from inventory.settings import Settings
 from snapshots.contents import KEEP_TAG, YES
 from snapshots.create import before_creating
 from snapshots.listing import choose, made_from, size_note
-from snapshots.pruning import all_unused, prune, question
+from snapshots.pruning import all_unused, prune, question, what_is_left
 from snapshots.show import list_rows, state, verdict_rows
 from snapshots.steps import diff
 from snapshots.verify import scratch_sentence
@@ -175,6 +175,17 @@ def test_prune_all_takes_everything_that_no_disk_was_made_from_and_says_what_is_
     assert verdicts["s-2"].reason == "all; still being made (40 %), which ends then"
     assert question(verdicts.values()) == "delete 3 snapshots? They cannot be had back."
     assert question(all_unused(snapshots, [])).endswith("fab rebuild has nothing to build from.")
+
+
+def test_a_prune_that_leaves_some_says_that_they_cost_on_and_how_they_go():
+    three = [snapshot(0), snapshot(1), snapshot(2)]
+    assert list(what_is_left(prune(three, [], 3), everything=False)) == [
+        "nothing to delete",
+        "3 snapshots stay and cost on; to delete those too: fab snapshots.prune --all",
+    ]
+    one = "1 snapshot stays and costs on; to delete it too: fab snapshots.prune --all"
+    assert list(what_is_left(prune(three, [], 1), everything=False)) == [one]
+    assert list(what_is_left((), everything=False)) == ["nothing to delete"]
 
 
 def test_latest_is_the_newest_that_did_not_fail_also_one_in_progress():

@@ -14,6 +14,7 @@ from inventory.renting.plan import Wish, missing_machines
 from inventory.renting.tags import NODE_TAG
 from snapshots import steps
 from snapshots.contents import UNFROZEN_TAG, YES
+from snapshots.rebuild import next_step
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG, refuse_another
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -167,10 +168,40 @@ def test_another_disk_size_and_an_unfrozen_snapshot_are_noted_where_disks_are_ma
 
 def test_standing_machines_are_not_taken_back_to_another_snapshot():
     other = replace(SNAPSHOT, snapshot_id="s-2")
-    with pytest.raises(RentError, match=r"stand, on disks made from s-1; .* For s-2: fab down, then fab rebuild"):
+    with pytest.raises(RentError, match=r"stand, on disks made from s-1; .* For s-2: (.*)") as refused:
         diff(desired(snapshot=other, named=True), existing(1, 2))
+    way = "fab down --disks, then fab rebuild --snapshot s-2; with d-1 goes all that was written there"
+    assert way in str(refused.value), "without --disks the head's kept disk would come back in the snapshot's place"
     assert diff(desired(snapshot=other), existing(1, 2)).steps == ()
     assert diff(desired(named=True), existing(1, 2)).steps == ()
+
+
+def test_a_head_whose_disk_has_nothing_of_the_snapshot_is_said_with_the_way_to_restore_it():
+    blank = disk(1, source="", warmed=False)
+    plan = diff(desired(1), Existing((machine(1, deployed=False),), (blank,)))
+    (note,) = plan.notes
+    assert note.startswith("te1 has d-1, which was not made from s-1: this rebuild restores no run and no model of ")
+    assert "To have them: fab down --disks, then fab rebuild --snapshot s-1; with d-1 goes all that was" in note
+    assert [s.what for s in plan.steps if s.kind == "deploy"] == ["base deploy: what te1's disk does not have"]
+    kept = diff(desired(1), Existing((), (replace(blank, instance_id="", status="Available"),)))
+    assert [note.split(",")[0] for note in kept.notes] == ["te1 gets back d-1"]
+
+
+def test_a_head_on_the_disk_that_the_snapshot_was_taken_of_lacks_nothing_of_it():
+    original = disk(1, source="", warmed=False)
+    taken = replace(SNAPSHOT, disk_id=original.disk_id)
+    plan = diff(desired(snapshot=taken), Existing((machine(1),), (original,)))
+    assert kinds(plan)[0] == "machines" and plan.notes == ()
+    worker = disk(2, source="", warmed=False)
+    assert diff(desired(), Existing((machine(1), machine(2)), (disk(1), worker))).notes == ()
+
+
+def test_what_follows_a_rebuild_goes_by_the_newest_run_there():
+    finished, stopped = ("tiny-20261121-101500", "finished"), ("tiny-20261121-111500", "stopped")
+    assert next_step([finished, stopped]).startswith("next: fab train --resume tiny-20261121-111500, or fab train ")
+    said = next_step([stopped, finished])
+    assert "--resume" not in said and "tiny-20261121-101500, the newest run, is finished: fab generate --run" in said
+    assert "--resume" not in next_step([]) and "--resume" in next_step(None)
 
 
 def done(there, plan, wanted):

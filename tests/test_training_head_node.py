@@ -75,7 +75,9 @@ def test_a_file_that_is_there_already_is_not_written_to(head, tmp_path: Path, ar
 
 def test_without_its_data_disk_the_head_gets_nothing(head, tmp_path: Path, archive: Path):
     head.runs = tmp_path / "data" / "runs"
-    with pytest.raises(HeadError, match=rf"^te1: no disk is mounted at {tmp_path}/data, .*base deploy"):
+    with pytest.raises(
+        HeadError, match=rf"^te1: no disk is mounted at {tmp_path}/data, .*on a new machine, .* base deploy mounts"
+    ):
         head.put(archive, tmp_path / "data" / "runs" / "tiny-20260101-000000")
     assert not (tmp_path / "data").exists()
 

@@ -231,7 +231,7 @@ def test_a_node_without_its_data_disk_gets_nothing_and_is_named(start_over_pdsh,
     status = status_of(run_dir)
     assert status.reason == (
         f"node te1 is not ready: no disk is mounted at {disk}, so nothing is written there; "
-        f"bring it back with the base deploy: {deploy}"
+        f"on a new machine, as on one that lost it, the base deploy mounts it: {deploy}"
     )
     assert not (run_dir / "logs" / "launcher.log").exists()
 

@@ -18,7 +18,10 @@ from training.exit_codes import UNUSABLE
 from training.run_folder import unit_of
 
 ENV_FOLDER = "/data/env"
-NO_DATA_DISK = "no disk is mounted at {disk}, so nothing is written there; bring it back with the base deploy: {deploy}"
+NO_DATA_DISK = (
+    "no disk is mounted at {disk}, so nothing is written there; on a new machine, as on one that lost it, the base "
+    "deploy mounts it: {deploy}"
+)
 """A node that came back without its data disk would fill its system disk."""
 RUN_VARIABLE = "SPOTUNE_RUN"
 """Set to the run folder in every process of a run: what is to be ended when the run ends is found by it."""

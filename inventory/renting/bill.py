@@ -76,7 +76,7 @@ def stays_lines(
     for each in snapshots:
         month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
         price = f"{cost.certainty(each)} {money(month, currency, MONTH)}".lstrip()
-        yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune)"
+        yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune --all)"
 
 
 def elsewhere_lines(left: Sequence[Entry], cluster: str) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""The machines of a cluster: their numbers, names and ranks. Pure but for `existing` and
-`rented_nodes`, which ask the cloud."""
+"""The machines of a cluster: their numbers, names and ranks. Pure but for `existing`,
+which asks the cloud."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from inventory.cloud.values import CLUSTER_TAG, Disk, Instance
 from inventory.nodes import Node
 from inventory.renting import keys, tags
 from inventory.renting.state_files import StateFiles
-from inventory.setting_types import SettingsError
 from inventory.settings import Settings
 
 HEAD = "te1"
@@ -113,6 +112,33 @@ def missing(instances: Sequence[Instance], nodes: int) -> tuple[int, ...]:
     return tuple(free[: max(0 if 1 in taken else 1, nodes - len(there))])
 
 
+@dataclass(frozen=True)
+class Lacking:
+    """Machines that cluster.toml wants and that are not there: reclaimed or given back, nobody knows."""
+
+    names: tuple[str, ...]
+    message: str
+    mend: str
+
+
+def lacking(there: Sequence[str], settings: Settings) -> Lacking | None:
+    """Which machines are missing beside those of these names; None where none is, where cluster.toml does not say how
+    many there are to be, and without a head: then nothing goes on."""
+    rental, count = settings.rental, so_many(len(there))
+    if "nodes" not in rental.model_fields_set or HEAD not in there or len(there) >= rental.nodes:
+        return None
+    absent = [name for k in range(1, rental.nodes + 1) if (name := f"te{k}") not in there]
+    names = tuple(absent[: rental.nodes - len(there)])
+    said = ", ".join(names)
+    return Lacking(
+        names,
+        f"{len(there)} of the {rental.nodes} machines that cluster.toml wants are there, {said} "
+        f"{'is' if len(names) == 1 else 'are'} not; runs go on with {count}",
+        f"fab rebuild makes {said} again, without a snapshot fab up and {settings.deploy_command}; "
+        f"{rental.key('nodes')} = {len(there)} in cluster.toml if {count} will do",
+    )
+
+
 def made_twice(instances: Sequence[Instance], made: Collection[str]) -> tuple[str, ...]:
     """The machines just made whose number an older one has: two who look at the same moment both make it, and only
     the younger one's goes again."""
@@ -191,20 +217,3 @@ def address(settings: Settings, instance: Instance) -> str:
     if settings.on_this_machine:
         return instance.private_address
     return instance.public_address or instance.private_address
-
-
-def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
-    """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
-
-    The head is te1 or nothing: runs and checkpoints are on its disk, and a worker's may be of another day.
-    """
-    wanted = tags.of_cluster(settings.name)
-    there = present(cloud.instances(tags=wanted))
-    if not there:
-        raise SettingsError(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; rent them: fab up")
-    if number(there[0]) != 1:
-        rest = ", ".join(names(there))
-        raise SettingsError(
-            f"te1, the head of {settings.name!r}, is missing in {cloud.region_id} (there: {rest}): fab rebuild"
-        )
-    return as_nodes(settings, there, cloud.disks(tags=wanted))

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import DATA_DISK, Disk, Instance, Price, Snapshot
-from inventory.renting import budgets, cost, disks, lease, members, network, offers, owners
+from inventory.renting import budgets, cost, disks, lease, members, network, offers, owners, way_back
 from inventory.renting.intents import Intents, settle
 from inventory.renting.ledger import Ledger
 from inventory.renting.members import Existing, existing
@@ -145,6 +145,8 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     plan = with_money(cloud, settings, plan, there)
     if plan.numbers:
         disks.refuse_claimed(there.disks, there.instances, plan.numbers)
+        if 1 in plan.numbers and wish.snapshot is None:
+            notes += way_back.not_restored(cloud, settings, plan.kept.get(1))
         plan, said = _offered(cloud, settings, plan)
         notes += said
     _refuse_expensive(settings, plan)

@@ -7,8 +7,10 @@ from contextlib import suppress
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.renting import bill, budgets, cost, show, tags
+from inventory.renting import bill, budgets, cost, members, show, tags
+from inventory.renting.disks import waiting_for
 from inventory.renting.ledger import Ledger
+from inventory.renting.way_back import WayBack, newest
 from inventory.settings import Settings
 
 
@@ -28,7 +30,8 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     if instances:
         show.show(bill.cost_table(instances, now))
     else:
-        show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}")
+        left = WayBack(waiting_for(disks, {1}).get(1), newest(snapshots))
+        show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}")
     show.show(
         *bill.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings, currency)
     )
@@ -46,3 +49,5 @@ def show_machines(settings: Settings) -> None:
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         show.show(show.machines_table(instances, settings, cloud.now()))
+        if lacking := members.lacking(members.names(members.present(instances)), settings):
+            show.show(f"{lacking.message}: {lacking.mend}")

@@ -105,6 +105,7 @@ class Range:
         self._stack.enter_context(patch("snapshots.rebuild.base_deploy", lambda *_: 0))
         self._stack.enter_context(patch("snapshots.rebuild.begin", lambda *_: ReadAhead()))
         self._stack.enter_context(patch("snapshots.tasks._doctor", lambda _: None))
+        self._stack.enter_context(patch("snapshots.tasks._trainings", lambda *_: None))
         self.set_disk_gib(20)
         return self
 
