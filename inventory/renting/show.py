@@ -190,8 +190,8 @@ def machines_table(instances: Sequence[Instance], settings: Settings, now: datet
             each.instance_type,
             each.zone_id,
             members.address(settings, each) or "-",
-            clock(each.release_at),
-            left(each.release_at, now),
+            bill.released_at(each),
+            left(None if each.is_reclaimed else each.release_at, now),
         ]
         for name, each in zip(members.names(ordered), ordered, strict=True)
     ]
