@@ -21,7 +21,7 @@ demo: system $(VENV)/control
 
 # What an interrupted demo leaves; a whole one leaves nothing.
 demo-down: $(VENV)/control
-	$(DEMO) $(BIN)/fab local.down
+	$(DEMO) $(BIN)/fab local.down --yes
 
 test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/kernels

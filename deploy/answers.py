@@ -73,6 +73,8 @@ class NodeAnswer(GpuAnswer):
     clock_synchronised: bool | None
     spot_watch: str
     """State of the unit that watches for the cloud's notice, in systemd's word."""
+    reclaim_at: str
+    """When the cloud takes the node back, in UTC, as it was written there; empty where it has said nothing."""
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,9 @@ def _spot_watch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None
     if answer.spot_watch != "active":
         message = f"nothing watches for the cloud's notice (the watcher is {answer.spot_watch or 'not there'})"
         return "broken", message, survey.deploy_command
+    if answer.reclaim_at:
+        mend = "when it is gone: fab rebuild, or fab up and the base deploy"
+        return "warning", f"the cloud takes this machine back at {answer.reclaim_at}", mend
     return "fine", "the cloud's notice is watched for"
 
 

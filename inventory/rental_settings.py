@@ -63,8 +63,8 @@ class Rental(Section):
     """When a run that was followed is over and nothing else uses the machines, they are released so much later instead;
     the next command that uses them moves that back. At least the half hour that the cloud wants; 0: off."""
     budget: Money = 0
-    """Hard stop: the most this cluster's machines and disks may cost in a calendar month, in your account's currency.
-    0: none."""
+    """Hard stop of a calendar month, in your account's currency: no order and no extension goes beyond it, with what
+    disks without a machine cost. It deletes no disk; what one that stays makes of it is said before. 0: none."""
 
     system_disk_gib: Annotated[int, Field(ge=20, le=2048)] = 60
     data_disk_gib: Annotated[int, Field(ge=1, le=32768)] = 120

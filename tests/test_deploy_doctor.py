@@ -65,6 +65,7 @@ def answer(of: Node, **changes: Any) -> NodeAnswer:
         driver_installed="580.178.04",
         active_runs=(),
         spot_watch="active",
+        reclaim_at="",
     ).model_copy(update=changes)
 
 
@@ -137,6 +138,13 @@ def process(run: str = "") -> GpuProcess:
         ),
         ({"spot_watch": "activating"}, "spot notice", "broken", "the watcher is activating", DEPLOY),
         ({"spot_watch": ""}, "spot notice", "broken", "the watcher is not there", DEPLOY),
+        (
+            {"reclaim_at": "2026-01-31T12:03:00Z"},
+            "spot notice",
+            "warning",
+            "the cloud takes this machine back at 2026-01-31T12:03:00Z",
+            "when it is gone: fab rebuild, or fab up and the base deploy",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_cure(

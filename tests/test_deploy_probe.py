@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.answers import GpuAnswer, NodeAnswer
-from deploy.on_node import manifest, probe
+from deploy.on_node import manifest, probe, spot_watch
 from snapshots.on_node import look
 from training.sums import SUMS
 
@@ -61,6 +61,18 @@ def test_the_probe_needs_only_the_standard_library_of_python_3_10() -> None:
 def test_programs_that_run_alone_on_a_node_name_what_they_write_and_read_alike() -> None:
     assert (probe.MODEL_STAMP, probe.ENVIRONMENT_STAMP) == (look.MODEL_STAMP, look.ENVIRONMENT_STAMP)
     assert manifest.MANIFEST == look.MANIFEST == SUMS
+    assert probe.NOTICES == spot_watch.FOLDER
+
+
+def test_a_node_says_when_it_is_taken_back_as_its_watcher_wrote_it(tmp_path: Path) -> None:
+    at = "2026-01-31T12:03:00Z"
+    assert probe.reclaim_at(tmp_path, "te1") == ""
+    (tmp_path / "te2.json").write_text(spot_watch.Notice("te2", at, at).text)  # the head knows of the others too
+    assert probe.reclaim_at(tmp_path, "te1") == ""
+    (tmp_path / "te1.json").write_text(spot_watch.Notice("te1", at, at).text)
+    assert probe.reclaim_at(tmp_path, "te1") == at
+    (tmp_path / "te1.json").write_text("[]")
+    assert probe.reclaim_at(tmp_path, "te1") == ""
 
 
 def test_compute_processes_are_read_and_their_memory_is_added_over_gpus() -> None:

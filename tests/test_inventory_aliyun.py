@@ -8,6 +8,7 @@ import time
 import pytest
 
 from inventory.cluster import load_cluster
+from inventory.localcloud.ecs.clock import reclaim
 from inventory.nodes import pyinfra_hosts
 from inventory.setting_types import SettingsError
 from tests.support.paper_cluster import ROOT, PaperCluster
@@ -153,3 +154,13 @@ def test_fab_status_shows_the_machines_first_and_how_long_they_are_there(cluster
     first = done.stdout.splitlines()
     assert first[0].split()[:3] == ["machine", "state", "type"]
     assert "te1" in first[1] and "Running" in first[1] and "3 h 5" in first[1]
+
+
+def test_a_machine_that_is_taken_back_is_not_said_to_be_there_until_its_release(cluster):
+    cluster.up(2)
+    reclaim(cluster.api.cloud, cluster.machines["demo-te1"].instance_id, notice_s=300)
+    for command in ("status", "cost"):
+        said = cluster.fab(command).stdout.splitlines()
+        head, other = (next(line for line in said if line.startswith(f"te{k} ")) for k in (1, 2))
+        assert "soon: taken back" in head and "3 h 5" not in head
+        assert "taken back" not in other and "soon" not in other

@@ -332,9 +332,9 @@ def test_down_finds_everything_without_a_record(cloud, nodes):
     places().world.write_text("{")
     told = cloud.fab("local.status")
     assert told.returncode == 2 and "damaged; `fab local.down` clears up" in told.stdout
-    cloud.happens("down")
+    cloud.happens("down", "--yes")
     assert traces() == []
-    cloud.happens("down")
+    cloud.happens("down", "--yes")
 
 
 def test_down_clears_up_after_a_crash_half_way(cloud):
@@ -347,5 +347,5 @@ def test_down_clears_up_after_a_crash_half_way(cloud):
         renting.kill()
         renting.wait()
     assert traces()
-    cloud.happens("down")
+    cloud.happens("down", "--yes")
     assert traces() == []

@@ -1,10 +1,14 @@
 """Serving the local cloud's API as a process of its own."""
 
 import pytest
+from invoke import Exit
 
 from inventory.localcloud import served, tasks
 from inventory.localcloud.commands import LocalCloudError
+from inventory.localcloud.ecs import account
+from inventory.localcloud.places import Places
 from inventory.settings import Settings
+from tests.support.rented_on_paper import DATA, PaperCloud
 
 
 def test_without_what_serves_it_is_one_sentence_before_anything_is_made(tmp_path, monkeypatch):
@@ -25,3 +29,46 @@ def test_that_it_has_debian_alone_is_said_where_another_system_is_asked_for(tmp_
     tasks.serve.body(None, wheels=False)
     said = capsys.readouterr().out
     assert ("Debian 12" in said) == ("ubuntu" in image) and "8123; next: fab up" in said
+
+
+@pytest.fixture
+def removed(tmp_path, monkeypatch):
+    """The clouds that `fab local.down` removed, of one called drill that lies in a folder of the test's."""
+    (tmp_path / "cluster.toml").write_text('name = "drill"\nprovider = "aliyun"\n[aliyun]\nendpoint = "local"\n')
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    gone = []
+    monkeypatch.setattr(served, "down", lambda places: gone.append(places.cloud))
+    return gone
+
+
+def places_of_drill():
+    places = Places.of("drill")
+    places.world.parent.mkdir(parents=True)
+    return places
+
+
+def test_a_cloud_with_machines_disks_and_snapshots_goes_only_with_a_yes(tmp_path, removed):
+    (tmp_path / "paper").mkdir()
+    paper, places = PaperCloud(tmp_path / "paper"), places_of_drill()
+    kept, *_ = [paper.data_disk(each) for each in paper.run(Amount=2, **DATA)]
+    paper.snapshot(kept)
+    paper.call("DetachDisk", DiskId=kept, InstanceId=paper.cloud.account.disks[kept].instance_id)
+    paper.settle()
+    account.save(places.world, paper.cloud.account)
+    with pytest.raises(Exit, match=r"remove 2 machines, 1 kept disk, 1 snapshot, and all that is on them\?") as refused:
+        tasks.down.body(None)
+    assert refused.value.message.endswith("to say yes: fab local.down --yes") and removed == []
+    tasks.down.body(None, yes=True)
+    assert removed == ["drill"]
+
+
+def test_a_cloud_with_nothing_in_it_goes_at_once_and_one_that_cannot_be_read_asks(removed):
+    tasks.down.body(None)
+    account.save(places_of_drill().world, account.Account())
+    tasks.down.body(None)
+    assert removed == ["drill"] * 2
+    Places.of("drill").world.write_text("{")
+    with pytest.raises(Exit, match="remove what its damaged record does not tell, and all that is on them"):
+        tasks.down.body(None)
+    assert removed == ["drill"] * 2

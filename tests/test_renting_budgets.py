@@ -7,8 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Instance, Price
-from inventory.renting import bill, budgets, cost, tags
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Instance, Price
+from inventory.renting import bill, budgets, cost, kept_disks, show, tags
+from tests.support.paper_cluster import SMALL, PaperCluster
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -84,3 +85,65 @@ def test_the_budget_ends_when_the_running_machines_have_used_it_up():
     assert budgets.budget_end(50, money, 4.0, NOON) == NOON + 5 * HOUR
     assert budgets.budget_end(25, money, 4.0, NOON) == NOON
     assert budgets.budget_end(0, money, 4.0, NOON) is None
+
+
+def kept_disk(k, instance_id, **more):
+    more = {"instance_id": instance_id, "delete_with_instance": False, **more}
+    return Disk(f"d-{k}", instance_id, "data", 100, "ssd", "In_use", "h", NOON, f"demo-te{k}-data", **more)
+
+
+def test_a_disk_that_stays_costs_from_its_machines_release_until_the_month_ends():
+    there = [demo("te1", 2), demo("te2", 999)]
+    disks = [kept_disk(1, "te1"), kept_disk(2, "te2"), kept_disk(3, "te1", delete_with_instance=True)]
+    months = dict.fromkeys(("d-1", "d-2", "d-3"), 73.0)
+    kept = kept_disks.of_machines(disks, months, there, NOON)
+    assert kept.shares == {"te1": pytest.approx(0.1 * (10.5 * 24 - 2))}, "te2 is there longer than the month"
+    assert kept_disks.of_machines(disks, {}, there, NOON) == kept_disks.NONE, "the cloud tells no price"
+    assert kept_disks.of_new({1: 0.1}, NOON + 2 * HOUR, NOON) == kept
+    assert kept_disks.of_new({1: 0.1}, NOON + 999 * HOUR, NOON) == kept_disks.NONE
+
+
+def test_a_disk_that_breaks_the_budget_by_staying_is_named_with_what_ends_that():
+    said = kept_disks.beyond(20, 1.42, kept_disks.Kept({"te1": 27.45}), "CNY")
+    assert said == (
+        "te1's disk costs 27.45 CNY more if it stays until the month ends, which makes 28.87 of 20.00 CNY a month: the "
+        "budget deletes no disk, fab down --disks does (a snapshot, fab snapshots.create, keeps what is on it and is "
+        "billed by what is written)"
+    )
+    two = kept_disks.beyond(20, 1.42, kept_disks.Kept({"te1": 9.296, "te2": 9.296}), "CNY")
+    assert two.startswith("te1, te2's disks cost 18.60 CNY more if they stay until the month ends, which makes 20.02 ")
+    assert kept_disks.beyond(30, 1.42, kept_disks.Kept({"te1": 27.45}), "CNY") == ""
+    assert kept_disks.beyond(0, 1.42, kept_disks.Kept({"te1": 27.45}), "CNY") == ""
+    assert kept_disks.beyond(1, 1.42, kept_disks.NONE, "CNY") == "", "that it is exceeded is said by itself"
+
+
+def test_up_cost_and_down_say_what_a_kept_disk_makes_of_the_budget_before_it_does(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        now = cluster.cloud.now()
+        cluster.api.hurry((cost.month_end(now) - now).total_seconds() + 5 * 24 * 3600)  # far from a month's end
+        cluster.write(SMALL.replace("= 20", "= 400") + "budget = 60")
+        (line,) = [str(line) for line in show.up_table(cluster.plan(1)).renderables if "te1's disk costs" in str(line)]
+        more, whole, budget = amounts(line)
+        assert more < whole and whole > budget == 60
+        assert "te1's disk costs " in cluster.fab("up", "--nodes", "1", "--hours", "4", "--dry").stdout
+        cluster.up(1)
+        said = cluster.fab("cost").stdout.splitlines()
+        (line,) = [line for line in said if line.startswith("te1's disk costs ")]
+        (month,) = [line for line in said if line.startswith("this month: ")]
+        assert amounts(line) == [amounts(line)[0], sum(amounts(month)) + amounts(line)[0], 60]
+        (line,) = [line for line in show.down_lines(cluster.down(), cluster.settings) if line.startswith("te1's disk ")]
+        after = cluster.fab("cost").stdout
+        (month,) = [line for line in after.splitlines() if line.startswith("this month: ")]
+        assert amounts(line)[1] - sum(amounts(month)) < Decimal("0.1"), "it became what was said, seconds apart"
+        assert "budget: 60.00 CNY a month, exceeded by " in after and "te1's disk costs" not in after
+
+
+def test_with_the_kept_disks_deleted_too_or_none_kept_nothing_breaks_the_budget(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        now = cluster.cloud.now()
+        cluster.api.hurry((cost.month_end(now) - now).total_seconds() + 5 * 24 * 3600)
+        cluster.write(SMALL.replace("= 20", "= 400") + "budget = 60")
+        cluster.up(1)
+        assert not any("disk costs" in line for line in show.down_lines(cluster.down(disks=True), cluster.settings))
+        cluster.write(SMALL.replace("= 20", "= 400") + 'budget = 60\nkeep_data_disk = "none"')
+        assert not any("disk costs" in str(line) for line in show.up_table(cluster.plan(1)).renderables)

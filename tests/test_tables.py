@@ -146,7 +146,7 @@ def an_evaluation():
 
 def a_cluster():
     node = Node("te1", 0, ADDRESS, ADDRESS, "root", 22, Path(), Path(), 1)
-    head = SimpleNamespace(shell=lambda *_: "", name="te1", runs=Path("/data/runs"))
+    head = SimpleNamespace(shell=lambda *_: "0", name="te1", runs=Path("/data/runs"), here=False)
     status.show(
         SimpleNamespace(head=head, nodes=(node,), ask_all=lambda _: {"te1": f"no answer from {ADDRESS}: {LONG}"})
     )

@@ -1,16 +1,18 @@
 """What is said before machines go: which run is on them, and what of the head's did not come home."""
 
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
 from inventory.renting import tasks
 from inventory.renting.down import DownPlan
 from tests.support.run_folders import make_run
 from training.laptop.head_node import HereHead
 from training.laptop.run_list import giving_back
-from training.laptop.run_list.giving_back import Stake
+from training.laptop.run_list.giving_back import Stake, Unfinished
 
 OLD, NEW = "tiny-20260130-120000", "tiny-20260131-154500"
 
@@ -86,6 +88,87 @@ def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
     make_run(there, OLD, steps=(6,))
     make_run(home, OLD, steps=(6,))
     stake = giving_back.at_stake(HereHead(there), home)
-    assert stake == Stake(unfetched=((NEW, 4),))
+    assert (stake.unfetched, stake.unfinished) == (((NEW, 4),), ())
     make_run(home, NEW, steps=(4,))
     assert giving_back.at_stake(HereHead(there), home) == Stake()
+
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+STOPPED = Unfinished(NEW, 54, 400, NOON.timestamp(), at_home=True, fetchable=True)
+
+
+def its_disk(k=1):
+    tags = {CLUSTER_TAG: "demo"}
+    return Disk(f"d-{k}", "s", "data", 20, "ssd", "In_use", "h", NOON, f"demo-te{k}-data", tags=tags)
+
+
+def snapshot(created, status="accomplished", kind="data"):
+    return Snapshot("s-1", "x", "d-1", kind, 20, status, 100, True, created)
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """What `fab down` says of unfinished runs where the head's disk goes."""
+
+    def ask(*snapshots, disk=1, unknown=""):
+        monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+        monkeypatch.setattr(tasks, "_stake", lambda: (Stake(unfinished=(STOPPED,)), unknown))
+        return tasks._at_stake(DownPlan(plan(["te1"]).machines, (its_disk(disk),), snapshots=snapshots), False, False)
+
+    return ask
+
+
+def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
+    said = [
+        f"{NEW} is at step 54 of 400: with te1's disk goes what fab train --resume needs (only its adapter is home, "
+        f"and no snapshot has it); fab snapshots.create keeps that in the cloud, and fab fetch --full --run {NEW} here"
+    ]
+    assert lost() == said
+    minute = timedelta(minutes=1)
+    assert lost(snapshot(NOON - minute)) == said, "it was written after the snapshot"
+    assert lost(snapshot(NOON + minute, "failed")) == said
+    assert lost(snapshot(NOON + minute, kind="system")) == said
+    assert lost(snapshot(NOON + minute)) == []
+    assert lost(disk=2) == [], "the head's disk stays"
+
+
+def test_where_a_named_head_goes_with_its_disk_that_is_refused_but_for_force(monkeypatch):
+    monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+    monkeypatch.setattr(tasks, "_stake", lambda: (Stake(unfinished=(STOPPED,)), ""))
+    both = DownPlan(plan(["te1"]).machines, (its_disk(),))
+    with pytest.raises(RentError, match=rf"^{NEW} is at step 54 of 400: with te1's disk goes "):
+        tasks._at_stake(both, True, False)
+    assert tasks._at_stake(both, True, True)[0].startswith(f"{NEW} is at step 54 ")
+
+
+def test_a_disk_that_goes_although_its_machine_does_not_answer_is_said_to_be_unknown(lost):
+    assert lost(unknown="timed out") == ["what of its runs is only on te1's disk is not known: timed out"]
+
+
+def test_of_a_disk_without_its_machine_is_said_what_fetched_runs_tell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs", NEW, state="stopped", steps=(4,))
+    make_run(tmp_path / "runs", OLD, state="stopped", steps=(4,))  # before the disk was there
+    make_run(tmp_path / "runs", "tiny-20260131-164500", steps=(8,))
+    gone = DownPlan((), (its_disk(),))
+    (said,) = tasks._at_stake(gone, False, False)
+    assert said.startswith(f"{NEW} is at step 4 of 8: with te1's disk goes ")
+    assert said.endswith("; fab up brings it back")
+    (tmp_path / "runs" / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
+    assert tasks._at_stake(gone, False, False) == []
+
+
+def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_path):
+    home, there = tmp_path / "home", tmp_path / "there"
+    make_run(there, NEW, state="stopped", steps=(2, 4), best="step-2")
+    make_run(home, NEW, state="stopped", steps=(4,))
+    make_run(there, OLD, steps=(6,))
+    make_run(there, "prove-20260131-154500", state="stopped", steps=(6,))
+    (left,) = giving_back.at_stake(HereHead(there), home).unfinished
+    assert left == Unfinished(NEW, 4, 8, left.saved, at_home=True)
+    assert abs(left.saved - datetime.now(UTC).timestamp()) < 60
+    (home / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
+    assert giving_back.at_stake(HereHead(there), home).unfinished == ()
+    make_run(there, "tiny-20260131-174500", state="failed", steps=(4,))
+    (left,) = giving_back.at_stake(HereHead(there), home).unfinished
+    assert (left.at_home, left.fetchable) == (False, True) and "nothing of it is home" in left.goes_with("x", True)

@@ -1,11 +1,15 @@
 """`fab status`: which machines there are, and how one gets to the head."""
 
+import json
+import time
+
 from tests.support.heads import node
 from training.causes import Cause
 from training.laptop import status, terminal
 from training.laptop.follow import Look
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
+from training.reclaim import release_text
 from training.run_folder import Status
 
 
@@ -26,6 +30,29 @@ def test_a_node_is_up_since_its_own_boot_and_one_that_does_not_answer_says_why(t
     status.show(Nodes(HereHead(tmp_path / "runs"), (node(0), node(1))))
     said = capsys.readouterr().out
     assert "up 0 h 12 min" in said and "te2: no answer within 10 s" in said
+
+
+class NoticedHead(HereHead):
+    """Another machine's, whose notices lie in a folder of the test's."""
+
+    here = False
+
+    def shell(self, command, timeout_s=20):
+        return super().shell(command.replace("/run/spotune/reclaim", str(self.runs.parent / "notices")), timeout_s)
+
+
+def test_a_node_that_is_being_taken_back_is_named_with_the_time_the_head_was_told(tmp_path, capsys):
+    cluster = Nodes(NoticedHead(tmp_path / "runs"), (node(0), node(1)))
+    status.show(cluster)
+    assert "reclaimed" not in capsys.readouterr().out
+    (tmp_path / "notices").mkdir()
+    at = release_text(time.time() + 200)
+    (tmp_path / "notices/te2.json").write_text(json.dumps({"node": "te2", "at": at, "noticed": at}))
+    status.show(cluster)
+    assert (
+        f"te2 is being reclaimed at {at[11:16]} UTC (spot); when it is gone: fab rebuild, or "
+        in capsys.readouterr().out
+    )
 
 
 def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):

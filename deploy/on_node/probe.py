@@ -25,6 +25,8 @@ SSH_TIMEOUT_S = 8
 RUN_UNIT = re.compile(r"^spotune-(.+-\d{8}-\d{6})\.service\b")
 """A run's unit ends with the time it was made; spotune has other units too."""
 SPOT_WATCH = "spotune-spot-watch.service"
+NOTICES = Path("/run/spotune/reclaim")
+"""Where that unit writes NODE.json when the cloud takes the node back."""
 RUN_FOLDER = re.compile(r"/data/runs/([A-Za-z0-9._-]+)")
 
 
@@ -187,6 +189,12 @@ def free_gib(path: str) -> float:
     return round(shutil.disk_usage(path).free / 2**30, 1) if Path(path).exists() else 0.0
 
 
+def reclaim_at(folder: Path, name: str) -> str:
+    """When the cloud takes this node back, in UTC; empty where it has said nothing."""
+    notice = read_json(folder / f"{name}.json")
+    return str(notice.get("at", "")) if isinstance(notice, dict) else ""
+
+
 def node(names: list[str], ssh_to: list[str], ports: list[int]) -> dict[str, Any]:
     """Everything but the GPUs."""
     torch, cuda = torch_versions()
@@ -208,6 +216,7 @@ def node(names: list[str], ssh_to: list[str], ports: list[int]) -> dict[str, Any
         "free_ports": free_ports(*ports),
         "clock_synchronised": clock_synchronised(),
         "spot_watch": say("systemctl", "is-active", SPOT_WATCH)[1],
+        "reclaim_at": reclaim_at(NOTICES, socket.gethostname()),
     }
 
 

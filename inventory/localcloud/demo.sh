@@ -25,7 +25,7 @@ step "What it learned: to quote the documentation, also of modules that were kep
 step "Bring it home" "fab fetch"
 step "Give everything back" "fab down --yes"
 step "What is left costs this much" "fab cost"
-step "The cloud goes too" "fab local.down"
+step "The cloud goes too" "fab local.down --yes"
 
 cat <<END
 

@@ -136,6 +136,17 @@ def down(places: Places) -> None:
         remove_tree(places.folder)
 
 
+def what_is_there(places: Places) -> str:
+    """What `down` takes, in words; empty where there is nothing of a user's, or no cloud."""
+    try:
+        found = account.load(places.world)
+    except LocalCloudError:
+        return "what its damaged record does not tell"
+    kept = sum(not each.instance_id for each in found.disks.values())
+    counted = {"machine": len(found.instances), "kept disk": kept, "snapshot": len(found.snapshots)}
+    return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counted.items() if count)
+
+
 def machines(places: Places) -> tuple[Instance, ...]:
     """The machines there are, te2 before te10. Raises LocalCloudError."""
     found = account.load(places.world).instances.values()

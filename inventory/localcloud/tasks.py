@@ -7,7 +7,8 @@ from typing import Any
 
 from invoke import Collection, task
 
-from inventory.command_line import say, sentences
+from inventory.command_line import ask, say, sentences
+from inventory.saying_yes import yes_command
 
 
 def _settings() -> Any:
@@ -59,13 +60,16 @@ def serve(c: Any, wheels: bool = True) -> None:
     say(f"an emulated Alibaba Cloud ECS answers at {endpoint}; next: fab up")
 
 
-@task
-def down(c: Any) -> None:
+@task(auto_shortflags=False, help={"yes": "remove machines, disks and snapshots without asking"})
+def down(c: Any, yes: bool = False) -> None:
     """Remove the hosts, their disks, their network, snapshots and the ECS API."""
     with sentences():
         from inventory.localcloud import served
 
-        served.down(_places())
+        places = _places()
+        if there := served.what_is_there(places):
+            ask(yes, f"remove {there}, and all that is on them?", yes_command("local.down", down))
+        served.down(places)
     say("nothing is left")
 
 

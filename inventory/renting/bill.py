@@ -23,10 +23,15 @@ def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
         told = cost.machine_cost(each, now)
         sums = (bare(whole) or "-" for whole in (told.so_far, told.until_release))
         price = "-" if told.price_h is None else bare(told.price_h, per=HOUR)
-        rows.append([name, each.instance_type, _time(told.hours), price, *sums, clock(each.release_at)])
+        rows.append([name, each.instance_type, _time(told.hours), price, *sums, released_at(each)])
     currency = cost.currency_of(ordered)
     sums_of = (f"{currency} {what}".lstrip() for what in (HOUR, "so far", "until release"))
     return table(["machine", "type", "time", *sums_of, "released at"], rows)
+
+
+def released_at(instance: Instance) -> str:
+    """When the cloud releases a machine; of one that it is taking back it tells that time to the machine alone."""
+    return "soon: taken back" if instance.is_reclaimed else clock(instance.release_at)
 
 
 def _time(hours: float) -> str:

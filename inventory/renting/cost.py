@@ -54,14 +54,18 @@ def month_start(now: datetime) -> datetime:
     return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
+def month_end(now: datetime) -> datetime:
+    """The first moment of the next one."""
+    return month_start(month_start(now) + timedelta(days=32))
+
+
 def month_shares(
     disks: Sequence[Disk], months: Mapping[str, float], past: Sequence[Entry], now: datetime
 ) -> list[float]:
     """What disks cost in this calendar month by their price a month: from when they were made, or its start, to its
     end, without the hours that they were in the price of a machine that is known to have been their node's.
     """
-    start = month_start(now)
-    end = month_start(start + timedelta(days=32))
+    start, end = month_start(now), month_end(now)
     alone = {d.disk_id: hours_between(max(start, d.created), end) - _priced_hours(d, past, start) for d in disks}
     return [months[d.disk_id] / HOURS_A_MONTH * max(0.0, alone[d.disk_id]) for d in disks if d.disk_id in months]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import cost, keys, members, owners, tags
+from inventory.renting import cost, kept_disks, keys, members, owners, tags
 from inventory.renting.intents import DELETION, Intents, settle
 from inventory.renting.ledger import Entry, Ledger
 from inventory.settings import Settings
@@ -39,6 +39,11 @@ class DownPlan:
     """What was left in other regions or accounts, which this look does not reach."""
     remaining: tuple[Instance, ...] = ()
     """Machines that are not asked about: they and all that is theirs stay."""
+    outliving: kept_disks.Kept = kept_disks.NONE
+    """What disks that lose their machines, now or at a release, cost in the rest of this month; only where there is a
+    budget."""
+    committed: float = 0
+    """What else counts for that budget then."""
 
     @property
     def is_empty(self) -> bool:
@@ -81,7 +86,7 @@ def plan_down(
     machines, remaining = _chosen(members.members(_there(cloud, settings)), nodes)
     owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
-    owned = members.labelled(owned, (*machines, *remaining))
+    every = owned = members.labelled(owned, (*machines, *remaining))
     if remaining:
         owned = _theirs(owned, machines)
     going, kept = divided(owned, disks)
@@ -94,9 +99,22 @@ def plan_down(
     ours = owners.own_pairs(settings)
     pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
     if remaining:  # they are entered with the key pairs
-        return DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
-    left = ledger.elsewhere(cloud.now())
-    return DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
+        plan = DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
+    else:
+        left = ledger.elsewhere(cloud.now())
+        plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
+    return _with_outliving(cloud, plan, ledger, every) if settings.rental.budget else plan
+
+
+def _with_outliving(cloud: Cloud, plan: DownPlan, ledger: Ledger, disks: Sequence[Disk]) -> DownPlan:
+    """The plan with what this month's budget will have to bear: machines that go cost until now."""
+    now = cloud.now()
+    machines = [*(replace(each, release_at=now) for each in plan.machines), *plan.remaining]
+    stay = [d for d in disks if d.kind == "data" and d not in plan.disks]
+    months = {**cost.disk_months(cloud, [d for d in stay if d not in plan.kept]), **plan.disk_months}
+    past = ledger.past(now)
+    spent = cost.spent(machines, past, cost.month_shares(cost.loose(stay), months, past, now), now)
+    return replace(plan, outliving=kept_disks.of_machines(stay, months, machines, now), committed=spent.committed)
 
 
 def _chosen(

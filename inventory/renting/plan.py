@@ -9,9 +9,20 @@ from datetime import datetime, timedelta
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import DATA_DISK, Disk, Instance, Price, Snapshot
-from inventory.renting import budgets, cost, disks, lease, members, network, offers, owners, way_back
+from inventory.renting import (
+    budgets,
+    cost,
+    disks,
+    kept_disks,
+    lease,
+    ledger,
+    members,
+    network,
+    offers,
+    owners,
+    way_back,
+)
 from inventory.renting.intents import Intents, settle
-from inventory.renting.ledger import Ledger
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
 from inventory.settings import Settings
@@ -57,6 +68,8 @@ class UpPlan:
     """Why they can come from one zone only."""
     ssh_from: tuple[str, ...] = ()
     money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
+    outliving: kept_disks.Kept = kept_disks.NONE
+    """Disks of these machines and of those that stand, which stay when they go; only where there is a budget."""
     notes: tuple[str, ...] = ()
     is_spot: bool = True
     releases: bool = True
@@ -84,6 +97,18 @@ class UpPlan:
         """These machines, bought there."""
         price = self.price(quote, numbers)
         return budgets.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
+
+    @property
+    def committed(self) -> float:
+        """What counts for this month's budget once these machines are ordered from the first offer."""
+        new = self.purchase(self.quotes[0], self.numbers).total if self.quotes else 0.0
+        return added([self.money.committed, new])
+
+    @property
+    def new_outliving_h(self) -> dict[int, float]:
+        """What an hour costs of each disk that stays when its new machine goes, by its number."""
+        usual = self.quotes[0].price.parts.get(DATA_DISK, 0.0) if self.quotes else 0.0
+        return {k: usual + self.more_h.get(k, 0.0) for k in {*self.staying, *self.more_h}}
 
     @property
     def first_price(self) -> Price | None:
@@ -149,6 +174,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
             notes += way_back.not_restored(cloud, settings, plan.kept.get(1))
         plan, said = _offered(cloud, settings, plan)
         notes += said
+    plan = _with_outliving(cloud, plan)
     _refuse_expensive(settings, plan)
     return replace(plan, notes=tuple(notes))
 
@@ -195,13 +221,24 @@ def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) 
     now, instances = cloud.now(), there.instances
     if settings.rental.budget:
         instances = cost.with_price_tags(cloud, settings, instances)
-    past = Ledger.of(cloud, settings).record(instances, now)
+    past = ledger.Ledger.of(cloud, settings).record(instances, now)
     back = {d.disk_id for d in disks.waiting_for(there.disks, plan.numbers).values()}
     loose = [d for d in there.disks if d.disk_id not in back]
     later = {i.instance_id for i in plan.longer}
     longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
     shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), past, now)
     return replace(plan, money=cost.spent(longer, past, shares, now))
+
+
+def _with_outliving(cloud: Cloud, plan: UpPlan) -> UpPlan:
+    """The plan with what the disks that stay will cost this month when the machines are gone."""
+    if not plan.budget or not (plan.numbers or plan.longer):
+        return plan
+    now, later = cloud.now(), {i.instance_id for i in plan.longer}
+    machines = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in plan.there]
+    staying = [d for d in ledger.stays(plan.existing.disks) if d.instance_id]
+    stand = kept_disks.of_machines(staying, cost.disk_months(cloud, staying), machines, now)
+    return replace(plan, outliving=stand | kept_disks.of_new(plan.new_outliving_h, plan.release_at, now))
 
 
 def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:

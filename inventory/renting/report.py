@@ -7,9 +7,8 @@ from contextlib import suppress
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.renting import bill, budgets, cost, members, show, tags
+from inventory.renting import bill, budgets, cost, kept_disks, ledger, members, show, tags
 from inventory.renting.disks import waiting_for
-from inventory.renting.ledger import Ledger
 from inventory.renting.way_back import WayBack, newest
 from inventory.settings import Settings
 
@@ -22,10 +21,11 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     with suppress(CloudError):  # then there is no price to show
         instances = cost.with_price_tags(cloud, settings, instances)
     now = cloud.now()
-    ledger = Ledger.of(cloud, settings)
-    past, currency = ledger.record(instances, now), ledger.currency
-    ledger.record_kept(disks, snapshots, now)
-    months = cost.disk_months(cloud, cost.loose(disks))
+    book = ledger.Ledger.of(cloud, settings)
+    past, currency = book.record(instances, now), book.currency
+    book.record_kept(disks, snapshots, now)
+    outlive = [d for d in ledger.stays(disks) if d.instance_id and settings.rental.budget]
+    months = cost.disk_months(cloud, (*cost.loose(disks), *outlive))
     spent = cost.spent(instances, past, cost.month_shares(disks, months, past, now), now)
     if instances:
         show.show(bill.cost_table(instances, now))
@@ -35,12 +35,15 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     show.show(
         *bill.stays_lines(cost.loose([d for d in disks if d.kind == "data"]), months, snapshots, settings, currency)
     )
-    show.show(*bill.elsewhere_lines(ledger.elsewhere(now), settings.name))
+    show.show(*bill.elsewhere_lines(book.elsewhere(now), settings.name))
     if table := bill.past_table(past, settings.name, now):
         show.show(table)
     show.show(bill.month_line(spent, currency))
     if settings.rental.budget:
         show.show(budgets.left(settings.rental.budget, spent, currency))
+        outliving = kept_disks.of_machines(outlive, months, instances, now)
+        if said := kept_disks.beyond(settings.rental.budget, spent.committed, outliving, currency):
+            show.show(said)
 
 
 def show_machines(settings: Settings) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Instance, Price
-from inventory.renting import bill, budgets, cost, members, tags
+from inventory.renting import bill, budgets, cost, kept_disks, members, tags
 from inventory.renting.down import DownPlan
 from inventory.renting.offers import Quote
 from inventory.renting.plan import UpPlan
@@ -190,8 +190,8 @@ def machines_table(instances: Sequence[Instance], settings: Settings, now: datet
             each.instance_type,
             each.zone_id,
             members.address(settings, each) or "-",
-            clock(each.release_at),
-            left(each.release_at, now),
+            bill.released_at(each),
+            left(None if each.is_reclaimed else each.release_at, now),
         ]
         for name, each in zip(members.names(ordered), ordered, strict=True)
     ]
@@ -208,6 +208,8 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
     for name in plan.key_pairs:
         yield f"delete  key pair {name}, which is free"
     yield from bill.stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings, plan.currency)
+    if said := kept_disks.beyond(settings.rental.budget, plan.committed, plan.outliving, plan.currency):
+        yield said
     yield from _beside_snapshots(plan, settings)
     yield from bill.elsewhere_lines(plan.elsewhere, settings.name)
     if plan.remaining:
@@ -248,4 +250,5 @@ def _budget_lines(plan: UpPlan, currency: str) -> list[str]:
     if not plan.budget:
         return []
     month = [bill.month_line(plan.money, currency)] if plan.money.committed else []
-    return [*month, budgets.left(plan.budget, plan.money, currency)]
+    beyond = kept_disks.beyond(plan.budget, plan.committed, plan.outliving, currency)
+    return [*month, budgets.left(plan.budget, plan.money, currency), *([beyond] if beyond else [])]

@@ -146,16 +146,39 @@ def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
     everything = members.members((*plan.machines, *plan.remaining))
     by_name = dict(zip(members.names(everything), everything, strict=True))
     if members.HEAD not in by_name:
-        return []  # no run outlives its head
+        return _on_heads_disk(plan, None, "")  # no run outlives its head
     stake, unknown = _stake()
+    on_disk = _on_heads_disk(plan, stake, unknown)
     if not named:
         ends = f"{stake.active} is going on there: it ends with the machines; `fab stop` lets it save first"
-        return [*([ends] if stake.active else []), *([stake.left_on(members.HEAD)] if stake.unfetched else [])]
+        left = [stake.left_on(members.HEAD)] if stake.unfetched else []
+        return [*([ends] if stake.active else []), *left, *on_disk]
     against = [*stake.of_nodes({name for name, each in by_name.items() if each in plan.machines}, members.HEAD)]
+    against += on_disk
     against += [f"whether a run is going on there is not known: {unknown}"] if unknown else []
     if against and not force:
         raise RentError(f"{'; '.join(against)}; nothing was deleted (--force: all the same)")
     return against
+
+
+def _on_heads_disk(plan: DownPlan, stake: Stake | None, unknown: str) -> list[str]:
+    """What unfinished runs lose with the head's data disk where that goes and no snapshot has it, a sentence each;
+    `stake`: what the head says, None where there is none any more, and only what was fetched is known."""
+    from inventory.renting import members
+    from training.laptop.run_list import giving_back
+    from training.run_folder import LOCAL_RUNS
+
+    going = [disk for disk in plan.disks if members.disk_number(disk) == 1]
+    if not going:
+        return []
+    whole = [each.created for each in plan.snapshots if each.disk_kind == "data" and each.status == "accomplished"]
+    disk, held = f"{members.HEAD}'s disk", max(whole).timestamp() if whole else 0.0
+    if stake is None:
+        since = min(each.created for each in going).timestamp()
+        return [*giving_back.lost_with(disk, giving_back.left_behind(LOCAL_RUNS, since), held, head_is_there=False)]
+    if unknown:
+        return [f"what of its runs is only on {disk} is not known: {unknown}"]
+    return [*giving_back.lost_with(disk, stake.unfinished, held)]
 
 
 def _stake() -> tuple[Stake, str]:

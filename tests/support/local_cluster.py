@@ -169,7 +169,7 @@ class LocalCluster:
     def leave(self):
         """Nothing of it stays on this machine, whatever state it is in."""
         self.changed()
-        self.fab("local.down")
+        self.fab("local.down", "--yes")
 
     def host_keys(self):
         """Each machine's own host key, as it shows it itself."""

@@ -31,15 +31,20 @@ def wait_or_end(head: Head, run_id: str) -> str:
     return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"
 
 
-def refuse_reclaimed(cluster: OpenCluster) -> None:
-    """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
+def under_notice(cluster: OpenCluster) -> list[reclaim.Notice]:
+    """The nodes of which the cloud has said that it takes them back, as the head knows; the soonest first."""
     if cluster.head.here:
-        return
+        return []
     answer = cluster.head.shell(
         f"date +%s; for f in {reclaim.FOLDER}/*.json; do cat $f && echo; done 2>/dev/null; true"
     )
     now, *lines = answer.splitlines()
-    if soon := reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], float(now)):
+    return reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], float(now))
+
+
+def refuse_reclaimed(cluster: OpenCluster) -> None:
+    """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
+    if soon := under_notice(cluster):
         without_head = cluster.head.name in {notice.node for notice in soon}
         way = (
             f"when it is gone: {reclaim.ALL_AGAIN}, then the same again"

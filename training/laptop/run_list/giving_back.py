@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.laptop import runs
 from training.laptop.head_node import Head
 from training.laptop.run_list import copies, listing
+from training.laptop.run_list.copies import Copy
 from training.launch import LaunchError
+from training.run_folder import PROVE, checkpoint_folder
+from training.sums import OPTIMIZER
 
 SHOWN = 3
 """Runs that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that could go on, and whose optimizer state did not come home."""
+
+    run_id: str
+    step: int
+    """Of its newest checkpoint, as far as is known here."""
+    total_steps: int | None
+    saved: float
+    """When that was written, in seconds since 1970; 0 where nothing says it."""
+    at_home: bool
+    """Whether its adapter came home."""
+    fetchable: bool = False
+    """Whether a full fetch would bring this checkpoint, and not a better one."""
+
+    def goes_with(self, disk: str, head_is_there: bool) -> str:
+        """That its disk takes with it what the run needs to go on, and what keeps that."""
+        whole = f" of {self.total_steps}" if self.total_steps else ""
+        home = "only its adapter is home" if self.at_home else "nothing of it is home"
+        fetch = f", and fab fetch --full --run {self.run_id} here" if self.fetchable else ""
+        keeps = f"fab snapshots.create keeps that in the cloud{fetch}" if head_is_there else "fab up brings it back"
+        return (
+            f"{self.run_id} is at step {self.step}{whole}: with {disk} goes what fab train --resume needs ({home}, and "
+            f"no snapshot has it); {keeps}"
+        )
+
+
+def lost_with(
+    disk: str, unfinished: Sequence[Unfinished], snapshot_at: float, *, head_is_there: bool = True
+) -> Iterator[str]:
+    """What runs lose with a disk of which the newest snapshot was made at that time, a sentence each. Pure."""
+    lost = [each for each in unfinished if not each.saved or each.saved >= snapshot_at]
+    for each in lost[:SHOWN]:
+        yield each.goes_with(disk, head_is_there)
+    if len(lost) > SHOWN:
+        yield f"and so with {len(lost) - SHOWN} more (fab runs)"
 
 
 @dataclass(frozen=True)
@@ -25,6 +67,8 @@ class Stake:
     """The nodes it runs on; none where they are not known yet."""
     unfetched: tuple[tuple[str, int], ...] = ()
     """Runs whose checkpoint of this step did not come home, the newest first."""
+    unfinished: tuple[Unfinished, ...] = ()
+    """Runs that only this head's disk lets go on, the newest first."""
 
     def of_nodes(self, nodes: Collection[str], head: str) -> Iterator[str]:
         """Why some machines should not go, a sentence each."""
@@ -58,7 +102,51 @@ def at_stake(head: Head, home: Path) -> Stake:
     active = runs.going_on(head)
     there = listing.rows(copies.on_laptop(home), copies.on_head(head))
     left = tuple((row.run_id, row.unfetched) for row in there if row.unfetched is not None)
-    return Stake(active, _hosts(head, active), left)
+    open_runs = {row.run_id: row for row in there if row.head and _could_go_on(row.run_id, row.head)}
+    saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
+    unfinished = tuple(
+        _unfinished(run_id, row.newest, saved.get(run_id, 0.0), bool(row.laptop and row.one_run and row.laptop.steps))
+        for run_id, row in open_runs.items()
+        if not (row.one_run and _has_optimizer(home, run_id, row.newest.steps[-1]))
+    )
+    return Stake(active, _hosts(head, active), left, unfinished)
+
+
+def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
+    """Of runs that began after that, in seconds since 1970, those that had not finished when they were fetched, and
+    without what they need to go on: what a disk may still have that nobody can look at."""
+    there = listing.rows(copies.on_laptop(home), {})
+    return tuple(
+        _unfinished(row.run_id, row.newest, status.updated, True)
+        for row in there
+        if row.started >= since and not row.newest.made_here and (status := row.newest.look.status)
+        if _could_go_on(row.run_id, row.newest) and not _has_optimizer(home, row.run_id, row.newest.steps[-1])
+    )
+
+
+def _could_go_on(run_id: str, copy: Copy) -> bool:
+    return copy.look.state != "finished" and bool(copy.steps) and not run_id.startswith(f"{PROVE}-")
+
+
+def _unfinished(run_id: str, copy: Copy, saved: float, at_home: bool) -> Unfinished:
+    last = copy.look.metrics[-1] if copy.look.metrics else {}
+    newest = copy.steps[-1]
+    return Unfinished(run_id, newest, last.get("total_steps"), saved, at_home, copy.wanted == newest)
+
+
+def _has_optimizer(home: Path, run_id: str, step: int) -> bool:
+    return (home / run_id / checkpoint_folder(step) / OPTIMIZER).is_file()
+
+
+def _saved(head: Head, steps: Mapping[str, int]) -> dict[str, float]:
+    """When checkpoints on the head were written, by their runs, in seconds since 1970."""
+    folders = {f"{run_id}/{checkpoint_folder(step)}": run_id for run_id, step in steps.items()}
+    if not folders:
+        return {}
+    names = " ".join(map(shlex.quote, folders))
+    answer = head.shell(f"cd {shlex.quote(str(head.runs))} && stat -c '%Y %n' {names} 2>/dev/null; true")
+    lines = [line.split(" ", 1) for line in answer.splitlines()]
+    return {folders[name]: float(seconds) for seconds, name in lines if name in folders}
 
 
 def _hosts(head: Head, active: str) -> frozenset[str]:
