@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from invoke import Argument, Collection, Exit, ParseError, Task
+from invoke.parser.context import to_flag
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import show_plainly
@@ -86,6 +87,10 @@ def name_the_nearest(tasks: Collection) -> None:
 
 
 class _Argument(Argument):
+    def __repr__(self) -> str:
+        """As it is typed: invoke's own sentences have it."""
+        return to_flag(self.names[0])
+
     def set_value(self, value: Any, cast: bool = True) -> None:
         try:
             super().set_value(value, cast)

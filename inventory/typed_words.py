@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from enum import Enum, auto
 
 from invoke import Argument, Collection, ParseError
+from invoke.parser.context import to_flag
 
 HELP = "--help"
 SHORT = len("-y")
@@ -81,26 +82,29 @@ def not_understood(error: ParseError, words: Sequence[str], tasks: Collection) -
 
 def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, Kind]]:
     """Each word behind the task it is said to, empty before the first."""
-    task, wanted = "", False
+    task, flag, names = "", None, _names(tasks)
     for word in words:
-        if wanted:
-            kind, wanted = Kind.VALUE, False
-        elif word in tasks.task_names:
-            task, kind = word, Kind.TASK
+        if flag and flag.takes_value and not (flag.optional and word.startswith("-")):
+            kind, flag = Kind.VALUE, None
         elif word.startswith("-"):
-            argument = _argument(task, word, tasks)
-            kind, wanted = Kind.FLAG, bool(argument and argument.takes_value)
+            kind, flag = Kind.FLAG, _argument(task, word, tasks)
+        elif word in names:
+            task, kind, flag = word, Kind.TASK, None
         else:
-            kind = Kind.BARE
+            kind, flag = Kind.BARE, None
         yield task, word, kind
+
+
+def _names(tasks: Collection) -> set[str]:
+    """Of all tasks, also the short ones: `fab runs` is `fab runs.list`."""
+    return {name for each, short in tasks.task_names.items() for name in (each, *short)}
 
 
 def _argument(task: str, word: str, tasks: Collection) -> Argument | None:
     """What a task calls by this flag; None where it has none of that name."""
     if not task or not word.startswith("-"):
         return None
-    name = word.removeprefix("--").replace("-", "_")
-    return next((argument for argument in tasks[task].get_arguments() if name in argument.names), None)
+    return next((each for each in tasks[task].get_arguments() if word in map(to_flag, each.names)), None)
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
