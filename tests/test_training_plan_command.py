@@ -112,6 +112,23 @@ def with_cards(place, *kinds):
     (place / "cluster.toml").write_text("price_per_hour".join(parts))
 
 
+def test_a_bad_record_of_the_data_is_left_out_of_a_plan_where_that_is_asked_for(place):
+    file = Path(records(place))
+    file.write_text('{"prompt": "only"}\n' + file.read_text())
+    done = fab(place, "--model", "tiny", "--data", "data.jsonl", "--card", "A10")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "1 bad record: mend them, or leave them out with --skip-bad" in done.stderr
+    with_cards(place, "A10", "A10")
+    done = fab(place, "--model", "tiny", "--data", "data.jsonl", "--skip-bad")
+    assert done.returncode == 0 and "data: 50 records" in done.stdout, done.stdout + done.stderr
+    assert "; 1 bad record left out)" in done.stdout
+    assert "--data data.jsonl --skip-bad" in done.stdout
+    file.write_text('{"prompt": "only"}\n')
+    assert "no record in it but 1 bad: data.jsonl line 1" in refused(
+        fab(place, "--model", "tiny", "--data", "data.jsonl", "--skip-bad")
+    )
+
+
 def test_listed_machines_are_planned_with_their_number_price_and_promised_network(place):
     with_cards(place, "A10", "A10")
     found = planned_on(place, card="A10")

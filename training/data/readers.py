@@ -55,9 +55,14 @@ def check(source: Source, skip_bad: bool = False, cure: str = "") -> DataSummary
         count += 1
     bad.refuse(count)
     if shape is None:
-        but = f" but {bad.count} bad: {bad.shown[0]}" if bad.count else ""
-        raise DataError(f"{called(source)}: no record in it{but}")
+        raise none_in(source, bad)
     return DataSummary(count, shape, data_sha256(source), bad.count)
+
+
+def none_in(source: Source, bad: Bad) -> DataError:
+    """What is said of data without a record that can be used."""
+    but = f" but {bad.count} bad: {bad.shown[0]}" if bad.count else ""
+    return DataError(f"{called(source)}: no record in it{but}")
 
 
 def paths_of(data: Sequence[str]) -> tuple[Path, ...]:
@@ -86,6 +91,18 @@ def data_files(source: Source) -> list[Path]:
     if twice := next((file for file in found if places[file.resolve()] > 1), None):
         raise DataError(f"{twice} is given twice: say it once")
     return found
+
+
+def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
+    """A file or a folder's files by their places on the head, at `place`; several below it, read in their order there.
+    DataError where there is none, or one twice."""
+    if len(paths) > 1:
+        data_files(tuple(paths))
+        width = len(str(len(paths)))
+        each = [placed([path], f"{place}/{number:0{width}}-{path.name}") for number, path in enumerate(paths, start=1)]
+        return {at: file for some in each for at, file in some.items()}
+    (path,) = paths
+    return {f"{place}/{file.relative_to(path)}": file for file in data_files(path)} if path.is_dir() else {place: path}
 
 
 def _files_in(path: Path) -> list[Path]:

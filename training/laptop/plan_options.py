@@ -37,6 +37,8 @@ class Wish:
     """Of one node."""
     settings: tuple[str, ...] = ()
     """What the recipe was changed by, as `--set` takes it."""
+    skip_bad: bool = False
+    """Whether records of the data that cannot be used are left out."""
 
     @property
     def named(self) -> frozenset[str]:
@@ -115,7 +117,7 @@ def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
             f"the shape of {recipe.base_model} is not known here: no recipe that is shipped names it; "
             "fab train --dry plans with the model on the head"
         )
-    return shape, size_of(wish.data, recipe)
+    return shape, size_of(wish.data, recipe, wish.skip_bad)
 
 
 def _shape(recipe: Recipe) -> ModelShape | None:

@@ -178,6 +178,7 @@ def data(
         "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
         "price_per_hour": "what one node costs, instead of what cluster.toml or the cloud says",
         "set": "key=value for any recipe key; may be repeated",
+        "skip_bad": "plan the rest as if records that cannot be used were left out",
         "rent": "before any machine is there: which to rent, and how many, by money and time",
         "take": "with --rent: cheapest, fastest or a row's number; writes its types and nodes into cluster.toml",
         "json": "print it for other programs",
@@ -194,6 +195,7 @@ def plan(
     line_rate_gbps: float = 0.0,
     price_per_hour: float = 0.0,
     set: Sequence[str] | None = None,
+    skip_bad: bool = False,
     rent: bool = False,
     take: str = "",
     json: bool = False,
@@ -211,7 +213,7 @@ def plan(
         recipe = start_run.chosen_recipe(model, set or ())
         there_h = plan_options.hours_of(hours)
         files, settings = tuple(data or ()), tuple(set or ())
-        wish = plan_options.Wish(files, nodes, there_h, card, line_rate_gbps, price_per_hour, settings)
+        wish = plan_options.Wish(files, nodes, there_h, card, line_rate_gbps, price_per_hour, settings, skip_bad)
         if rent:
             from training.laptop import rent_options, rent_table
 

@@ -90,8 +90,11 @@ def generate(
 
 @task(
     auto_shortflags=False,
+    iterable=["data"],
     help={
-        "data": "file or folder of records it has not learned from; without it the run's own validation split",
+        "data": "file or folder of records it has not learned from; may be repeated; without it the run's own "
+        "validation split",
+        "skip_bad": "leave out records that cannot be used, and count them",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
         "answers": "how many greedy answers to compare with the records' own; 0: none",
@@ -101,16 +104,15 @@ def generate(
 )
 def evaluate(
     c: Context,
-    data: str = "",
+    data: Sequence[str],
     run: str = "",
     checkpoint: str = "",
+    skip_bad: bool = False,
     answers: int = 50,
     tasks: str = "",
     here: bool = False,
 ) -> None:
     """Measure base and tuned model on records held out."""
-    from pathlib import Path
-
     from training.laptop import rental
     from training.laptop.open_cluster import opened
 
@@ -118,16 +120,20 @@ def evaluate(
         from training.errors import AdapterError
         from training.laptop.adapter import report, tuned_model
 
+        if skip_bad and not data:
+            raise AdapterError("--skip-bad is for --data: the run's own validation split has no bad records")
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
         room = tuned_model.room_alone(cluster.head, about)
         if room.too_big:
             raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
         split = "" if data else tuned_model.validation_folder(cluster.head, about)
-        on = report.checked(Path(data)) if data else report.Measurable(split)
+        on = report.checked(data, skip_bad) if data else report.Measurable(split)
         argv, out = on.argv, f"{about.launch.run_dir}/{on.kept_as}"
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
         argv += ["--tasks", tasks, "--out", out, "--attached"]
         argv += about.template_argv
+        if on.bad:
+            print(f"{many(on.bad, 'bad record')} left out")
         print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
         with tuned_model.start(cluster.head, about, "evaluate", argv, on.files) as talk:
             for message in talk.messages():
