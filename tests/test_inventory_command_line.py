@@ -27,6 +27,7 @@ from training.laptop.attach import RunFailed
 from training.laptop.download import FileGone
 from training.laptop.fetch import FetchInterrupted
 from training.laptop.head_node import HeadError
+from training.laptop.meant import meant
 from training.launch import LaunchError
 from training.recipe import RecipeError
 from training.verify import DamagedError, FetchError
@@ -68,6 +69,24 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
         (["train", "--dri"], "fab train has no --dri; the nearest is --dry; fab --help train"),
         (["up", "-y"], "fab up has no -y; the nearest is --yes; fab --help up"),
         (["status", "te2"], "fab status knows no 'te2'; fab --help status"),
+        (["train", "tiny"], "fab train knows no 'tiny'; did you mean --model tiny? fab --help train"),
+        (["prove", "Qwen3-8B"], "fab prove knows no 'Qwen3-8B'; did you mean --model Qwen3-8B? fab --help prove"),
+        (
+            ["models", "tiny"],
+            "fab models.list knows no 'tiny'; did you mean fab plan --model tiny? fab --help models.list",
+        ),
+        (["train", "a b.jsonl"], "fab train knows no 'a b.jsonl'; did you mean --data 'a b.jsonl'? fab --help train"),
+        (["train", "docs"], "fab train knows no 'docs'; did you mean --data docs? fab --help train"),
+        (
+            ["generate", "--run", "a", "who are you?"],
+            "fab generate knows no 'who are you?'; did you mean --prompt 'who are you?'? fab --help generate",
+        ),
+        (
+            ["generate", "who are you?"],
+            "no run is called 'who are you?'; to ask it: fab generate --prompt 'who are you?'",
+        ),
+        (["evaluate", "--run", "a", "--run=b"], "fab evaluate takes one --run; fab --help evaluate"),
+        (["publish", "--to", "hub", "--to", "hub"], "fab publish takes one --to; fab --help publish"),
         (["qqqqqq"], "there is no fab qqqqqq; fab --list shows all"),
         (["models.add"], "fab models.add needs MODEL; fab --help models.add"),
         (["up", "--nodes"], "fab up --nodes needs a value; fab --help up"),
@@ -123,6 +142,12 @@ def test_the_word_without_a_flag_may_stand_before_and_behind_any_other_flag(task
             assert found[flag] in ("it", ["it"]) and found[other.name] == value, said
 
 
+def test_a_folder_may_be_called_like_the_command_that_looks_into_it():
+    for words in (["data", "data"], ["data", "data", "--show", "0"], ["data", "--here", "data"]):
+        assert parsed(words)["data"] == ["data"]
+    assert parsed(["data", "data", "more"])["data"] == ["data", "more"]
+
+
 def test_help_behind_a_flag_whose_value_may_go_unsaid_is_help():
     assert help_wanted(["train", "--resume", "--help"], fabfile.namespace) == "train"
 
@@ -130,6 +155,16 @@ def test_help_behind_a_flag_whose_value_may_go_unsaid_is_help():
 def test_what_invoke_says_of_a_flag_names_it_as_it_is_typed():
     with pytest.raises(ParseError, match=r"^Flag --max-new-tokens needed value and was not given one!$"):
         Parser(contexts=fabfile.namespace.to_contexts()).parse_argv(["generate", "--max-new-tokens"])
+
+
+def test_a_folder_with_a_model_is_no_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert meant("mine", ["--data", "--model"]) == "--data mine"
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert meant("mine", ["--data", "--model"]) == "--model ./mine"
+    assert meant("mine", ["--json"]) == "fab plan --model ./mine"
+    assert meant("nothing", ["--data", "--model"]) == ""
 
 
 def test_the_list_of_tasks_is_short_and_each_line_of_it_a_whole_sentence():

@@ -28,6 +28,13 @@ def end_as(seen: Look) -> None:
         raise Exit(code=STOPPED)
 
 
+def meant(word: str, flags: Sequence[str]) -> str:
+    """What a word without a flag may be, as it is typed with one; empty where nothing is known."""
+    from training.laptop import meant as words
+
+    return words.meant(word, flags)
+
+
 @task(
     auto_shortflags=False,
     iterable=["data", "set"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,12 @@ def generate(
         from training.errors import AdapterError
         from training.laptop import rental
         from training.laptop.adapter import chat, pipeline, tuned_model
+        from training.laptop.meant import is_question
         from training.laptop.open_cluster import opened
         from training.questions import Sampling, from_prompts, read_questions
 
+        if is_question(run) and not (prompt or prompts):
+            raise AdapterError(f"no run is called {run!r}; to ask it: fab generate --prompt {shlex.quote(run)}")
         sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
         questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
         target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
