@@ -16,6 +16,7 @@ from training.data.delimited import DELIMITERS, rows
 from training.data.encoding import refuse_foreign
 from training.data.json_array import values
 from training.data.json_text import json_value
+from training.data.other_kinds import refuse_other_kind
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
 from training.sums import sha256_of
@@ -114,6 +115,7 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
+        refuse_other_kind(path)
         raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {_kinds()} are")
     return [path]
 
@@ -176,6 +178,7 @@ def raw(file: Path) -> Iterator[Raw]:
     try:
         if file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty")
+        refuse_other_kind(file)
         if file.suffix.lower() == PARQUET:
             yield from _parquet(file)
             return
