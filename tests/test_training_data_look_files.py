@@ -13,10 +13,10 @@ import pytest
 
 from training.data import DataError, check, json_array
 from training.data.bad_records import Bad
-from training.data.encoding import foreign
 from training.data.hub import chosen_files
 from training.data.look.survey import survey
 from training.data.readers import records
+from training.encoding import foreign
 
 CHINESE = "你好，请问今天上海的天气怎么样？我想知道明天是否适合出门跑步。"
 TAIWANESE = "你好，請問今天臺北的天氣怎麼樣？我想知道明天是否適合出門跑步。"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.data.encoding import refuse_foreign
-from training.data.other_kinds import refuse_other_kind
+from training.data.other_kinds import refuse_foreign, refuse_other_kind
 from training.errors import AdapterError
 
 Messages = list[dict[str, str]]

@@ -1,4 +1,5 @@
-"""Files that hold no text whatever their names end in: recognised by their first bytes, and named with what to do."""
+"""Files that are not what is read: no text, whatever their names end in, recognised by their first bytes; or text that
+is not UTF-8. What to do with them is said."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.data.sample import DataError
+from training.encoding import foreign
 
 WORKBOOK = "an Excel workbook: save the sheet as CSV UTF-8 in Excel or WPS, and give that"
 DOCUMENT = "a Word document: put the records into JSONL or CSV, and give that"
@@ -37,6 +39,12 @@ def refuse_other_kind(file: Path) -> None:
         raise DataError(f"{file}: {error.strerror}") from error
     if what:
         raise DataError(f"{file}: {what}")
+
+
+def refuse_foreign(file: Path) -> None:
+    """DataError where a text file as a whole is not UTF-8. Single lines that are not are bad records."""
+    if found := foreign(file):
+        raise DataError(found.sentence(file))
 
 
 def other_kind(file: Path) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 
 from training.data.bad_records import Bad
 from training.data.delimited import DELIMITERS, rows
-from training.data.encoding import refuse_foreign
 from training.data.json_array import values
 from training.data.json_text import json_value
-from training.data.other_kinds import refuse_other_kind
+from training.data.other_kinds import refuse_foreign, refuse_other_kind
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
 from training.sums import sha256_of
