@@ -367,6 +367,19 @@ def test_tiny_brings_its_own_data_and_others_none():
         (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "nan"), "--hours nan: it has to be above 0, and finite"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "soon"), "--hours needs a number, not 'soon'"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "inf"), "--line-rate-gbps inf: it has to be"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--price-per-hour=0"), "--price-per-hour 0: it has to be above 0"),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--price-per-hour", "-3"),
+            "--price-per-hour -3: it has to be above 0",
+        ),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--price-per-hour", "x"),
+            "--price-per-hour needs a number, not 'x'",
+        ),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "0"),
+            "--line-rate-gbps 0: it has to be above 0",
+        ),
         (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "nan"), "--line-rate-gbps nan: it has to be"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "none.jsonl"), "none.jsonl: no such file or folder"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "own/set"), "--data own/set: a data set of the Hub"),

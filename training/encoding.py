@@ -72,15 +72,17 @@ class Foreign:
         """What is wrong with the file, and what mends it."""
         if not self.name:
             return f"{file}: not UTF-8, nor any encoding known here; save it as UTF-8"
-        command = _conversion(self.name, *(shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{self.name}")))
+        command = converted(f"iconv -f {self.name} -t UTF-8", file, "utf8", self.name)
         reads = f", in which {self.excerpt!r} stands there" if self.excerpt else ""
         return f"{file}: not UTF-8; it {'is' if self.sure else 'looks like'} {self.name}{reads}; convert it: {command}"
 
 
-def _conversion(name: str, file: str, converted: str, old: str) -> str:
-    """It gets the place of the old one, which stays under an ending that no folder of data is read by: whoever gives a
-    folder would be refused again, or learn everything twice."""
-    return f"iconv -f {name} -t UTF-8 {file} > {converted} && mv {file} {old} && mv {converted} {file}"
+def converted(command: str, file: Path, made: str, old: str) -> str:
+    """What puts a file's conversion into its place, by endings for it and for the old one, which stays under one that
+    no folder of data is read by: whoever gives a folder would be refused again, or learn everything twice. `command`:
+    what the file's name is put behind, and the conversion comes out of."""
+    at, fresh, kept = (shlex.quote(f"{file}{ending}") for ending in ("", f".{made}", f".{old}"))
+    return f"{command} {at} > {fresh} && mv {at} {kept} && mv {fresh} {at}"
 
 
 class EncodingError(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ from training.recipe import Recipe, RecipeError
 TRAIN = "data/train"
 """Of a run folder: what its data are called there, but for the suffix of a single file."""
 KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
+EQUALS = "＝"
+"""The full-width sign that a Chinese keyboard gives."""
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
 
@@ -91,6 +94,9 @@ def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> 
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
+        if not equals and EQUALS in setting:
+            said = setting.replace(EQUALS, "=", 1)
+            raise RecipeError(f"--set {setting}: {EQUALS} is a full-width sign; write --set {shlex.quote(said)}")
         if not equals:
             raise RecipeError(f"--set {setting}: write it as key=value")
         overrides[key.strip()] = value.strip()

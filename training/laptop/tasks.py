@@ -199,8 +199,8 @@ def plan(
     nodes: int = 0,
     hours: str = "",
     card: str = "",
-    line_rate_gbps: float = 0.0,
-    price_per_hour: float = 0.0,
+    line_rate_gbps: str = "",  # as text, so that 0 is refused and not taken for nothing
+    price_per_hour: str = "",
     set: Sequence[str] | None = None,
     skip_bad: bool = False,
     rent: bool = False,
@@ -218,9 +218,10 @@ def plan(
         if take and not rent:
             raise LaunchError(f"--take {take} is for --rent")
         recipe = start_run.chosen_recipe(model, set or ())
-        there_h = plan_options.hours_of(hours)
+        amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
+        there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
         files, settings = tuple(data or ()), tuple(set or ())
-        wish = plan_options.Wish(files, nodes, there_h, card, line_rate_gbps, price_per_hour, settings, skip_bad)
+        wish = plan_options.Wish(files, nodes, there_h, card, rate, price, settings, skip_bad)
         if rent:
             from training.laptop import rent_options, rent_table
 
