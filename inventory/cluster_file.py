@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.settings import SettingsError, settings_in
+from training.encoding import EncodingError, text_of
 
 Value = int | str | Sequence[str]
 
@@ -26,8 +27,10 @@ def set_values(path: Path, table: str, values: Mapping[str, Value]) -> tuple[str
     """
     path = path.resolve()  # a link stays one
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = text_of(path)
+    except EncodingError as error:
+        raise SettingsError(str(error)) from None
+    except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
     changed = tuple(_differences(text, table, values))
     if not changed:

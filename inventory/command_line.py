@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from invoke import Argument, Collection, Exit, ParseError, Task
+from invoke.parser.context import to_flag
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import show_plainly
-from inventory.typed_words import help_wanted, not_understood, spelled_out, without_value
+from inventory.typed_words import Meant, help_wanted, not_understood, said_twice, spelled_out, without_value
 
 WORDS = {int: "a whole number", float: "a number"}
 
@@ -68,10 +69,13 @@ def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> None:
         if missing := without_value(core.unparsed, tasks):
             raise Exit(missing, code=USER_MISTAKE)
         core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
+        if twice := said_twice(core.unparsed, tasks):
+            raise Exit(twice, code=USER_MISTAKE)
 
 
-def name_the_nearest(tasks: Collection) -> None:
-    """Let the same program answer a task or a flag it does not know with the nearest it does, and code 2."""
+def name_the_nearest(tasks: Collection, meant: Meant) -> None:
+    """Let the same program answer a task or a flag it does not know with the nearest it does, and code 2; a word
+    without a flag with what is `meant`."""
     from fabric.main import program
 
     parse = program.parse_tasks
@@ -80,12 +84,16 @@ def name_the_nearest(tasks: Collection) -> None:
         try:
             parse()
         except ParseError as error:
-            raise Exit(not_understood(error, program.core.unparsed, tasks), code=USER_MISTAKE) from None
+            raise Exit(not_understood(error, program.core.unparsed, tasks, meant), code=USER_MISTAKE) from None
 
     program.parse_tasks = parse_tasks
 
 
 class _Argument(Argument):
+    def __repr__(self) -> str:
+        """As it is typed: invoke's own sentences have it."""
+        return to_flag(self.names[0])
+
     def set_value(self, value: Any, cast: bool = True) -> None:
         try:
             super().set_value(value, cast)

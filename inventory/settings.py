@@ -31,6 +31,7 @@ from inventory.setting_types import (
     network_text,
     spelled,
 )
+from training.encoding import EncodingError, text_of
 
 DEFAULT_PATH = Path("cluster.toml")
 PATH_VARIABLE = "SPOTUNE_CLUSTER"
@@ -300,15 +301,15 @@ def load_settings(path: Path | None = None) -> Settings:
     """
     path = path or settings_path()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
     except FileNotFoundError:
         raise SettingsError(
             f"{path}: there is no such file; run spotune from its checkout, or name another file by ${PATH_VARIABLE}"
         ) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    except EncodingError as error:
+        raise SettingsError(str(error)) from None
     return settings_in(text, path)
 
 

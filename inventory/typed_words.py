@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum, auto
 
 from invoke import Argument, Collection, ParseError
+from invoke.parser.context import to_flag
 
+Meant = Callable[[str, Sequence[str]], str]
+"""Of a word and a task's flags: what may be meant, as it is typed; empty where nothing is."""
 HELP = "--help"
 SHORT = len("-y")
 COMMAND = "command"
@@ -62,8 +65,22 @@ def without_value(words: Sequence[str], tasks: Collection) -> str:
     return ""
 
 
-def not_understood(error: ParseError, words: Sequence[str], tasks: Collection) -> str:
-    """What is said of a command line that invoke refuses. Its own words, unless one of `words` is unknown to it."""
+def said_twice(words: Sequence[str], tasks: Collection) -> str:
+    """What is said of a flag that takes one value and has two; empty where none has. invoke knows no second one."""
+    said = set[tuple[str, str]]()
+    for task, word, kind in _read(words, tasks):
+        argument = _argument(task, word.partition("=")[0], tasks) if kind is Kind.FLAG else None
+        if not argument or not argument.takes_value or argument.kind is list:
+            continue
+        if (task, argument.names[0]) in said:
+            return f"fab {task} takes one {to_flag(argument.names[0])}; fab --help {task}"
+        said.add((task, argument.names[0]))
+    return ""
+
+
+def not_understood(error: ParseError, words: Sequence[str], tasks: Collection, meant: Meant) -> str:
+    """What is said of a command line that invoke refuses. Its own words, unless one of `words` is unknown to it.
+    `meant`: what a word without a flag may be."""
     typed = [word.partition("=")[0] if word.startswith("-") else word for word in words]
     unknown = next((word for word in typed if str(error) == f"No idea what {word!r} is!"), "")
     task = (error.context and error.context.name) or ""
@@ -74,33 +91,40 @@ def not_understood(error: ParseError, words: Sequence[str], tasks: Collection) -
     if not task:
         return f"there is no fab {unknown}{_nearest(unknown, list(tasks.task_names))}; fab --list shows all"
     if not unknown.startswith("-"):
-        return f"fab {task} knows no {unknown!r}; fab --help {task}"
-    flags = [flag for flag in error.context.flags if flag.startswith("--")]
-    return f"fab {task} has no {unknown}{_nearest(unknown, flags)}; fab --help {task}"
+        said = meant(unknown, _flags(error))
+        return f"fab {task} knows no {unknown!r}; {f'did you mean {said}? ' if said else ''}fab --help {task}"
+    return f"fab {task} has no {unknown}{_nearest(unknown, _flags(error))}; fab --help {task}"
+
+
+def _flags(error: ParseError) -> list[str]:
+    return [flag for flag in error.context.flags if flag.startswith("--")]
 
 
 def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, Kind]]:
     """Each word behind the task it is said to, empty before the first."""
-    task, wanted = "", False
+    task, flag, names = "", None, _names(tasks)
     for word in words:
-        if wanted:
-            kind, wanted = Kind.VALUE, False
-        elif word in tasks.task_names:
-            task, kind = word, Kind.TASK
+        if flag and flag.takes_value and not (flag.optional and word.startswith("-")):
+            kind, flag = Kind.VALUE, None
         elif word.startswith("-"):
-            argument = _argument(task, word, tasks)
-            kind, wanted = Kind.FLAG, bool(argument and argument.takes_value)
+            kind, flag = Kind.FLAG, _argument(task, word, tasks)
+        elif word in names and word != task:  # nobody says a task twice: `fab data data` looks into a folder
+            task, kind, flag = word, Kind.TASK, None
         else:
-            kind = Kind.BARE
+            kind, flag = Kind.BARE, None
         yield task, word, kind
+
+
+def _names(tasks: Collection) -> set[str]:
+    """Of all tasks, also the short ones: `fab runs` is `fab runs.list`."""
+    return {name for each, short in tasks.task_names.items() for name in (each, *short)}
 
 
 def _argument(task: str, word: str, tasks: Collection) -> Argument | None:
     """What a task calls by this flag; None where it has none of that name."""
     if not task or not word.startswith("-"):
         return None
-    name = word.removeprefix("--").replace("-", "_")
-    return next((argument for argument in tasks[task].get_arguments() if name in argument.names), None)
+    return next((each for each in tasks[task].get_arguments() if word in map(to_flag, each.names)), None)
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:

@@ -1,13 +1,14 @@
 """What a user mistypes ends in one sentence and an exit code."""
 
 import ast
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from invoke import Exit
+from invoke import Exit, ParseError, Parser
 
 import fabfile
 from inventory.cloud.errors import CloudError, Kind, RentError
@@ -17,6 +18,7 @@ from inventory.localcloud.commands import LocalCloudError
 from inventory.node_program import ProgramError, ProgramRefused
 from inventory.settings import SettingsError
 from inventory.ssh import HostKeyError, SshError
+from inventory.typed_words import spelled_out
 from snapshots.listing import SnapshotError
 from training.cost.shape import PlanError
 from training.data import DataError
@@ -25,6 +27,7 @@ from training.laptop.attach import RunFailed
 from training.laptop.download import FileGone
 from training.laptop.fetch import FetchInterrupted
 from training.laptop.head_node import HeadError
+from training.laptop.meant import meant
 from training.launch import LaunchError
 from training.recipe import RecipeError
 from training.verify import DamagedError, FetchError
@@ -66,16 +69,102 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
         (["train", "--dri"], "fab train has no --dri; the nearest is --dry; fab --help train"),
         (["up", "-y"], "fab up has no -y; the nearest is --yes; fab --help up"),
         (["status", "te2"], "fab status knows no 'te2'; fab --help status"),
+        (["train", "tiny"], "fab train knows no 'tiny'; did you mean --model tiny? fab --help train"),
+        (["prove", "Qwen3-8B"], "fab prove knows no 'Qwen3-8B'; did you mean --model Qwen3-8B? fab --help prove"),
+        (
+            ["models", "tiny"],
+            "fab models.list knows no 'tiny'; did you mean fab plan --model tiny? fab --help models.list",
+        ),
+        (["train", "a b.jsonl"], "fab train knows no 'a b.jsonl'; did you mean --data 'a b.jsonl'? fab --help train"),
+        (["train", "docs"], "fab train knows no 'docs'; did you mean --data docs? fab --help train"),
+        (
+            ["generate", "--run", "a", "who are you?"],
+            "fab generate knows no 'who are you?'; did you mean --prompt 'who are you?'? fab --help generate",
+        ),
+        (
+            ["generate", "who are you?"],
+            "no run is called 'who are you?'; to ask it: fab generate --prompt 'who are you?'",
+        ),
+        (["evaluate", "--run", "a", "--run=b"], "fab evaluate takes one --run; fab --help evaluate"),
+        (["publish", "--to", "hub", "--to", "hub"], "fab publish takes one --to; fab --help publish"),
         (["qqqqqq"], "there is no fab qqqqqq; fab --list shows all"),
         (["models.add"], "fab models.add needs MODEL; fab --help models.add"),
         (["up", "--nodes"], "fab up --nodes needs a value; fab --help up"),
         (["train", "--model", "tiny", "--data"], "fab train --data needs a value; fab --help train"),
+        (
+            ["generate", "--here", "--max-new-tokens"],
+            "fab generate --max-new-tokens needs a value; fab --help generate",
+        ),
+        (["generate", "--top-p", "--here"], "fab generate --top-p needs a value; fab --help generate"),
         (["train", "--data", "--model", "tiny"], "fab train --data needs a value; fab --help train"),
     ],
 )
 def test_a_word_that_is_not_known_or_is_missing_is_one_sentence_and_code_2(argv, sentence):
     done = fab(*argv)
     assert (done.returncode, done.stderr.strip(), done.stdout) == (2, sentence, "")
+
+
+def parsed(words):
+    """What invoke makes of a command line of one task, as fab hands it over: its flags' values, by their names."""
+    spelled, _ = spelled_out(words, "", fabfile.bare_words, fabfile.namespace)
+    contexts = Parser(contexts=fabfile.namespace.to_contexts()).parse_argv(spelled)
+    assert [context.name for context in contexts] == [words[0]]
+    return {argument.name: argument.value for argument in contexts[0].args.values()}
+
+
+def typed(argument):
+    """A flag as it is typed, and what it then has."""
+    if not argument.takes_value:
+        return [f"--{'no-' if argument.default else ''}{argument.names[0]}"], not argument.default
+    said = {int: "7", float: "0.5"}.get(argument.kind, "word")
+    return [f"--{argument.names[0]}", said], [said] if argument.kind is list else argument.kind(said)
+
+
+@pytest.mark.parametrize("task", sorted(fabfile.namespace.task_names))
+def test_the_flags_of_a_task_may_be_typed_in_any_order(task):
+    arguments = fabfile.namespace[task].get_arguments()
+    needed = [argument for argument in arguments if argument.positional]
+    for one, other in itertools.permutations(arguments, 2):
+        flags = [one, other, *(argument for argument in needed if argument not in (one, other))]
+        found = parsed([task, *itertools.chain.from_iterable(typed(flag)[0] for flag in flags)])
+        assert [found[flag.name] for flag in flags] == [typed(flag)[1] for flag in flags], (one, other)
+
+
+@pytest.mark.parametrize("task", sorted(fabfile.bare_words))
+def test_the_word_without_a_flag_may_stand_before_and_behind_any_other_flag(task):
+    flag = fabfile.bare_words[task]
+    for other in fabfile.namespace[task].get_arguments():
+        if other.name == flag or other.optional:
+            continue
+        words, value = typed(other)
+        for said in ([task, *words, "it"], [task, "it", *words]):
+            found = parsed(said)
+            assert found[flag] in ("it", ["it"]) and found[other.name] == value, said
+
+
+def test_a_folder_may_be_called_like_the_command_that_looks_into_it():
+    for words in (["data", "data"], ["data", "data", "--show", "0"], ["data", "--here", "data"]):
+        assert parsed(words)["data"] == ["data"]
+    assert parsed(["data", "data", "more"])["data"] == ["data", "more"]
+
+
+def test_help_behind_a_flag_whose_value_may_go_unsaid_is_help():
+    assert help_wanted(["train", "--resume", "--help"], fabfile.namespace) == "train"
+
+
+def test_what_invoke_says_of_a_flag_names_it_as_it_is_typed():
+    with pytest.raises(ParseError, match=r"^Flag --max-new-tokens needed value and was not given one!$"):
+        Parser(contexts=fabfile.namespace.to_contexts()).parse_argv(["generate", "--max-new-tokens"])
+
+
+def test_a_folder_with_a_model_is_no_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert meant("mine", ["--data", "--model"]) == "--data mine"
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert meant("mine", ["--data", "--model"]) == "--model ./mine"
+    assert meant("mine", ["--json"]) == "fab plan --model ./mine"
+    assert meant("nothing", ["--data", "--model"]) == ""
 
 
 def test_the_list_of_tasks_is_short_and_each_line_of_it_a_whole_sentence():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from inventory.cluster_file import set_values
 from inventory.settings import Python, Settings, SettingsError, load_settings
 
 ROOT = Path(__file__).parent.parent
@@ -279,3 +280,42 @@ def test_prices_of_static_nodes_are_in_one_currency(tmp_path):
     (line,) = problems(tmp_path, text)
     assert "nodes.currency: CNY, USD" in line
     assert [n.price_per_hour for n in load(tmp_path, text.replace("USD", "CNY")).nodes] == [8.5, 8.5]
+
+
+CHINESE = """name = "abc"  # 我的集群，一共四台机器
+[aliyun]
+nodes = 4  # 每台一张卡
+"""
+
+
+def test_the_mark_that_notepad_puts_before_a_file_is_no_mistake(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(CHINESE, encoding="utf-8-sig")
+    assert load_settings(path).rental.nodes == 4
+    set_values(path, "aliyun", {"nodes": 2})
+    assert load_settings(path).rental.nodes == 2 and "每台一张卡" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "codec", "name"),
+    [
+        (CHINESE, "gbk", "GBK"),
+        (CHINESE, "utf-16", "UTF-16"),
+        (CHINESE, "utf-16-le", "UTF-16LE"),
+        ("name = 'abc'\n", "utf-16-le", "UTF-16LE"),
+        ("# 我的", "gbk", "GBK"),
+    ],
+)
+def test_a_file_in_another_encoding_is_named_with_the_command_that_converts_it(tmp_path, text, codec, name):
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(text.encode(codec))
+    for read in (lambda: load_settings(path), lambda: set_values(path, "aliyun", {"nodes": 2})):
+        with pytest.raises(SettingsError, match=rf"not UTF-8; it .* {name}.*; convert it: iconv -f {name} -t UTF-8 "):
+            read()
+
+
+def test_a_broken_byte_is_said_plainly(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(b"name = 'a\xff'\n")
+    with pytest.raises(SettingsError, match=r"cluster\.toml: not UTF-8, .*save it as UTF-8"):
+        load_settings(path)

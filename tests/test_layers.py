@@ -36,9 +36,9 @@ MAY = (
     # The last row that fits a file is the one that holds for it.
     May(
         ("inventory/*",),
-        ("inventory", "training.money", "training.key_names", "training.value_words"),
+        ("inventory", "training.money", "training.key_names", "training.value_words", "training.encoding"),
         "every other folder asks it which machines there are: it asks none; but money looks everywhere the same, and "
-        "so do a misspelt key and a wrong value",
+        "so do a misspelt key, a wrong value and a file in another encoding",
     ),
     May(
         tuple(f"inventory/cloud/{name}.py" for name in ("port", "values", "errors", "pace")),

@@ -205,6 +205,14 @@ def test_an_evaluation_is_a_table_and_stays_with_the_run(run):
     assert set(found) == {"held.jsonl", "several"}, "none takes the place of another, or of the split's"
     assert not (run.folder / "evaluation.json").exists()
     assert found["several"]["base"]["loss"] != found["several"]["tuned"]["loss"]
+    (run.home / "repairs.jsonl").write_text('{"prompt": "only"}\n' + json.dumps(records[2]) + "\n")
+    done = fab(run.home, "evaluate", "--here", "--data", "repairs.jsonl", "--data", "several", "--answers", "0")
+    assert done.returncode == 2 and "1 bad record: mend them, or leave them out with --skip-bad" in done.stderr
+    both = ("--data", "repairs.jsonl", "--data", "several", "--skip-bad")
+    done = fab(run.home, "evaluate", "--here", *both, "--answers", "0")
+    assert done.returncode == 0 and "1 bad record left out" in done.stdout, done.stdout + done.stderr
+    assert "repairs.jsonl, several: 3 samples" in done.stdout
+    assert "--skip-bad is for --data" in refused(fab(run.home, "evaluate", "--here", "--skip-bad"))
     assert "give records it has not learned from: --data" in refused(fab(run.home, "evaluate", "--here"))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from training.data.bad_records import Bad
 from training.data.hub import chosen_files, is_dataset_name
 from training.data.readers import data_files, left_aside, records
 from training.data.shapes import recognised
+from training.questions import read_questions
 
 ROOT = Path(__file__).parents[1]
 PAIR = {"prompt": "two plus two?", "completion": "four"}
@@ -245,6 +248,43 @@ def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path)
     assert check(folder).sha256 != before
 
 
+def _zip(path, *names):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("[Content_Types].xml", *names):
+            archive.writestr(name, "你好")
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (("xl/workbook.xml",), "an Excel workbook: save the sheet as CSV UTF-8"),
+        (("word/document.xml",), "a Word document: put"),
+        (("train.jsonl",), "a zip archive: unpack it"),
+        (b"PK\x03\x04cut off", "a zip archive: unpack it"),
+        (bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600), r"an Office file of the old kind \(.xls, .doc\)"),
+        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", "a PDF: put"),
+        (gzip.compress(b'{"text": "one"}\n'), r"packed with gzip: unpack it \(gzip -d\)"),
+    ],
+)
+def test_a_file_of_another_kind_that_was_renamed_is_named_by_what_it_is(tmp_path, content, said, suffix):
+    path = tmp_path / f"data.{suffix}"
+    path.write_bytes(content) if isinstance(content, bytes) else _zip(path, *content)
+    with pytest.raises(DataError, match=rf"data\.{suffix}: {said}"):
+        check(path)
+
+
+def test_parquet_under_another_name_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"a\.jsonl: Parquet: rename it, so that it ends in \.parquet"):
+        check(_file(tmp_path, b"PAR1\x15\x04\x15", name="a.jsonl"))
+
+
+def test_a_prompt_file_of_another_kind_is_named(tmp_path):
+    with pytest.raises(DataError, match="an Excel workbook"):
+        read_questions(_zip(tmp_path / "prompts.jsonl", "xl/workbook.xml"))
+
+
 def test_what_is_no_data_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"the file is empty"):
         check(_file(tmp_path))
@@ -254,6 +294,8 @@ def test_what_is_no_data_is_refused_by_name(tmp_path):
         check(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"\.xlsx is no known kind of data"):
         check(_file(tmp_path, b"a,b", name="data.xlsx"))
+    with pytest.raises(DataError, match="an Excel workbook: save the sheet as CSV UTF-8"):
+        check(_zip(tmp_path / "data.xlsx", "xl/workbook.xml"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no .* file in this folder"):
         check(tmp_path / "empty")

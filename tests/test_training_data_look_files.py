@@ -13,10 +13,10 @@ import pytest
 
 from training.data import DataError, check, json_array
 from training.data.bad_records import Bad
-from training.data.encoding import foreign
 from training.data.hub import chosen_files
 from training.data.look.survey import survey
 from training.data.readers import records
+from training.encoding import foreign
 
 CHINESE = "你好，请问今天上海的天气怎么样？我想知道明天是否适合出门跑步。"
 TAIWANESE = "你好，請問今天臺北的天氣怎麼樣？我想知道明天是否適合出門跑步。"
@@ -183,8 +183,11 @@ def test_a_quote_that_never_ends_is_named_by_the_line_it_begins_in(tmp_path):
     [
         ("question,answer", "line 1 must name the columns of messages, conversations, prompt and completion"),
         ("Question,Reply", "it has Question, Reply; renaming them in that line is enough"),
-        ("prompt;completion", "they seem to be set apart by ';', .csv is by ','"),
-        ("prompt\tcompletion", "they seem to be set apart by '\\t', .csv is by ','"),
+        (
+            "prompt;completion",
+            "they seem to be set apart by ';', .csv is by ','); save it with that sign, or convert it",
+        ),
+        ("prompt\tcompletion", "by '\\t', .csv is by ','); rename it, so that it ends in .tsv"),
         ("prompt,completion,prompt", "line 1 names the column 'prompt' twice"),
         ('"prompt"x,completion', "line 1, which should name the columns, cannot be read"),
     ],
@@ -193,6 +196,33 @@ def test_a_header_that_names_no_shape_is_refused_with_what_is_possible(tmp_path,
     with pytest.raises(DataError) as refusal:
         check(_file(tmp_path, f"{header}\n1,2,3\n", "a.csv"))
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_the_command_for_columns_set_apart_by_semicolons_makes_a_file_that_is_read(tmp_path, suffix):
+    path = _file(tmp_path, 'prompt;completion\n"一,1\t二; 三";"say ""hi"""\n', f"my data.{suffix}")
+    with pytest.raises(DataError) as refusal:
+        check(path)
+    command = str(refusal.value).partition("convert it: ")[2]
+    subprocess.run(["sh", "-c", command], check=True)
+    ((_, record),), bad = _read(tmp_path)
+    assert (record.prompt, record.completion, bad) == ("一,1\t二; 三", 'say "hi"', [])
+
+
+def test_several_names_in_one_are_told_how_they_are_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, said in {
+        "a.jsonl，b 1.jsonl": "; ， is a full-width sign; several are given as --data a.jsonl --data 'b 1.jsonl'",
+        "a.jsonl、b.jsonl": "; 、 is a full-width sign; several are given as --data a.jsonl --data b.jsonl",
+        "a.jsonl,b.jsonl": "",
+    }.items():
+        with pytest.raises(DataError) as refusal:
+            check(Path(name))
+        assert str(refusal.value) == f"{name}: no such file or folder{said}"
+    for name in ("a.jsonl", "b.jsonl"):
+        _file(tmp_path, '{"text": "one"}\n', name)
+    with pytest.raises(DataError, match=r"folder; several are given as --data a\.jsonl --data b\.jsonl$"):
+        check(Path("a.jsonl,b.jsonl"))
 
 
 def test_a_csv_from_excel_in_gbk_is_named(tmp_path):

@@ -114,6 +114,17 @@ def test_a_gated_model_says_what_lets_one_in_and_one_that_thinks_says_so(name):
         assert "thoughts" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("my-model", "./my-model"), ("qwen3-9b", "./qwen3-9b"), ("我的", "'./我的'")]
+)
+def test_a_folder_of_an_unknown_models_name_is_told_with_how_to_say_it(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    with pytest.raises(RecipeError, match="there is a folder of that name here: --model ") as refused:
+        recipe_name(name)
+    assert str(refused.value).endswith(f" --model {said}")
+
+
 def test_an_unknown_model_is_told_with_what_may_be_meant():
     near = "qwen3.5-9b or qwen3-8b or .*"
     with pytest.raises(RecipeError, match=rf"^unknown model 'qwen3-9b'; did you mean {near}\? fab models lists all "):

@@ -112,6 +112,23 @@ def with_cards(place, *kinds):
     (place / "cluster.toml").write_text("price_per_hour".join(parts))
 
 
+def test_a_bad_record_of_the_data_is_left_out_of_a_plan_where_that_is_asked_for(place):
+    file = Path(records(place))
+    file.write_text('{"prompt": "only"}\n' + file.read_text())
+    done = fab(place, "--model", "tiny", "--data", "data.jsonl", "--card", "A10")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "1 bad record: mend them, or leave them out with --skip-bad" in done.stderr
+    with_cards(place, "A10", "A10")
+    done = fab(place, "--model", "tiny", "--data", "data.jsonl", "--skip-bad")
+    assert done.returncode == 0 and "data: 50 records" in done.stdout, done.stdout + done.stderr
+    assert "; 1 bad record left out)" in done.stdout
+    assert "--data data.jsonl --skip-bad" in done.stdout
+    file.write_text('{"prompt": "only"}\n')
+    assert "no record in it but 1 bad: data.jsonl line 1" in refused(
+        fab(place, "--model", "tiny", "--data", "data.jsonl", "--skip-bad")
+    )
+
+
 def test_listed_machines_are_planned_with_their_number_price_and_promised_network(place):
     with_cards(place, "A10", "A10")
     found = planned_on(place, card="A10")
@@ -350,6 +367,19 @@ def test_tiny_brings_its_own_data_and_others_none():
         (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "nan"), "--hours nan: it has to be above 0, and finite"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--hours", "soon"), "--hours needs a number, not 'soon'"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "inf"), "--line-rate-gbps inf: it has to be"),
+        (("--model", "qwen2.5-7b", "--card", "A10", "--price-per-hour=0"), "--price-per-hour 0: it has to be above 0"),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--price-per-hour", "-3"),
+            "--price-per-hour -3: it has to be above 0",
+        ),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--price-per-hour", "x"),
+            "--price-per-hour needs a number, not 'x'",
+        ),
+        (
+            ("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "0"),
+            "--line-rate-gbps 0: it has to be above 0",
+        ),
         (("--model", "qwen2.5-7b", "--card", "A10", "--line-rate-gbps", "nan"), "--line-rate-gbps nan: it has to be"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "none.jsonl"), "none.jsonl: no such file or folder"),
         (("--model", "qwen2.5-7b", "--card", "A10", "--data", "own/set"), "--data own/set: a data set of the Hub"),

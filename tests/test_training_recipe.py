@@ -155,3 +155,12 @@ def test_a_value_that_cannot_be_used_is_said_as_it_was_typed_and_no_pattern_is_s
     with pytest.raises(RecipeError) as refused:
         load_recipe("tiny", {key: value})
     assert str(refused.value).endswith(said)
+
+
+def test_a_recipe_saved_by_notepad_is_read_and_one_in_gbk_is_named(tmp_path):
+    text = f"# 我的配方\n{load_recipe('tiny').to_toml()}"
+    (tmp_path / "a.toml").write_text(text, encoding="utf-8-sig")
+    assert read_recipe(tmp_path / "a.toml") == load_recipe("tiny")
+    (tmp_path / "a.toml").write_text(text, encoding="gbk")
+    with pytest.raises(RecipeError, match=r"a\.toml: not UTF-8; it looks like GBK.*iconv -f GBK -t UTF-8 "):
+        read_recipe(tmp_path / "a.toml")

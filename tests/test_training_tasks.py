@@ -72,7 +72,12 @@ def test_models_other_than_tiny_need_data(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("steps", "key=value"), ("lora.rnk=3", "did you mean"), ("lora.rank=x", "lora.rank")],
+    [
+        ("steps", "key=value"),
+        ("lora.rank＝8", "--set lora.rank＝8: ＝ is a full-width sign; write --set lora.rank=8"),
+        ("lora.rnk=3", "did you mean"),
+        ("lora.rank=x", "lora.rank"),
+    ],
 )
 def test_bad_settings_are_named(tmp_path: Path, setting: str, words: str):
     assert words in refused(fab(tmp_path, "train", "--model", "tiny", "--set", setting))

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -63,6 +64,9 @@ def recipe_name(model: str) -> str:
         return found
     if "/" not in model and len(meant := _meant(model, ids)) == 1:
         return meant.pop()
+    if Path(model).is_dir():
+        folder = shlex.quote(f"./{model}")
+        raise RecipeError(f"unknown model {model!r}; there is a folder of that name here: --model {folder}")
     new = f"fab models.add {model} writes a recipe for a model of the Hub; " if ID.fullmatch(model) else ""
     raise RecipeError(f"unknown model {model!r}; {did_you_mean(model)}{new}{all_listed()}")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.data.encoding import refuse_foreign
+from training.data.other_kinds import refuse_foreign, refuse_other_kind
 from training.errors import AdapterError
 
 Messages = list[dict[str, str]]
@@ -49,6 +49,7 @@ def from_prompts(prompts: Sequence[str]) -> list[Messages]:
 def read_questions(path: Path) -> list[Messages]:
     """The conversations of a JSONL file, one a line: `prompt`, or `messages`, whose last answer is left out."""
     try:
+        refuse_other_kind(path)
         refuse_foreign(path)
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from training import goal, key_names
 from training.cost.memory import NF4
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, STRATEGIES, cost_of
+from training.encoding import EncodingError, text_of
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 from training.recipe_tables import (
@@ -313,8 +314,10 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None, source: 
 def read_toml(path: Path) -> dict[str, Any]:
     """A file's values, unchecked. RecipeError where it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(text_of(path))
+    except EncodingError as error:
+        raise RecipeError(str(error)) from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from error
 
 

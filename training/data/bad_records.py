@@ -71,6 +71,11 @@ class Bad:
         """How many are bad for other reasons than those shown."""
         return self.count - sum(reason.count for reason in self._reasons.values())
 
+    @property
+    def left_out(self) -> str:
+        """How many, where they were to be skipped; empty where none was."""
+        return f"{many(self.count, 'bad record')} left out" if self.count and self.skip else ""
+
     def refuse(self, good: int = 0) -> None:
         """DataError with the first of them, unless they were to be skipped. `good`: how many can be used."""
         if self.count and not self.skip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from training.counting import many
 from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import LISTS, is_known, known_shapes
+from training.encoding import converted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """By suffix."""
@@ -52,15 +54,21 @@ def _header(file: Path, reader: Iterator[list[str]], delimiter: str) -> list[str
         raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
         other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), "")
-        cure = (
-            f" (they seem to be set apart by {other!r}, {file.suffix} is by {delimiter!r})"
-            if other
-            else "; renaming them in that line is enough"
-        )
+        cure = _other_sign(file, other, delimiter) if other else "; renaming them in that line is enough"
         raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}{cure}")
     if twice := next((name for name in names if name and names.count(name) > 1), ""):
         raise DataError(f"{file}: line 1 names the column {twice!r} twice")
     return names
+
+
+def _other_sign(file: Path, other: str, delimiter: str) -> str:
+    """What to do with columns that another sign sets apart than the file's name says."""
+    said = f" (they seem to be set apart by {other!r}, {file.suffix} is by {delimiter!r})"
+    if suffix := next((suffix for suffix, sign in DELIMITERS.items() if sign == other), ""):
+        return f"{said}; rename it, so that it ends in {suffix}"
+    copy = f'csv.writer(sys.stdout,delimiter={json.dumps(delimiter)}).writerows(csv.reader(sys.stdin,delimiter=";"))'
+    command = f"python3 -c 'import csv,sys;{copy}' <"
+    return f"{said}; save it with that sign, or convert it: {converted(command, file, 'new', 'before')}"
 
 
 def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] | BadRecord:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import importlib.util
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ from typing import Any
 
 from training.data.bad_records import Bad
 from training.data.delimited import DELIMITERS, rows
-from training.data.encoding import refuse_foreign
 from training.data.json_array import values
 from training.data.json_text import json_value
+from training.data.other_kinds import refuse_foreign, refuse_other_kind
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
 from training.sums import sha256_of
@@ -27,6 +29,8 @@ LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
 MOST_NAMED = 8
 """Files that are left aside, by name."""
+FULL_WIDTH = "，、；"
+"""What stands between names in Chinese."""
 Source = Path | tuple[Path, ...]
 """A file or a folder of them; or several, one after another."""
 Raw = tuple[str, Any]
@@ -55,9 +59,14 @@ def check(source: Source, skip_bad: bool = False, cure: str = "") -> DataSummary
         count += 1
     bad.refuse(count)
     if shape is None:
-        but = f" but {bad.count} bad: {bad.shown[0]}" if bad.count else ""
-        raise DataError(f"{called(source)}: no record in it{but}")
+        raise none_in(source, bad)
     return DataSummary(count, shape, data_sha256(source), bad.count)
+
+
+def none_in(source: Source, bad: Bad) -> DataError:
+    """What is said of data without a record that can be used."""
+    but = f" but {bad.count} bad: {bad.shown[0]}" if bad.count else ""
+    return DataError(f"{called(source)}: no record in it{but}")
 
 
 def paths_of(data: Sequence[str]) -> tuple[Path, ...]:
@@ -88,6 +97,18 @@ def data_files(source: Source) -> list[Path]:
     return found
 
 
+def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
+    """A file or a folder's files by their places on the head, at `place`; several below it, read in their order there.
+    DataError where there is none, or one twice."""
+    if len(paths) > 1:
+        data_files(tuple(paths))
+        width = len(str(len(paths)))
+        each = [placed([path], f"{place}/{number:0{width}}-{path.name}") for number, path in enumerate(paths, start=1)]
+        return {at: file for some in each for at, file in some.items()}
+    (path,) = paths
+    return {f"{place}/{file.relative_to(path)}": file for file in data_files(path)} if path.is_dir() else {place: path}
+
+
 def _files_in(path: Path) -> list[Path]:
     if path.is_dir():
         found = [file for file in _visible(path) if file.suffix.lower() in SUFFIXES]
@@ -95,10 +116,21 @@ def _files_in(path: Path) -> list[Path]:
             raise DataError(f"{path}: no {_kinds()} file in this folder")
         return found
     if not path.is_file():
-        raise DataError(f"{path}: no such file or folder")
+        raise DataError(f"{path}: no such file or folder{_if_several(str(path))}")
     if path.suffix.lower() not in SUFFIXES:
+        refuse_other_kind(path)
         raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {_kinds()} are")
     return [path]
+
+
+def _if_several(name: str) -> str:
+    """How several are said that stand in one name; empty where it is one."""
+    sign = next((sign for sign in FULL_WIDTH if sign in name), "")
+    parts = [part.strip() for part in re.split(f"[{FULL_WIDTH},;]", name) if part.strip()]
+    if len(parts) < 2 or not (sign or all(Path(part).exists() for part in parts)):
+        return ""
+    full = f"; {sign} is a full-width sign" if sign else ""
+    return f"{full}; several are given as {' '.join(f'--data {shlex.quote(part)}' for part in parts)}"
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -159,6 +191,7 @@ def raw(file: Path) -> Iterator[Raw]:
     try:
         if file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty")
+        refuse_other_kind(file)
         if file.suffix.lower() == PARQUET:
             yield from _parquet(file)
             return

@@ -14,11 +14,11 @@ from typing import Any
 
 from training import tiny
 from training.data import DataError
-from training.data.bad_records import Bad
+from training.data.bad_records import CURE, Bad
 from training.data.hub import is_dataset_name
 from training.data.preference import refuse_other_goal
 from training.data.probe import words_of
-from training.data.readers import Source, called, paths_of, records
+from training.data.readers import Source, none_in, paths_of, records
 from training.data.shapes import Record
 from training.laptop.base_model import BUILT_IN
 from training.plan.machines import Workload
@@ -42,14 +42,15 @@ class Size:
     how: str
 
 
-def size_of(data: Sequence[str], recipe: Recipe) -> Size | None:
-    """Of files and folders; None where no data are given and the recipe has none of its own. Raises DataError."""
+def size_of(data: Sequence[str], recipe: Recipe, skip_bad: bool = False) -> Size | None:
+    """Of files and folders; None where no data are given and the recipe has none of its own. With `skip_bad` without
+    the records that cannot be used. Raises DataError."""
     if from_hub := next(filter(is_dataset_name, data), ""):
         raise DataError(
             f"--data {from_hub}: a data set of the Hub is counted on the head; leave it out, or name a file"
         )
     if data:
-        return _counted(paths_of(data), recipe)
+        return _counted(paths_of(data), recipe, skip_bad)
     if recipe.base_model != BUILT_IN:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -57,8 +58,8 @@ def size_of(data: Sequence[str], recipe: Recipe) -> Size | None:
         return _counted(path, recipe)
 
 
-def _counted(source: Source, recipe: Recipe) -> Size:
-    bad, tokenizer = Bad(skip=False), _tokenizer(recipe)
+def _counted(source: Source, recipe: Recipe, skip_bad: bool = False) -> Size:
+    bad, tokenizer = Bad(skip_bad, cure=CURE), _tokenizer(recipe)
     sizes: list[tuple[int, int]] = []
     sample: list[str] = []
     sampled = 0
@@ -71,9 +72,9 @@ def _counted(source: Source, recipe: Recipe) -> Size:
         if sampled < SAMPLE_BYTES:
             sampled += size
             sample.append(text)
-    bad.refuse()
+    bad.refuse(len(sizes))
     if not sizes:
-        raise DataError(f"{called(source)}: no record in it")
+        raise none_in(source, bad)
     ratio, how = 1 / BYTES_A_TOKEN, "estimated: four bytes of text a token"
     if tokenizer:
         ratio = sum(len(each.ids) for each in tokenizer.encode_batch(sample, add_special_tokens=False)) / max(
@@ -81,6 +82,7 @@ def _counted(source: Source, recipe: Recipe) -> Size:
         )
         part = "" if len(sample) == len(sizes) else f"the first {sampled / 1e6:.0f} MB of them "
         how = f"{part}counted with the model's tokenizer"
+    how = "; ".join(filter(None, (how, bad.left_out)))
     lengths = [min(recipe.row_length, round(size * ratio) + TURN_TOKENS * turns) for size, turns in sizes]
     tokens = sum(lengths)
     rows = math.ceil(tokens / recipe.row_length) if recipe.batching == "packed" else len(lengths)

@@ -37,6 +37,8 @@ class Wish:
     """Of one node."""
     settings: tuple[str, ...] = ()
     """What the recipe was changed by, as `--set` takes it."""
+    skip_bad: bool = False
+    """Whether records of the data that cannot be used are left out."""
 
     @property
     def named(self) -> frozenset[str]:
@@ -101,21 +103,15 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
 def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
     """The model to be planned, and how much it is to learn. Raises PlanError for flags and models that cannot be
     planned, DataError."""
-    flags = {
-        "--nodes": wish.nodes,
-        "--hours": wish.hours,
-        "--line-rate-gbps": wish.line_rate_gbps,
-        "--price-per-hour": wish.price_per_hour,
-    }
-    if wrong := next((flag for flag, value in flags.items() if not 0 <= value < inf), ""):
-        raise PlanError(f"{wrong} {flags[wrong]:g}: {ABOVE_0}")
+    if wish.nodes < 0:
+        raise PlanError(f"--nodes {wish.nodes}: it has to be above 0")
     shape = _shape(recipe)
     if shape is None:
         raise PlanError(
             f"the shape of {recipe.base_model} is not known here: no recipe that is shipped names it; "
             "fab train --dry plans with the model on the head"
         )
-    return shape, size_of(wish.data, recipe)
+    return shape, size_of(wish.data, recipe, wish.skip_bad)
 
 
 def _shape(recipe: Recipe) -> ModelShape | None:
@@ -130,14 +126,14 @@ def _shape(recipe: Recipe) -> ModelShape | None:
     return adding.derived(model).shape
 
 
-def hours_of(text: str) -> float:
-    """What `--hours` says; 0 where it says nothing. Raises PlanError for what is no time."""
+def amount(flag: str, text: str) -> float:
+    """What a flag such as `--hours` says; 0 where it says nothing. Raises PlanError for what is no amount."""
     if not text:
         return 0.0
     try:
-        hours = float(text)
+        value = float(text)
     except ValueError as error:
-        raise PlanError(f"--hours needs a number, not {text!r}") from error
-    if not 0 < hours < inf:
-        raise PlanError(f"--hours {hours:g}: {ABOVE_0}")
-    return hours
+        raise PlanError(f"{flag} needs a number, not {text!r}") from error
+    if not 0 < value < inf:
+        raise PlanError(f"{flag} {value:g}: {ABOVE_0}")
+    return value

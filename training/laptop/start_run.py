@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from training.data.bad_records import CURE
 from training.data.hub import POINTER, is_dataset_name
 from training.data.look.naming import NAMES, names_text
 from training.data.preference import refuse_other_goal
-from training.data.readers import Source, called, data_files, left_aside, paths_of
+from training.data.readers import Source, called, left_aside, paths_of, placed
 from training.goal import DPO
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
@@ -40,6 +41,8 @@ from training.recipe import Recipe, RecipeError
 TRAIN = "data/train"
 """Of a run folder: what its data are called there, but for the suffix of a single file."""
 KINDS_OF_DATA = "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME"
+EQUALS = "＝"
+"""The full-width sign that a Chinese keyboard gives."""
 WARMUP, LR = "optimizer.warmup_steps", "optimizer.lr"
 
 
@@ -91,6 +94,9 @@ def overrides_of(settings: Sequence[str], steps: str = "", epochs: str = "") -> 
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
+        if not equals and EQUALS in setting:
+            said = setting.replace(EQUALS, "=", 1)
+            raise RecipeError(f"--set {setting}: {EQUALS} is a full-width sign; write --set {shlex.quote(said)}")
         if not equals:
             raise RecipeError(f"--set {setting}: write it as key=value")
         overrides[key.strip()] = value.strip()
@@ -159,16 +165,8 @@ def _given(data: Sequence[str], folder: Path, goal: str) -> Data:
         tiny.write_data(paths[0], goal)
     if len(paths) == 1:
         path = paths[0]
-        return Data(_placed(path, TRAIN if path.is_dir() else f"{TRAIN}{path.suffix.lower()}"), source=path)
-    data_files(paths)  # refuses what is there twice, or not at all
-    width = len(str(len(paths)))  # the head reads them in the order of their names
-    placed = [_placed(path, f"{TRAIN}/{number:0{width}}-{path.name}") for number, path in enumerate(paths, start=1)]
-    return Data({place: file for each in placed for place, file in each.items()}, source=paths)
-
-
-def _placed(path: Path, place: str) -> dict[str, Path | str]:
-    """A file, or those of a folder, by their places in a run folder."""
-    return {f"{place}/{file.relative_to(path)}": file for file in data_files(path)} if path.is_dir() else {place: path}
+        return Data(placed(paths, TRAIN if path.is_dir() else f"{TRAIN}{path.suffix.lower()}"), source=path)
+    return Data(placed(paths, TRAIN), source=paths)
 
 
 def planned_s(predicted: Mapping[str, Any]) -> float:

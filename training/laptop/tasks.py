@@ -28,6 +28,13 @@ def end_as(seen: Look) -> None:
         raise Exit(code=STOPPED)
 
 
+def meant(word: str, flags: Sequence[str]) -> str:
+    """What a word without a flag may be, as it is typed with one; empty where nothing is known."""
+    from training.laptop import meant as words
+
+    return words.meant(word, flags)
+
+
 @task(
     auto_shortflags=False,
     iterable=["data", "set"],
@@ -178,6 +185,7 @@ def data(
         "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
         "price_per_hour": "what one node costs, instead of what cluster.toml or the cloud says",
         "set": "key=value for any recipe key; may be repeated",
+        "skip_bad": "plan the rest as if records that cannot be used were left out",
         "rent": "before any machine is there: which to rent, and how many, by money and time",
         "take": "with --rent: cheapest, fastest or a row's number; writes its types and nodes into cluster.toml",
         "json": "print it for other programs",
@@ -191,9 +199,10 @@ def plan(
     nodes: int = 0,
     hours: str = "",
     card: str = "",
-    line_rate_gbps: float = 0.0,
-    price_per_hour: float = 0.0,
+    line_rate_gbps: str = "",  # as text, so that 0 is refused and not taken for nothing
+    price_per_hour: str = "",
     set: Sequence[str] | None = None,
+    skip_bad: bool = False,
     rent: bool = False,
     take: str = "",
     json: bool = False,
@@ -209,9 +218,10 @@ def plan(
         if take and not rent:
             raise LaunchError(f"--take {take} is for --rent")
         recipe = start_run.chosen_recipe(model, set or ())
-        there_h = plan_options.hours_of(hours)
+        amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
+        there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
         files, settings = tuple(data or ()), tuple(set or ())
-        wish = plan_options.Wish(files, nodes, there_h, card, line_rate_gbps, price_per_hour, settings)
+        wish = plan_options.Wish(files, nodes, there_h, card, rate, price, settings, skip_bad)
         if rent:
             from training.laptop import rent_options, rent_table
 

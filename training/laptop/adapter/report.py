@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from inventory.shown import console, table
 from training.counting import many
 from training.data import check
-from training.data.readers import data_files
+from training.data.bad_records import CURE
+from training.data.readers import paths_of, placed
 from training.evaluations import SENT, SPLIT, file_of, measured_on
 
 ROWS = (
@@ -37,19 +38,32 @@ class Measurable:
     """In the run's folder: the measure of other data does not take the place of the split's."""
     files: Mapping[str, Path | str] = field(default_factory=dict)
     """To send, by their place there."""
+    skip_bad: bool = False
+    """Whether records that cannot be used are left out."""
+    bad: int = 0
+    """How many of them this machine found."""
 
     @property
     def argv(self) -> list[str]:
         """The same as flags of the program."""
-        return ["--data", self.place, *(["--of", self.called] if self.called else [])]
+        return [
+            "--data",
+            self.place,
+            *(["--of", self.called] if self.called else []),
+            *(["--skip-bad"] if self.skip_bad else []),
+        ]
 
 
-def checked(data: Path) -> Measurable:
-    """A file or folder of records. Every record is read: raises DataError before anything is sent."""
-    digest = check(data).sha256[:12]
-    place = f"{SENT}{digest}{data.suffix}"  # what an earlier evaluation sent lies there still
-    inner = {f"{place}/{file.relative_to(data)}": file for file in data_files(data)} if data.is_dir() else {place: data}
-    return Measurable(place, data.name or data.resolve().name, file_of(digest), inner)
+def checked(data: Sequence[str], skip_bad: bool = False) -> Measurable:
+    """Files and folders of records. Every record is read: raises DataError before anything is sent."""
+    paths = paths_of(data)
+    source = paths[0] if len(paths) == 1 else paths
+    found = check(source, skip_bad, CURE)
+    digest = found.sha256[:12]
+    place = f"{SENT}{digest}"  # what an earlier evaluation sent lies there still
+    place += paths[0].suffix if len(paths) == 1 else ""
+    names = ", ".join(path.name or path.resolve().name for path in paths)
+    return Measurable(place, names, file_of(digest), placed(paths, place), skip_bad, found.bad)
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:

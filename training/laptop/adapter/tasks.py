@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,12 @@ def generate(
         from training.errors import AdapterError
         from training.laptop import rental
         from training.laptop.adapter import chat, pipeline, tuned_model
+        from training.laptop.meant import is_question
         from training.laptop.open_cluster import opened
         from training.questions import Sampling, from_prompts, read_questions
 
+        if is_question(run) and not (prompt or prompts):
+            raise AdapterError(f"no run is called {run!r}; to ask it: fab generate --prompt {shlex.quote(run)}")
         sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
         questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
         target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
@@ -90,8 +94,11 @@ def generate(
 
 @task(
     auto_shortflags=False,
+    iterable=["data"],
     help={
-        "data": "file or folder of records it has not learned from; without it the run's own validation split",
+        "data": "file or folder of records it has not learned from; may be repeated; without it the run's own "
+        "validation split",
+        "skip_bad": "leave out records that cannot be used, and count them",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
         "answers": "how many greedy answers to compare with the records' own; 0: none",
@@ -101,16 +108,15 @@ def generate(
 )
 def evaluate(
     c: Context,
-    data: str = "",
+    data: Sequence[str],
     run: str = "",
     checkpoint: str = "",
+    skip_bad: bool = False,
     answers: int = 50,
     tasks: str = "",
     here: bool = False,
 ) -> None:
     """Measure base and tuned model on records held out."""
-    from pathlib import Path
-
     from training.laptop import rental
     from training.laptop.open_cluster import opened
 
@@ -118,16 +124,20 @@ def evaluate(
         from training.errors import AdapterError
         from training.laptop.adapter import report, tuned_model
 
+        if skip_bad and not data:
+            raise AdapterError("--skip-bad is for --data: the run's own validation split has no bad records")
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
         room = tuned_model.room_alone(cluster.head, about)
         if room.too_big:
             raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
         split = "" if data else tuned_model.validation_folder(cluster.head, about)
-        on = report.checked(Path(data)) if data else report.Measurable(split)
+        on = report.checked(data, skip_bad) if data else report.Measurable(split)
         argv, out = on.argv, f"{about.launch.run_dir}/{on.kept_as}"
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
         argv += ["--tasks", tasks, "--out", out, "--attached"]
         argv += about.template_argv
+        if on.bad:
+            print(f"{many(on.bad, 'bad record')} left out")
         print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
         with tuned_model.start(cluster.head, about, "evaluate", argv, on.files) as talk:
             for message in talk.messages():

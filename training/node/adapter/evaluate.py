@@ -193,6 +193,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="the base model's folder")
     parser.add_argument("--adapter", type=Path, help="an adapter's folder, in PEFT's format, or a whole tuned model's")
     parser.add_argument("--data", type=Path, required=True, help="records held out, or a prepared folder of them")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad records out instead of stopping")
     parser.add_argument("--of", default="", help="what other data than the run's own split are called")
     parser.add_argument("--max-length", type=int, default=4096, help="tokens kept of a record")
     parser.add_argument("--answers", type=int, default=50, help="greedy answers to compare; 0 compares none")
@@ -213,7 +214,7 @@ def work(args: argparse.Namespace) -> None:
     if args.attached:
         attached.end_with_input()
     voice = Voice.of(args.model, args.template_args)
-    given = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args)
+    given = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args, args.skip_bad)
     asked = Asked(given.samples, voice, args.answers, Sampling(args.max_new_tokens), tasks, given.rejected)
     found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
     if args.of:

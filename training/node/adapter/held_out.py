@@ -10,7 +10,7 @@ from typing import Any
 
 from training.data import IGNORED, DataError, Sample, pairs
 from training.data.answers import Rendered
-from training.data.bad_records import Bad
+from training.data.bad_records import CURE, Bad
 from training.data.encode import Encoder
 from training.data.readers import records
 from training.data.sample import BadRecord
@@ -24,8 +24,15 @@ class HeldOut:
     rejected: Sequence[Sample] = ()
 
 
-def held_out_at(path: Path, tokenizer: Any, max_length: int, template_args: Mapping[str, Any] | None = None) -> HeldOut:
-    """What a data file holds, or a prepared folder. Raises DataError."""
+def held_out_at(
+    path: Path,
+    tokenizer: Any,
+    max_length: int,
+    template_args: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+) -> HeldOut:
+    """What data files hold, or a prepared folder; with `skip_bad` without the records that cannot be used. Raises
+    DataError."""
     if (path / "report.json").is_file():
         from training.data.prepared import open_prepared
 
@@ -33,7 +40,7 @@ def held_out_at(path: Path, tokenizer: Any, max_length: int, template_args: Mapp
         samples = [sample for number in range(prepared.rows) for sample in prepared.row(number)]
         return HeldOut(samples[::2], samples[1::2]) if prepared.report.pairs else HeldOut(samples)
     encoder = Encoder(tokenizer, max_length, "assistant", template_args)
-    texts, paired = _rendered(path, encoder)
+    texts, paired = _rendered(path, encoder, skip_bad)
     samples = [sample for sample, _ in encoder.samples(texts)]
     if paired:
         both = zip(samples[::2], samples[1::2], strict=True)
@@ -59,16 +66,16 @@ def learned_before(given: HeldOut, trained: Path) -> int | None:
     return sum(asked.pop(tuple(ids), 0) for ids in there if len(ids) in lengths)
 
 
-def _rendered(path: Path, encoder: Encoder) -> tuple[list[Rendered], bool]:
+def _rendered(path: Path, encoder: Encoder, skip_bad: bool) -> tuple[list[Rendered], bool]:
     """The texts, and whether each two of them are a pair."""
-    bad, texts, paired = Bad(skip=False), [], False
+    bad, texts, paired = Bad(skip_bad, cure=CURE), list[Rendered](), False
     for where, record in records(path, bad):
         paired = record.rejected is not None
         try:
             texts += pairs.rendered(encoder, record) if paired else encoder.rendered(record)
         except BadRecord as error:
             bad.add(where, str(error))
-    bad.refuse()
+    bad.refuse(len(texts))
     return texts, paired
 
 

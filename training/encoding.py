@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.data.sample import DataError
-
 LINES = 256
 """Lines with letters outside ASCII that are looked at: from there on a file's encoding is plain."""
 PIECE = 1 << 16
@@ -19,6 +17,8 @@ SAMPLE = 1 << 16
 """Bytes that the detector sees."""
 FEWEST = 8
 """Bytes outside ASCII that tell an encoding; fewer are a broken line or two."""
+FEW = 4
+"""The same of a file that is whole or nothing: two Chinese characters."""
 EXCERPT = 24
 MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
@@ -72,25 +72,39 @@ class Foreign:
         """What is wrong with the file, and what mends it."""
         if not self.name:
             return f"{file}: not UTF-8, nor any encoding known here; save it as UTF-8"
-        command = _conversion(self.name, *(shlex.quote(f"{file}{ending}") for ending in ("", ".utf8", f".{self.name}")))
+        command = converted(f"iconv -f {self.name} -t UTF-8", file, "utf8", self.name)
         reads = f", in which {self.excerpt!r} stands there" if self.excerpt else ""
         return f"{file}: not UTF-8; it {'is' if self.sure else 'looks like'} {self.name}{reads}; convert it: {command}"
 
 
-def _conversion(name: str, file: str, converted: str, old: str) -> str:
-    """It gets the place of the old one, which stays under an ending that no folder of data is read by: whoever gives a
-    folder would be refused again, or learn everything twice."""
-    return f"iconv -f {name} -t UTF-8 {file} > {converted} && mv {file} {old} && mv {converted} {file}"
+def converted(command: str, file: Path, made: str, old: str) -> str:
+    """What puts a file's conversion into its place, by endings for it and for the old one, which stays under one that
+    no folder of data is read by: whoever gives a folder would be refused again, or learn everything twice. `command`:
+    what the file's name is put behind, and the conversion comes out of."""
+    at, fresh, kept = (shlex.quote(f"{file}{ending}") for ending in ("", f".{made}", f".{old}"))
+    return f"{command} {at} > {fresh} && mv {at} {kept} && mv {fresh} {at}"
 
 
-def refuse_foreign(file: Path) -> None:
-    """DataError where a text file as a whole is not UTF-8. Single lines that are not are bad records."""
-    if found := foreign(file):
-        raise DataError(found.sentence(file))
+class EncodingError(ValueError):
+    """A text file is not UTF-8; the message names the file, what it is in and what mends it."""
 
 
-def foreign(file: Path) -> Foreign | None:
-    """What a text file is in; None for UTF-8, with single broken lines in it or without."""
+def text_of(file: Path) -> str:
+    """The text of a file that is whole or nothing, such as TOML, without the mark that Notepad puts before UTF-8.
+    Raises EncodingError, OSError."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        said = (foreign(file, fewest=FEW) or Foreign("")).sentence(file)
+        raise EncodingError(said) from None
+    if "\0" in text and (found := foreign(file)):
+        raise EncodingError(found.sentence(file))
+    return text
+
+
+def foreign(file: Path, fewest: int = FEWEST) -> Foreign | None:
+    """What a text file is in; None for UTF-8, with single broken lines in it or without, which have less than `fewest`
+    bytes outside ASCII."""
     with file.open("rb") as stream:
         head = stream.read(4096)
     if name := _by_mark(head) or _by_zeros(head):
@@ -99,7 +113,7 @@ def foreign(file: Path) -> Foreign | None:
     if not any("\ufffd" in _as_utf8(line) for line in lines):
         return None
     sample = b"".join(line for line in lines if not _speaks_for_utf8(line))[:SAMPLE]
-    if _is_utf8(lines) or sum(byte > 127 for byte in sample) < FEWEST:
+    if _is_utf8(lines) or sum(byte > 127 for byte in sample) < fewest:
         return None
     return _detected(file, sample)
 
