@@ -148,7 +148,8 @@ def test_preferences_after_an_adapter_are_refused_for_their_reference_would_be_t
     said = fab(home, "train", "--here", *words, code=2)
     assert said.endswith(
         f"--from-adapter {first.name}: goal = dpo needs what {first.name} has learned as its reference too, unchanged; "
-        f"make it a model: fab merge --here --run {first.name}, then fab train --model ./runs/{first.name}/merged\n"
+        f"make it a model: fab merge --here --run {first.name}, then fab train --model ./runs/{first.name}/merged "
+        "--data FILE --set goal=dpo --here\n"
     )
     assert set(home.glob("runs/*")) == before
 
