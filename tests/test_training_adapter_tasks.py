@@ -16,7 +16,7 @@ import pytest
 from tests.support import tiny_adapter
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
-from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room
+from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room, use_of_merged
 from training.laptop.base_model import refuse_gone
 from training.laptop.head_node import HereHead
 from training.launch import LaunchError
@@ -331,3 +331,12 @@ def test_weights_that_are_gone_from_the_heads_disk_are_put_back_by_the_base_depl
         refuse_gone(head, launch, "tiny", "built-in:tiny")
     (tmp_path / "models" / "tiny" / "model.safetensors").touch()
     refuse_gone(head, launch, "tiny", "built-in:tiny")
+
+
+def test_a_merged_model_that_came_home_is_deployed_before_the_nodes_train_from_it():
+    about = SimpleNamespace(run_id=RUN, launch=SimpleNamespace(deploy="pyinfra inventory/static.py deploy/base.py"))
+    folder = f"./runs/{RUN}/merged"
+    assert use_of_merged(about, folder, SimpleNamespace(here=False)).startswith(
+        f'next: add "{folder}" to [models] names in cluster.toml; pyinfra inventory/static.py deploy/base.py; '
+        f"then fab train --model {folder} --data FILE trains from it; fab publish"
+    )

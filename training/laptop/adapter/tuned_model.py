@@ -68,7 +68,9 @@ class TunedModel:
 def use_of_merged(about: TunedModel, folder: str, head: Head) -> str:
     """What to type once a model is merged into a folder of the head, or brought home from there."""
     flag = " --here" if head.here else ""
-    train = f"next: fab train --model {shlex.quote(folder)} --data FILE{flag} trains from it"
+    deploy = about.launch.deploy or "run the base deploy"
+    named = "" if head.here else f'add "{folder}" to [models] names in cluster.toml; {deploy}; then '
+    train = f"next: {named}fab train --model {shlex.quote(folder)} --data FILE{flag} trains from it"
     own = Path(folder).resolve() == (home(about.run_id) / "merged").resolve()
     publish = f"fab publish --repo OWNER/NAME --run {about.run_id} --merged puts it on the hub; " if own else ""
     return f"{train}; {publish}transformers and vLLM load the folder"
