@@ -194,6 +194,7 @@ def test_preferences_learned_by_a_merged_model_have_it_as_their_reference(home, 
 def test_a_merged_model_is_a_base_model(home, first, merged):
     run, _ = train(home, "--model", merged, "--steps", "1", "--set", "batching=padded")
     assert losses(run)[0] == pytest.approx(losses(first)[STEPS], rel=1e-4)
+    assert run.name.startswith("base-merged-"), "it is known by the recipe of the run that was merged"
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(home / merged)
 
