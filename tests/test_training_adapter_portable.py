@@ -15,6 +15,8 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 from tests.support.hub import COMMIT, Hub
 from tests.support.tiny_adapter import write_adapter, write_base
 from training.card_facts import read_facts
+from training.laptop.ranks_here import launch_here
+from training.launch import launch_text
 from training.model_card import CardFacts, card, loading
 from training.node.adapter import portable
 from training.node.checkpoint import faults
@@ -134,6 +136,10 @@ def test_of_a_base_that_no_hub_has_the_code_of_the_card_loads_both_where_a_copy_
     assert run_as_written(code, tmp_path) == ["Qwen2ForCausalLM"]
     assert f"fab merge --run {RUN} --fetch" in "\n".join(code)
     assert f'from_pretrained("runs/{RUN}/merged")' in code[-1]
+    launch = launch_here(tmp_path / RUN, "training.node.finetune", "", tmp_path)
+    (tmp_path / RUN / "launch.json").write_text(launch_text(launch))
+    code, _ = loading("x", read_facts(tmp_path / RUN, folder, merged=False))
+    assert f"fab merge --run {RUN} --here, then" in "\n".join(code)
 
 
 @pytest.mark.parametrize(("rank", "room"), [(4, 8), (16, 16), (48, 64)])

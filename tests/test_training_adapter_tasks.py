@@ -16,7 +16,10 @@ import pytest
 from tests.support import tiny_adapter
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
-from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room
+from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room, use_of_merged
+from training.laptop.base_model import refuse_gone
+from training.laptop.head_node import HereHead
+from training.launch import LaunchError
 
 ROOT = Path(__file__).parent.parent
 FABFILE = "from training.laptop.adapter.tasks import namespace\n"
@@ -277,4 +280,71 @@ def test_a_merge_lands_in_the_runs_folder_and_not_twice(run):
         f"fab publish --repo OWNER/NAME --run {RUN} --merged puts it on the hub; transformers and vLLM load the folder"
     )
     assert {"config.json", "model.safetensors", "SHA256SUMS"} <= {p.name for p in (run.folder / "merged").iterdir()}
-    assert "is not empty; remove it" in refused(fab(run.home, "merge", "--here"))
+    again = fab(run.home, "merge", "--here")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"already merged, step 2: {folder} on this machine" in again.stdout
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+    (folder / "config.json").write_text("{}")
+    said = refused(fab(run.home, "merge", "--here"))
+    assert said.startswith(
+        f"{folder} is not empty: step-2, damaged, lies there, not step-2 whole; rm -r {folder} removes it"
+    )
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    assert "something else lies there, not step-2" in refused(fab(run.home, "merge", "--here"))
+
+
+@pytest.fixture
+def moved_base(run):
+    """The base is a folder of the user's, linked to among the models, and no longer there."""
+    mine, recipe = run.home / "my models" / "my-model", run.folder / "recipe.toml"
+    text = recipe.read_text()
+    shutil.copytree(run.base, mine)
+    kept = run.base.rename(run.base.with_name("kept"))
+    run.base.mkdir()
+    for path in mine.iterdir():
+        (run.base / path.name).symlink_to(path)
+    recipe.write_text(text + f"base_model = {json.dumps(f'folder:{mine}')}\n")
+    shutil.rmtree(mine)
+    yield mine
+    recipe.write_text(text)
+    shutil.rmtree(run.base, ignore_errors=True)
+    kept.rename(run.base)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("words", [["generate", "--prompt", QUESTION], ["evaluate"], ["merge"]], ids=lambda w: w[0])
+def test_a_base_model_that_is_gone_is_one_sentence_with_the_users_own_folder(run, moved_base, words):
+    said = refused(fab(run.home, *words, "--here", "--run", RUN))
+    assert said == f"the base model of {RUN} is gone: there is no {moved_base} any more; put it back there"
+    shutil.rmtree(run.base)
+    said = refused(fab(run.home, *words, "--here", "--run", RUN))
+    assert said == (
+        f"the base model of {RUN} is gone: this machine has it no more at {run.base}; "
+        f"fab train --model '{moved_base}' --data FILE --here --dry puts it back"
+    )
+
+
+def test_weights_that_are_gone_from_the_heads_disk_are_put_back_by_the_base_deploy(tmp_path):
+    head = HereHead(tmp_path / "runs")
+    head.here = False
+    launch = SimpleNamespace(run_id=RUN, models=str(tmp_path / "models"), deploy="pyinfra deploy/base.py")
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "config.json").touch()
+    with pytest.raises(LaunchError) as gone:
+        refuse_gone(head, launch, "tiny", "built-in:tiny", ("tiny",))
+    assert str(gone.value).endswith("/models/tiny; to put it back, run the base deploy: pyinfra deploy/base.py")
+    with pytest.raises(LaunchError, match=r"name tiny in \[models\] names of cluster.toml, then run the base deploy"):
+        refuse_gone(head, launch, "tiny", "built-in:tiny")
+    (tmp_path / "models" / "tiny" / "model.safetensors").touch()
+    refuse_gone(head, launch, "tiny", "built-in:tiny")
+
+
+def test_a_merged_model_that_came_home_is_deployed_before_the_nodes_train_from_it():
+    about = SimpleNamespace(run_id=RUN, launch=SimpleNamespace(deploy="pyinfra inventory/static.py deploy/base.py"))
+    folder = f"./runs/{RUN}/merged"
+    assert use_of_merged(about, folder, SimpleNamespace(here=False)).startswith(
+        f'next: add "{folder}" to [models] names in cluster.toml; pyinfra inventory/static.py deploy/base.py; '
+        f"then fab train --model {folder} --data FILE trains from it; fab publish"
+    )

@@ -122,3 +122,18 @@ def test_a_run_that_is_going_on_keeps_its_base_model_and_no_other(cluster, disk)
             deleting.planned(cluster, "tiny")
         assert deleting.planned(cluster, "qwen3-8b")
         supervisor.stdin.close()
+
+
+def test_a_base_that_runs_with_a_checkpoint_were_trained_from_is_kept_unless_by_force(cluster, disk):
+    for number in range(5):
+        run = disk / "runs" / f"tiny-2026020{number + 1}-000000"
+        (run / "checkpoints" / "step-4").mkdir(parents=True)
+        (run / "plan.json").write_text('{"model_dir": "tiny"}')
+    (disk / "runs" / RUN).mkdir()
+    (disk / "runs" / RUN / "plan.json").write_text('{"model_dir": "tiny-not"}')
+    with pytest.raises(LaunchError) as refused:
+        deleting.planned(cluster, "tiny")
+    newest = ", ".join(f"tiny-2026020{number}-000000" for number in (5, 4, 3))
+    assert str(refused.value).startswith(f"tiny is the base model of {newest} and 2 more, which cannot be asked")
+    assert deleting.planned(cluster, "tiny", force=True)
+    assert deleting.planned(cluster, "tiny-not"), "a run without a checkpoint needs none"

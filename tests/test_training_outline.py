@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -108,3 +109,15 @@ def test_what_cannot_be_built_is_said_in_a_sentence(tmp_path):
         outline.shape_of(tmp_path / "nowhere", tmp_path / "cache")
     with pytest.raises(PlanError, match="outline of a model cannot be read"):
         read_outline({"kind": "qwen2"})
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers"])
+def test_a_python_that_lacks_a_library_is_told_which_and_how_it_is_had(tmp_path, monkeypatch, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    AutoConfig.for_model("qwen3", **SMALL).save_pretrained(folder)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda each: None if each == name else find(each))
+    with pytest.raises(PlanError, match=rf"this Python lacks {name}: pip install -e .*README.md") as refused:
+        outline.shape_of(folder, tmp_path / "cache")
+    assert "\n" not in str(refused.value)

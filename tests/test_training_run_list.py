@@ -271,3 +271,36 @@ def test_of_many_runs_the_newest_are_named_as_such(tmp_path):
         make_run(tmp_path / "runs", f"tiny-2026010{number + 1}-000000", steps=(4,))
     with pytest.raises(LaunchError, match=r"; the newest of 7: tiny-20260103-000000, .*tiny-20260107-000000$"):
         runs.find(HereHead(tmp_path / "runs"), "tiny-20250101-000000")
+
+
+def trained_from(run, base):
+    (run / "recipe.toml").write_text(f"name = {json.dumps(run.name)}\nbase_model = {json.dumps(f'folder:{base}')}\n")
+
+
+@pytest.mark.parametrize("here", [[], ["--here"]], ids=["the head is asked in vain", "here"])
+def test_a_run_whose_merged_model_another_was_trained_from_goes_with_that_one_or_by_force(tmp_path, here):
+    parent, child = (make_run(tmp_path / "runs", run_id, steps=(4,)) for run_id in (OLD, NEW))
+    (parent / "merged").mkdir()
+    trained_from(child, parent / "merged")
+    refused = fab(tmp_path, "runs.delete", "--run", OLD, "--yes", *here)
+    assert refused.returncode == 2 and parent.is_dir()
+    assert refused.stderr.startswith(f"{parent}/merged is the base model of {NEW}, which cannot be asked")
+    both = fab(tmp_path, "runs.delete", "--run", OLD, "--run", NEW, *here)
+    assert "There is no terminal to ask at" in both.stderr
+    asked = fab(tmp_path, "runs.delete", "--run", OLD, "--force", *here)
+    assert " ".join([f"fab runs.delete {OLD} --force", *here, "--yes"]) in asked.stderr
+    assert fab(tmp_path, "runs.delete", "--run", OLD, "--force", "--yes", *here).returncode == 0
+    assert not parent.exists() and child.is_dir()
+
+
+def test_a_run_that_learned_nothing_keeps_no_base_and_one_on_the_head_does(places):
+    home, there = places
+    parent = make_run(home, OLD, steps=(4,))
+    (parent / "merged").mkdir()
+    trained_from(make_run(there, MINE), parent / "merged")
+    deleting.refuse_bases(deleting.planned(rows_of(home, there), [OLD], ""), rows_of(home, there), home)
+    trained_from(make_run(there, NEW, steps=(2,)), parent / "merged")
+    found = rows_of(home, there)
+    with pytest.raises(LaunchError, match=f"is the base model of {NEW}"):
+        deleting.refuse_bases(deleting.planned(found, [OLD], ""), found, home)
+    deleting.refuse_bases(deleting.planned(found, [OLD, NEW], ""), found, home)

@@ -148,7 +148,8 @@ def test_preferences_after_an_adapter_are_refused_for_their_reference_would_be_t
     said = fab(home, "train", "--here", *words, code=2)
     assert said.endswith(
         f"--from-adapter {first.name}: goal = dpo needs what {first.name} has learned as its reference too, unchanged; "
-        f"make it a model: fab merge --here --run {first.name}, then fab train --model ./runs/{first.name}/merged\n"
+        f"make it a model: fab merge --here --run {first.name}, then fab train --model ./runs/{first.name}/merged "
+        "--data FILE --set goal=dpo --here\n"
     )
     assert set(home.glob("runs/*")) == before
 
@@ -193,6 +194,7 @@ def test_preferences_learned_by_a_merged_model_have_it_as_their_reference(home, 
 def test_a_merged_model_is_a_base_model(home, first, merged):
     run, _ = train(home, "--model", merged, "--steps", "1", "--set", "batching=padded")
     assert losses(run)[0] == pytest.approx(losses(first)[STEPS], rel=1e-4)
+    assert run.name.startswith("base-merged-"), "it is known by the recipe of the run that was merged"
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(home / merged)
 

@@ -10,7 +10,7 @@ from training.began_with import stages_of
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
 from training.model_card import CardFacts
-from training.run_folder import METRICS, parse_metrics
+from training.run_folder import LAUNCH, METRICS, parse_metrics
 from training.sums import ADAPTER_WEIGHTS, STATE
 from training.verify import FetchError, whole_tensors
 
@@ -41,6 +41,7 @@ def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
         end_of_turn=str(report["end_of_turn"]) if report.get("end_of_turn_learned") else "",
         sees=_sees(checkpoint / "adapter" / ADAPTER_WEIGHTS),
         began_with=[stage.words for stage in stages_of(run)],
+        here=_json(run / LAUNCH).get("here") is True,
         data={name: report[key] for key, name in COUNTS.items() if report.get(key)},
     )
 

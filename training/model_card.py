@@ -52,6 +52,8 @@ class CardFacts:
     """How many of what it learned from, by their names."""
     began_with: Sequence[str] = ()
     """The adapters it began with, the first one first."""
+    here: bool = False
+    """Whether it was made on the user's own machine, and no head has it."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -155,7 +157,10 @@ def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str],
 
 def _without_base(facts: CardFacts, kind: str, say: Say) -> list[str]:
     """How it is loaded where the base's folder is not at hand, and no hub has it."""
-    merge, merged = f"fab merge --run {facts.run_id} --fetch", f"{LOCAL_RUNS}/{facts.run_id}/merged"
+    merge, merged = (
+        f"fab merge --run {facts.run_id} {'--here' if facts.here else '--fetch'}",
+        f"{LOCAL_RUNS}/{facts.run_id}/merged",
+    )
     return [
         "",
         f"# {say('no hub has the base; without its folder: {command}, then', command=merge)}",

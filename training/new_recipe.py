@@ -18,6 +18,7 @@ from training.cost.strategies import LEANEST, SIMPLEST, cost_of
 from training.counting import decimals
 from training.model_names import FOLDER, own_name, place_of_folder
 from training.recipe import Recipe
+from training.run_folder import is_run_id, recipe_of
 
 NUMBERS = {1: "one", 2: "two", 4: "four", 8: "eight"}
 """Of GPUs that memory is told for."""
@@ -26,6 +27,8 @@ CARD = 80e9
 STEP = 0.5e9
 WIDTH = 120
 LENGTH = 2048
+MERGED = "merged"
+"""What a run's folder calls its merged model."""
 MIDDLE, LARGE = 10e9, 40e9
 """Parameters from which on a model is trained more gently."""
 
@@ -46,7 +49,11 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Its own, as a recipe's may be."""
+        """Its own, as a recipe's may be; of a run's merged model that of the run's recipe, by which it is known."""
+        folder, _, last = self.repo.rpartition("/")
+        run_id = folder.rpartition("/")[2]
+        if self.repo.startswith(FOLDER) and last == MERGED and is_run_id(run_id):
+            return f"{recipe_of(run_id)}-{MERGED}"
         return own_name(self.repo)
 
     @property

@@ -5,6 +5,7 @@ Counting needs transformers and torch, which take seconds to import; what it giv
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from training.cost.shape import ModelShape, PlanError, read_outline
 from training.run_folder import write_atomically
 
 COUNTING_S = 300.0
+COUNTED_WITH = ("torch", "transformers")
 FORMAT = 2
 """Of what is kept; another one is counted anew."""
 
@@ -41,14 +43,24 @@ def _made_of(folder: Path) -> str:
     except OSError as error:
         raise PlanError(f"{folder}: its config.json cannot be read: {error.strerror}") from error
     except metadata.PackageNotFoundError as error:
-        raise PlanError(
-            f"{folder}: a model of your own is counted by transformers, which this Python has not: "
-            "pip install -e '.[train]'"
-        ) from error
+        raise PlanError(_lacking(folder)) from error
     return sha256(config + f"\n{library}\n{FORMAT}".encode()).hexdigest()
 
 
+def _lacking(folder: Path) -> str:
+    """What of this Python is missing to count a model, and how it is had; empty where nothing is."""
+    missing = [name for name in COUNTED_WITH if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    return (
+        f"{folder}: a model of your own is counted on this machine, and this Python lacks {' and '.join(missing)}: "
+        "pip install -e '.[train]'; README.md says how to take the small torch, without CUDA"
+    )
+
+
 def _count(folder: Path) -> dict[str, object]:
+    if lacking := _lacking(folder):
+        raise PlanError(lacking)
     argv = [sys.executable, "-m", "training.node.outline", "--config", str(folder)]
     root = Path(__file__).parents[1]
     try:

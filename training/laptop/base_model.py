@@ -28,6 +28,8 @@ from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
 BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
 MAKING_S = 900.0
+GONE = "gone"
+"""What a head answers of a model's folder that is not there, or has no weights."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,32 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
             f"--here: {recipe.base_model} is not on this machine; {fetch} fetches it{where}, then: --model {place}"
         )
     return str(record["hash"])
+
+
+def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, names: Sequence[str] = ()) -> None:
+    """LaunchError where the base model of a run is not at its place on the head any more, or is there as links to
+    files that are gone. `base_model`: as the run's recipe names it."""
+    place = f"{launch.models}/{model_dir}"
+    there = shlex.quote(place)
+    links = f'for f in {there}/*; do [ -e "$f" ] || readlink "$f"; done'
+    whole = f"[ -e {there}/config.json ] && ls {there}/*.safetensors >/dev/null 2>&1"
+    dead = head.shell(f"{links}; {whole} || echo {GONE}; true").split("\n")
+    if not dead[0]:
+        return
+    if dead[0] != GONE:
+        raise LaunchError(folder_model.gone(launch.run_id, Path(dead[0])))
+    what = f"the base model of {launch.run_id} is gone: {head.name} has it no more at {place}"
+    if not head.here:
+        name = name_of_folder(names, model_dir)
+        add = "" if name else f"name {_typed(base_model)} in [models] names of cluster.toml, then "
+        raise LaunchError(f"{what}; to put it back, {add}run the base deploy: {launch.deploy}")
+    again = f"fab train --model {shlex.quote(_typed(base_model))} --data FILE --here --dry"
+    raise LaunchError(f"{what}; {again} puts it back")
+
+
+def _typed(base_model: str) -> str:
+    """A recipe's base model as --model takes it."""
+    return "tiny" if base_model == BUILT_IN else base_model.removeprefix(FOLDER)
 
 
 def _record(folder: Path) -> dict[str, str]:

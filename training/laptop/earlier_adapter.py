@@ -70,10 +70,11 @@ class EarlierAdapter:
         adapter off it would be the base model without what the earlier run has learned."""
         if recipe.prefers:
             home = "--here" if self.head.here else "--fetch"
+            here = " --here" if self.head.here else ""
             raise LaunchError(
                 f"--from-adapter {self.run_id}: goal = {DPO} needs what {self.run_id} has learned as its reference "
                 f"too, unchanged; make it a model: fab merge {home} --run {self.run_id}, then fab train --model "
-                f"./{LOCAL_RUNS}/{self.run_id}/merged"
+                f"./{LOCAL_RUNS}/{self.run_id}/merged --data FILE --set goal={DPO}{here}"
             )
 
     def put(self, head: Head, launch: Launch) -> None:

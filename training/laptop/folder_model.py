@@ -78,9 +78,17 @@ def whole_config(folder: Path, whose: str) -> dict[str, Any]:
     return config
 
 
+def gone(run_id: str, file: Path) -> str:
+    """That a file of a folder is not there which a run was trained from."""
+    lost = file.parent if not file.parent.is_dir() else file
+    return f"the base model of {run_id} is gone: there is no {lost} any more; put it back there"
+
+
 def place(recipe: Recipe, models: Path) -> dict[str, str]:
     """Links to the folder's files where models lie, sealed; gives the record. Hashed anew where a file has changed."""
     folder, target = folder_of(recipe.base_model), models / recipe.model_dir
+    if not folder.is_dir():
+        raise RecipeError(f"the base model {folder} is gone; put it back there")
     commit = state_of(folder)
     with suppress(ValueError):  # a damaged record is made again
         if (known := read_origin(target)).get("commit") == commit:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import read_outline
-from training.laptop import checkpoints, make_run, node_hardware, preparing, rental, runs
+from training.laptop import base_model, checkpoints, make_run, node_hardware, preparing, rental, runs
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
@@ -71,6 +71,8 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
     change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else Change()
     launch = make_run.going_on(cluster, run_id, force)
+    was = _read(runs.recipe_text(head, run_id))
+    base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
     launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
     change = fitted(cluster, launch, nodes, change, step=step, said=overrides.keys())
     rental.extend(cluster, left_s(head, launch, change, step))

@@ -89,7 +89,7 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
     if run_id is not None:
         return newest
     looks = {seen.run_id: seen for seen in all_runs(head)}
-    learned = _with_checkpoint(head)
+    learned = with_checkpoint(head)
     same = [name for name in looks if (recipe_of(name) == recipe if recipe else trains(name))]
     others = [name for name in same if name in learned and not (to_resume and looks[name].state == "finished")]
     if newest in learned or not others:
@@ -102,7 +102,7 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
     return others[0]
 
 
-def _with_checkpoint(head: Head) -> frozenset[str]:
+def with_checkpoint(head: Head) -> frozenset[str]:
     """The runs that have a whole checkpoint, by what their folders are called."""
     listed = head.shell(
         f"cd {shlex.quote(str(head.runs))} 2>/dev/null && ls -d */{CHECKPOINTS}/step-* 2>/dev/null; true"

@@ -184,7 +184,8 @@ def merge(
             )
         with tuned_model.start(cluster.head, about, "merge", ["--to", target, "--attached"]) as talk:
             for made in talk.messages():
-                print(f"{made['folder']} on {cluster.head.name}: {made['files']} files, sealed by SHA256SUMS")
+                done = f"already merged, step {about.step}: " if made["already"] else ""
+                print(f"{done}{made['folder']} on {cluster.head.name}: {made['files']} files, sealed by SHA256SUMS")
         if fetch and not cluster.head.here:
             home = tuned_model.home(about.run_id) / "merged"
             print(f"bringing {size_text(size)} home to {home}", flush=True)
@@ -195,7 +196,9 @@ def merge(
             print(tuned_model.use_of_merged(about, target, cluster.head))
         else:
             there = f"next: transformers and vLLM load it on {cluster.head.name}"
-            print(f"{there}; to train from it or publish it, remove it and merge with --fetch")
+            again = f" --checkpoint {about.step}" if checkpoint else ""
+            again += f" --to {shlex.quote(to)}" if to else ""
+            print(f"{there}; fab merge --run {about.run_id}{again} --fetch brings it home, to train from or publish")
 
 
 @task(

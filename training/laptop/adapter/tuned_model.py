@@ -17,7 +17,7 @@ from training.cost.memory import NF4, NF4_WIDTH, WIDTH
 from training.cost.shape import read_outline
 from training.counting import size_text
 from training.errors import AdapterError
-from training.laptop import refusals, runs
+from training.laptop import base_model, refusals, runs
 from training.laptop.download import Download
 from training.laptop.head_node import Head, RemoteHead
 from training.laptop.open_cluster import OpenCluster
@@ -68,7 +68,9 @@ class TunedModel:
 def use_of_merged(about: TunedModel, folder: str, head: Head) -> str:
     """What to type once a model is merged into a folder of the head, or brought home from there."""
     flag = " --here" if head.here else ""
-    train = f"next: fab train --model {shlex.quote(folder)} --data FILE{flag} trains from it"
+    deploy = about.launch.deploy or "run the base deploy"
+    named = "" if head.here else f'add "{folder}" to [models] names in cluster.toml; {deploy}; then '
+    train = f"next: {named}fab train --model {shlex.quote(folder)} --data FILE{flag} trains from it"
     own = Path(folder).resolve() == (home(about.run_id) / "merged").resolve()
     publish = f"fab publish --repo OWNER/NAME --run {about.run_id} --merged puts it on the hub; " if own else ""
     return f"{train}; {publish}transformers and vLLM load the folder"
@@ -87,8 +89,9 @@ def tuned_model(cluster: OpenCluster, run_id: str | None, checkpoint: str = "") 
     model_dir = str(plan.get("model_dir", ""))
     if not model_dir or Path(model_dir).name != model_dir:
         raise AdapterError(f"{run_id}: its plan.json names no folder of {launch.models}: {model_dir!r}")
-    args = tomllib.loads(head.shell(f"cat {folder}/recipe.toml 2>/dev/null; true")).get("template_args", {})
-    packing = packing_bytes(plan.get("predicted", {}))
+    recipe = tomllib.loads(head.shell(f"cat {folder}/recipe.toml 2>/dev/null; true"))
+    base_model.refuse_gone(head, launch, model_dir, str(recipe.get("base_model", "")), cluster.models)
+    packing, args = packing_bytes(plan.get("predicted", {})), recipe.get("template_args", {})
     return TunedModel(run_id, step, launch, f"{launch.models}/{model_dir}", packing, args, whole)
 
 

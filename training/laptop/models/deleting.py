@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 from training.laptop import runs
 from training.laptop.figures import size
+from training.laptop.head_node import Head
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.refusals import wait_or_end
 from training.laptop.starting import in_the_way, under_way
 from training.launch import LaunchError
 from training.model_names import name_of_folder, named_model
 from training.recipe import RecipeError
+from training.run_folder import begun, is_run_id
+
+SHOWN = 3
+"""Runs that a sentence names."""
 
 FOLDER = re.compile(r"[A-Za-z0-9][\w.-]*")
 
@@ -44,9 +49,10 @@ class Deletion:
             yield f'"{self.named}" stands in [models] names of cluster.toml: the next base deploy fetches it again'
 
 
-def planned(cluster: OpenCluster, model: str) -> Deletion:
+def planned(cluster: OpenCluster, model: str, force: bool = False) -> Deletion:
     """What is to go of a model: a recipe's, one of the Hub by its id, or a folder by its name. Raises LaunchError where
-    no node has it, and where a run or another program uses it."""
+    no node has it, where a run or another program uses it now, and, unless `force`, where runs with a checkpoint need
+    it."""
     models = cluster.launch("none", "none").models
     answers = cluster.ask_all(f"cd {shlex.quote(models)} 2>/dev/null && du -sk */ 2>/dev/null; true")
     silent = {name: str(answer) for name, answer in answers.items() if isinstance(answer, Exception)}
@@ -56,6 +62,12 @@ def planned(cluster: OpenCluster, model: str) -> Deletion:
         known = sorted({each for found in sizes.values() for each in found})
         raise LaunchError(f"no node has {model} at {models}; there are: {', '.join(known) or 'none'}")
     _refuse_used(cluster, models, folder)
+    if not force and (users := _trained_from(cluster.head, folder)):
+        more = f" and {len(users) - SHOWN} more" if len(users) > SHOWN else ""
+        raise LaunchError(
+            f"{folder} is the base model of {', '.join(users[:SHOWN])}{more}, which cannot be asked, merged or resumed "
+            "without it; nothing was deleted. Delete those runs first, or say --force"
+        )
     return Deletion(folder, models, there, silent, name_of_folder(cluster.models, folder))
 
 
@@ -83,6 +95,13 @@ def _refuse_used(cluster: OpenCluster, models: str, folder: str) -> None:
     for name, answer in cluster.ask_all(_users_command(models, folder)).items():
         if isinstance(answer, str) and (users := answer.splitlines()):
             raise LaunchError(f"{folder} is in use on {name} by {'; '.join(users[:3])}; end that first")
+
+
+def _trained_from(head: Head, folder: str) -> list[str]:
+    """The runs with a checkpoint that have the folder as their base model, the newest first."""
+    names = runs.with_checkpoint(head)
+    used = [name for name in names if is_run_id(name) and runs.plan_of(head, name).get("model_dir") == folder]
+    return sorted(used, key=begun, reverse=True)
 
 
 def _users_command(models: str, folder: str) -> str:

@@ -53,19 +53,20 @@ def add(c: Context, model: str, name: str = "") -> None:
     help={
         "model": "recipe, OWNER/NAME, or a folder's name below /data/models",
         "here": "the one of this machine, for --here",
+        "force": "even where runs were trained from it",
         "yes": "do not ask",
     },
 )
-def delete(c: Context, model: str, here: bool = False, yes: bool = False) -> None:
+def delete(c: Context, model: str, here: bool = False, force: bool = False, yes: bool = False) -> None:
     """Remove a base model that nothing uses from all nodes' disks."""
     with sentences("interrupted; a model that is left in part is made whole by the base deploy, or deleted again"):
         from training.laptop.models import deleting
         from training.laptop.open_cluster import opened
 
         with opened(here) as cluster:
-            going = deleting.planned(cluster, model)
+            going = deleting.planned(cluster, model, force)
             say("\n".join(going.lines))
-            ask(yes, "delete it?", yes_command(f"models.delete {model}", delete, here=here))
+            ask(yes, "delete it?", yes_command(f"models.delete {model}", delete, here=here, force=force))
             failed = deleting.delete(cluster, going)
     if failed:
         raise Exit("; ".join(f"{name}: {why}" for name, why in failed.items()), code=1)

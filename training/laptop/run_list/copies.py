@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from training.starts import STARTS
 from training.sums import BEST
 
 PART, END = "\x1e", "\x1d"
+PART_OCTAL = "\\036"
 SIZES_S = 120.0
 
 
@@ -35,6 +37,8 @@ class Copy:
     """Seconds since 1970; 0 where nothing says it."""
     made_here: bool = False
     """On the laptop: it ran there, with --here, and was not fetched."""
+    base_model: str = ""
+    """As its recipe names it; empty where nothing says so."""
 
 
 def on_head(head: Head) -> dict[str, Copy]:
@@ -64,8 +68,9 @@ def _details_command(folder: str) -> str:
         f'"$(ls "$r/{CHECKPOINTS}" 2>/dev/null)"',
         f'"$(head -c 100 "$r/{CHECKPOINTS}/{BEST}" 2>/dev/null)"',
         f'"$(sed -n \'1s/.*"at": *\\([0-9.]*\\).*/\\1/p\' "$r/{STARTS}" 2>/dev/null)"',
+        '"$(grep -m 1 "^base_model = " "$r/recipe.toml" 2>/dev/null)"',
     )
-    line = f"printf '%s\\036%s\\036%s\\036%s\\036%s\\036%s\\035' {' '.join(parts)}"
+    line = f"printf '{PART_OCTAL.join(['%s'] * len(parts))}\\035' {' '.join(parts)}"
     return (
         f'cd {shlex.quote(folder)} 2>/dev/null || exit 0; for d in */; do r=${{d%/}}; [ -d "$r" ] && {line}; done; true'
     )
@@ -78,16 +83,24 @@ def _seconds(text: str) -> float:
         return 0.0
 
 
+def _base_model(line: str) -> str:
+    try:
+        return str(tomllib.loads(line).get("base_model", ""))
+    except tomllib.TOMLDecodeError:
+        return ""
+
+
 def _copies(looks: Mapping[str, Look], details: str, here: frozenset[str] = frozenset()) -> dict[str, Copy]:
     found = {}
     for text in details.split(END):
         run_id, *rest = text.split(PART)
-        if run_id in looks and len(rest) == 5:
-            kib, claim, names, best, first = rest
+        if run_id in looks and len(rest) == 6:
+            kib, claim, names, best, first, base = rest
             steps = tuple(checkpoint_steps(names.split()))
             wanted = wanted_step(names.split(), best)
             size_bytes = int(kib or 0) * 1024
             found[run_id] = Copy(
-                looks[run_id], size_bytes, claim.strip(), steps, wanted, _seconds(first), run_id in here
+                *(looks[run_id], size_bytes, claim.strip(), steps, wanted, _seconds(first), run_id in here),
+                _base_model(base),
             )
     return found

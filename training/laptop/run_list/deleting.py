@@ -14,6 +14,8 @@ from training.laptop.open_cluster import OpenCluster
 from training.laptop.run_list.listing import Row
 from training.laptop.starting import in_the_way, under_way
 from training.launch import LaunchError
+from training.model_names import FOLDER
+from training.own_model import folder_of
 from training.run_folder import is_run_id
 
 Place = Literal["laptop", "head"]
@@ -56,6 +58,22 @@ def planned(found: Sequence[Row], ids: Iterable[str], only: str) -> Deletion:
         if not any(row in chosen.of(place) for place in PLACES):
             raise LaunchError(f"{row.run_id} is not on the {only}; leave --only out")
     return chosen
+
+
+def refuse_bases(deletion: Deletion, found: Iterable[Row], home: Path) -> None:
+    """LaunchError where a run that stays was trained from a model in a folder that goes."""
+    going = {row.run_id for row in deletion.of("laptop")}
+    for row in found:
+        copies = [copy for place in PLACES if (copy := getattr(row, place)) and row not in deletion.of(place)]
+        needing = [copy for copy in copies if copy.steps or copy.look.alive]
+        for base in {copy.base_model for copy in needing if copy.base_model.startswith(FOLDER)}:
+            folder = folder_of(base)
+            inside = next((run for run in going if folder.is_relative_to((home / run).resolve())), "")
+            if inside and folder.is_dir():
+                raise LaunchError(
+                    f"{folder} is the base model of {row.run_id}, which cannot be asked, merged, resumed or deployed "
+                    f"again without it; nothing was deleted. Name {row.run_id} too to delete both, or say --force"
+                )
 
 
 def lines(deletion: Deletion, head_asked: bool) -> Iterator[str]:

@@ -43,11 +43,14 @@ def list_runs(c: Context, json: bool = False, here: bool = False) -> None:
     help={
         "run": "run id; may be repeated, and said without the flag: fab runs.delete ID ...",
         "only": "laptop or head; without it both",
+        "force": "even where a run that stays was trained from a model in them",
         "yes": "do not ask",
         "here": "this machine's copies alone, and no head is asked",
     },
 )
-def delete(c: Context, run: list[str], only: str = "", yes: bool = False, here: bool = False) -> None:
+def delete(
+    c: Context, run: list[str], only: str = "", force: bool = False, yes: bool = False, here: bool = False
+) -> None:
     """Delete runs here and on the nodes; says first what is lost for good."""
     with sentences("interrupted; what is left is there whole or in part: fab runs, and the same command again"):
         from training.laptop.open_cluster import opened
@@ -56,10 +59,12 @@ def delete(c: Context, run: list[str], only: str = "", yes: bool = False, here: 
 
         found, unasked = listing.listed(LOCAL_RUNS, here)
         going = deleting.planned(found, run, only)
+        if not force:
+            deleting.refuse_bases(going, found, LOCAL_RUNS)
         note = [unasked] if unasked and not going.all_made_here else []
         say("\n".join([*note, *deleting.lines(going, head_asked=not (unasked or here))]))
         ids = " ".join(row.run_id for row in going.rows)
-        ask(yes, "delete them?", yes_command(f"runs.delete {ids}", delete, only=only, here=here))
+        ask(yes, "delete them?", yes_command(f"runs.delete {ids}", delete, only=only, force=force, here=here))
         failed: Mapping[str, str] = {}
         if going.of("head"):
             with opened(False) as cluster:

@@ -11,6 +11,7 @@ from training.node.slow_imports import all_imported
 
 import argparse
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ from training.node.adapter.model_files import (
 )
 from training.node.adapter.weights import Adapter
 from training.node.checkpoint import base_model_hash
-from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, seal_model, sha256_of
+from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
 
 ROOM_TO_SPARE = 256 * 2**20
 LEFT_BEHIND = {SUMS, ORIGIN, INDEX, "README.md", ".gitattributes"}
@@ -53,6 +54,8 @@ class Merged:
     folder: Path
     nbytes: int
     files: int
+    already: bool = False
+    """It was merged before, and nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,16 @@ def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
     """Write the merged model to `target`. AdapterError where base, target or disk are not as they must be."""
     adapter = Adapter(adapter_dir)
     base_hash = refuse_other_base(model_dir, adapter_dir)
+    adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise AdapterError(f"{target} is not empty; remove it, or say another place with --to DIR")
+        _refuse_other_content(target, adapter_dir, adapter_hash, base_hash)
+        return _there(target, already=True)
     _refuse_without_room(model_dir, target)
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     try:
         _write(model_dir, adapter, fresh)
-        adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
         repo, revision = f"merged from {model_dir.name}", adapter_dir.parent.name
         seal_model(fresh, repo=repo, revision=revision, commit=adapter_hash, base_model_hash=base_hash)
     except BaseException:
@@ -90,8 +94,34 @@ def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
     if target.exists():
         target.rmdir()
     fresh.rename(target)
+    return _there(target)
+
+
+def _there(target: Path, already: bool = False) -> Merged:
     files = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
-    return Merged(target, sum(files), len(files) - len({SUMS, ORIGIN}))
+    return Merged(target, sum(files), len(files) - len({SUMS, ORIGIN}), already)
+
+
+def _refuse_other_content(target: Path, adapter_dir: Path, adapter_hash: str, base_hash: str) -> None:
+    """AdapterError, with what removes it, where what lies at `target` is not this adapter merged into this base, each
+    file as it was sealed."""
+    step = adapter_dir.parent.name
+    try:
+        origin = read_origin(target) if target.is_dir() else {}
+        same = origin.get("commit") == adapter_hash and origin.get("base_model_hash") == base_hash
+        sums = parse_sums((target / SUMS).read_text(encoding="utf-8")) if same else {}
+        whole = bool(sums) and all(
+            (target / name).is_file() and sha256_of(target / name) == sums[name] for name in sums
+        )
+    except (OSError, ValueError):
+        origin, same, whole = {}, False, False
+    if whole:
+        return
+    there = f"{step}, damaged," if same else str(origin.get("revision", "")) or "something else"
+    raise AdapterError(
+        f"{target} is not empty: {there} lies there, not {step} whole; rm -r {shlex.quote(str(target))} removes it, "
+        "--to DIR says another place"
+    )
 
 
 def refuse_other_base(model_dir: Path, adapter_dir: Path) -> str:
@@ -225,7 +255,7 @@ def main() -> int:
         if args.attached:
             attached.end_with_input()
         made = merge(args.model, args.adapter, args.to)
-        attached.tell(folder=str(made.folder), bytes=made.nbytes, files=made.files)
+        attached.tell(folder=str(made.folder), bytes=made.nbytes, files=made.files, already=made.already)
 
     return attached.run(work, args.attached)
 
