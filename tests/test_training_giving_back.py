@@ -94,7 +94,7 @@ def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
 
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-STOPPED = Unfinished(NEW, 54, 400, NOON.timestamp(), at_home=True, fetchable=True)
+STOPPED = Unfinished(NEW, 54, 400, NOON.timestamp(), at_home=True)
 
 
 def its_disk(k=1):
@@ -121,7 +121,7 @@ def lost(monkeypatch):
 def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
     said = [
         f"{NEW} is at step 54 of 400: with te1's disk goes what fab train --resume needs (only its adapter is home, "
-        f"and no snapshot has it); fab snapshots.create keeps that in the cloud, and fab fetch --full --run {NEW} here"
+        "and no snapshot has it); fab snapshots.create keeps that"
     ]
     assert lost() == said
     minute = timedelta(minutes=1)
@@ -171,4 +171,4 @@ def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_p
     assert giving_back.at_stake(HereHead(there), home).unfinished == ()
     make_run(there, "tiny-20260131-174500", state="failed", steps=(4,))
     (left,) = giving_back.at_stake(HereHead(there), home).unfinished
-    assert (left.at_home, left.fetchable) == (False, True) and "nothing of it is home" in left.goes_with("x", True)
+    assert not left.at_home and "nothing of it is home" in left.goes_with("x", True)

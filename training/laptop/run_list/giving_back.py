@@ -31,15 +31,12 @@ class Unfinished:
     """When that was written, in seconds since 1970; 0 where nothing says it."""
     at_home: bool
     """Whether its adapter came home."""
-    fetchable: bool = False
-    """Whether a full fetch would bring this checkpoint, and not a better one."""
 
     def goes_with(self, disk: str, head_is_there: bool) -> str:
         """That its disk takes with it what the run needs to go on, and what keeps that."""
         whole = f" of {self.total_steps}" if self.total_steps else ""
         home = "only its adapter is home" if self.at_home else "nothing of it is home"
-        fetch = f", and fab fetch --full --run {self.run_id} here" if self.fetchable else ""
-        keeps = f"fab snapshots.create keeps that in the cloud{fetch}" if head_is_there else "fab up brings it back"
+        keeps = "fab snapshots.create keeps that" if head_is_there else "fab up brings it back"
         return (
             f"{self.run_id} is at step {self.step}{whole}: with {disk} goes what fab train --resume needs ({home}, and "
             f"no snapshot has it); {keeps}"
@@ -131,7 +128,7 @@ def _could_go_on(run_id: str, copy: Copy) -> bool:
 def _unfinished(run_id: str, copy: Copy, saved: float, at_home: bool) -> Unfinished:
     last = copy.look.metrics[-1] if copy.look.metrics else {}
     newest = copy.steps[-1]
-    return Unfinished(run_id, newest, last.get("total_steps"), saved, at_home, copy.wanted == newest)
+    return Unfinished(run_id, newest, last.get("total_steps"), saved, at_home)
 
 
 def _has_optimizer(home: Path, run_id: str, step: int) -> bool:
