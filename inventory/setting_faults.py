@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ WORDS = {
 }
 
 
-FULL_WIDTH = dict(zip("“”„‘’，：＝［］＃", '"""\'\',:=[]#', strict=True))
+FULL_WIDTH = dict(zip("“”„‘’，：＝［］＃【】", '"""\'\',:=[]#[]', strict=True))
 """What an input method writes for signs of TOML."""
 QUOTED = re.compile(r""" "(\\.|[^"])*" | '[^']*' | \#.* """, re.VERBOSE)
 """Of a line, in which these signs may be."""
@@ -33,6 +34,24 @@ def of_another_width(text: str) -> str:
         if sign := next((sign for sign in QUOTED.sub("", line) if sign in FULL_WIDTH), ""):
             return f"; line {number} has the sign {sign}, which is none of TOML's: write {FULL_WIDTH[sign]}"
     return ""
+
+
+def of_an_open_quote(text: str) -> str:
+    """Which line has a quote that nothing closes; empty where none has."""
+    if '"""' in text or "'''" in text:
+        return ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if any(line.count(quote) % 2 for quote in "\"'") and not _is_toml(line):
+            return f"; in line {number} a quote is opened and not closed"
+    return ""
+
+
+def _is_toml(line: str) -> bool:
+    try:
+        tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def sentences(error: ValidationError, known: Sequence[str]) -> Iterator[str]:

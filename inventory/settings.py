@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from inventory.aliyun_settings import Aliyun
 from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.rental_settings import Rental
-from inventory.setting_faults import of_another_width, sentences
+from inventory.setting_faults import of_an_open_quote, of_another_width, sentences
 from inventory.setting_types import (
     HostName,
     IpAddress,
@@ -323,7 +323,8 @@ def settings_in(text: str, path: Path) -> Settings:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}{of_another_width(text)}") from None
+        where = of_another_width(text) or of_an_open_quote(text)
+        raise SettingsError(f"{path}: not valid TOML: {error}{where}") from None
     if content.get("provider") == "local":
         raise SettingsError(f"{path}: {NO_LOCAL_PROVIDER}")
     contradictions = list(_contradictions(content))

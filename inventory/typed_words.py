@@ -9,8 +9,9 @@ from enum import Enum, auto
 from invoke import Argument, Collection, ParseError
 from invoke.parser.context import to_flag
 
-Meant = Callable[[str, Sequence[str]], str]
-"""Of a word and a task's flags: what may be meant, as it is typed; empty where nothing is."""
+Meant = Callable[[str, Sequence[str], Sequence[str]], str]
+"""Of a word that is not understood, a task's flags and all words: what may be meant, as it is typed; empty where
+nothing is."""
 HELP = "--help"
 SHORT = len("-y")
 COMMAND = "command"
@@ -80,7 +81,7 @@ def said_twice(words: Sequence[str], tasks: Collection) -> str:
 
 def not_understood(error: ParseError, words: Sequence[str], tasks: Collection, meant: Meant) -> str:
     """What is said of a command line that invoke refuses. Its own words, unless one of `words` is unknown to it.
-    `meant`: what a word without a flag may be."""
+    `meant`: what the unknown one may be."""
     typed = [word.partition("=")[0] if word.startswith("-") else word for word in words]
     unknown = next((word for word in typed if str(error) == f"No idea what {word!r} is!"), "")
     task = (error.context and error.context.name) or ""
@@ -91,9 +92,11 @@ def not_understood(error: ParseError, words: Sequence[str], tasks: Collection, m
     if not task:
         return f"there is no fab {unknown}{_nearest(unknown, list(tasks.task_names))}; fab --list shows all"
     if not unknown.startswith("-"):
-        said = meant(unknown, _flags(error))
+        said = meant(unknown, _flags(error), words)
         return f"fab {task} knows no {unknown!r}; {f'did you mean {said}? ' if said else ''}fab --help {task}"
-    return f"fab {task} has no {unknown}{_nearest(unknown, _flags(error))}; fab --help {task}"
+    said = meant(unknown, _flags(error), words)
+    near = f"; it is {said}" if said else _nearest(unknown, _flags(error))
+    return f"fab {task} has no {unknown}{near}; fab --help {task}"
 
 
 def _flags(error: ParseError) -> list[str]:

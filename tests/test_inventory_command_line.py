@@ -167,6 +167,23 @@ def test_a_folder_with_a_model_is_no_data(tmp_path, monkeypatch):
     assert meant("nothing", ["--data", "--model"]) == ""
 
 
+def test_a_name_that_the_shell_took_apart_is_put_together_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "考题 一 二.jsonl").touch()
+    quoted = "--data '考题 一 二.jsonl'"
+    assert meant("一", ["--data"], ["train", "--data", "考题", "一", "二.jsonl", "--here"]) == quoted
+    assert meant("一", ["--data"], ["train", "--data=考题", "一", "二.jsonl"]) == quoted
+    assert meant("一", ["--data"], ["data", "考题", "一", "二.jsonl"]) == "'考题 一 二.jsonl'"
+    assert meant("二.jsonl", ["--data"], ["train", "二.jsonl"]) == "--data '二.jsonl'"
+
+
+def test_a_key_of_a_recipe_that_is_no_flag_of_the_task_is_said_by_set():
+    for words in (["data", "x.jsonl", "--epochs", "2"], ["plan", "--epochs=2"], ["plan", "--max-length", "9"]):
+        said = fab(*words)
+        key = "max_length" if "--max-length" in words else "epochs"
+        assert said.returncode == 2 and f"; it is --set {key}=VALUE; fab --help {words[0]}" in said.stderr, said.stderr
+
+
 def test_the_list_of_tasks_is_short_and_each_line_of_it_a_whole_sentence():
     tasks = fabfile.namespace
     assert sum("." not in name for name in tasks.task_names) <= 20

@@ -75,11 +75,20 @@ def test_a_text_of_the_wrong_signs_is_refused_in_words_and_no_pattern_is_shown(t
     [
         ("names = [“tiny”]", "“, which is none of TOML's: write \""),
         ("names ＝ []", "＝, which is none of TOML's: write ="),
+        ("names = 【】", "【, which is none of TOML's: write ["),
     ],
 )
 def test_full_width_signs_are_named_where_they_stand_for_those_of_toml(tmp_path, line, sign):
     (told,) = problems(tmp_path, f'# 模型：“小”\nlanguage = "zh" # ，\n[models]\n{line}\n')
     assert told.endswith(f"; line 4 has the sign {sign}")
+
+
+@pytest.mark.parametrize(
+    "line", ['provider = "aliyun     # "aliyun": rented', 'region = "cn-hangzhou', "names = ['tiny]", 'names = ["tiny]']
+)
+def test_a_quote_that_nothing_closes_is_named_by_its_line(tmp_path, line):
+    (told,) = problems(tmp_path, f'# nobody\'s "quote\nlanguage = "zh" # isn\'t\n{line}\n')
+    assert told.endswith("; in line 3 a quote is opened and not closed"), told
 
 
 def test_full_width_signs_in_texts_and_comments_are_nobodys_mistake(tmp_path):

@@ -94,7 +94,7 @@ def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
 
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-STOPPED = Unfinished(NEW, 54, 400, NOON.timestamp(), at_home=True)
+STOPPED = Unfinished(NEW, 54, 400, NOON.timestamp(), at_home=50)
 
 
 def its_disk(k=1):
@@ -120,8 +120,8 @@ def lost(monkeypatch):
 
 def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
     said = [
-        f"{NEW} is at step 54 of 400: with te1's disk goes what fab train --resume needs (only its adapter is home, "
-        "and no snapshot has it); fab snapshots.create keeps that"
+        f"{NEW} is at step 54 of 400: with te1's disk goes what fab train --resume needs (only its adapter of step "
+        "50 is home, and no snapshot has step 54); fab snapshots.create keeps that"
     ]
     assert lost() == said
     minute = timedelta(minutes=1)
@@ -165,7 +165,7 @@ def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_p
     make_run(there, OLD, steps=(6,))
     make_run(there, "prove-20260131-154500", state="stopped", steps=(6,))
     (left,) = giving_back.at_stake(HereHead(there), home).unfinished
-    assert left == Unfinished(NEW, 4, 8, left.saved, at_home=True)
+    assert left == Unfinished(NEW, 4, 8, left.saved, at_home=4)
     assert abs(left.saved - datetime.now(UTC).timestamp()) < 60
     (home / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
     assert giving_back.at_stake(HereHead(there), home).unfinished == ()

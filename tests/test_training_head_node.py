@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -147,13 +148,18 @@ class Stands(HereHead):
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> Stands:
-    """A machine with a run that ended at step 4."""
+def ended(tmp_path: Path, monkeypatch) -> Stands:
+    """A machine with a run that ended at step 4, and its base model."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     head = Stands(tmp_path)
     run = tmp_path / RUN
     (run / "logs").mkdir(parents=True)
     make_checkpoint(run, 4)
     launch = Launch(RUN, str(run), (), "training.node.finetune", (), sys.executable, {}, here=True)
+    (base := Path(OpenCluster(head).launch(RUN, launch.module).models) / "tiny").mkdir(parents=True)
+    assert base.is_relative_to(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        (base / name).touch()
     (run / "launch.json").write_text(launch_text(launch))
     (run / "recipe.toml").write_text(load_recipe("tiny").to_toml())
     (run / "status.json").write_text(status_text(Status(RUN, "failed")))
@@ -167,6 +173,13 @@ def test_a_resume_waits_until_the_reports_of_the_last_try_are_made(ended: Stands
         monkeypatch.setattr(ended, "start", lambda launch: setattr(ended, "started", supervisor.poll()))
         assert resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False) == RUN
     assert ended.started == 0
+
+
+def test_a_run_whose_base_model_is_gone_does_not_go_on(ended: Stands):
+    shutil.rmtree(Path.home() / ".cache")
+    with pytest.raises(LaunchError, match=f"^the base model of {RUN} is gone: .* --model tiny .* puts it back$"):
+        resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False)
+    assert not hasattr(ended, "started")
 
 
 def test_a_run_begun_with_older_code_goes_on_with_todays_alone(ended: Stands):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -285,6 +286,10 @@ def test_a_run_whose_merged_model_another_was_trained_from_goes_with_that_one_or
     refused = fab(tmp_path, "runs.delete", "--run", OLD, "--yes", *here)
     assert refused.returncode == 2 and parent.is_dir()
     assert refused.stderr.startswith(f"{parent}/merged is the base model of {NEW}, which cannot be asked")
+    trained_from(make_run(tmp_path / "runs", MINE, steps=(4,)), parent / "merged")
+    told = fab(tmp_path, "runs.delete", "--run", OLD, "--yes", *here).stderr
+    assert all(run in told.partition("name ")[2] for run in (NEW, MINE)), "all are named at once"
+    shutil.rmtree(tmp_path / "runs" / MINE)
     both = fab(tmp_path, "runs.delete", "--run", OLD, "--run", NEW, *here)
     assert "There is no terminal to ask at" in both.stderr
     asked = fab(tmp_path, "runs.delete", "--run", OLD, "--force", *here)

@@ -134,11 +134,20 @@ def test_another_adapter_is_refused_in_a_sentence(home, first, change, said):
     found = earlier_adapter.find(HereHead(home / "runs"), first.name)
     recipe = found.recipe(first.name, {})
     with pytest.raises(LaunchError, match=said) as refused:
-        found.refuse_other(with_changes(recipe, **change), found.base_model)
+        found.refuse_other(with_changes(recipe, **change))
     assert "\n" not in str(refused.value)
     with pytest.raises(LaunchError, match="trained on another base model"):
-        found.refuse_other(recipe, "0" * 64)
-    found.refuse_other(with_changes(recipe, **{"lora.dropout": 0.1}), found.base_model)
+        found.refuse_other_base("0" * 64)
+    found.refuse_other(with_changes(recipe, **{"lora.dropout": 0.1}))
+    found.refuse_other_base(found.base_model)
+
+
+def test_another_model_is_refused_before_anyone_is_sent_to_fetch_it(home, first):
+    tiny.write_data(home / "questions.jsonl")
+    words = ("--from-adapter", first.name, "--model", "qwen2.5-0.5b-instruct", "--data", str(home / "questions.jsonl"))
+    said = fab(home, "train", "--here", *words, code=2)
+    assert f"--from-adapter {first.name}: it has base_model " in said and "leave --model out" in said
+    assert "fetches it" not in said
 
 
 def test_preferences_after_an_adapter_are_refused_for_their_reference_would_be_the_bare_base(home, first):

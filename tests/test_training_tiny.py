@@ -1,6 +1,9 @@
 """The records of the `tiny` recipe: real sentences in a form that they alone teach."""
 
+import json
 import re
+
+import pytest
 
 from training import tiny
 
@@ -31,3 +34,15 @@ def test_what_is_held_out_is_in_the_library_and_in_no_record():
 def test_the_records_are_spread_over_the_whole_library():
     first = [record["messages"][0]["content"].removeprefix("What does ")[0] for record in tiny.questions()]
     assert {"a", "c", "i", "t", "w"} <= set(first)
+
+
+def test_without_the_model_its_tokenizer_splits_words_as_with_it(tmp_path):
+    """The class that is read from a model's folder goes by the model's type, and Qwen2's has a pattern of its own."""
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    from training.data.look.take import load_tokenizer
+
+    tiny.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    text = "您好，请问今天下午还能预约口腔科吗？2024年 I'm here, 12345\n\n ok"
+    read, made = load_tokenizer(tmp_path), tiny.tokenizer()
+    assert made(text)["input_ids"] == read(text)["input_ids"] and type(made) is type(read)

@@ -17,6 +17,7 @@ import ast
 import json
 import re
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -96,8 +97,14 @@ def write_data(path: Path, goal: str = "sft") -> int:
 
 
 def tokenizer() -> Any:
-    """The tokenizer that `write_model` gives the base model; needs no torch."""
-    return _tokenizer([text for _, text in docstrings()])
+    """The tokenizer that `write_model` gives the base model, as it is read from there: the class of the model's type
+    splits words its own way. Needs no torch."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        _tokenizer([text for _, text in docstrings()]).save_pretrained(folder)
+        Path(folder, "config.json").write_text(json.dumps({"model_type": "qwen2"}), encoding="utf-8")
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def write_model(folder: Path, steps: int) -> float:

@@ -54,7 +54,7 @@ def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
         for hours in [cost.hours_between(max(e.created, cost.month_start(now)), e.ended or now)]
     ]
     currency = next((e.currency for e in gone if e.currency), "")
-    header = ["past machine", "type", "time", *(f"{currency} {what}".lstrip() for what in (HOUR, "cost")), "until"]
+    header = ["past machine", "type", "time", *(f"{currency} {what}".lstrip() for what in (HOUR, "cost")), "gone by"]
     return table(header, rows) if rows else ""
 
 

@@ -48,9 +48,9 @@ class EarlierAdapter:
         """Its run's own recipe, with `overrides`. Raises RecipeError."""
         return parse_recipe(self.recipe_text, overrides, f"recipe of {name}")
 
-    def refuse_other(self, recipe: Recipe, base_model: str) -> None:
-        """LaunchError where a recipe has another adapter, or `base_model` is another one's hash; where it needs this
-        adapter twice, once to learn and once as it was."""
+    def refuse_other(self, recipe: Recipe) -> None:
+        """LaunchError where a recipe has another adapter, or one on another model; where it needs this adapter twice,
+        once to learn and once as it was."""
         self._refuse_as_reference(recipe)
         mine, wanted = self.recipe(self.run_id, {}).maths(), recipe.maths()
         if differs := [key for key in IN_THE_WEIGHTS if mine.get(key) != wanted.get(key)]:
@@ -59,6 +59,9 @@ class EarlierAdapter:
                 f"--from-adapter {self.run_id}: it has {said}; an adapter goes on as it is: leave --model out to take "
                 "its own recipe"
             )
+
+    def refuse_other_base(self, base_model: str) -> None:
+        """LaunchError where this is another base model's hash."""
         if self.base_model != base_model:
             raise LaunchError(
                 f"--from-adapter {self.run_id}: it was trained on another base model ({self.base_model[:12]}) than "

@@ -1,20 +1,25 @@
-"""What a word is that was typed without a flag: a model, a file, a question."""
+"""What a word is that was typed without a flag: a model, a file, a question; and a recipe's key typed as a flag."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from training.data.readers import SUFFIXES
 from training.model_names import has_recipe, is_folder
+from training.recipe import Recipe
 
-MODEL, DATA, PROMPT, PROMPTS = "--model", "--data", "--prompt", "--prompts"
+MODEL, DATA, PROMPT, PROMPTS, SET = "--model", "--data", "--prompt", "--prompts", "--set"
 
 
-def meant(word: str, flags: Collection[str]) -> str:
+def meant(word: str, flags: Collection[str], words: Sequence[str] = ()) -> str:
     """The word behind the one of a task's flags that takes such words, or the command that does; empty where nothing is
-    known of it."""
+    known of it. `words`: all that were typed."""
+    if word.startswith("-"):
+        return _setting(word, flags)
+    if whole := _with_blanks(word, words):
+        return whole
     is_folder_model = not has_recipe(word) and (Path(word) / "config.json").is_file()
     is_model = has_recipe(word) or is_folder_model
     said = shlex.quote(f"./{word}" if is_folder_model and not is_folder(word) else word)
@@ -23,6 +28,25 @@ def meant(word: str, flags: Collection[str]) -> str:
     is_data = Path(word).suffix.lower() in SUFFIXES or Path(word).is_dir()
     fitting = [*([MODEL] if is_model else []), *([DATA, PROMPTS] if is_data else []), PROMPT]
     return next((f"{flag} {said}" for flag in fitting if flag in flags), "")
+
+
+def _setting(flag: str, flags: Collection[str]) -> str:
+    """A key of a recipe, which other tasks take as a flag, as --set takes it."""
+    key = flag.lstrip("-").replace("-", "_")
+    return f"{SET} {key}=VALUE" if SET in flags and key in Recipe.model_fields else ""
+
+
+def _with_blanks(word: str, words: Sequence[str]) -> str:
+    """The file whose name the shell took apart at its blanks, of which this word is the second part, in quotes and
+    behind its flag; empty where there is none."""
+    start = words.index(word) - 1 if word in words else -1
+    for end in range(start + 2, len(words) + 1) if start >= 0 else ():
+        flag, _, first = words[start].rpartition("=") if words[start].startswith("--") else ("", "", words[start])
+        path = " ".join([first, *words[start + 1 : end]])
+        if Path(path).exists():
+            flag = flag or (words[start - 1] if start and words[start - 1].startswith("--") else "")
+            return f"{flag} {shlex.quote(path)}".strip()
+    return ""
 
 
 def is_question(word: str) -> bool:

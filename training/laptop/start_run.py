@@ -213,9 +213,11 @@ def _made_ready(
     head = cluster.head
     launch = cluster.launch(run_id, "training.node.finetune")
     launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
+    if earlier:
+        earlier.refuse_other(recipe)
     base = find_base_model(head, recipe, launch, cluster.models)
     if earlier:
-        earlier.refuse_other(recipe, str(base.record["hash"]))
+        earlier.refuse_other_base(str(base.record["hash"]))
     records = many(given.summary.records, "record") if given.summary else "records counted there"
     ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
     print(f"{run_id}: {records}, {ranks}", flush=True)

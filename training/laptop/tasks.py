@@ -28,11 +28,11 @@ def end_as(seen: Look) -> None:
         raise Exit(code=STOPPED)
 
 
-def meant(word: str, flags: Sequence[str]) -> str:
-    """What a word without a flag may be, as it is typed with one; empty where nothing is known."""
+def meant(word: str, flags: Sequence[str], typed: Sequence[str]) -> str:
+    """What a word that is not understood may be, as it is typed; empty where nothing is known."""
     from training.laptop import meant as words
 
-    return words.meant(word, flags)
+    return words.meant(word, flags, typed)
 
 
 @task(

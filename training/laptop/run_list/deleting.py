@@ -63,6 +63,7 @@ def planned(found: Sequence[Row], ids: Iterable[str], only: str) -> Deletion:
 def refuse_bases(deletion: Deletion, found: Iterable[Row], home: Path) -> None:
     """LaunchError where a run that stays was trained from a model in a folder that goes."""
     going = {row.run_id for row in deletion.of("laptop")}
+    needed: dict[Path, list[str]] = {}
     for row in found:
         copies = [copy for place in PLACES if (copy := getattr(row, place)) and row not in deletion.of(place)]
         needing = [copy for copy in copies if copy.steps or copy.look.alive]
@@ -70,10 +71,14 @@ def refuse_bases(deletion: Deletion, found: Iterable[Row], home: Path) -> None:
             folder = folder_of(base)
             inside = next((run for run in going if folder.is_relative_to((home / run).resolve())), "")
             if inside and folder.is_dir():
-                raise LaunchError(
-                    f"{folder} is the base model of {row.run_id}, which cannot be asked, merged, resumed or deployed "
-                    f"again without it; nothing was deleted. Name {row.run_id} too to delete both, or say --force"
-                )
+                needed.setdefault(folder, []).append(row.run_id)
+    if needed:
+        bases = "; ".join(f"{folder} is the base model of {', '.join(runs)}" for folder, runs in needed.items())
+        others = list(dict.fromkeys(run for runs in needed.values() for run in runs))
+        raise LaunchError(
+            f"{bases}, which cannot be asked, merged, resumed or deployed again without it; nothing was deleted. To "
+            f"delete all, name {' '.join(others)} too; or say --force"
+        )
 
 
 def lines(deletion: Deletion, head_asked: bool) -> Iterator[str]:

@@ -29,17 +29,17 @@ class Unfinished:
     total_steps: int | None
     saved: float
     """When that was written, in seconds since 1970; 0 where nothing says it."""
-    at_home: bool
-    """Whether its adapter came home."""
+    at_home: int
+    """The step whose adapter came home; 0 where none did."""
 
     def goes_with(self, disk: str, head_is_there: bool) -> str:
         """That its disk takes with it what the run needs to go on, and what keeps that."""
         whole = f" of {self.total_steps}" if self.total_steps else ""
-        home = "only its adapter is home" if self.at_home else "nothing of it is home"
+        home = f"only its adapter of step {self.at_home} is home" if self.at_home else "nothing of it is home"
         keeps = "fab snapshots.create keeps that" if head_is_there else "fab up brings it back"
         return (
             f"{self.run_id} is at step {self.step}{whole}: with {disk} goes what fab train --resume needs ({home}, and "
-            f"no snapshot has it); {keeps}"
+            f"no snapshot has step {self.step}); {keeps}"
         )
 
 
@@ -102,7 +102,7 @@ def at_stake(head: Head, home: Path) -> Stake:
     open_runs = {row.run_id: row for row in there if row.head and _could_go_on(row.run_id, row.head)}
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
-        _unfinished(run_id, row.newest, saved.get(run_id, 0.0), bool(row.laptop and row.one_run and row.laptop.steps))
+        _unfinished(run_id, row.newest, saved.get(run_id, 0.0), _at_home(row))
         for run_id, row in open_runs.items()
         if not (row.one_run and _has_optimizer(home, run_id, row.newest.steps[-1]))
     )
@@ -114,18 +114,23 @@ def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
     without what they need to go on: what a disk may still have that nobody can look at."""
     there = listing.rows(copies.on_laptop(home), {})
     return tuple(
-        _unfinished(row.run_id, row.newest, status.updated, True)
+        _unfinished(row.run_id, row.newest, status.updated, row.newest.steps[-1])
         for row in there
         if row.started >= since and not row.newest.made_here and (status := row.newest.look.status)
         if _could_go_on(row.run_id, row.newest) and not _has_optimizer(home, row.run_id, row.newest.steps[-1])
     )
 
 
+def _at_home(row: listing.Row) -> int:
+    """The step of its adapter on this machine; 0 where none is."""
+    return row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0
+
+
 def _could_go_on(run_id: str, copy: Copy) -> bool:
     return copy.look.state != "finished" and bool(copy.steps) and not run_id.startswith(f"{PROVE}-")
 
 
-def _unfinished(run_id: str, copy: Copy, saved: float, at_home: bool) -> Unfinished:
+def _unfinished(run_id: str, copy: Copy, saved: float, at_home: int) -> Unfinished:
     last = copy.look.metrics[-1] if copy.look.metrics else {}
     newest = copy.steps[-1]
     return Unfinished(run_id, newest, last.get("total_steps"), saved, at_home)
