@@ -177,7 +177,7 @@ def test_a_machine_that_is_missing_altogether_is_a_warning_with_the_commands_tha
     assert finding.message == (
         "2 of the 3 machines that cluster.toml wants are there, te2 is not; runs go on with 2 machines"
     )
-    assert finding.mend.startswith("fab rebuild makes te2 again, without a snapshot fab up and pyinfra ")
+    assert finding.mend.startswith("fab rebuild makes te2 from the newest snapshot, fab up and pyinfra ")
     assert finding.mend.endswith("; aliyun.nodes = 2 in cluster.toml if 2 machines will do")
 
 

@@ -240,6 +240,12 @@ def test_cut_records_name_the_length_that_would_cut_none(longest, said):
     assert found(plan(known), "truncated").cure == f"their ends are not learned; {said}"
 
 
+def test_what_is_held_out_is_counted_so_that_the_records_add_up():
+    known = replace(facts(records=71, samples=71, bad=1), held_out=8)
+    assert found(plan(known), "records").value.startswith("71 to learn from (8 more held out), ")
+    assert found(plan(known), "left out").value.endswith(", of 80")
+
+
 def test_many_epochs_are_a_warning():
     check = found(plan(facts(), epochs=11), "epochs")
     assert check.severity == "warning" and check.value.startswith("11 epochs")

@@ -134,7 +134,7 @@ def lacking(there: Sequence[str], settings: Settings) -> Lacking | None:
         names,
         f"{len(there)} of the {rental.nodes} machines that cluster.toml wants are there, {said} "
         f"{'is' if len(names) == 1 else 'are'} not; runs go on with {count}",
-        f"fab rebuild makes {said} again, without a snapshot fab up and {settings.deploy_command}; "
+        f"fab rebuild makes {said} from the newest snapshot, fab up and {settings.deploy_command} without one; "
         f"{rental.key('nodes')} = {len(there)} in cluster.toml if {count} will do",
     )
 

@@ -44,6 +44,8 @@ class Facts(Known):
     """Of the node that has least."""
     disk_free_bytes: float
     """On the head."""
+    held_out: int = 0
+    """Records kept out of training, to measure by."""
 
     @property
     def machines(self) -> Machines:
@@ -91,5 +93,6 @@ def read_facts(
         mixed=cards if len(set(cards)) > 1 else (),
         ram_bytes=min(node.ram_bytes for node in nodes),
         disk_free_bytes=prepared["disk_free_gib"] * GIB,
+        held_out=(prepared.get("validation") or {}).get("records", 0),
         **vars(known),
     )

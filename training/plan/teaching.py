@@ -27,13 +27,14 @@ DUPLICATES = 0.01
 def records(it: Situation) -> Check:
     report = it.facts.report
     pairs = report.get("pairs", 0)
-    return enough(it.recipe, pairs or report["samples"], report["rows"], paired=pairs > 0)
+    return enough(it.recipe, pairs or report["samples"], report["rows"], paired=pairs > 0, held_out=it.facts.held_out)
 
 
-def enough(recipe: Recipe, samples: int, rows: int, paired: bool) -> Check:
+def enough(recipe: Recipe, samples: int, rows: int, paired: bool, held_out: int = 0) -> Check:
     """Whether there is enough to learn from; also before the data are prepared."""
     given = many(samples, "pair") if paired else str(samples)
-    value = f"{given} to learn from, {many(rows, 'row')}, {many(recipe.global_batch, 'row')} a step"
+    apart = f" ({held_out} more held out)" if held_out else ""
+    value = f"{given} to learn from{apart}, {many(rows, 'row')}, {many(recipe.global_batch, 'row')} a step"
     if samples < FEWEST:
         cure = (
             f"too few to teach anything but themselves; some hundreds are a start, at least {FEWEST} needed; "
@@ -50,7 +51,7 @@ def enough(recipe: Recipe, samples: int, rows: int, paired: bool) -> Check:
 
 def skipped(it: Situation) -> Check:
     report = it.facts.report
-    given = report["records"] + report["bad"]
+    given = report["records"] + it.facts.held_out + report["bad"]
     value = f"{report['bad']} bad, {report['empty']} with nothing to learn, of {given}"
     if it.facts.share("empty") > MOSTLY:
         return Check("left out", "error", value, "most records lose every learned token; raise max_length")

@@ -67,6 +67,7 @@ def _lines(read: Callable[[str], str]) -> Iterator[str]:
         try:
             line = read("> ").strip()
         except EOFError:
+            console().print()  # the shell's prompt begins a line of its own
             return
         if line == "/exit":
             return
