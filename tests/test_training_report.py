@@ -435,7 +435,7 @@ def test_bad_records_are_of_neither_part_and_stand_once():
 
 
 def test_the_longest_of_pairs_is_called_a_pair():
-    assert run_tables.data({"longest": 206}, {}) == [("longest sample, tokens", "206", "")]
+    assert run_tables.data({"longest": 206}, {}) == [("longest sample after cutting, tokens", "206", "")]
     assert run_tables.data({"longest": 219, "pairs": 40}, {}) == [("longest pair in its row, tokens", "219", "")]
 
 

@@ -107,6 +107,8 @@ ZH = {
     "ranks": "进程数",
     "an hour": "每小时",
     "all together": "合计",
+    ", ": "，",
+    ": ": "：",
     # checkpoints
     "Checkpoints": "检查点",
     "validation loss": "验证损失",
@@ -137,7 +139,7 @@ ZH = {
     "tokens learned from": "参与学习的 token",
     "rows": "行",
     "rows filled": "行的填充率",
-    "longest sample, tokens": "最长样本（token）",
+    "longest sample after cutting, tokens": "最长样本（截断之后，token）",
     "longest pair in its row, tokens": "一行里最长的一对回答（token）",
     "cut at the longest length": "因过长被截断",
     "left out: bad": "舍弃：有错误",

@@ -136,7 +136,7 @@ def remarks(look: Look, say: Say = ENGLISH) -> Iterator[str]:
     if look.bad:
         good = look.survey.records + look.survey.bad - look.bad
         cure = "left out, as --skip-bad asks" if look.skipped else CURE if good else "mend them"
-        yield f"{_many(look.bad, 'bad record', say)}: {say(cure)}"
+        yield f"{_many(look.bad, 'bad record', say)}{say(': ')}{say(cure)}"
     if look.few is not None:
         yield say("{count} to learn from; with fewer than {fewest} only --anyway starts", count=look.few, fewest=FEWEST)
     if look.lengths and look.lengths.cut_samples:

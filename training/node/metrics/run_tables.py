@@ -28,7 +28,7 @@ COUNTS = {
     "learned_tokens": "tokens learned from",
     "rows": "rows",
     "efficiency": "rows filled",
-    "longest": "longest sample, tokens",
+    "longest": "longest sample after cutting, tokens",
     "truncated": "cut at the longest length",
     "bad": "left out: bad",
     "empty": "left out: nothing to learn",
