@@ -271,3 +271,11 @@ def test_the_models_of_this_machine_are_not_said_to_lie_on_a_head(monkeypatch, c
         list_models.body(Context(), here=here)
         shown = capsys.readouterr().out
         assert column in around.header(here) and f"on {place} without a recipe: merged-0c11cb5c" in shown
+
+
+def test_settings_that_cannot_be_read_are_said_once_below_the_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    (tmp_path / "cluster.toml").write_text('name = "demo\n')
+    at, there, notes = around.asked(here=False)
+    assert at is None and there is None
+    assert len(notes) == 1 and "cluster.toml" in notes[0] and "a quote is opened and not closed" in notes[0]

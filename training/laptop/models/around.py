@@ -30,6 +30,9 @@ def asked(here: bool) -> tuple[Machines | None, Collection[str] | None, list[str
     if not here:
         try:
             settings = load_settings()
+        except InventoryError as error:
+            return None, None, [f"how they fit, and what lies on the head, is not known: {error}"]
+        try:
             at = machines(settings, fleet(settings))
         except (InventoryError, TrainingError) as error:
             notes.append(f"how they fit is not known: {error}")
