@@ -163,7 +163,8 @@ def test_a_csv_may_hold_conversations_as_json_and_texts_that_look_like_some(tmp_
         (b"a,b,c\n", "line 3: 3 fields, but line 1 names 2 columns"),
         (b'"a"b,c\n', "line 3: not CSV: ',' expected after"),
         (b"a\xff,b\n", "line 3: not UTF-8 in the column prompt"),
-        (b"a,\n", "line 3: none of messages"),
+        (b"a,\n", "line 3: prompt without completion, which is missing or empty"),
+        (b",\n", "line 3: none of messages"),
         (b"a,x\0y\n", "line 3: completion holds a NUL character"),
     ],
 )

@@ -100,6 +100,9 @@ def recognised(record: Any) -> Record:
         return _alpaca(record)
     if "text" in keys:
         return Record("text", completion=worded(record["text"], "text"))
+    if half := next((shape for shape in SHAPES if set(shape) & keys), ()):
+        has, lacks = ([key for key in half if (key in keys) is there] for there in (True, False))
+        raise BadRecord(f"{' and '.join(has)} without {' and '.join(lacks)}, which is missing or empty")
     raise BadRecord(f"none of {known_shapes()}; keys: {', '.join(map(str, record)) or 'none'}")
 
 
