@@ -13,7 +13,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from inventory.node_program import ProgramRefused
 from training import tiny
 from training.data.look.content import remarks
-from training.laptop import data_look
+from training.laptop import data_look, tokenizer_here
 from training.laptop.base_model import TINY
 from training.laptop.data_look import Question
 from training.laptop.head_node import HereHead
@@ -42,7 +42,7 @@ def head(tmp_path, monkeypatch):
         yield OpenCluster(found)
 
     monkeypatch.setattr(data_look, "opened", opened)
-    monkeypatch.setattr(data_look, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
     return found
 
 

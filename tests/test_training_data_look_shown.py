@@ -20,7 +20,7 @@ from training.data.look.page import page
 from training.data.look.repeats import Repeats
 from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Survey
-from training.laptop import data_look, look_table
+from training.laptop import data_look, look_table, tokenizer_here
 from training.laptop.data_look import Question
 from training.laptop.language import LOCALE
 from training.model_names import load_recipe
@@ -282,7 +282,7 @@ def test_where_most_samples_are_cut_a_run_would_not_start():
 
 def test_without_a_head_and_a_tokenizer_the_files_are_looked_at_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(data_look, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
 
     def opened(_here):
         raise SettingsError("there is no cluster")
@@ -323,7 +323,7 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "nowhere.toml"))
-    monkeypatch.setattr(data_look, "NEEDED", ("json",))
+    monkeypatch.setattr(tokenizer_here, "NEEDED", ("json",))
     (tmp_path / "a.jsonl").write_text('{"text": "once"}\n')
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("qwen3-8b"), here=True)
     (tmp_path / "cluster.toml").write_text('[mirrors]\npreset = "china"\n')
@@ -337,7 +337,7 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
         "without --here the head is asked"
     )
     assert look.survey.records == 1, "what can be seen without it is shown"
-    monkeypatch.setattr(data_look, "NEEDED", ("no_such_library",))
+    monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
     assert "this Python lacks no_such_library: pip install no_such_library; without" in look.refused
 

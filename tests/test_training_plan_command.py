@@ -24,10 +24,13 @@ from inventory.settings import load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
 from tests.test_training_plan_calibration import MADE
+from training import tiny
 from training.cost.cards import card_bytes
 from training.cost.pace import Rates
-from training.laptop import data_size, machines
+from training.laptop import data_look, data_size, machines
+from training.laptop.data_look import Question
 from training.laptop.data_size import size_of
+from training.laptop.folder_model import folder_recipe
 from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
 from training.laptop.start_run import BUILT_IN, chosen_recipe
@@ -322,35 +325,54 @@ def test_without_a_tokenizer_tokens_are_estimated_from_the_text_and_said_to_be(p
     assert size.work.rows == 1 and size.work.longest == size.work.tokens // 50
 
 
-def test_with_the_tokenizer_they_are_counted(place):
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    recipe = load_recipe("qwen2.5-7b")
-    folder = place / ".cache" / "spotune" / "models" / recipe.model_dir
-    folder.mkdir(parents=True)
-    words.save(str(folder / "tokenizer.json"))
+@pytest.mark.parametrize(
+    ("settings", "goal"),
+    [({}, "sft"), ({"validation.fraction": "0.1"}, "sft"), ({"batching": "padded"}, "sft"), ({"goal": "dpo"}, "dpo")],
+)
+def test_with_the_tokenizer_they_are_counted_as_fab_data_counts_them(place, settings, goal):
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    tiny.write_data(path := place / "data.jsonl", goal)
+    recipe = load_recipe("tiny", settings)
+    size = size_of((str(path),), recipe)
+    asked = Question((str(path),), "tiny", recipe, here=True)
+    seen = data_look.look(asked, datetime.now(UTC), lambda *_: None)
+    assert size.how == "counted with the model's tokenizer"
+    assert (size.work.rows, size.work.tokens) == (seen.train.rows, seen.train.tokens)
+    assert size.records == seen.train.samples // (2 if goal == "dpo" else 1) > 300
+    assert recipe.total_steps(size.work.rows) == seen.steps
+
+
+def test_of_much_text_the_first_part_is_counted_and_the_rest_reckoned_by_it(place, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    tiny.write_data(path := place / "data.jsonl")
+    whole = size_of((str(path),), recipe := load_recipe("tiny"))
+    monkeypatch.setattr(data_size, "SAMPLE_BYTES", path.stat().st_size // 4)
+    sampled = size_of((str(path),), recipe)
+    assert sampled.how.startswith("the first 0 MB of them counted")
+    for found, is_so in ((sampled.work.tokens, whole.work.tokens), (sampled.work.rows, whole.work.rows)):
+        assert found == pytest.approx(is_so, rel=0.1)
+    assert sampled.records == pytest.approx(whole.records, rel=0.1)
+
+
+def test_a_folder_of_ones_own_is_planned_before_it_was_ever_trained(place):
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    from tests.support.tiny_adapter import write_base
+
+    write_base(folder := place / "我的 模型")
+    recipe = folder_recipe(str(folder), {})
     size = size_of((records(place),), recipe)
-    each = sum(len(text.split()) for text in WORDS.values()) + 2 * data_size.TURN_TOKENS
-    assert (size.how, size.work.tokens) == ("counted with the model's tokenizer", 50 * each)
-    data_size_before = data_size.SAMPLE_BYTES
-    try:
-        data_size.SAMPLE_BYTES = 100
-        sampled = size_of((records(place),), recipe)
-    finally:
-        data_size.SAMPLE_BYTES = data_size_before
-    assert sampled.how.startswith("the first 0 MB of them counted") and sampled.work.tokens == size.work.tokens
+    assert size.how == "counted with the model's tokenizer" and size.records == 50
 
 
 def test_long_records_are_cut_and_padded_ones_have_a_row_each(place):
     recipe = load_recipe("qwen2.5-7b", {"max_length": "16", "batching": "padded", "validation.fraction": "0.1"})
     size = size_of((records(place),), recipe)
-    assert (size.work.rows, size.work.tokens, size.work.longest) == (45, 50 * 16, 16)
+    assert (size.work.rows, size.work.tokens, size.work.longest) == (45, 45 * 16, 16)
 
 
 def test_tiny_brings_its_own_data_and_others_none():
-    tiny, other = load_recipe("tiny"), load_recipe("qwen2.5-7b")
-    assert tiny.base_model == BUILT_IN and size_of((), tiny).records == 400
+    own, other = load_recipe("tiny"), load_recipe("qwen2.5-7b")
+    assert own.base_model == BUILT_IN and size_of((), own).records == 400
     assert size_of((), other) is None
 
 

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +101,8 @@ class Build:
     watch: Watch
     files: Sequence[Path] = ()
     """Of the data, where not all are to be read."""
+    most: int | None = None
+    """Of the good records the first so many alone."""
     shape: str = ""
     teaches_end: bool = False
 
@@ -128,7 +131,7 @@ class Build:
     def _rendered(self, source: Source) -> Iterator[Waiting]:
         rendered_of = pairs.rendered if self.recipe.prefers else Encoder.rendered
         validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation.fraction)
-        for number, (where, record) in enumerate(records(source, self.bad, self.files)):
+        for number, (where, record) in enumerate(islice(records(source, self.bad, self.files), self.most)):
             refuse_other_goal(record.shape, self.recipe.goal)
             self.shape = record.shape
             try:

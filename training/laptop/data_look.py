@@ -3,9 +3,6 @@ model's tokenizer is here, else on the head."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from inventory.errors import InventoryError
-from training import tiny
 from training.data import DataError, can_check_here
 from training.data.hub import download, is_dataset_name
 from training.data.look.content import Look, look_from, surveyed
 from training.data.look.survey import Tell, survey
-from training.data.look.take import load_tokenizer, look_into
+from training.data.look.take import look_into
 from training.data.readers import Source, left_aside, paths_of
 from training.goal import SFT
-from training.laptop import make_run, preparing
+from training.laptop import make_run, preparing, tokenizer_here
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.head_node import HeadError
 from training.laptop.hub import download_command, hub_address, mirror
@@ -37,8 +33,6 @@ from training.words import Words
 
 KIND = "look"
 """What the folder of a look on the head is called by."""
-NEEDED = ("transformers", "tokenizers", "numpy")
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,6 @@ def look(asked: Question, now: datetime, tell: Tell) -> Look:
         raise DataError(f"say which data: --data FILE: {KINDS_OF_DATA}")
     if asked.show < 0:
         raise DataError(f"--show {asked.show}: a number of samples, from 0")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch here is no news
     with files_of(asked.data, asked.recipe.goal if asked.recipe else SFT) as given:
         return _look(asked, given, now, tell)
 
@@ -121,7 +114,7 @@ def next_step(asked: Question, found: Look) -> str:
 
 
 def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
-    home = _home(asked.recipe) if asked.recipe else None
+    home = tokenizer_here.home_of(asked.recipe) if asked.recipe else None
     lacks = _lacks(asked, home)
     source = _source(asked, given, bool(lacks))
     found = survey(source, tell) if source and can_check_here(source) else None
@@ -131,7 +124,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return surveyed(found, asked.skip_bad)
     assert asked.recipe
     if not lacks and source and found:
-        tokenizer, config = _loaded(home)
+        tokenizer, config = tokenizer_here.loaded(home)
         return look_into(
             source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
         )
@@ -166,7 +159,7 @@ def _source(asked: Question, given: Data, leave_to_head: bool) -> Source | None:
 
 def _lacks(asked: Question, home: Path | None) -> str:
     """What this machine lacks to tokenise; empty where it has all."""
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    if missing := tokenizer_here.missing():
         return f"this Python lacks {', '.join(missing)}: pip install {' '.join(missing)}"
     if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
         repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
@@ -174,39 +167,6 @@ def _lacks(asked: Question, home: Path | None) -> str:
         where = "" if mirror() else " from the mirror that HF_ENDPOINT names, or the Hub"
         return f"the tokenizer of {asked.recipe.base_model} is not on this machine; {fetch} fetches it{where}"
     return ""
-
-
-def _home(recipe: Recipe) -> Path | None:
-    """The folder on this machine that has a model's tokenizer and config.json whole."""
-    if recipe.base_model.startswith(FOLDER):
-        return Path(recipe.base_model.removeprefix(FOLDER))
-    own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir
-    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file():
-        return own
-    return None if recipe.base_model == BUILT_IN else _in_hub_cache(recipe)
-
-
-def _in_hub_cache(recipe: Recipe) -> Path | None:
-    """In the cache of huggingface_hub; only with a chat template, as parts of a snapshot may be missing there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = [try_to_load_from_cache(recipe.base_model, name, revision=recipe.revision) for name in (TOKENIZER, CONFIG)]
-    if not all(isinstance(path, str) for path in cached):
-        return None
-    folder = Path(str(cached[0])).parent
-    inside = (folder / TOKENIZER).read_text(encoding="utf-8")
-    return folder if '"chat_template"' in inside or (folder / "chat_template.jinja").is_file() else None
-
-
-def _loaded(home: Path | None) -> tuple[Any, Mapping[str, Any]]:
-    """Tokenizer and config.json; those of `tiny` without its folder, which takes a minute and torch to make."""
-    if home is None:
-        return tiny.tokenizer(), tiny.LIMITS
-    try:
-        config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{home / CONFIG} cannot be read: {error}") from error
-    return load_tokenizer(home), config
 
 
 def _on_head(cluster: OpenCluster, asked: Question, given: Data, now: datetime, tell: Tell) -> Look:

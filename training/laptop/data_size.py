@@ -3,12 +3,13 @@ else estimated from their characters."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import math
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from training import tiny
 from training.data import DataError
 from training.data.bad_records import CURE, Bad
 from training.data.hub import is_dataset_name
+from training.data.look.watch import Watch
+from training.data.packing import pack
 from training.data.preference import refuse_other_goal
 from training.data.probe import words_of
 from training.data.readers import Source, none_in, paths_of, records
 from training.data.shapes import Record
+from training.laptop import tokenizer_here
 from training.laptop.base_model import BUILT_IN
 from training.plan.machines import Workload
 from training.recipe import Recipe
@@ -29,8 +33,7 @@ BYTES_A_TOKEN = 4.0
 TURN_TOKENS = 5
 """What a chat template puts around a turn."""
 SAMPLE_BYTES = 2_000_000
-"""So much of the text is tokenised; the rest is reckoned by what that gave."""
-TOKENIZER = "tokenizer.json"
+"""So much of the text is prepared as for a run; the rest is reckoned by what that gave."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Size:
 
     work: Workload
     records: int
+    """To learn from; of preferences pairs."""
     how: str
 
 
@@ -59,36 +63,58 @@ def size_of(data: Sequence[str], recipe: Recipe, skip_bad: bool = False) -> Size
 
 
 def _counted(source: Source, recipe: Recipe, skip_bad: bool = False) -> Size:
-    bad, tokenizer = Bad(skip_bad, cure=CURE), _tokenizer(recipe)
+    bad = Bad(skip_bad, cure=CURE)
     sizes: list[tuple[int, int]] = []
-    sample: list[str] = []
-    sampled = 0
     for _, record in records(source, bad):
         refuse_other_goal(record.shape, recipe.goal)
         sides = [record, *([record.rejected] if record.rejected else [])]
-        text = "\n".join(text for side in sides for text in _texts(side))
-        size = len(text.encode())
+        size = sum(len(text.encode()) + 1 for side in sides for text in _texts(side))
         sizes.append((size, sum(len(side.turns) for side in sides)))
-        if sampled < SAMPLE_BYTES:
-            sampled += size
-            sample.append(text)
     bad.refuse(len(sizes))
     if not sizes:
         raise none_in(source, bad)
-    ratio, how = 1 / BYTES_A_TOKEN, "estimated: four bytes of text a token"
-    if tokenizer:
-        ratio = sum(len(each.ids) for each in tokenizer.encode_batch(sample, add_special_tokens=False)) / max(
-            1, sampled
-        )
-        part = "" if len(sample) == len(sizes) else f"the first {sampled / 1e6:.0f} MB of them "
-        how = f"{part}counted with the model's tokenizer"
-    how = "; ".join(filter(None, (how, bad.left_out)))
-    lengths = [min(recipe.row_length, round(size * ratio) + TURN_TOKENS * turns) for size, turns in sizes]
+    home = tokenizer_here.home_of(recipe)
+    if tokenizer_here.missing() or (home is None and recipe.base_model != BUILT_IN):
+        return _estimated(sizes, recipe, bad)
+    return _tokenised(source, sizes, recipe, bad, tokenizer_here.loaded(home)[0])
+
+
+def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad, tokenizer: Any) -> Size:
+    """By a run's own preparation, of the first records where the text is long."""
+    from training.data.build import TRAIN, Build
+    from training.data.encode import Encoder
+
+    bytes_before = list(accumulate(size for size, _ in sizes))
+    first = min(len(sizes), bisect_left(bytes_before, SAMPLE_BYTES) + 1)
+    its = Bad(bad.skip, cure=bad.cure)
+    encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
+    with tempfile.TemporaryDirectory() as folder:
+        build = Build(encoder, recipe, Path(folder), its, Watch(first, 0, _untold), most=first)
+        report = build.run(source, content="")[TRAIN]
+    share = bytes_before[-1] / max(1, bytes_before[first - 1])
+    work = Workload(ceil(share * report.rows), round(share * report.tokens), report.longest, report.attention_span)
+    part = "" if first == len(sizes) else f"the first {bytes_before[first - 1] / 1e6:.0f} MB of them "
+    how = f"{part}counted with the model's tokenizer"
+    left_out = max(bad, its, key=lambda each: each.count).left_out
+    return Size(work, round(share * (report.pairs or report.samples)), "; ".join(filter(None, (how, left_out))))
+
+
+def _estimated(sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad) -> Size:
+    """By the bytes of their text."""
+    lengths = [min(recipe.row_length, round(size / BYTES_A_TOKEN) + TURN_TOKENS * turns) or 1 for size, turns in sizes]
+    fraction = recipe.validation.fraction
+    kept_out = max(1, round(len(lengths) * fraction)) if fraction and len(lengths) > 1 else 0
+    share = 1 - kept_out / len(lengths)
     tokens = sum(lengths)
-    rows = math.ceil(tokens / recipe.row_length) if recipe.batching == "packed" else len(lengths)
-    kept_out = round(rows * recipe.validation.fraction)
-    span = sum(length * length for length in lengths) / max(1, tokens)
-    return Size(Workload(max(1, rows - kept_out), tokens, max(lengths), span), len(lengths), how)
+    rows = len(pack(lengths, recipe.row_length)) if recipe.batching == "packed" else len(lengths)
+    span = sum(length * length for length in lengths) / tokens
+    work = Workload(max(1, round(share * rows)), round(share * tokens), max(lengths), span)
+    how = "estimated: four bytes of text a token"
+    return Size(work, len(lengths) - kept_out, "; ".join(filter(None, (how, bad.left_out))))
+
+
+def _untold(_doing: str, _done: int) -> None:
+    """Takes a moment: nobody is told how far it is."""
 
 
 def _texts(record: Record) -> Iterator[str]:
@@ -98,24 +124,3 @@ def _texts(record: Record) -> Iterator[str]:
         yield from (text for turn in record.turns for _, text in words_of(turn))
     else:
         yield record.prompt + record.completion
-
-
-def _tokenizer(recipe: Recipe) -> Any | None:
-    """None where the tokenizer, or what reads it, is not on this machine."""
-    if importlib.util.find_spec("tokenizers") is None or (file := _tokenizer_file(recipe)) is None:
-        return None
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(file))
-
-
-def _tokenizer_file(recipe: Recipe) -> Path | None:
-    own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir / TOKENIZER
-    if own.is_file():
-        return own
-    if recipe.base_model == BUILT_IN:
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(recipe.base_model, TOKENIZER, revision=recipe.revision)
-    return Path(cached) if isinstance(cached, str) else None
