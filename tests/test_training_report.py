@@ -22,7 +22,9 @@ from training.began_with import RECORD, Stage, record_text
 from training.causes import Cause
 from training.data.look.naming import NAMES, names_text
 from training.events import EVENTS, Resumed, Started, Told, row_of
+from training.laptop.head_node import HereHead
 from training.laptop.language import language_of
+from training.laptop.open_cluster import OpenCluster
 from training.laptop.ship import code_files, plan_text
 from training.launch import Host, Launch, launch_text, parse_launch
 from training.model_names import load_recipe
@@ -525,3 +527,17 @@ def test_a_report_of_a_chinese_terminal_is_chinese(tmp_path):
 )
 def test_the_language_is_the_terminals_unless_cluster_toml_says_one(environ, said, language):
     assert language_of(environ, said) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "language"), [('language = "zh"\n', "zh"), (None, "en"), ("language = [\n", "en"), (b"\xff\xfe\xfd", "en")]
+)
+def test_a_run_on_this_machine_is_told_in_the_language_of_cluster_toml_where_that_can_be_read(
+    tmp_path, monkeypatch, text, language
+):
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    if text is not None:
+        (tmp_path / "cluster.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    launch = OpenCluster(HereHead(tmp_path / "runs")).launch("tiny-20260101-000000", "")
+    assert launch.language == language
