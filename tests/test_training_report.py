@@ -37,7 +37,7 @@ from training.node.supervision.failure import ASKED
 from training.run_folder import State, Status, status_text
 from training.starts import note_end, note_start
 from training.sums import sha256_of
-from training.words import ENGLISH, ZH, Words
+from training.words import EMPTY_ANSWER, ENGLISH, ZH, Words
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -402,6 +402,16 @@ def test_a_report_names_the_file_whose_answers_it_shows_and_calls_only_the_split
     assert "5 of 8 were trained on" in after and "0.125" in after and "held-out loss" not in after
 
 
+@pytest.mark.parametrize(("language", "said"), [("en", "(an empty answer)"), ("zh", "（空的回答）")])
+def test_an_empty_answer_is_said_in_words(tmp_path, language, said):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000", language=language))
+    split = json.loads((run / "evaluation.json").read_text())
+    split["base"]["examples"][0]["said"] = ""
+    write(run / "evaluation.json", split)
+    text = make_report(run).read_text(encoding="utf-8")
+    assert f'<div class="said base">{said}</div>' in text and text.count(said) == 1
+
+
 def test_a_report_says_what_was_learned_from_with_checksums_and_what_was_held_out(tmp_path):
     run = with_everything(make_run(tmp_path / "tiny-20260101-000000"))
     found = content(run, BEGAN)
@@ -500,6 +510,7 @@ def test_every_text_of_the_page_has_its_chinese(tmp_path, monkeypatch):
     drawn = {text for plot in plots({}) for text in (plot.title, plot.unit, *(curve.name for curve in plot.curves))}
     keys = {*run_tables.COUNTS.values(), *run_tables.SETTINGS.values(), *run_tables.SCORES.values(), *get_args(State)}
     keys.add(run_tables.LONGEST_PAIR)
+    keys.add(EMPTY_ANSWER)
     assert sorted((asked | said | drawn | keys) - ZH.keys() - {""}) == []
 
 

@@ -12,6 +12,9 @@ from typing import Any
 Say = Callable[..., str]
 """A text by its English words, with what is in its braces by name."""
 
+EMPTY_ANSWER = "(an empty answer)"
+"""What stands in the place of an answer without a word."""
+
 ZH = {
     # states
     "starting": "正在启动",
@@ -188,6 +191,7 @@ ZH = {
     "{learned} of {samples} were trained on: a loss on what was learned says nothing.": (
         "{samples} 条中有 {learned} 条参与过训练：在学过的内容上测损失没有意义。"
     ),
+    EMPTY_ANSWER: "（空的回答）",
     "asked": "问题",
     "wanted": "期望",
     "base": "基座",

@@ -17,7 +17,7 @@ from training.evaluations import measured_on
 from training.money import HOUR, bare
 from training.recipe import flat
 from training.sums import sha256_of
-from training.words import Say
+from training.words import EMPTY_ANSWER, Say
 
 Row = dict[str, Any]
 COUNTS = {
@@ -138,4 +138,5 @@ def answers(evaluation: Row) -> dict[str, Any]:
         scored |= {"loss": "held-out loss"} if "loss" in scored else {}
     scores = [(words, plain(base[key], 4), plain(tuned[key], 4)) for key, words in scored.items()]
     learned, samples = evaluation.get("learned_before"), base.get("samples")
-    return {"of": of, "learned": learned, "samples": samples, "shown": shown, "scores": scores}
+    numbers = {"learned": learned, "samples": samples}
+    return {"of": of, **numbers, "empty": EMPTY_ANSWER, "shown": shown, "scores": scores}
