@@ -21,6 +21,7 @@ from tests.conftest import absent
 from training.began_with import RECORD, Stage, record_text
 from training.causes import Cause
 from training.data.look.naming import NAMES, names_text
+from training.evaluations import ALL, ALL_OF_ONE, ONE, PART, trained_on
 from training.events import EVENTS, Resumed, Started, Told, row_of
 from training.laptop.head_node import HereHead
 from training.laptop.language import language_of
@@ -399,7 +400,27 @@ def test_a_report_names_the_file_whose_answers_it_shows_and_calls_only_the_split
     text = make_report(run).read_text(encoding="utf-8")
     before, _, after = text.partition("Answers on eight.jsonl")
     assert "Held-out answers" in before and "held-out loss" in before and "0.125" not in before
-    assert "5 of 8 were trained on" in after and "0.125" in after and "held-out loss" not in after
+    assert (
+        "5 of 8 were trained on: the loss is too good for these." in after
+        and "0.125" in after
+        and "held-out loss" not in after
+    )
+
+
+@pytest.mark.parametrize(
+    ("learned", "samples", "said"),
+    [
+        (None, 8, ""),
+        (0, 8, ""),
+        (1, 40, "1 of 40 was trained on: the loss is too good for it."),
+        (39, 40, "39 of 40 were trained on: the loss is too good for these."),
+        (40, 40, "All 40 were trained on: their loss says nothing about new records."),
+        (1, 1, "The only one was trained on: its loss says nothing about new records."),
+    ],
+)
+def test_a_loss_says_nothing_about_new_records_only_where_all_were_trained_on(learned, samples, said):
+    text, numbers = trained_on({"of": "a.jsonl", "learned_before": learned, "base": {"samples": samples}})
+    assert ENGLISH(text, **numbers) == said
 
 
 @pytest.mark.parametrize(("language", "said"), [("en", "(an empty answer)"), ("zh", "（空的回答）")])
@@ -510,7 +531,7 @@ def test_every_text_of_the_page_has_its_chinese(tmp_path, monkeypatch):
     drawn = {text for plot in plots({}) for text in (plot.title, plot.unit, *(curve.name for curve in plot.curves))}
     keys = {*run_tables.COUNTS.values(), *run_tables.SETTINGS.values(), *run_tables.SCORES.values(), *get_args(State)}
     keys.add(run_tables.LONGEST_PAIR)
-    keys.add(EMPTY_ANSWER)
+    keys |= {EMPTY_ANSWER, ONE, PART, ALL_OF_ONE, ALL}
     assert sorted((asked | said | drawn | keys) - ZH.keys() - {""}) == []
 
 
