@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +142,20 @@ def test_of_a_base_that_no_hub_has_the_code_of_the_card_loads_both_where_a_copy_
     (tmp_path / RUN / "launch.json").write_text(launch_text(launch))
     code, _ = loading("x", read_facts(tmp_path / RUN, folder, merged=False))
     assert f"fab merge --run {RUN} --here, then" in "\n".join(code)
+
+
+@pytest.mark.parametrize("name", ["我的 模型", "it's", 'a "b" \\n', "$(touch x); y"])
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_name_with_blanks_or_marks_is_one_word_of_the_command_and_one_string_of_the_code(name, merged):
+    recipe = parse_recipe(RECIPE % "acme/tiny", None, "here").to_toml()
+    recipe = recipe.replace('"acme/tiny"', json.dumps(f"folder:/models/{name}", ensure_ascii=False))
+    code, (command,) = loading(f"runs/{name}", CardFacts("run", 3, recipe, "b", "d", 1.0, None, (), merged=merged))
+    words = shlex.split(command)
+    assert words[:3] == ["vllm", "serve", f"runs/{name}" if merged else f"path/to/{name}"]
+    assert merged or words[-1] == f"tuned=runs/{name}"
+    tree = ast.walk(ast.parse("\n".join(code)))
+    strings = {each.value for each in tree if isinstance(each, ast.Constant)}
+    assert strings == ({f"runs/{name}"} if merged else {f"runs/{name}", f"path/to/{name}"})
 
 
 @pytest.mark.parametrize(("rank", "room"), [(4, 8), (16, 16), (48, 64)])

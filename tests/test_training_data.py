@@ -210,6 +210,21 @@ def test_a_json_file_is_an_array_or_lines(tmp_path):
         check(array)
 
 
+def test_a_json_file_that_is_one_object_and_no_record_is_said_once_and_not_line_by_line(tmp_path):
+    config = tmp_path / "config.json"
+    for text in (json.dumps({"model_type": "qwen2", "rope": {"theta": 1}}, indent=2), '\ufeff{"data":\n[]}'):
+        config.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match=r"config\.json: one JSON object, neither an array of records nor"):
+            check(tmp_path)
+    config.write_text(json.dumps({"text": "it is a record"}, indent=2))
+    with pytest.raises(DataError, match=r"line 1: not JSON"):
+        check(config)
+    config.write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert check(config).records == 2
+    config.write_text('{"text"\n{"text": "b"}\n')
+    assert check(config, skip_bad=True).records == 1
+
+
 def test_parquet_is_read_row_by_row_and_a_bad_row_is_named(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -383,6 +383,18 @@ def test_other_tensors_are_refused_even_by_force_before_anything_is_changed(sett
         resume_run.changed_recipe(load_recipe("tiny").to_toml(), {key: value}, step=4, force=True)
 
 
+def test_force_is_named_only_where_it_would_help():
+    def refused(overrides):
+        with pytest.raises(LaunchError, match=r"^a resumed run keeps its recipe") as refusal:
+            resume_run.changed_recipe(load_recipe("tiny").to_toml(), overrides, step=4, force=False)
+        return str(refusal.value)
+
+    assert "--force goes on" in refused({"optimizer.lr": "0.5"})
+    both = refused({"optimizer.lr": "0.5", "lora.rank": "8"})
+    assert "lora.rank 8 instead of" in both and "optimizer.lr 0.5 instead of" in both and "--force" not in both
+    assert ". lora.rank cannot change within a run: a checkpoint has no tensors for it; without --resume" in both
+
+
 def test_a_plan_that_was_cut_is_said_in_one_sentence(head, tmp_path):
     folder = tmp_path / "runs" / "tiny-20260131-154500"
     folder.mkdir(parents=True)

@@ -165,16 +165,16 @@ def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_b
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with Hub({REPO: _files(CONFIG)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        path, text, found = adding.add(REPO)
+        path, text, found = adding.add(REPO, adding.new_name(REPO))
     assert path == recipes / "my-qwen3.toml" and path.read_text() == text
     assert set(found) >= {"packed", "padded", "apart", "gradients", "merged", "counted"}
     recipe = load_recipe(REPO)
     assert recipe_name(REPO) == "my-qwen3" and recipe.base_model == REPO and recipe.max_length == 1024
     assert known_shape(REPO).layers == 2 and known_shape("Qwen/Qwen3-8B").layers == 36
     with pytest.raises(RecipeError, match="there is a recipe my-qwen3 already"):
-        adding.add(REPO)
+        adding.new_name(REPO)
     with pytest.raises(RecipeError, match="--name My: small letters"):
-        adding.add(REPO, "My")
+        adding.new_name(REPO, "My")
 
 
 @pytest.mark.torch

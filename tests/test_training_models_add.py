@@ -87,3 +87,16 @@ def test_a_gated_model_says_how_a_token_is_given_without_showing_it(checkout, ga
         assert added.returncode == 0, added.stdout + added.stderr
         assert hub.leaked == [] and hub.token not in added.stdout + added.stderr
     assert "the hub refuses the token (40" in wrong and f"not accepted what {hub.url}/acme/Secret asks" in wrong
+
+
+def test_what_cannot_be_added_is_said_before_anything_is_looked_up(checkout):
+    (checkout.folder / "我的 模型").mkdir()
+    for words, said in {
+        ("Small",): "'Small' is no model of the Hub; write OWNER/NAME",
+        ("我的 模型",): "needs no adding: fab train --model './我的 模型' --data FILE",
+        (str(checkout.folder),): f"needs no adding: fab train --model {checkout.folder} --data FILE",
+        ("acme/Small", "--name", "茶"): "--name 茶: small letters",
+        ("acme/tiny",): "there is a recipe tiny already",
+    }.items():
+        done = checkout.fab("models.add", *words)
+        assert said in sentence(done) and "looking up" not in done.stdout, done.stdout + done.stderr

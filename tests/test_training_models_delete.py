@@ -80,6 +80,16 @@ def test_a_model_that_is_nowhere_lists_those_there_are(cluster):
         deleting.planned(cluster, "other")
 
 
+def test_of_this_machine_no_nodes_are_told_and_a_folder_of_the_users_stays(cluster, disk):
+    here = replace(cluster, settings=None)
+    with pytest.raises(LaunchError, match=r"^this machine does not have other at .*; there are: .*tiny-not$"):
+        deleting.planned(here, "other")
+    (own := disk / "own").mkdir()
+    for there, who in ((here, "this machine does not have"), (cluster, "no node has")):
+        with pytest.raises(LaunchError, match=rf"^{who} .*/own at .*; a folder of your own is never deleted$"):
+            deleting.planned(there, str(own))
+
+
 @pytest.mark.parametrize("how", ["--model {}", "--model={}", "{}/model.safetensors"])
 def test_a_program_that_is_given_the_model_keeps_it_on_every_node(cluster, disk, how):
     words = how.format(disk / "models-of-te2" / "tiny").split()

@@ -21,8 +21,11 @@ from tests.conftest import absent
 from training.began_with import RECORD, Stage, record_text
 from training.causes import Cause
 from training.data.look.naming import NAMES, names_text
+from training.evaluations import ALL, ALL_OF_ONE, ONE, PART, trained_on
 from training.events import EVENTS, Resumed, Started, Told, row_of
+from training.laptop.head_node import HereHead
 from training.laptop.language import language_of
+from training.laptop.open_cluster import OpenCluster
 from training.laptop.ship import code_files, plan_text
 from training.launch import Host, Launch, launch_text, parse_launch
 from training.model_names import load_recipe
@@ -35,7 +38,7 @@ from training.node.supervision.failure import ASKED
 from training.run_folder import State, Status, status_text
 from training.starts import note_end, note_start
 from training.sums import sha256_of
-from training.words import ENGLISH, ZH, Words
+from training.words import EMPTY_ANSWER, ENGLISH, ZH, Words
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
@@ -397,7 +400,37 @@ def test_a_report_names_the_file_whose_answers_it_shows_and_calls_only_the_split
     text = make_report(run).read_text(encoding="utf-8")
     before, _, after = text.partition("Answers on eight.jsonl")
     assert "Held-out answers" in before and "held-out loss" in before and "0.125" not in before
-    assert "5 of 8 were trained on" in after and "0.125" in after and "held-out loss" not in after
+    assert (
+        "5 of 8 were trained on: the loss is too good for these." in after
+        and "0.125" in after
+        and "held-out loss" not in after
+    )
+
+
+@pytest.mark.parametrize(
+    ("learned", "samples", "said"),
+    [
+        (None, 8, ""),
+        (0, 8, ""),
+        (1, 40, "1 of 40 was trained on: the loss is too good for it."),
+        (39, 40, "39 of 40 were trained on: the loss is too good for these."),
+        (40, 40, "All 40 were trained on: their loss says nothing about new records."),
+        (1, 1, "The only one was trained on: its loss says nothing about new records."),
+    ],
+)
+def test_a_loss_says_nothing_about_new_records_only_where_all_were_trained_on(learned, samples, said):
+    text, numbers = trained_on({"of": "a.jsonl", "learned_before": learned, "base": {"samples": samples}})
+    assert ENGLISH(text, **numbers) == said
+
+
+@pytest.mark.parametrize(("language", "said"), [("en", "(an empty answer)"), ("zh", "（空的回答）")])
+def test_an_empty_answer_is_said_in_words(tmp_path, language, said):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000", language=language))
+    split = json.loads((run / "evaluation.json").read_text())
+    split["base"]["examples"][0]["said"] = ""
+    write(run / "evaluation.json", split)
+    text = make_report(run).read_text(encoding="utf-8")
+    assert f'<div class="said base">{said}</div>' in text and text.count(said) == 1
 
 
 def test_a_report_says_what_was_learned_from_with_checksums_and_what_was_held_out(tmp_path):
@@ -498,6 +531,7 @@ def test_every_text_of_the_page_has_its_chinese(tmp_path, monkeypatch):
     drawn = {text for plot in plots({}) for text in (plot.title, plot.unit, *(curve.name for curve in plot.curves))}
     keys = {*run_tables.COUNTS.values(), *run_tables.SETTINGS.values(), *run_tables.SCORES.values(), *get_args(State)}
     keys.add(run_tables.LONGEST_PAIR)
+    keys |= {EMPTY_ANSWER, ONE, PART, ALL_OF_ONE, ALL}
     assert sorted((asked | said | drawn | keys) - ZH.keys() - {""}) == []
 
 
@@ -525,3 +559,17 @@ def test_a_report_of_a_chinese_terminal_is_chinese(tmp_path):
 )
 def test_the_language_is_the_terminals_unless_cluster_toml_says_one(environ, said, language):
     assert language_of(environ, said) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "language"), [('language = "zh"\n', "zh"), (None, "en"), ("language = [\n", "en"), (b"\xff\xfe\xfd", "en")]
+)
+def test_a_run_on_this_machine_is_told_in_the_language_of_cluster_toml_where_that_can_be_read(
+    tmp_path, monkeypatch, text, language
+):
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    if text is not None:
+        (tmp_path / "cluster.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    launch = OpenCluster(HereHead(tmp_path / "runs")).launch("tiny-20260101-000000", "")
+    assert launch.language == language

@@ -12,6 +12,15 @@ from typing import Any
 SPLIT = "evaluation.json"
 SENT = "held_out-"
 """What data that were sent to the head are called there begins with; their digest follows."""
+ONE, PART = (
+    "1 of {samples} was trained on: the loss is too good for it.",
+    "{learned} of {samples} were trained on: the loss is too good for these.",
+)
+ALL_OF_ONE, ALL = (
+    "The only one was trained on: its loss says nothing about new records.",
+    "All {samples} were trained on: their loss says nothing about new records.",
+)
+"""What is said of samples that the run has learned from, in pages and terminals."""
 _OTHER = re.compile(r"evaluation-of-[0-9a-f]+\.json")
 
 
@@ -23,6 +32,16 @@ def file_of(digest: str) -> str:
 def is_evaluation(name: str) -> bool:
     """Whether a file of a run's folder is one."""
     return name == SPLIT or _OTHER.fullmatch(name) is not None
+
+
+def trained_on(evaluation: Mapping[str, Any]) -> tuple[str, dict[str, int]]:
+    """What is said of those that the run has learned from, with what is in its braces; empty where there are none, or
+    that is not known."""
+    learned, samples = evaluation.get("learned_before") or 0, (evaluation.get("base") or {}).get("samples") or 0
+    if not learned:
+        return "", {}
+    one, more = (ALL_OF_ONE, ALL) if learned >= samples else (ONE, PART)
+    return one if learned == 1 else more, {"learned": learned, "samples": samples}
 
 
 def measured_on(evaluation: Mapping[str, Any]) -> str:

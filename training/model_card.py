@@ -6,6 +6,7 @@ It lies in the adapter's folder from the checkpoint on (training/card_facts.py r
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,21 +139,28 @@ def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str],
     local = facts.recipe["base_model"].startswith(LOCAL)
     served = f"path/to/{base.removeprefix(BUILT_IN)}" if local else base
     if facts.merged:
-        code = [f"from transformers import {kind}", f'model = {kind}.from_pretrained("{name}")']
-        serve = [f"vllm serve {name}"]
+        code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
+        serve = [shlex.join(["vllm", "serve", name])]
     else:
         code = ["from peft import AutoPeftModelForCausalLM"]
-        code += [f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")']
+        code += [f"model = AutoPeftModelForCausalLM.from_pretrained({_python(name)})"]
         if facts.sees or local:
             code = ["from peft import PeftModel", f"from transformers import {kind}"]
-            code += [f'base = {kind}.from_pretrained("{served}")', f'model = PeftModel.from_pretrained(base, "{name}")']
+            code += [f"base = {kind}.from_pretrained({_python(served)})"]
+            code += [f"model = PeftModel.from_pretrained(base, {_python(name)})"]
         code.append(f"model = model.merge_and_unload()  # {say('a plain model, where one is wanted')}")
         rank = _served_rank(facts.recipe["lora"])
         if local:
             code += _without_base(facts, kind, say)
-        command = f"vllm serve {served} --enable-lora --max-lora-rank {rank} --lora-modules tuned={name}"
+        room = ["--max-lora-rank", str(rank), "--lora-modules", f"tuned={name}"]
+        command = shlex.join(["vllm", "serve", served, "--enable-lora", *room])
         serve = [command] if rank else [f"# {say('vLLM serves no such adapter: merge it, and serve the merged model')}"]
     return code, serve
+
+
+def _python(text: str) -> str:
+    """A Python string of it: JSON's escapes are Python's too."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _without_base(facts: CardFacts, kind: str, say: Say) -> list[str]:
@@ -165,7 +173,7 @@ def _without_base(facts: CardFacts, kind: str, say: Say) -> list[str]:
         "",
         f"# {say('no hub has the base; without its folder: {command}, then', command=merge)}",
         f"# from transformers import {kind}",
-        f'# model = {kind}.from_pretrained("{merged}")',
+        f"# model = {kind}.from_pretrained({_python(merged)})",
     ]
 
 

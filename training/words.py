@@ -12,6 +12,9 @@ from typing import Any
 Say = Callable[..., str]
 """A text by its English words, with what is in its braces by name."""
 
+EMPTY_ANSWER = "(an empty answer)"
+"""What stands in the place of an answer without a word."""
+
 ZH = {
     # states
     "starting": "正在启动",
@@ -185,9 +188,19 @@ ZH = {
     "The first {count} of its records: what the base model and the tuned one said.": (
         "其中前 {count} 条：基座模型与微调后模型各自的回答。"
     ),
-    "{learned} of {samples} were trained on: a loss on what was learned says nothing.": (
-        "{samples} 条中有 {learned} 条参与过训练：在学过的内容上测损失没有意义。"
+    "1 of {samples} was trained on: the loss is too good for it.": (
+        "{samples} 条中有 1 条参与过训练：这一条的损失偏低。"
     ),
+    "{learned} of {samples} were trained on: the loss is too good for these.": (
+        "{samples} 条中有 {learned} 条参与过训练：这些条的损失偏低。"
+    ),
+    "The only one was trained on: its loss says nothing about new records.": (
+        "唯一的一条参与过训练：它的损失不能说明新数据上的表现。"
+    ),
+    "All {samples} were trained on: their loss says nothing about new records.": (
+        "{samples} 条全都参与过训练：它们的损失不能说明新数据上的表现。"
+    ),
+    EMPTY_ANSWER: "（空的回答）",
     "asked": "问题",
     "wanted": "期望",
     "base": "基座",

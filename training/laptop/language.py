@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from inventory.settings import SettingsError, load_settings
+from inventory.settings import Settings, SettingsError, load_settings
 
 LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
 """The first of these that is set decides, as in POSIX."""
@@ -17,10 +17,10 @@ def language_of(environ: Mapping[str, str], said: str = "") -> str:
     return said or ("zh" if locale.lower().startswith("zh") else "en")
 
 
-def language_here() -> str:
-    """Of this terminal; of what cluster.toml says where that can be read."""
+def language_here(settings: Settings | None = None) -> str:
+    """As cluster.toml says, whose `settings` they are, else which is read; the terminal's where it cannot be."""
     try:
-        said = load_settings().language
+        said = (settings or load_settings()).language
     except SettingsError:
         said = ""
     return language_of(os.environ, said)

@@ -16,7 +16,7 @@ from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
 from inventory.settings import Settings
 from training.laptop.head_node import Head, HereHead, RemoteHead
-from training.laptop.language import language_of
+from training.laptop.language import language_here
 from training.laptop.ranks_here import launch_here
 from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, rank_env
 from training.run_folder import DATA_DISK, LOCAL_RUNS, was_made_in
@@ -83,7 +83,7 @@ class OpenCluster:
             debug_rank=self.debug_rank,
             profile=self.profile,
             command=shlex.join(["fab", *sys.argv[1:]]),
-            language=language_of(os.environ, self.settings.language if self.settings else ""),
+            language=language_here(self.settings),
         )
 
     def _launch_on_nodes(self, run_dir: Path, module: str) -> Launch:

@@ -186,23 +186,27 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
         for key in sorted(was.keys() | is_now.keys())
         if was.get(key) != is_now.get(key)
     ]
+    other = [key for key in OTHER_TENSORS if was.get(key) != is_now.get(key)]
     if differs and not force:
+        what = _never(other) if other else "--force goes on with it all the same"
         raise LaunchError(
-            f"a resumed run keeps its recipe; this would be {', '.join(differs)}. "
-            "--force goes on with it all the same; without --resume a new run starts"
+            f"a resumed run keeps its recipe; this would be {', '.join(differs)}. {what}; "
+            "without --resume a new run starts"
         )
     if after.auto:
         raise LaunchError(f"{', '.join(after.auto)}: auto is for a run's start; name a value, which fab plan tells")
-    if other := [key for key in OTHER_TENSORS if was.get(key) != is_now.get(key)]:
-        raise LaunchError(
-            f"{', '.join(other)} cannot change within a run: a checkpoint has no tensors for it; start anew"
-        )
+    if other:
+        raise LaunchError(f"{_never(other)}; without --resume a new run starts")
     for difference in differs:
         print(f"from step {step} on: {difference}")
     if before == after:
         return Change()
     kept = f"recipe.before-{step}.toml"
     return Change({RECIPE: after.to_toml(), kept: text}, kept, before.data_settings() != after.data_settings())
+
+
+def _never(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys)} cannot change within a run: a checkpoint has no tensors for it"
 
 
 def _difference(key: str, is_now: Any, was: Any) -> str:

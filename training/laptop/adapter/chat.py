@@ -12,6 +12,7 @@ from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
 from training.laptop.head_node import Head
 from training.questions import Messages, Sampling
+from training.words import EMPTY_ANSWER
 
 HELP = "/reset begins anew, /exit ends"
 
@@ -98,7 +99,7 @@ def side_by_side(texts: Mapping[str, str]) -> Any:
     grid = Table(expand=True, show_lines=False)
     for name in texts:
         grid.add_column(name, overflow="fold", ratio=1)
-    grid.add_row(*(Text(shown(text) or "(an empty answer)") for text in texts.values()))
+    grid.add_row(*(Text(shown(text) or EMPTY_ANSWER) for text in texts.values()))
     return grid
 
 

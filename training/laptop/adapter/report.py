@@ -12,7 +12,8 @@ from training.counting import many
 from training.data import check
 from training.data.bad_records import CURE
 from training.data.readers import paths_of, placed
-from training.evaluations import SENT, SPLIT, file_of, measured_on
+from training.evaluations import SENT, SPLIT, file_of, measured_on, trained_on
+from training.words import ENGLISH
 
 ROWS = (
     ("perplexity", "perplexity", "{:.2f}"),
@@ -94,6 +95,7 @@ def show(found: Mapping[str, Any]) -> None:
         f"{of or 'validation split'}: {many(base['samples'], 'sample')}{of_pairs(base)}, {base['tokens']} learned "
         f"tokens, {many(base['answers'], 'answer')} compared"
     )
-    if learned := found.get("learned_before"):
-        print(f"{learned} of these {base['samples']} were trained on: a loss on what was learned says nothing")
+    text, numbers = trained_on(found)
+    if text:
+        print(ENGLISH(text, **numbers))
     console().print(table(["", "base", "tuned"], rows(found)))

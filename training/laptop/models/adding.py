@@ -4,6 +4,7 @@ training/recipes gets a file to edit."""
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_
 from training.isolation import ADMITTED, not_admitted, untrainable
 from training.laptop.hub import another, hub_to_read
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
-from training.model_names import ID, RECIPES, did_you_mean, own_name, recipe_names
+from training.model_names import ID, RECIPES, did_you_mean, is_folder, own_name, recipe_names
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
@@ -55,8 +56,7 @@ def look_up(repo: str, folder: Path) -> HubModel:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
-    if not ID.fullmatch(repo):
-        raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
+    refuse_no_id(repo)
     try:
         hub = hub_to_read()
         info = hub.told(lambda token: HfApi(hub.address, token).model_info(repo))
@@ -82,6 +82,16 @@ def look_up(repo: str, folder: Path) -> HubModel:
         config=read_json(folder / "config.json", repo),
         template=template_of(folder, repo),
     )
+
+
+def refuse_no_id(repo: str) -> None:
+    """RecipeError where it cannot be a model of the Hub by how it is written."""
+    if ID.fullmatch(repo):
+        return
+    if repo and Path(repo).expanduser().is_dir():
+        typed = shlex.quote(repo if is_folder(repo) else f"./{repo}")
+        raise RecipeError(f"{repo!r} is a folder, which needs no adding: fab train --model {typed} --data FILE")
+    raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
 
 
 def _fetch(hub: Hub, repo: str, commit: str, name: str, folder: Path) -> None:
@@ -156,14 +166,21 @@ def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
     return parse_recipe(derived(repo).recipe(own_name(repo)), overrides, f"recipe of {repo}")
 
 
-def add(repo: str, name: str = "") -> tuple[Path, str, Mapping[str, float]]:
-    """Write the recipe of a model of the Hub; gives its file, its text and the proofs. Raises RecipeError and
-    PlanError."""
+def new_name(repo: str, name: str = "") -> str:
+    """What the recipe of a model of the Hub will be called: `name`, or the model's own. RecipeError where it is no such
+    model by how it is written, or that is no name for a new recipe."""
+    refuse_no_id(repo)
     named = name or own_name(repo)
     if named in recipe_names():
         raise RecipeError(f"there is a recipe {named} already; say another name with --name, or edit it")
     if own_name(named) != named:
         raise RecipeError(f"--name {named}: small letters, digits, dots and dashes are possible")
+    return named
+
+
+def add(repo: str, named: str) -> tuple[Path, str, Mapping[str, float]]:
+    """Write the recipe of a model of the Hub under a name that `new_name` gave; gives its file, its text and the
+    proofs. Raises RecipeError and PlanError."""
     found = derived(repo)
     text = found.recipe(named)
     keep_outline(repo, found.model.config, found.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from training.laptop import runs
@@ -14,7 +14,7 @@ from training.laptop.open_cluster import OpenCluster
 from training.laptop.refusals import wait_or_end
 from training.laptop.starting import in_the_way, under_way
 from training.launch import LaunchError
-from training.model_names import name_of_folder, named_model
+from training.model_names import is_folder, name_of_folder, named_model
 from training.recipe import RecipeError
 from training.run_folder import begun, is_run_id
 
@@ -60,7 +60,7 @@ def planned(cluster: OpenCluster, model: str, force: bool = False) -> Deletion:
     folder = _folder(model)
     if not (there := {name: found[folder] for name, found in sizes.items() if folder in found}):
         known = sorted({each for found in sizes.values() for each in found})
-        raise LaunchError(f"no node has {model} at {models}; there are: {', '.join(known) or 'none'}")
+        raise LaunchError(_nowhere(cluster, model, models, known))
     _refuse_used(cluster, models, folder)
     if not force and (users := _trained_from(cluster.head, folder)):
         more = f" and {len(users) - SHOWN} more" if len(users) > SHOWN else ""
@@ -69,6 +69,13 @@ def planned(cluster: OpenCluster, model: str, force: bool = False) -> Deletion:
             "without it; nothing was deleted. Delete those runs first, or say --force"
         )
     return Deletion(folder, models, there, silent, name_of_folder(cluster.models, folder))
+
+
+def _nowhere(cluster: OpenCluster, model: str, models: str, known: Sequence[str]) -> str:
+    """That it is not there, and what is."""
+    lacks = f"no node has {model}" if cluster.settings else f"this machine does not have {model}"
+    own = "; a folder of your own is never deleted" if is_folder(model) else ""
+    return f"{lacks} at {models}; there are: {', '.join(known) or 'none'}{own}"
 
 
 def _folder(model: str) -> str:

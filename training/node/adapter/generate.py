@@ -24,6 +24,7 @@ from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
 from training.node.adapter.models import BASE, TUNED, is_whole, load_base, load_tuned, reader, speaking
 from training.questions import Messages, Sampling, from_prompts, read_questions
+from training.words import EMPTY_ANSWER
 
 if TYPE_CHECKING:
     from training.node.adapter.pipeline import Stage
@@ -120,9 +121,9 @@ def work(args: argparse.Namespace) -> None:
         elif args.json:
             attached.tell(**answer)
         else:
-            print(f"\n> {answer['prompt']}\n  base   {answer[BASE] or '(an empty answer)'}")
+            print(f"\n> {answer['prompt']}\n  base   {answer[BASE] or EMPTY_ANSWER}")
             if answer[TUNED] is not None:
-                print(f"  tuned  {answer[TUNED] or '(an empty answer)'}", flush=True)
+                print(f"  tuned  {answer[TUNED] or EMPTY_ANSWER}", flush=True)
 
 
 def main() -> int:

@@ -13,11 +13,11 @@ from typing import Any
 from training.counting import plain, size_text
 from training.data.look.content import Look
 from training.data.look.naming import own_name
-from training.evaluations import measured_on
+from training.evaluations import measured_on, trained_on
 from training.money import HOUR, bare
 from training.recipe import flat
 from training.sums import sha256_of
-from training.words import Say
+from training.words import EMPTY_ANSWER, Say
 
 Row = dict[str, Any]
 COUNTS = {
@@ -137,5 +137,4 @@ def answers(evaluation: Row) -> dict[str, Any]:
     if not (of := measured_on(evaluation)):
         scored |= {"loss": "held-out loss"} if "loss" in scored else {}
     scores = [(words, plain(base[key], 4), plain(tuned[key], 4)) for key, words in scored.items()]
-    learned, samples = evaluation.get("learned_before"), base.get("samples")
-    return {"of": of, "learned": learned, "samples": samples, "shown": shown, "scores": scores}
+    return {"of": of, "trained_on": trained_on(evaluation), "empty": EMPTY_ANSWER, "shown": shown, "scores": scores}
