@@ -60,6 +60,7 @@ def test_deepspeed_env_has_one_assignment_a_line_and_nothing_else():
         "PYTHONDONTWRITEBYTECODE=1\n"
         f"SPOTUNE_RUN={RUN}\n"
         "DS_ACCELERATOR=cpu\n"
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY=64\n"
     )
 
 

@@ -201,7 +201,7 @@ def test_what_the_run_says_is_text_and_never_markup(dom, report):
 
 def test_plan_cost_checkpoints_and_origin_are_told(dom):
     joined = " | ".join(dom.texts)
-    assert "memory of a rank | 5 GiB | 5.25 GiB | 105%" in joined and "a step | 1 s | 1.1 s | 110%" in joined
+    assert "memory of a rank | 5 GiB | 5.25 GiB | 105%" in joined and "a step of the last start | 1 s | 1.1 s | 110%" in joined
     assert "the whole run | 1 h 15 min | 1 h 30 min | 120%" in joined and "20.00 CNY" in dom.texts
     assert "step-30 | 1.331 | " in joined and " | best | step-40" in joined and ".tmp-step-50" not in joined
     assert "Resumed from step 20, which 4 ranks had saved." in dom.texts
@@ -478,6 +478,9 @@ def test_a_run_is_held_against_as_many_steps_as_its_last_start_wanted():
     rows = {name: values for name, *values in found}
     assert rows["steps"] == ["200", "65", "32%"]
     assert rows["the whole run"][2] == "50%", "of 20 minutes"
+    assert "a step" in rows
+    gone_on = plan_against_actual({"step_s": 6.0}, [row], 600.0, resumed=[60])
+    assert "a step of the last start" in [name for name, *_ in gone_on]
 
 
 def test_where_a_run_was_gone_on_with_and_cut_short_is_marked_in_every_curve(whole):

@@ -175,7 +175,8 @@ def rank_env(run_dir: str, torch: Literal["cpu", "cuda"]) -> dict[str, str]:
         RUN_VARIABLE: run_dir,
     }
     if torch == "cpu":
-        return env | {"DS_ACCELERATOR": "cpu"}
+        # oneDNN keeps 1024 compiled kernels, and rows of many lengths each make theirs: a layer needs some dozens
+        return env | {"DS_ACCELERATOR": "cpu", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
     stem = flight_recorder_stem(run_dir)
     return env | {
         "DS_ACCELERATOR": "cuda",  # a node whose driver is broken fails, instead of training on its CPU

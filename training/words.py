@@ -98,6 +98,7 @@ ZH = {
     "of plan": "占计划",
     "memory of a rank": "每个进程的显存或内存",
     "a step": "每步用时",
+    "a step of the last start": "每步用时（最后一次启动）",
     "the whole run": "整个训练",
     "tokens a step": "每步 token 数",
     "the planned seconds are times {factor}, as earlier runs were: {runs}": "计划时间按以往训练乘以 {factor}：{runs}",

@@ -35,8 +35,9 @@ LOGIT = 8
 be 14, over all tokens: itself in bf16 and three fp32 copies."""
 RESERVED = 2.6e9
 """Of a card's memory, for the CUDA context, NCCL and fragmentation: of an A10's 24.1e9 bytes 21.5e9 are usable."""
-PROCESS = 0.8e9
-"""Of a node's memory, for the Python process itself of a rank that computes there."""
+PROCESS = 1.0e9
+"""Of a node's memory, for the Python process itself of a rank that computes there: PyTorch, and the kernels that it
+compiles for rows of many lengths."""
 
 
 @dataclass(frozen=True)

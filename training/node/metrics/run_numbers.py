@@ -82,10 +82,11 @@ def plan_against_actual(
     first = predicted.get("total_steps")
     total = steps[-1].get("total_steps", first)
     minutes = predicted.get("minutes")
+    of_step = "a step of the last start" if resumed else "a step"
     planned_s = minutes and 60 * minutes * (total / first if first and total else 1)
     rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
         ("memory of a rank", predicted.get("memory_gib"), max(row["memory_gib"] for row in steps), _gib),
-        ("a step", predicted.get("step_s"), statistics.median(row["step_s"] for row in settled), _step_s),
+        (of_step, predicted.get("step_s"), statistics.median(row["step_s"] for row in settled), _step_s),
         ("the whole run", planned_s, seconds, lambda value: duration(value, say)),
         ("tokens a step", predicted.get("tokens_per_step"), steps[-1]["tokens"] / steps[-1]["step"], number),
         ("steps", total, steps[-1]["step"], number),
