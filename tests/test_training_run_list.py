@@ -106,6 +106,15 @@ def test_a_run_fetched_while_it_ran_is_not_taken_for_a_lost_one_and_one_made_her
     make_run(home, MINE, state="running", run_dir=str(home / MINE))
     assert row_of(home, there).state == "fetched while it ran"
     assert row_of(home, there, MINE).state == "lost"
+    assert row_of(home, there, MINE).home == "made here, no checkpoint"
+
+
+def test_a_run_made_here_says_whether_what_it_learned_is_where_it_is_loaded_from(places):
+    home, there = places
+    run = make_run(home, MINE, steps=(4,), run_dir=str(home / MINE))
+    assert row_of(home, there, MINE).home == f"made here, not verified yet: fab fetch --run {MINE} --here"
+    (run / "checkpoints" / "step-4" / "adapter").mkdir()
+    (run / "adapter").symlink_to("checkpoints/step-4/adapter")
     assert row_of(home, there, MINE).home == "made here"
 
 

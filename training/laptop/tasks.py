@@ -261,6 +261,7 @@ def logs(
             seen = after_loss.followed(cluster, run_id)
         if seen:
             after_loss.conclude(cluster, run_id, seen)
+            attach.say_where_it_is(cluster.head, run_id)
             end_as(seen)
 
 
