@@ -335,6 +335,15 @@ def test_a_base_model_that_is_gone_is_one_sentence_with_the_users_own_folder(run
     )
 
 
+def test_a_base_that_was_merged_in_a_run_deleted_since_is_not_said_to_be_put_back_by_a_train(tmp_path):
+    launch = SimpleNamespace(run_id=RUN, models=str(tmp_path / "models"))
+    merged = tmp_path / "runs" / WHOLE / "merged"
+    with pytest.raises(LaunchError) as refused:
+        refuse_gone(HereHead(tmp_path / "runs"), launch, "merged-1", f"folder:{merged}")
+    assert f"it was merged from {WHOLE}, which is no longer on this machine" in str(refused.value)
+    assert "put it back" not in str(refused.value) and "puts it back" not in str(refused.value)
+
+
 def test_weights_that_are_gone_from_the_heads_disk_are_put_back_by_the_base_deploy(tmp_path):
     head = HereHead(tmp_path / "runs")
     head.here = False
