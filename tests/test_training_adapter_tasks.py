@@ -253,16 +253,22 @@ def test_what_a_whole_model_needs_no_adapter_for_is_refused_with_its_folder_and_
 @pytest.mark.torch
 def test_nothing_is_asked_of_a_model_while_a_run_needs_the_machine(run):
     going_on = run.home / "runs" / "tiny-20260201-000000"
-    going_on.mkdir()
+    shutil.copytree(run.folder, going_on)
     name_of_a_supervisor = ["-m", "training.node.supervision.supervise", "--run", str(going_on)]
     supervisor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)", *name_of_a_supervisor])
     status = {"run_id": going_on.name, "state": "running", "supervisor_pid": supervisor.pid}
     (going_on / "status.json").write_text(json.dumps(status))
-    shutil.copy(run.folder / "launch.json", going_on)
+    launch = (run.folder / "launch.json").read_text().replace(RUN, going_on.name)
+    (going_on / "launch.json").write_text(launch)
     try:
         for words in (["generate", "--prompt", QUESTION], ["evaluate"]):
             said = refused(fab(run.home, *words, "--here", "--run", RUN))
             assert said.startswith(f"{going_on.name} is running on this machine; wait for it, or end it with")
+        said = refused(fab(run.home, "merge", "--here"))
+        assert said.startswith(f"{going_on.name} is running on this machine; wait for it, or end it with")
+        assert said.endswith("; --checkpoint 2 merges what it has learned by now")
+        done = fab(run.home, "merge", "--here", "--checkpoint", "2")
+        assert done.returncode == 0, done.stdout + done.stderr
     finally:
         supervisor.kill()
         supervisor.wait()
@@ -275,6 +281,7 @@ def test_a_merge_lands_in_the_runs_folder_and_not_twice(run):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sealed by SHA256SUMS" in done.stdout
     folder = run.folder / "merged"
+    assert done.stdout.startswith(f"merging step 2 of {RUN} into {folder}: ")
     assert done.stdout.splitlines()[-1] == (
         f"next: fab train --model {folder} --data FILE --here trains from it; "
         f"fab publish --repo OWNER/NAME --run {RUN} --merged puts it on the hub; transformers and vLLM load the folder"
@@ -285,7 +292,9 @@ def test_a_merge_lands_in_the_runs_folder_and_not_twice(run):
     assert f"already merged, step 2: {folder} on this machine" in again.stdout
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
     (folder / "config.json").write_text("{}")
-    said = refused(fab(run.home, "merge", "--here"))
+    done = fab(run.home, "merge", "--here")
+    said = refused(done)
+    assert done.stdout == ""
     assert said.startswith(
         f"{folder} is not empty: step-2, damaged, lies there, not step-2 whole; rm -r {folder} removes it"
     )
@@ -324,6 +333,15 @@ def test_a_base_model_that_is_gone_is_one_sentence_with_the_users_own_folder(run
         f"the base model of {RUN} is gone: this machine has it no more at {run.base}; "
         f"fab train --model '{moved_base}' --data FILE --here --dry puts it back"
     )
+
+
+def test_a_base_that_was_merged_in_a_run_deleted_since_is_not_said_to_be_put_back_by_a_train(tmp_path):
+    launch = SimpleNamespace(run_id=RUN, models=str(tmp_path / "models"))
+    merged = tmp_path / "runs" / WHOLE / "merged"
+    with pytest.raises(LaunchError) as refused:
+        refuse_gone(HereHead(tmp_path / "runs"), launch, "merged-1", f"folder:{merged}")
+    assert f"it was merged from {WHOLE}, which is no longer on this machine" in str(refused.value)
+    assert "put it back" not in str(refused.value) and "puts it back" not in str(refused.value)
 
 
 def test_weights_that_are_gone_from_the_heads_disk_are_put_back_by_the_base_deploy(tmp_path):

@@ -14,13 +14,14 @@ from tests.support.paper_cluster import PaperCluster
 from tests.support.small_models import EXPERTS, LINEAR
 from training.cost.shape import PlanError
 from training.laptop import folder_model, start_run
-from training.laptop.folder_model import WEIGHT_INDEX, folder_recipe, folder_shape, recipe_text
+from training.laptop.folder_model import WEIGHT_INDEX, folder_recipe, folder_shape, gone, recipe_text
 from training.laptop.models.wanted import folder_faults
 from training.model_names import is_folder
 from training.recipe import RecipeError
 from training.sums import ORIGIN, SUMS
 
 ROOT = Path(__file__).parents[1]
+RUN = "tiny-20260131-154500"
 CONFIG = {
     "model_type": "qwen3",
     "num_hidden_layers": 2,
@@ -128,6 +129,43 @@ def test_a_folder_that_lacks_something_is_refused_by_what(folder: Path, missing,
         folder_recipe(str(folder), {})
     with pytest.raises(RecipeError, match="there is no such folder"):
         folder_recipe(str(folder / "nowhere"), {})
+
+
+@pytest.mark.parametrize(
+    ("made_here", "name", "way"),
+    [
+        (True, "merged", f"; fab merge --run {RUN} --here makes it"),
+        (False, "merged", f"; fab merge --run {RUN} --fetch makes it"),
+        (True, "model", f"; fab fetch --run {RUN} --here brings it, where that run trained the whole model"),
+        (True, "other", ""),
+    ],
+)
+def test_a_folder_of_a_run_that_is_not_made_yet_names_what_makes_it(tmp_path, monkeypatch, made_here, name, way):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / RUN
+    with pytest.raises(RecipeError, match=r"there is no such folder$"):
+        folder_recipe(str(tmp_path / "runs" / RUN / name), {})
+    run.mkdir(parents=True)
+    (run / "launch.json").write_text(json.dumps({"run_dir": str(run) if made_here else f"/data/runs/{RUN}"}))
+    with pytest.raises(RecipeError) as refused:
+        folder_recipe(str(tmp_path / "runs" / RUN / name), {})
+    assert str(refused.value).endswith(f"there is no such folder{way}")
+
+
+def test_a_merged_model_that_is_gone_is_merged_again_while_its_run_is_there(tmp_path):
+    folder = tmp_path / "runs" / RUN / "merged"
+    said = gone("mine", folder / "config.json")
+    assert said.startswith(f"the base model of mine is gone: there is no {folder} any more: it was merged from {RUN}, ")
+    assert f"Where nodes still have that run, fab merge --run {RUN} --fetch makes it again" in said
+    assert "put it back" not in said
+    folder.parent.mkdir(parents=True)
+    (folder.parent / "launch.json").write_text(json.dumps({"run_dir": str(folder.parent)}))
+    said = gone("mine", folder / "config.json")
+    assert (
+        said == f"the base model of mine is gone: there is no {folder} any more; fab merge --run {RUN} --here makes it"
+    )
+    mine = tmp_path / "mine"
+    assert gone("mine", mine / "config.json").endswith(f"there is no {mine} any more; put it back there")
 
 
 def test_a_folder_that_lacks_one_of_its_files_of_weights_is_refused_by_its_name(folder: Path):

@@ -17,7 +17,7 @@ from training.laptop import runs
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.run_list import copies, deleting, listing
-from training.laptop.tasks import status
+from training.laptop.tasks import status, train
 from training.launch import LaunchError
 from training.run_folder import STATUS, Status, status_text
 from training.starts import note_start
@@ -106,6 +106,15 @@ def test_a_run_fetched_while_it_ran_is_not_taken_for_a_lost_one_and_one_made_her
     make_run(home, MINE, state="running", run_dir=str(home / MINE))
     assert row_of(home, there).state == "fetched while it ran"
     assert row_of(home, there, MINE).state == "lost"
+    assert row_of(home, there, MINE).home == "made here, no checkpoint"
+
+
+def test_a_run_made_here_says_whether_what_it_learned_is_where_it_is_loaded_from(places):
+    home, there = places
+    run = make_run(home, MINE, steps=(4,), run_dir=str(home / MINE))
+    assert row_of(home, there, MINE).home == f"made here, not verified yet: fab fetch --run {MINE} --here"
+    (run / "checkpoints" / "step-4" / "adapter").mkdir()
+    (run / "adapter").symlink_to("checkpoints/step-4/adapter")
     assert row_of(home, there, MINE).home == "made here"
 
 
@@ -265,6 +274,24 @@ def test_where_no_cluster_answers_a_run_of_this_machine_is_remembered(tmp_path, 
     with pytest.raises(Exit) as told:
         status.body(Context())
     assert ("add --here" in told.value.message) is bool(hint)
+
+
+def test_where_no_cloud_can_be_asked_yet_a_train_says_what_here_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    toml = tmp_path / "cluster.toml"
+    toml.write_text('name = "nobody1"\nprovider = "aliyun"\n[aliyun]\nendpoint = "local"\n')
+    run = tmp_path / "runs" / "tiny-20261123-160011"
+    run.mkdir(parents=True)
+    (run / "launch.json").write_text(json.dumps({"run_dir": str(run)}))
+    with pytest.raises(Exit) as told:
+        train.body(Context(), model="tiny")
+    assert told.value.message == "the local cloud does not run: fab local.serve; --here trains on this machine"
+    toml.write_text('provider = "static"\n')
+    with pytest.raises(Exit) as told:
+        train.body(Context(), model="tiny")
+    assert "--here trains" not in told.value.message
 
 
 def test_of_many_runs_the_newest_are_named_as_such(tmp_path):

@@ -10,16 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.checkpoints import with_checkpoint
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for, wait_for_output
 from training.causes import Cause
 from training.events import EVENTS, Ended, Failed, OffPlan, Started, parse_rows
 from training.launch import MASTER_PORTS, Host, Launch, launch_text
 from training.node.diagnosis.xid import parse_xid
-from training.node.supervision.afterwards import collect, evaluate
+from training.node.supervision.afterwards import bring_home, collect, evaluate
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.node_ssh import NodeError, master_port
 from training.node.supervision.supervise import Supervisor
@@ -275,6 +277,25 @@ def test_reports_are_made_of_what_there_is_and_their_failure_is_only_said(tmp_pa
     evaluate(launch)
     assert (run / "report.html").exists()
     assert capfd.readouterr().err == "training.node.metrics.report: ended with code 3\n"
+
+
+def test_what_a_run_of_this_machine_learned_lies_where_it_is_loaded_from_though_nobody_followed_it(start):
+    run_dir, supervisor = start("finishes", before=with_checkpoint)
+    assert supervisor.wait(60) == 0
+    assert (run_dir / "adapter").readlink() == Path("checkpoints/step-2/adapter")
+    assert (run_dir / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_is_damaged_is_not_laid_down_nor_anything_on_a_node(tmp_path: Path, capfd, here: bool):
+    run = tmp_path / "run"
+    launch = replace(make_supervisor(run).launch, here=here)
+    with_checkpoint(run)
+    if here:
+        (run / "checkpoints" / "step-2" / "optimizer.safetensors").write_bytes(b"other")
+    bring_home(launch)
+    assert not (run / "adapter").is_symlink()
+    assert ("no checkpoint is whole" in capfd.readouterr().err) is here
 
 
 def make_supervisor(run: Path) -> Supervisor:

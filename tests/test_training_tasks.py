@@ -14,8 +14,10 @@ import pytest
 from inventory.cluster import Cluster
 from inventory.nodes import Node
 from inventory.settings import Network, Settings
+from tests.support.checkpoints import with_checkpoint
 from tests.support.local_cluster import wait_for
-from training.laptop import open_cluster
+from training.laptop import attach, open_cluster
+from training.laptop.head_node import HereHead
 from training.launch import Host, Launch, launch_text
 from training.model_names import load_recipe
 from training.recipe import with_changes
@@ -201,6 +203,29 @@ def test_who_follows_a_run_learns_from_the_exit_code_whether_it_is_done(tmp_path
     done = fab(tmp_path, "logs", "--follow", "--here")
     assert done.returncode == code, done.stdout + done.stderr
     assert RUN in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_of_this_machine_that_was_only_followed_says_where_what_it_learned_is(tmp_path: Path):
+    run = make_run(tmp_path, state="finished")
+    with_checkpoint(run, 4)
+    done = fab(tmp_path, "logs", "--follow", "--here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"it is in runs/{RUN}/adapter, verified" in done.stdout.replace(f"{tmp_path}/", "")
+    assert f"next: fab generate --run {RUN} --here" in done.stdout
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_run_of_nodes_that_was_only_followed_names_the_command_that_brings_it_home(tmp_path: Path, capsys):
+    head = HereHead(tmp_path / "runs")
+    head.here = False  # a folder that is not home
+    run = make_run(tmp_path, state="finished")
+    attach.say_where_it_is(head, RUN)
+    assert capsys.readouterr().out == ""
+    with_checkpoint(run, 4)
+    attach.say_where_it_is(head, RUN)
+    assert capsys.readouterr().out == f"next: fab fetch --run {RUN} brings home what it learned\n"
+    attach.say_where_it_is(head, "check-20260131-154500")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("state", "step"), [("stopped", 4), ("lost", 4), ("stopped", None), ("finished", 4)])

@@ -27,7 +27,7 @@ from inventory.aliyun_ecs.machines import Machines
 from inventory.aliyun_ecs.networks import Networks
 from inventory.aliyun_ecs.offers import Offers
 from inventory.aliyun_ecs.recording import VARIABLE, Recording
-from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability
 from inventory.localcloud.places import Places
@@ -63,7 +63,7 @@ class Endpoint:
 
 
 def endpoint(settings: Settings) -> Endpoint:
-    """Where the cluster's cloud answers. Raises RentError where the local cloud is asked for and does not run."""
+    """Where the cluster's cloud answers. Raises NoCloud where the local cloud is asked for and does not run."""
     given = settings.aliyun.endpoint
     if not settings.aliyun.is_local:
         parts = urlsplit(given)
@@ -76,7 +76,7 @@ def endpoint(settings: Settings) -> Endpoint:
     except PermissionError:
         host = str(told["endpoint"])  # somebody else's process, but there
     except (OSError, ValueError, KeyError, TypeError):
-        raise RentError(NOT_SERVED) from None
+        raise NoCloud(NOT_SERVED) from None
     return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
 
 
@@ -217,7 +217,7 @@ def _credential(where: Endpoint) -> Any:
     try:
         credential.get_credential()
     except Exception:
-        raise RentError(NOT_SERVED if where.credentials else NO_CREDENTIALS) from None
+        raise NoCloud(NOT_SERVED if where.credentials else NO_CREDENTIALS) from None
     return credential
 
 

@@ -59,3 +59,7 @@ class RentError(InventoryError, ValueError):
     """What was asked cannot be rented, rebuilt or removed like that: the user's to decide; the message says how."""
 
     exit_code = USER_MISTAKE
+
+
+class NoCloud(RentError):
+    """No cloud can be asked from this machine yet: the local one does not run, or there are no credentials."""

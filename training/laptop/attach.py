@@ -133,6 +133,18 @@ def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
     return fetched.step
 
 
+def say_where_it_is(head: Head, run_id: str) -> None:
+    """After a run that was only followed: what it learned, verified, where it ran on this machine; else the command
+    that brings it home. Nothing of a check, and nothing where there is no checkpoint."""
+    if not runs.trains(run_id) or checkpoints.checkpoint_step(head, run_id) is None:
+        return
+    if head.here:
+        bring_home(head, run_id)
+        say_what_to_ask(head, run_id)
+    else:
+        print(f"next: fab fetch --run {run_id} brings home what it learned")
+
+
 def say_what_to_ask(head: Head, run_id: str) -> None:
     """What to type once an adapter is home."""
     where = f"--run {run_id}{' --here' if head.here else ''}"

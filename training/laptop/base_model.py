@@ -28,6 +28,7 @@ from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
 BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
 MAKING_S = 900.0
+CONFIG = "config.json"
 GONE = "gone"
 """What a head answers of a model's folder that is not there, or has no weights."""
 
@@ -115,12 +116,15 @@ def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, nam
     place = f"{launch.models}/{model_dir}"
     there = shlex.quote(place)
     links = f'for f in {there}/*; do [ -e "$f" ] || readlink "$f"; done'
-    whole = f"[ -e {there}/config.json ] && ls {there}/*.safetensors >/dev/null 2>&1"
+    whole = f"[ -e {there}/{CONFIG} ] && ls {there}/*.safetensors >/dev/null 2>&1"
     dead = head.shell(f"{links}; {whole} || echo {GONE}; true").split("\n")
     if not dead[0]:
         return
     if dead[0] != GONE:
         raise LaunchError(folder_model.gone(launch.run_id, Path(dead[0])))
+    merged = folder_of(base_model)
+    if head.here and folder_model.is_merged(merged) and not merged.is_dir():
+        raise LaunchError(folder_model.gone(launch.run_id, merged / CONFIG))
     what = f"the base model of {launch.run_id} is gone: {head.name} has it no more at {place}"
     if not head.here:
         name = name_of_folder(names, model_dir)

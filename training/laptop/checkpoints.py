@@ -1,36 +1,13 @@
-"""Which checkpoint of a run counts: the best, the newest, the newest that is whole."""
+"""Which checkpoint of a run on a head counts: the best, the newest, the newest that is whole."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 
 from training.laptop.head_node import Head
-from training.run_folder import CHECKPOINTS, checkpoint_steps, newest_step
+from training.learned import wanted_step
+from training.run_folder import CHECKPOINTS, newest_step
 from training.sums import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS
-from training.verify import DamagedError, FetchError
-
-
-def wanted_step(names: list[str], best: str) -> int | None:
-    """The best checkpoint's step where `best`, the file's text, names one of these folders; else the newest's."""
-    return newest_step([best.strip()] if best.strip() in names else names)
-
-
-def take_whole(names: list[str], best: str, take: Callable[[int], None]) -> tuple[int | None, tuple[str, ...]]:
-    """Take the wanted checkpoint, or where that is damaged the newest that is not; gives its step, and what is wrong
-    with those passed over. FetchError where none is whole."""
-    steps = checkpoint_steps(names)[::-1]
-    wanted, damaged = wanted_step(names, best), []
-    for step in sorted(steps, key=lambda step: step != wanted):
-        try:
-            take(step)
-        except DamagedError as error:
-            damaged.append(str(error))
-        else:
-            return step, tuple(damaged)
-    if damaged:
-        raise FetchError(f"no checkpoint is whole: {'; '.join(damaged)}")
-    return None, ()
 
 
 def checkpoint_step(head: Head, run_id: str) -> int | None:

@@ -24,7 +24,7 @@ from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.head_node import HeadError
 from training.laptop.hub import download_command, hub_address, mirror
 from training.laptop.language import language_here
-from training.laptop.open_cluster import OpenCluster, opened
+from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
 from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
 from training.laptop.starting import turn
 from training.model_names import FOLDER
@@ -138,7 +138,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return replace(surveyed(found, asked.skip_bad), refused=said)
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(opened(False))
+            cluster = stack.enter_context(opened(False, "" if found else LOOKS_HERE))
             stack.enter_context(turn(cluster.head))
         except (InventoryError, HeadError) as error:
             if found is None:

@@ -7,20 +7,19 @@ optimizer's state, several times the adapter's size and of use on the head alone
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.began_with import RECORD as BEGAN_WITH
 from training.evaluations import is_evaluation
 from training.exit_codes import FAILED
-from training.laptop.checkpoints import take_whole
 from training.laptop.download import Download, FileGone
 from training.laptop.same_run import another, refuse_another
+from training.learned import check_sums, lay_down, parsed_sums, planned_base_model, point, sums_at, take_whole
 from training.run_folder import (
     CHECKPOINTS,
     CLAIM,
@@ -36,7 +35,7 @@ from training.run_folder import (
     newest_step,
 )
 from training.starts import STARTS
-from training.sums import BEST, OPTIMIZER, SUMS, parse_sums, sha256_of, sums_text
+from training.sums import BEST, OPTIMIZER, SUMS, sums_text
 from training.verify import DamagedError, FetchError, part_of, verify_checkpoint
 
 if TYPE_CHECKING:
@@ -144,53 +143,14 @@ def fetch_patiently(
 
 def fetch_here(folder: Path) -> Fetched:
     """The same for a run on this machine, which is home already: find its checkpoint and verify it."""
-    checkpoints = folder / CHECKPOINTS
-    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
-    best = (checkpoints / BEST).read_bytes().decode("utf-8", "replace") if BEST in names else ""
-
-    def look(step: int) -> None:
-        name = checkpoint_folder(step)
-        _check_sums(folder / name, _sums_at(folder / name))
-        verify_checkpoint(folder / name, planned_base_model(folder))
-        _point(folder, Path(name))
-
-    step, damaged = take_whole(names, best, look)
-    return Fetched(folder, step, 0, newest_step(names), damaged)
-
-
-def planned_base_model(folder: Path) -> str | None:
-    """The base model's hash a run was started with."""
-    path = folder / "plan.json"
-    try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return plan.get("base_model_hash")
-    except (AttributeError, OSError, ValueError) as error:
-        raise FetchError(f"{path} cannot be read, so nothing says which base model it was ({error})") from error
-
-
-def _parsed(text: str, folder: Path | str) -> dict[str, str]:
-    try:
-        return parse_sums(text)
-    except ValueError as error:
-        raise DamagedError(f"{folder} is damaged: {error}") from error
-
-
-def _sums_at(folder: Path) -> dict[str, str]:
-    """What a checkpoint on this machine should hold; nothing where there is none."""
-    path = folder / SUMS
-    return _parsed(path.read_text(encoding="utf-8", errors="replace"), folder) if path.exists() else {}
-
-
-def _check_sums(folder: Path, sums: dict[str, str]) -> None:
-    for file, digest in sums.items():
-        if not (folder / file).is_file() or sha256_of(folder / file) != digest:
-            raise DamagedError(f"{folder / file} is missing or damaged")
+    laid = lay_down(folder)
+    return Fetched(folder, laid.step, 0, laid.newest, laid.damaged)
 
 
 def _check_home(folder: Path, sums: dict[str, str]) -> None:
     """The copy of an earlier fetch: what is on the head is whole, as far as is known."""
     try:
-        _check_sums(folder, sums)
+        check_sums(folder, sums)
     except DamagedError as error:
         raise FetchError(f"{error}; delete {folder} and fetch again") from error
 
@@ -199,12 +159,12 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
     name = checkpoint_folder(step)
     home = local / name
     fresh = home.with_name(f".{home.name}")
-    wanted = _parsed(download.text(f"{name}/{SUMS}"), name)
+    wanted = parsed_sums(download.text(f"{name}/{SUMS}"), name)
     if missing := sorted(wanted.keys() - {file.removeprefix(f"{name}/") for file in download.tree(name)}):
         raise DamagedError(f"{name} is damaged: {missing[0]} is missing")
     if not full:
         wanted.pop(OPTIMIZER, None)
-    have = _sums_at(home)
+    have = sums_at(home)
     if wanted.items() <= have.items():
         _check_home(home, have)
         verify_checkpoint(home, planned_base_model(local))
@@ -217,10 +177,10 @@ def _fetch_checkpoint(download: Download, local: Path, step: int, full: bool) ->
             if path.is_file() and str(path.relative_to(fresh)) not in wanted:
                 path.unlink()  # of an earlier try, which wanted more
         (fresh / SUMS).write_text(sums_text(wanted), encoding="utf-8")
-        _check_sums(fresh, wanted)
+        check_sums(fresh, wanted)
         verify_checkpoint(fresh, planned_base_model(local))
         _replace(home, fresh)
-    _point(local, Path(name))
+    point(local, Path(name))
 
 
 def _take_over(home: Path, fresh: Path, files: set[str]) -> None:
@@ -239,13 +199,3 @@ def _replace(home: Path, fresh: Path) -> None:
         home.rename(aside)
     fresh.rename(home)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _point(run: Path, checkpoint: Path) -> None:
-    """A link `adapter` or `model` in the run folder, to what the checkpoint holds of that name."""
-    part = part_of(run / checkpoint)
-    link, target = run / part, checkpoint / part
-    fresh = link.with_name(f".{link.name}.new")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(link)

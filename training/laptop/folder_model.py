@@ -16,10 +16,11 @@ from training.cost.shape import ModelShape
 from training.isolation import untrainable
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import base_model_of
-from training.new_recipe import Source, new_recipe
+from training.new_recipe import MERGED, Source, new_recipe
 from training.outline import shape_of
 from training.own_model import files_of, folder_of, state_of
 from training.recipe import Recipe, RecipeError, parse_recipe
+from training.run_folder import is_run_id, was_made_in
 from training.sums import read_origin, seal_model
 
 WEIGHTS = "*.safetensors"
@@ -64,7 +65,7 @@ def whole_config(folder: Path, whose: str) -> dict[str, Any]:
     """The config.json of a folder that holds a model, whole as far as names tell. RecipeError where it does not;
     `whose`: how the user calls it."""
     if not folder.is_dir():
-        raise RecipeError(f"{whose}: there is no such folder")
+        raise RecipeError(f"{whose}: there is no such folder{_made_by(folder)}")
     config = read_json(folder / "config.json", whose)
     if not any(folder.glob(WEIGHTS)):
         raise RecipeError(f"{whose}: it has no weights in safetensors files")
@@ -78,17 +79,49 @@ def whole_config(folder: Path, whose: str) -> dict[str, Any]:
     return config
 
 
+def _made_by(folder: Path) -> str:
+    """The command that makes a folder of a run that is there; empty of any other folder."""
+    run = folder.parent
+    if not (is_run_id(run.name) and run.is_dir()):
+        return ""
+    here = was_made_in(run.absolute())
+    if folder.name == MERGED:
+        return f"; fab merge --run {run.name} {'--here' if here else '--fetch'} makes it"
+    if folder.name == "model":
+        return f"; fab fetch --run {run.name}{' --here' * here} brings it, where that run trained the whole model"
+    return ""
+
+
+def is_merged(folder: Path) -> bool:
+    """Whether it is called as a run's merged model is."""
+    return folder.name == MERGED and is_run_id(folder.parent.name)
+
+
 def gone(run_id: str, file: Path) -> str:
     """That a file of a folder is not there which a run was trained from."""
     lost = file.parent if not file.parent.is_dir() else file
-    return f"the base model of {run_id} is gone: there is no {lost} any more; put it back there"
+    return f"the base model of {run_id} is gone: there is no {lost} any more{_put_back(file.parent)}"
+
+
+def _put_back(folder: Path) -> str:
+    """What brings a base model's folder back: a run's merged model is made of what it learned, while that is there."""
+    run = folder.parent
+    if not is_merged(folder):
+        return "; put it back there"
+    if made := _made_by(folder):
+        return made
+    return (
+        f": it was merged from {run.name}, which is no longer on this machine. Where nodes still have that run, "
+        f"fab merge --run {run.name} --fetch makes it again; else only a copy of it put there does, and without one "
+        "a new run from another model has to take its place"
+    )
 
 
 def place(recipe: Recipe, models: Path) -> dict[str, str]:
     """Links to the folder's files where models lie, sealed; gives the record. Hashed anew where a file has changed."""
     folder, target = folder_of(recipe.base_model), models / recipe.model_dir
     if not folder.is_dir():
-        raise RecipeError(f"the base model {folder} is gone; put it back there")
+        raise RecipeError(f"the base model {folder} is gone{_put_back(folder)}")
     commit = state_of(folder)
     with suppress(ValueError):  # a damaged record is made again
         if (known := read_origin(target)).get("commit") == commit:

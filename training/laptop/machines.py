@@ -44,7 +44,8 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: floa
             found = _rented(settings, nodes)
         except (CloudError, RentError) as error:
             ask = f"fab plan --model {model} --card A10"
-            raise LaunchError(f"{error}; to plan without asking the cloud: {ask}") from error
+            here = f"fab train --model {model} --data FILE --here --dry plans on this machine"
+            raise LaunchError(f"{error}; to plan without asking the cloud: {ask}; {here}") from error
     if rate := settings.network.line_rate_gbps:
         found = replace(found, line_rate_gbps=rate)
     if card and not _has(found, kinds):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from inventory import ssh
+from inventory.cloud.errors import NoCloud
 from inventory.cluster import load_cluster
 from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
@@ -21,6 +22,8 @@ from training.laptop.ranks_here import launch_here
 from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, rank_env
 from training.run_folder import DATA_DISK, LOCAL_RUNS, was_made_in
 
+TRAINS_HERE = "--here trains on this machine"
+LOOKS_HERE = "--here looks at the data on this machine"
 NODE_ANSWER_S = 45.0
 """As long as a sweep may take."""
 
@@ -133,23 +136,27 @@ def _host(node: Node) -> Host:
 
 
 @contextmanager
-def here_named() -> Iterator[None]:
-    """Inside, why there is no cluster names --here too, where runs were made on this machine."""
+def here_named(instead: str = "") -> Iterator[None]:
+    """Inside, why there is no cluster names --here too: `instead`, what the command does with it, where no cloud can be
+    asked from here yet; else that runs were made on this machine, where some were."""
     try:
         yield
     except InventoryError as error:
-        if any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
+        if instead and isinstance(error, NoCloud):
+            error.args = (f"{error}; {instead}", *error.args[1:])
+        elif any(was_made_in(run) for run in LOCAL_RUNS.absolute().glob("*")):
             error.args = (f"{error}; for what was made on this machine add --here", *error.args[1:])
         raise
 
 
 @contextmanager
-def opened(here: bool) -> Iterator[OpenCluster]:
-    """The cluster of cluster.toml, or this machine; the connection to its head is closed in the end."""
+def opened(here: bool, instead: str = "") -> Iterator[OpenCluster]:
+    """The cluster of cluster.toml, or this machine; the connection to its head is closed in the end. `instead`: as
+    `here_named` has it."""
     if here:
         yield OpenCluster(HereHead(Path(LOCAL_RUNS)))
         return
-    with here_named():
+    with here_named(instead):
         cluster = load_cluster()
     head = RemoteHead(cluster.head, cluster.settings.deploy_command)
     try:

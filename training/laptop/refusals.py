@@ -26,6 +26,13 @@ def refuse_active(head: Head) -> None:
         raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}")
 
 
+def refuse_unfinished(head: Head, run_id: str, instead: str) -> None:
+    """LaunchError where this run is going on: what it has learned by now is not yet what it will have. `instead`: what
+    is possible meanwhile."""
+    if runs.look(head, run_id).active:
+        raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}; {instead}")
+
+
 def wait_or_end(head: Head, run_id: str) -> str:
     """What to do about a run that is in the way."""
     return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"

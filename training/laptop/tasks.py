@@ -84,19 +84,19 @@ def train(
 
     with sentences(), ExitStack() as stack:
         from training.laptop import after_loss, attach, debugger, earlier_adapter, rental, resume_run, start_run
-        from training.laptop.open_cluster import opened
+        from training.laptop.open_cluster import TRAINS_HERE, opened
         from training.launch import LaunchError
 
         if force and resume is None:
             raise LaunchError("--force is for --resume: a new run has nothing to differ from")
         inspected = debugger.options(debug_rank, profile, detach)
         if resume is None:
-            there = stack.enter_context(opened(here)) if from_adapter else None
+            there = stack.enter_context(opened(here, TRAINS_HERE)) if from_adapter else None
             earlier = earlier_adapter.find(there.head, from_adapter) if there else None
             load = earlier.recipe if earlier and not model else None
             recipe = start_run.chosen_recipe(model or from_adapter, set or (), steps, epochs, load)
             given = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
-            cluster = replace(there or stack.enter_context(opened(here)), **inspected)
+            cluster = replace(there or stack.enter_context(opened(here, TRAINS_HERE)), **inspected)
             now = datetime.now(UTC)
             named = start_run.overrides_of(set or (), steps, epochs)
             run_id = start_run.start(
@@ -110,7 +110,7 @@ def train(
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)
             asked = resume if isinstance(resume, str) else None
-            cluster = replace(stack.enter_context(opened(here)), **inspected)
+            cluster = replace(stack.enter_context(opened(here, TRAINS_HERE)), **inspected)
             run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
         if not run_id:
             return  # nothing was started: nothing is extended either
@@ -261,6 +261,7 @@ def logs(
             seen = after_loss.followed(cluster, run_id)
         if seen:
             after_loss.conclude(cluster, run_id, seen)
+            attach.say_where_it_is(cluster.head, run_id)
             end_as(seen)
 
 

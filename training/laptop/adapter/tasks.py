@@ -167,25 +167,32 @@ def merge(
 
     with sentences(), opened(here) as cluster, rental.in_use(cluster):
         from training.errors import AdapterError
+        from training.laptop import refusals
         from training.laptop.adapter import tuned_model
 
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
         tuned_model.refuse_whole(cluster.head, about, "there is no adapter to merge")
+        if not checkpoint:
+            now = f"--checkpoint {about.step} merges what it has learned by now"
+            refusals.refuse_unfinished(cluster.head, about.run_id, now)
         if fetch and not cluster.head.here:
             tuned_model.refuse_another_run(cluster.head, about.run_id)
         size = tuned_model.room(cluster.head, about.model).model_bytes
         target = str(Path(to).resolve()) if to and here else to or about.merged
         if not target.startswith("/"):
             raise AdapterError(f"--to {to}: a folder on {cluster.head.name} is named from its root, such as /data/{to}")
-        print(f"merging step {about.step} of {about.run_id} into {target}: {size_text(size)}", flush=True)
         if about.packing_bytes:
             print(
                 "trained beside four bits a weight, merged into the base as it was: answers differ a little", flush=True
             )
         with tuned_model.start(cluster.head, about, "merge", ["--to", target, "--attached"]) as talk:
-            for made in talk.messages():
-                done = f"already merged, step {about.step}: " if made["already"] else ""
-                print(f"{done}{made['folder']} on {cluster.head.name}: {made['files']} files, sealed by SHA256SUMS")
+            for told in talk.messages():
+                if "merging" in told:
+                    what = f"merging step {about.step} of {about.run_id} into {told['merging']}"
+                    print(f"{what}: {size_text(size)}", flush=True)
+                    continue
+                done = f"already merged, step {about.step}: " if told["already"] else ""
+                print(f"{done}{told['folder']} on {cluster.head.name}: {told['files']} files, sealed by SHA256SUMS")
         if fetch and not cluster.head.here:
             home = tuned_model.home(about.run_id) / "merged"
             print(f"bringing {size_text(size)} home to {home}", flush=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.laptop import runs
-from training.laptop.checkpoints import wanted_step
 from training.laptop.follow import Look
 from training.laptop.head_node import Head, HereHead
+from training.learned import wanted_step
 from training.run_folder import CHECKPOINTS, CLAIM, checkpoint_steps, was_made_in
 from training.starts import STARTS
 from training.sums import BEST
@@ -37,6 +37,8 @@ class Copy:
     """Seconds since 1970; 0 where nothing says it."""
     made_here: bool = False
     """On the laptop: it ran there, with --here, and was not fetched."""
+    laid_down: bool = False
+    """Whether what it learned can be loaded from its folder's `adapter` or `model`."""
     base_model: str = ""
     """As its recipe names it; empty where nothing says so."""
 
@@ -60,7 +62,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _details_command(folder: str) -> str:
-    """A shell command that prints size, claim, checkpoints, the best one and the first start, of every run there."""
+    """A shell command that prints of every run there what `_copies` reads, in its order."""
     parts = (
         '"$r"',
         '"$(du -sk "$r" | sed \'s/[^0-9].*//\')"',
@@ -68,6 +70,7 @@ def _details_command(folder: str) -> str:
         f'"$(ls "$r/{CHECKPOINTS}" 2>/dev/null)"',
         f'"$(head -c 100 "$r/{CHECKPOINTS}/{BEST}" 2>/dev/null)"',
         f'"$(sed -n \'1s/.*"at": *\\([0-9.]*\\).*/\\1/p\' "$r/{STARTS}" 2>/dev/null)"',
+        '"$([ -e "$r/adapter" ] || [ -e "$r/model" ] && echo there)"',
         '"$(grep -m 1 "^base_model = " "$r/recipe.toml" 2>/dev/null)"',
     )
     line = f"printf '{PART_OCTAL.join(['%s'] * len(parts))}\\035' {' '.join(parts)}"
@@ -94,13 +97,13 @@ def _copies(looks: Mapping[str, Look], details: str, here: frozenset[str] = froz
     found = {}
     for text in details.split(END):
         run_id, *rest = text.split(PART)
-        if run_id in looks and len(rest) == 6:
-            kib, claim, names, best, first, base = rest
+        if run_id in looks and len(rest) == 7:
+            kib, claim, names, best, first, laid, base = rest
             steps = tuple(checkpoint_steps(names.split()))
             wanted = wanted_step(names.split(), best)
             size_bytes = int(kib or 0) * 1024
             found[run_id] = Copy(
-                *(looks[run_id], size_bytes, claim.strip(), steps, wanted, _seconds(first), run_id in here),
+                *(looks[run_id], size_bytes, claim.strip(), steps, wanted, _seconds(first), run_id in here, bool(laid)),
                 _base_model(base),
             )
     return found

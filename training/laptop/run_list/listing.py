@@ -69,7 +69,7 @@ class Row:
         if not self.laptop:
             return "no"
         if self.laptop.made_here:
-            return "made here"
+            return _made_here(self.laptop)
         if not self.one_run:
             return "another run of this id"
         there = f"step {self.laptop.steps[-1]}" if self.laptop.steps else "logs"
@@ -106,6 +106,15 @@ def lines(found: Sequence[Row]) -> list[list[str]]:
         ]
         for row in found
     ]
+
+
+def _made_here(copy: Copy) -> str:
+    """A run lays down at its end what it learned; one that was lost or is of an older version has not."""
+    if copy.look.active:
+        return "made here, goes on"
+    if not copy.steps:
+        return "made here, no checkpoint"
+    return "made here" if copy.laid_down else f"made here, not verified yet: fab fetch --run {copy.look.run_id} --here"
 
 
 def _steps(row: Row) -> str:

@@ -14,7 +14,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ class Change:
         return self.experts.merged(name, tensor) if self.experts and name in self.experts.pieces else None
 
 
-def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
-    """Write the merged model to `target`. AdapterError where base, target or disk are not as they must be."""
+def merge(model_dir: Path, adapter_dir: Path, target: Path, begins: Callable[[], None] = lambda: None) -> Merged:
+    """Write the merged model to `target`. AdapterError where base, target or disk are not as they must be. `begins`
+    is called before the first file is written, after all that is refused beforehand."""
     adapter = Adapter(adapter_dir)
     base_hash = refuse_other_base(model_dir, adapter_dir)
     adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
@@ -81,6 +82,7 @@ def merge(model_dir: Path, adapter_dir: Path, target: Path) -> Merged:
         _refuse_other_content(target, adapter_dir, adapter_hash, base_hash)
         return _there(target, already=True)
     _refuse_without_room(model_dir, target)
+    begins()
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -254,7 +256,7 @@ def main() -> int:
     def work() -> None:
         if args.attached:
             attached.end_with_input()
-        made = merge(args.model, args.adapter, args.to)
+        made = merge(args.model, args.adapter, args.to, lambda: attached.tell(merging=str(args.to)))
         attached.tell(folder=str(made.folder), bytes=made.nbytes, files=made.files, already=made.already)
 
     return attached.run(work, args.attached)

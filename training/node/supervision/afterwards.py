@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 from training.launch import Host, Launch
+from training.learned import lay_down
 from training.node.supervision.node_ssh import on_hosts, output_of
 from training.run_folder import METRICS, PROFILE
+from training.verify import FetchError
 
 LOGS_S = 10.0
 PROFILE_S = 180.0
@@ -49,6 +51,17 @@ def _rsync(launch: Launch, host: Host, folder: str, options: list[str], timeout_
     source, target = f"{host.name}:{launch.run_dir}/{folder}/", f"{launch.run_dir}/{folder}/"
     argv = ["rsync", "-a", f"--timeout={LOGS_S:.0f}", *options, "--exclude=*", source, target]
     output_of(argv, host.name, timeout_s)
+
+
+def bring_home(launch: Launch) -> None:
+    """What a run of this machine learned, where a fetch lays it: whoever started it may have left. A failure is only
+    said; a fetch says it again."""
+    if not launch.here:
+        return
+    try:
+        lay_down(Path(launch.run_dir))
+    except (FetchError, OSError) as error:
+        print(f"what was learned: {error}", file=sys.stderr, flush=True)
 
 
 def evaluate(launch: Launch) -> None:

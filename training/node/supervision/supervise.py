@@ -109,6 +109,7 @@ class Supervisor:
         note_start(self.run_dir, self.launch, self.status.started)
         end, code = self._run()
         self._write_end(end, code)
+        afterwards.bring_home(self.launch)
         afterwards.evaluate(self.launch)
         return 0 if end.state in {"finished", "stopped"} else 1
 
