@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -276,7 +277,8 @@ def _static_contradictions(nodes: list[dict[str, Any]], ssh: Mapping[str, Any]) 
         with suppress(ValueError):  # said where the key is read
             path = expanded(Path(key))
             if not path.is_file():
-                yield f"{setting}: there is no private key at {path}; make one with: ssh-keygen -t ed25519 -f {path}"
+                make = shlex.join(["ssh-keygen", "-t", "ed25519", "-f", str(path)])
+                yield f"{setting}: there is no private key at {path}; make one with: {make}"
 
 
 def _is_address(text: str) -> bool:

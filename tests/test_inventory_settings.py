@@ -34,6 +34,11 @@ def static(tmp_path, *nodes):
     return f'provider = "static"\n[ssh]\nkey = "{key_file(tmp_path)}"\n{tables}'
 
 
+def test_the_command_that_makes_a_missing_key_has_its_path_as_one_word(tmp_path):
+    text = static(tmp_path, 'name = "te1"\naddress = "10.0.0.1"').replace(f"{tmp_path}/id", f"{tmp_path}/我的 id")
+    assert any(line.endswith(f"ssh-keygen -t ed25519 -f '{tmp_path}/我的 id'") for line in problems(tmp_path, text))
+
+
 def test_an_empty_file_gives_a_rented_cluster(tmp_path):
     assert load(tmp_path, "") == Settings()
     assert Settings().is_rented and not Settings().on_this_machine

@@ -157,9 +157,10 @@ def test_only_kinds_of_key_the_cloud_takes_are_given_to_it(tmp_path, places, kin
 
 
 def test_a_key_without_its_public_half_is_said_with_the_command_that_makes_it(tmp_path, places):
-    (tmp_path / "id").write_text("private")
-    with pytest.raises(RentError, match="ssh-keygen -y -f"):
-        keys.ensure_key(settings(tmp_path / "id"))
+    (key := tmp_path / "我的 id").write_text("private")
+    with pytest.raises(RentError) as refusal:
+        keys.ensure_key(settings(key))
+    assert str(refusal.value).endswith(f"make it: ssh-keygen -y -f '{key}' > '{key}.pub'")
 
 
 OLD = "203.0.113.5 ssh-rsa OLDKEY\n203.0.113.5,name ssh-ed25519 OLD2\n203.0.113.6 ssh-ed25519 OTHER\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,8 @@ def ensure_key(settings: Settings) -> str:
     if told := public(key):
         return told
     file = key.with_name(f"{key.name}.pub")
-    raise RentError(f"ssh.key: {key} has no public half beside it; make it: ssh-keygen -y -f {key} > {file}")
+    make = f"ssh-keygen -y -f {shlex.quote(str(key))} > {shlex.quote(str(file))}"
+    raise RentError(f"ssh.key: {key} has no public half beside it; make it: {make}")
 
 
 def _make_key(key: Path, comment: str) -> None:

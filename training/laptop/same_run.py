@@ -6,6 +6,7 @@ The same id can be of two clusters, and of one disk and an older copy of it that
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -23,9 +24,10 @@ def refuse_another(download: Download, there: Collection[str], newest: int | Non
 
 def another(local: Path, why: str) -> FetchError:
     """The refusal, with the way out."""
+    move = shlex.join(["mv", str(local), f"{local}.kept"])
     return FetchError(
         f"{local} is not an earlier copy of this run: {why}. Nothing of it was replaced; "
-        f"to have both: mv {local} {local}.kept, then fetch again"
+        f"to have both: {move}, then fetch again"
     )
 
 
