@@ -284,7 +284,7 @@ def test_without_a_head_and_a_tokenizer_the_files_are_looked_at_all_the_same(tmp
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
 
-    def opened(_here):
+    def opened(*_):
         raise SettingsError("there is no cluster")
 
     monkeypatch.setattr(data_look, "opened", opened)

@@ -201,7 +201,10 @@ def test_what_the_run_says_is_text_and_never_markup(dom, report):
 
 def test_plan_cost_checkpoints_and_origin_are_told(dom):
     joined = " | ".join(dom.texts)
-    assert "memory of a rank | 5 GiB | 5.25 GiB | 105%" in joined and "a step of the last start | 1 s | 1.1 s | 110%" in joined
+    assert (
+        "memory of a rank | 5 GiB | 5.25 GiB | 105%" in joined
+        and "a step of the last start | 1 s | 1.1 s | 110%" in joined
+    )
     assert "the whole run | 1 h 15 min | 1 h 30 min | 120%" in joined and "20.00 CNY" in dom.texts
     assert "step-30 | 1.331 | " in joined and " | best | step-40" in joined and ".tmp-step-50" not in joined
     assert "Resumed from step 20, which 4 ranks had saved." in dom.texts
