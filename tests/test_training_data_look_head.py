@@ -37,7 +37,7 @@ def head(tmp_path, monkeypatch):
     found = HereHead(tmp_path / "runs")
 
     @contextmanager
-    def opened(here):
+    def opened(here, _hint=""):
         assert not here
         yield OpenCluster(found)
 
