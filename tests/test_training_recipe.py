@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.model_names import RECIPES, load_recipe, recipe_names
+from training.model_names import RECIPES, load_recipe, recipe_names, typed
 from training.recipe import RecipeError, read_recipe
 from training.recipe_tables import Optimizer
 
@@ -164,3 +164,10 @@ def test_a_recipe_saved_by_notepad_is_read_and_one_in_gbk_is_named(tmp_path):
     (tmp_path / "a.toml").write_text(text, encoding="gbk")
     with pytest.raises(RecipeError, match=r"a\.toml: not UTF-8; it looks like GBK.*iconv -f GBK -t UTF-8 "):
         read_recipe(tmp_path / "a.toml")
+
+
+def test_a_recipe_is_typed_by_its_name_and_one_that_was_derived_by_its_folder_or_id():
+    known = load_recipe("qwen3-8b")
+    assert typed(known) == "qwen3-8b"
+    assert typed(known.model_copy(update={"name": "mine", "base_model": "folder:/tmp/my model"})) == "'/tmp/my model'"
+    assert typed(known.model_copy(update={"name": "mine", "base_model": "owner/mine"})) == "owner/mine"

@@ -96,6 +96,13 @@ def has_recipe(model: str) -> bool:
         return False
 
 
+def typed(recipe: Recipe) -> str:
+    """What `--model` takes for a recipe, quoted for a shell: its name; of one that was derived the folder or the id."""
+    if recipe.base_model.startswith(FOLDER):
+        return shlex.quote(recipe.base_model.removeprefix(FOLDER))
+    return recipe.name if has_recipe(recipe.name) else shlex.quote(recipe.base_model)
+
+
 def named_model(name: str) -> NamedModel:
     """The model that one of [models] names means: a recipe's, one of the Hub by its id, or a folder of this machine.
     Raises RecipeError."""

@@ -15,7 +15,7 @@ from training.laptop.folder_model import folder_shape
 from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
-from training.model_names import FOLDER, has_recipe, own_name
+from training.model_names import FOLDER, has_recipe, own_name, typed
 from training.plan.machines import Machines
 from training.plan.stand_in import with_network
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
@@ -86,12 +86,12 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)
-    found = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, recipe.name)
+    found = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, typed(recipe))
     if wish.line_rate_gbps:
         found = replace(found, line_rate_gbps=wish.line_rate_gbps, own=False)
     as_it_is = found.own or not (wish.card or wish.line_rate_gbps)
     measured = known(settings.name, found.head if as_it_is else None)
-    at = with_network(machines(settings, found, as_it_is, measured, recipe.name))
+    at = with_network(machines(settings, found, as_it_is, measured, typed(recipe)))
     faults = folder_faults(settings.models.names, sent_before=found.head is not None)
     notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape), *faults)
     asked = Asked(wish, recipe, shape, found, at, size, notes)

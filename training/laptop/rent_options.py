@@ -25,6 +25,7 @@ from training.laptop.measurements import Measurements
 from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import Wish, subject
 from training.launch import LaunchError
+from training.model_names import typed
 from training.money import HOUR, money
 from training.plan.frontier import Offered, Way, has_rows, rows, ways
 from training.plan.options import AS_FAST, Search, in_four_bits
@@ -89,7 +90,7 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
     offers: tuple[OnOffer, ...] = ()
     notes = known.notes
     if settings.is_listed:
-        offered = list(_listed(settings, wish, known, recipe.name))
+        offered = list(_listed(settings, wish, known, typed(recipe)))
         notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)
     else:
         try:
