@@ -319,6 +319,50 @@ def test_a_supervisor_that_does_not_start_is_said_at_once(here: HereHead):
     assert time.monotonic() - began < 10
 
 
+def test_a_run_is_found_while_it_is_started_again_and_after_a_start_that_came_to_nothing(here: HereHead):
+    (here.runs / RUN / "logs").mkdir()
+    launch = Launch(RUN, str(here.runs / RUN), (), "training.node.finetune", (), sys.executable, {}, here=True)
+    (here.runs / RUN / "launch.json").write_text(launch_text(launch))
+    (here.runs / RUN / "status.json").write_text(status_text(Status(RUN, "stopped")))
+    with pytest.raises(HeadError, match="did not start"):
+        here.start(launch)
+    assert runs.find(here, RUN) == RUN and runs.look(here, RUN).state == "stopped"
+    code = (  # stands in for a supervisor: says what it finds when it begins, and that it runs
+        "import os, pathlib, time\n"
+        "status = pathlib.Path('status.json')\n"
+        "pathlib.Path('found').write_text(status.read_text())\n"
+        "pathlib.Path('new').write_text(status.read_text().replace('stopped', 'running'))\n"
+        "os.replace('new', status)\n"
+        "time.sleep(0.5)\n"
+    )
+    (shipped := here.runs / RUN / "training" / "node" / "supervision").mkdir(parents=True)
+    for package in (shipped, *shipped.parents[:2]):
+        (package / "__init__.py").touch()
+    (shipped / "supervise.py").write_text(code)
+    here.start(launch)
+    assert "stopped" in (here.runs / RUN / "found").read_text()
+    assert "running" in (here.runs / RUN / "status.json").read_text()
+
+
+@pytest.mark.parametrize(("unit", "state"), [("false", "stopped"), ("true", None)])
+def test_a_head_that_starts_nothing_leaves_the_run_as_it_was(head, tmp_path: Path, monkeypatch, unit, state):
+    monkeypatch.setattr("training.laptop.head_node.unit_argv", lambda launch: [unit])
+    head.runs = tmp_path
+    (run := tmp_path / RUN).mkdir()
+    launch = Launch(RUN, str(run), (), "training.node.finetune", (), sys.executable, {})
+    (run / "launch.json").write_text(launch_text(launch))
+    (run / "status.json").write_text(before := status_text(Status(RUN, "stopped", 'it "said" $HOME %s')))
+    (run / "stop").touch()
+    if state:
+        with pytest.raises(HeadError):
+            head.start(launch)
+        assert (run / "status.json").read_text().strip() == before.strip()
+    else:
+        head.start(launch)
+        assert not (run / "status.json").exists()
+    assert not (run / "stop").exists()
+
+
 def test_a_command_without_an_end_is_the_heads_trouble(here: HereHead):
     with pytest.raises(HeadError, match="sleep: no end within"):
         here.shell("sleep 5", 0.1)

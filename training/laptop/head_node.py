@@ -114,7 +114,10 @@ class RemoteHead:
             ) from error
 
     def start(self, launch: Launch) -> None:
-        self.shell(f"rm -f {launch.run_dir}/{STATUS} {launch.run_dir}/{STOP} && {shlex.join(unit_argv(launch))}")
+        status, stop = f"{launch.run_dir}/{STATUS}", f"{launch.run_dir}/{STOP}"
+        unit = shlex.join(unit_argv(launch))
+        put_back = f'[ -z "$was" ] || printf "%s\\n" "$was" >{status}'  # a run without a status is not found
+        self.shell(f"was=$(cat {status} 2>/dev/null); rm -f {status} {stop}; {unit} || {{ {put_back}; false; }}")
 
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection."""
@@ -174,8 +177,8 @@ class HereHead:
 
     def start(self, launch: Launch) -> None:
         folder = Path(launch.run_dir)
-        for name in (STATUS, STOP):
-            (folder / name).unlink(missing_ok=True)
+        (folder / STOP).unlink(missing_ok=True)
+        before = _inode(folder / STATUS)  # stays until there is another: a run without one is not found
         with (folder / "logs" / "supervisor.log").open("ab") as log:
             supervisor = subprocess.Popen(
                 supervisor_argv(launch),
@@ -187,7 +190,7 @@ class HereHead:
             )
         # the status says who the supervisor is: without one a look would take the run for lost
         deadline = time.monotonic() + ANSWER_S
-        while not (folder / STATUS).exists():
+        while _inode(folder / STATUS) == before:
             if supervisor.poll() is not None or time.monotonic() > deadline:
                 raise HeadError(f"the supervisor did not start; it said so in {folder}/logs/supervisor.log")
             time.sleep(0.02)
@@ -197,6 +200,14 @@ class HereHead:
 
     def close(self) -> None:
         """There is no connection."""
+
+
+def _inode(path: Path) -> int | None:
+    """What tells a file from the one that was put in its place; None where there is none."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
