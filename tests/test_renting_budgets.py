@@ -138,6 +138,26 @@ def test_up_cost_and_down_say_what_a_kept_disk_makes_of_the_budget_before_it_doe
         assert "budget: 60.00 CNY a month, exceeded by " in after and "te1's disk costs" not in after
 
 
+def test_without_a_budget_too_cost_says_what_a_kept_disk_adds_after_the_release(tmp_path, monkeypatch):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        now = cluster.cloud.now()
+        cluster.api.hurry((cost.month_end(now) - now).total_seconds() + 5 * 24 * 3600)
+        cluster.up(1)
+        (line,) = [line for line in cluster.fab("cost").stdout.splitlines() if line.startswith("te1's data disk")]
+        said = "te1's data disk stays when its machine is released and costs {} CNY more until the month ends: "
+        assert line == said.format(amounts(line)[0]) + "fab down --disks deletes it"
+        cluster.down()
+        after = cluster.fab("cost").stdout
+        (month,) = [line for line in after.splitlines() if line.startswith("this month: ")]
+        assert 0 < amounts(line)[0] <= amounts(month)[-1], "it became that, and the hours until the release"
+        assert "te1's data disk stays" not in after
+    two = kept_disks.after_release(kept_disks.Kept({"te1": 1.0, "te2": 2.0}), "CNY")
+    assert two == (
+        "te1, te2's data disks stay and cost 3.00 CNY more until the month ends: fab down --disks deletes them"
+    )
+    assert kept_disks.after_release(kept_disks.NONE, "CNY") == ""
+
+
 def test_with_the_kept_disks_deleted_too_or_none_kept_nothing_breaks_the_budget(tmp_path, monkeypatch):
     with PaperCluster(tmp_path, monkeypatch) as cluster:
         now = cluster.cloud.now()

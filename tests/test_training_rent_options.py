@@ -25,6 +25,7 @@ from training.laptop import rent_options, rent_table
 from training.laptop.plan_options import Wish
 from training.launch import LaunchError
 from training.model_names import load_recipe
+from training.money import HOUR, bare
 from training.plan.measured import text
 from training.run_folder import MEASURED
 
@@ -435,3 +436,17 @@ def test_take_without_rent_and_hours_with_it_are_refused_in_a_sentence(local):
     assert (done.returncode, done.stderr) == (2, "--take 1 is for --rent\n")
     done = local.fab("plan", "--model", "qwen2.5-14b", "--rent", "--hours", "2")
     assert done.returncode == 2 and done.stderr.startswith("--hours is for machines that are chosen")
+
+
+def test_all_prices_of_a_row_are_of_all_its_machines(cloud):
+    choices = looked()
+    rows = [rent_table._cells(choices, "", way) for way in choices.rows]
+    assert {way.offered.nodes for way in choices.rows} > {1}
+    for way, cells in zip(choices.rows, rows, strict=True):
+        offer = choices.offers[way.offered.type_name]
+        hour, listed, spot = cells[-4:-1]
+        assert hour == bare(way.offered.machines.price_h, per=HOUR)
+        assert listed == bare(way.offered.nodes * offer.price.list, per=HOUR)
+        assert spot == " to ".join(
+            bare(way.offered.nodes * each, per=HOUR) for each in (offer.spot.low, offer.spot.high)
+        )

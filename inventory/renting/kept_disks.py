@@ -50,6 +50,18 @@ def of_machines(disks: Sequence[Disk], months: Mapping[str, float], there: Seque
     return Kept({name: share for name, share in found.items() if share})
 
 
+def after_release(kept: Kept, currency: str) -> str:
+    """That the disks go on costing when their machines are released; empty where none does this month."""
+    if not kept.total:
+        return ""
+    one = len(kept.shares) == 1
+    stay = "data disk stays when its machine is released and costs" if one else "data disks stay and cost"
+    return (
+        f"{', '.join(kept.shares)}'s {stay} {money(kept.total, currency)} more until the month ends: fab down --disks "
+        f"deletes {'it' if one else 'them'}"
+    )
+
+
 def beyond(budget: float, committed: float, kept: Kept, currency: str) -> str:
     """That the disks, should they stay, cost more this month than its budget has left, and what ends that; empty where
     they do not. `committed`: all else that counts."""

@@ -24,7 +24,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     book = ledger.Ledger.of(cloud, settings)
     past, currency = book.record(instances, now), book.currency
     book.record_kept(disks, snapshots, now)
-    outlive = [d for d in ledger.stays(disks) if d.instance_id and settings.rental.budget]
+    outlive = [d for d in ledger.stays(disks) if d.instance_id]
     months = cost.disk_months(cloud, (*cost.loose(disks), *outlive))
     spent = cost.spent(instances, past, cost.month_shares(disks, months, past, now), now)
     if instances:
@@ -39,11 +39,13 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     if table := bill.past_table(past, settings.name, now):
         show.show(table)
     show.show(bill.month_line(spent, currency))
-    if settings.rental.budget:
-        show.show(budgets.left(settings.rental.budget, spent, currency))
-        outliving = kept_disks.of_machines(outlive, months, instances, now)
-        if said := kept_disks.beyond(settings.rental.budget, spent.committed, outliving, currency):
-            show.show(said)
+    budget = settings.rental.budget
+    if budget:
+        show.show(budgets.left(budget, spent, currency))
+    outliving = kept_disks.of_machines(outlive, months, instances, now)
+    more = kept_disks.beyond(budget, spent.committed, outliving, currency)
+    if said := more or kept_disks.after_release(outliving, currency):
+        show.show(said)
 
 
 def show_machines(settings: Settings) -> None:

@@ -76,14 +76,16 @@ def _cells(choices: Choices, name: str, way: Way) -> list[str]:
         money(way.money) or NONE,
         bare(at.price_h, per=HOUR) or NONE,
     ]
-    return [*cells, *_spot_cells(offer)] if _has_spot(choices) else cells
+    return [*cells, *_spot_cells(offer, way.offered.nodes)] if _has_spot(choices) else cells
 
 
-def _spot_cells(offer: OnOffer | None) -> list[str]:
+def _spot_cells(offer: OnOffer | None, nodes: int) -> list[str]:
+    """Prices of all machines of the row, as those before them are."""
     if offer is None:
         return [NONE, NONE, NONE]
-    price = f"{bare(offer.spot.low, per=HOUR)} to {bare(offer.spot.high, per=HOUR)}" if offer.spot else NONE
-    return [bare(offer.price.list, per=HOUR), price, offer.advice.interruption_text if offer.advice else NONE]
+    low, high = (nodes * each for each in ((offer.spot.low, offer.spot.high) if offer.spot else (0.0, 0.0)))
+    price = f"{bare(low, per=HOUR)} to {bare(high, per=HOUR)}" if offer.spot else NONE
+    return [bare(nodes * offer.price.list, per=HOUR), price, offer.advice.interruption_text if offer.advice else NONE]
 
 
 def _time(seconds: float | None) -> str:
