@@ -144,6 +144,8 @@ def test_without_a_budget_too_cost_says_what_a_kept_disk_adds_after_the_release(
         cluster.api.hurry((cost.month_end(now) - now).total_seconds() + 5 * 24 * 3600)
         cluster.up(1)
         (line,) = [line for line in cluster.fab("cost").stdout.splitlines() if line.startswith("te1's data disk")]
+        (month,) = [line for line in cluster.fab("cost").stdout.splitlines() if line.startswith("this month: ")]
+        assert "0.00 CNY for disks without a machine" in month, "it is in its machine's price until then"
         said = "te1's data disk stays when its machine is released and costs {} CNY more until the month ends: "
         assert line == said.format(amounts(line)[0]) + "fab down --disks deletes it"
         cluster.down()

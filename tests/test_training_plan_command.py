@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
@@ -356,6 +357,30 @@ def test_of_much_text_the_first_part_is_counted_and_the_rest_reckoned_by_it(plac
     for found, is_so in ((sampled.work.tokens, whole.work.tokens), (sampled.work.rows, whole.work.rows)):
         assert found == pytest.approx(is_so, rel=0.1)
     assert sampled.records == pytest.approx(whole.records, rel=0.1)
+
+
+def test_long_records_ahead_do_not_decide_what_the_short_ones_after_them_come_to(place):
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    recipe = load_recipe("tiny", {"validation.fraction": "0.05"})
+    lines = [json.dumps({"text": "word " * length}) for length in [500_000] + [20] * 300]
+    (path := place / "data.jsonl").write_text("\n".join(lines))
+    size = size_of((str(path),), recipe)
+    assert size.records == 286 and size.work.longest == 192
+    cut = [json.dumps({"prompt": "word " * 20_000, "completion": "never seen"})] * 1500
+    good = [json.dumps(WORDS)] * 3000
+    path.write_text("\n".join([*cut, *good]))
+    assert size_of((str(path),), load_recipe("tiny")).how == "estimated: four bytes of text a token"
+
+
+def test_a_tokenizer_that_came_without_its_words_counts_nothing(place):
+    tokenizer = tiny.tokenizer() if find_spec("transformers") else pytest.skip("needs the [train] extra")
+    recipe = load_recipe("qwen2.5-7b")
+    folder = place / ".cache" / "spotune" / "models" / recipe.model_dir
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    assert size_of((records(place),), recipe).how == "counted with the model's tokenizer"
+    (folder / "tokenizer.json").unlink()
+    assert size_of((records(place),), recipe).how == "estimated: four bytes of text a token"
 
 
 def test_a_folder_of_ones_own_is_planned_before_it_was_ever_trained(place):

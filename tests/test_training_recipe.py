@@ -169,5 +169,6 @@ def test_a_recipe_saved_by_notepad_is_read_and_one_in_gbk_is_named(tmp_path):
 def test_a_recipe_is_typed_by_its_name_and_one_that_was_derived_by_its_folder_or_id():
     known = load_recipe("qwen3-8b")
     assert typed(known) == "qwen3-8b"
-    assert typed(known.model_copy(update={"name": "mine", "base_model": "folder:/tmp/my model"})) == "'/tmp/my model'"
+    assert typed(known.model_copy(update={"name": "mine", "base_model": "folder:/tmp/my model"})) == "/tmp/my model"
     assert typed(known.model_copy(update={"name": "mine", "base_model": "owner/mine"})) == "owner/mine"
+    assert typed(known.model_copy(update={"base_model": "other/Qwen3-8B"})) == "other/Qwen3-8B", "of the name alone"

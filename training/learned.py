@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def point(run: Path, checkpoint: Path) -> None:
     """A link `adapter` or `model` in the run folder, to what the checkpoint holds of that name."""
     part = part_of(run / checkpoint)
     link, target = run / part, checkpoint / part
-    fresh = link.with_name(f".{link.name}.new")
+    fresh = link.with_name(f".{link.name}.{os.getpid()}.new")  # a run that ends and a fetch may do it at once
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)
     fresh.replace(link)

@@ -97,10 +97,11 @@ def has_recipe(model: str) -> bool:
 
 
 def typed(recipe: Recipe) -> str:
-    """What `--model` takes for a recipe, quoted for a shell: its name; of one that was derived the folder or the id."""
+    """What `--model` takes for a recipe: its name; of one that was derived the folder or the id."""
     if recipe.base_model.startswith(FOLDER):
-        return shlex.quote(recipe.base_model.removeprefix(FOLDER))
-    return recipe.name if has_recipe(recipe.name) else shlex.quote(recipe.base_model)
+        return recipe.base_model.removeprefix(FOLDER)
+    its = has_recipe(recipe.name) and load_recipe(recipe.name).base_model == recipe.base_model
+    return recipe.name if its else recipe.base_model
 
 
 def named_model(name: str) -> NamedModel:

@@ -26,7 +26,7 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     book.record_kept(disks, snapshots, now)
     outlive = [d for d in ledger.stays(disks) if d.instance_id]
     months = cost.disk_months(cloud, (*cost.loose(disks), *outlive))
-    spent = cost.spent(instances, past, cost.month_shares(disks, months, past, now), now)
+    spent = cost.spent(instances, past, cost.month_shares(cost.loose(disks), months, past, now), now)
     if instances:
         show.show(bill.cost_table(instances, now))
     else:

@@ -32,6 +32,10 @@ BYTES_A_TOKEN = 4.0
 """Of text in UTF-8: English has about four letters a token, Chinese one and a half characters of three bytes."""
 TURN_TOKENS = 5
 """What a chat template puts around a turn."""
+MOST_BYTES_A_TOKEN = 8
+"""Of text; what is longer than a row by that is cut."""
+LEAST = 2
+"""Records that are prepared at least, where there are so many: one may be held out."""
 SAMPLE_BYTES = 2_000_000
 """So much of the text is prepared as for a run; the rest is reckoned by what that gave."""
 
@@ -84,19 +88,25 @@ def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe,
     from training.data.build import TRAIN, Build
     from training.data.encode import Encoder
 
-    bytes_before = list(accumulate(size for size, _ in sizes))
-    first = min(len(sizes), bisect_left(bytes_before, SAMPLE_BYTES) + 1)
+    bytes_before = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
+    first = min(len(sizes), max(LEAST, bisect_left(bytes_before, SAMPLE_BYTES) + 1))
     its = Bad(bad.skip, cure=bad.cure)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     with tempfile.TemporaryDirectory() as folder:
         build = Build(encoder, recipe, Path(folder), its, Watch(first, 0, _untold), most=first)
-        report = build.run(source, content="")[TRAIN]
+        try:
+            report = build.run(source, content="")[TRAIN]
+        except DataError:
+            if first == len(sizes) or (its.count and not its.skip):
+                raise
+            return _estimated(sizes, recipe, bad)  # the others may be all right
     share = bytes_before[-1] / max(1, bytes_before[first - 1])
     work = Workload(ceil(share * report.rows), round(share * report.tokens), report.longest, report.attention_span)
     part = "" if first == len(sizes) else f"the first {bytes_before[first - 1] / 1e6:.0f} MB of them "
     how = f"{part}counted with the model's tokenizer"
     left_out = max(bad, its, key=lambda each: each.count).left_out
-    return Size(work, round(share * (report.pairs or report.samples)), "; ".join(filter(None, (how, left_out))))
+    count = round((report.pairs or report.samples) * len(sizes) / first)
+    return Size(work, count, "; ".join(filter(None, (how, left_out))))
 
 
 def _estimated(sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad) -> Size:

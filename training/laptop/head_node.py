@@ -117,7 +117,7 @@ class RemoteHead:
         status, stop = f"{launch.run_dir}/{STATUS}", f"{launch.run_dir}/{STOP}"
         unit = shlex.join(unit_argv(launch))
         put_back = f'[ -z "$was" ] || printf "%s\\n" "$was" >{status}'  # a run without a status is not found
-        self.shell(f"was=$(cat {status} 2>/dev/null); rm -f {status} {stop}; {unit} || {{ {put_back}; false; }}")
+        self.shell(f"rm -f {stop}; was=$(cat {status} 2>/dev/null); rm -f {status}; {unit} || {{ {put_back}; false; }}")
 
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection."""
@@ -178,7 +178,7 @@ class HereHead:
     def start(self, launch: Launch) -> None:
         folder = Path(launch.run_dir)
         (folder / STOP).unlink(missing_ok=True)
-        before = _inode(folder / STATUS)  # stays until there is another: a run without one is not found
+        before = _which(folder / STATUS)  # stays until there is another: a run without one is not found
         with (folder / "logs" / "supervisor.log").open("ab") as log:
             supervisor = subprocess.Popen(
                 supervisor_argv(launch),
@@ -190,7 +190,7 @@ class HereHead:
             )
         # the status says who the supervisor is: without one a look would take the run for lost
         deadline = time.monotonic() + ANSWER_S
-        while _inode(folder / STATUS) == before:
+        while _which(folder / STATUS) == before:
             if supervisor.poll() is not None or time.monotonic() > deadline:
                 raise HeadError(f"the supervisor did not start; it said so in {folder}/logs/supervisor.log")
             time.sleep(0.02)
@@ -202,12 +202,13 @@ class HereHead:
         """There is no connection."""
 
 
-def _inode(path: Path) -> int | None:
+def _which(path: Path) -> tuple[int, int] | None:
     """What tells a file from the one that was put in its place; None where there is none."""
     try:
-        return path.stat().st_ino
+        found = path.stat()
     except FileNotFoundError:
         return None
+    return found.st_ino, found.st_mtime_ns  # a number that is free again is given to the next file
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from training.counting import many
 from training.laptop.plan_options import Asked, Wish
+from training.model_names import typed
 from training.plan.options import Choice, Search, choose, in_four_bits
 
 MORE = (2, 4, 8)
@@ -24,7 +25,7 @@ def start(asked: Asked) -> str:
         )
     left = [f"{key}=auto" for key in wish.free if key not in asked.recipe.auto]
     settings = [*wish.settings, *(["dtype=float16"] if asked.lacks_dtype else []), *left]
-    words = ["fab", "train", "--model", asked.recipe.name, *_data(wish)]
+    words = ["fab", "train", "--model", typed(asked.recipe), *_data(wish)]
     return f"next: {shlex.join([*words, *_repeated('--set', settings)])}"
 
 
@@ -58,7 +59,7 @@ def _plan(asked: Asked, settings: Iterable[str], nodes: int = 0) -> str:
         "--price-per-hour": wish.price_per_hour,
     }
     said = [word for flag, value in flags.items() if value for word in (flag, _text(value))]
-    words = ["fab", "plan", "--model", asked.recipe.name, *_data(wish)]
+    words = ["fab", "plan", "--model", typed(asked.recipe), *_data(wish)]
     return shlex.join([*words, *said, *_repeated("--set", settings)])
 
 

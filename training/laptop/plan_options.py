@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -86,12 +87,12 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)
-    found = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, typed(recipe))
+    found = fleet(settings, wish.nodes, wish.card, wish.price_per_hour, shlex.quote(typed(recipe)))
     if wish.line_rate_gbps:
         found = replace(found, line_rate_gbps=wish.line_rate_gbps, own=False)
     as_it_is = found.own or not (wish.card or wish.line_rate_gbps)
     measured = known(settings.name, found.head if as_it_is else None)
-    at = with_network(machines(settings, found, as_it_is, measured, typed(recipe)))
+    at = with_network(machines(settings, found, as_it_is, measured, shlex.quote(typed(recipe))))
     faults = folder_faults(settings.models.names, sent_before=found.head is not None)
     notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape), *faults)
     asked = Asked(wish, recipe, shape, found, at, size, notes)

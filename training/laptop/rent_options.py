@@ -3,6 +3,7 @@ in time. `--take` writes one of them into cluster.toml."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TextIO
@@ -90,7 +91,7 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
     offers: tuple[OnOffer, ...] = ()
     notes = known.notes
     if settings.is_listed:
-        offered = list(_listed(settings, wish, known, typed(recipe)))
+        offered = list(_listed(settings, wish, known, shlex.quote(typed(recipe))))
         notes = (*notes, *fleet(settings, wish.nodes, wish.card, wish.price_per_hour).notes)
     else:
         try:

@@ -18,6 +18,8 @@ from training.recipe import Recipe
 
 NEEDED = ("transformers", "tokenizers", "numpy")
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Without any of them transformers loads a tokenizer that knows no word, and says nothing."""
 
 
 def missing() -> list[str]:
@@ -30,7 +32,7 @@ def home_of(recipe: Recipe) -> Path | None:
     if recipe.base_model.startswith(FOLDER):
         return Path(recipe.base_model.removeprefix(FOLDER))
     own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir
-    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file():
+    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file() and _knows_words(own):
         return own
     return None if recipe.base_model == BUILT_IN else _in_hub_cache(recipe)
 
@@ -56,5 +58,11 @@ def _in_hub_cache(recipe: Recipe) -> Path | None:
     if not all(isinstance(path, str) for path in cached):
         return None
     folder = Path(str(cached[0])).parent
+    if not _knows_words(folder):
+        return None
     inside = (folder / TOKENIZER).read_text(encoding="utf-8")
     return folder if '"chat_template"' in inside or (folder / "chat_template.jinja").is_file() else None
+
+
+def _knows_words(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in VOCABULARIES)

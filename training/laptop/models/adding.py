@@ -4,6 +4,7 @@ training/recipes gets a file to edit."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def refuse_no_id(repo: str) -> None:
     """RecipeError where it cannot be a model of the Hub by how it is written."""
     if ID.fullmatch(repo):
         return
-    if repo and Path(repo).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(repo)):  # noqa: PTH111, PTH112 (of an unknown ~name Path makes an error)
         typed = shlex.quote(repo if is_folder(repo) else f"./{repo}")
         raise RecipeError(f"{repo!r} is a folder, which needs no adding: fab train --model {typed} --data FILE")
     raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
