@@ -13,11 +13,11 @@ from invoke import Context, Exit
 
 from inventory.setting_types import SettingsError
 from tests.support.run_folders import make_run
-from training.laptop import runs
+from training.laptop import runs, tokenizer_here
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.run_list import copies, deleting, listing
-from training.laptop.tasks import status, train
+from training.laptop.tasks import data, status, train
 from training.launch import LaunchError
 from training.run_folder import STATUS, Status, status_text
 from training.starts import note_start
@@ -288,10 +288,29 @@ def test_where_no_cloud_can_be_asked_yet_a_train_says_what_here_does(tmp_path, m
     with pytest.raises(Exit) as told:
         train.body(Context(), model="tiny")
     assert told.value.message == "the local cloud does not run: fab local.serve; --here trains on this machine"
+    for earlier in ({"resume": True}, {"from_adapter": run.name}):
+        with pytest.raises(Exit) as told:
+            train.body(Context(), **earlier)
+        assert told.value.message.endswith("fab local.serve; for what was made on this machine add --here"), earlier
     toml.write_text('provider = "static"\n')
     with pytest.raises(Exit) as told:
         train.body(Context(), model="tiny")
     assert "--here trains" not in told.value.message
+
+
+@pytest.mark.parametrize("lacks", [(), ("no_such_library",)])
+def test_where_no_cloud_can_be_asked_a_look_at_a_data_set_of_the_hub_names_here_if_it_would_help(
+    tmp_path, monkeypatch, lacks
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+    monkeypatch.setattr(tokenizer_here, "NEEDED", lacks)
+    (tmp_path / "cluster.toml").write_text('name = "nobody1"\nprovider = "aliyun"\n[aliyun]\nendpoint = "local"\n')
+    with pytest.raises(Exit) as told:
+        data.body(Context(), model="tiny", data=["owner/some-data"])
+    hint = "" if lacks else "; --here looks at the data on this machine"
+    assert told.value.message == f"the local cloud does not run: fab local.serve{hint}"
 
 
 def test_of_many_runs_the_newest_are_named_as_such(tmp_path):

@@ -128,6 +128,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return look_into(
             source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
         )
+    instead = LOOKS_HERE if given.from_hub and not lacks else ""
     lacks = lacks or "reading Parquet needs pyarrow, which is not in this Python"
     if asked.of_folder:
         raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
@@ -138,7 +139,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return replace(surveyed(found, asked.skip_bad), refused=said)
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(opened(False, "" if found else LOOKS_HERE))
+            cluster = stack.enter_context(opened(False, instead))
             stack.enter_context(turn(cluster.head))
         except (InventoryError, HeadError) as error:
             if found is None:

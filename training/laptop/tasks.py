@@ -91,7 +91,7 @@ def train(
             raise LaunchError("--force is for --resume: a new run has nothing to differ from")
         inspected = debugger.options(debug_rank, profile, detach)
         if resume is None:
-            there = stack.enter_context(opened(here, TRAINS_HERE)) if from_adapter else None
+            there = stack.enter_context(opened(here)) if from_adapter else None
             earlier = earlier_adapter.find(there.head, from_adapter) if there else None
             load = earlier.recipe if earlier and not model else None
             recipe = start_run.chosen_recipe(model or from_adapter, set or (), steps, epochs, load)
@@ -110,7 +110,7 @@ def train(
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)
             asked = resume if isinstance(resume, str) else None
-            cluster = replace(stack.enter_context(opened(here, TRAINS_HERE)), **inspected)
+            cluster = replace(stack.enter_context(opened(here)), **inspected)
             run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
         if not run_id:
             return  # nothing was started: nothing is extended either
