@@ -7,8 +7,9 @@ from decimal import Decimal
 
 import pytest
 
+from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, MACHINE, SYSTEM_DISK, Disk, Instance, Price
-from inventory.renting import bill, budgets, cost, kept_disks, show, tags
+from inventory.renting import bill, budgets, cost, kept_disks, report, show, tags
 from tests.support.paper_cluster import SMALL, PaperCluster
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -158,6 +159,20 @@ def test_without_a_budget_too_cost_says_what_a_kept_disk_adds_after_the_release(
         "te1, te2's data disks stay and cost 3.00 CNY more until the month ends: fab down --disks deletes them"
     )
     assert kept_disks.after_release(kept_disks.NONE, "CNY") == ""
+
+
+def test_what_a_kept_disk_adds_is_left_out_where_the_cloud_does_not_tell(tmp_path, monkeypatch, capsys):
+    with PaperCluster(tmp_path, monkeypatch) as cluster:
+        cluster.up(1)
+        cloud = cluster.cloud
+        refused = CloudError("DescribePrice: not authorized", Kind.AUTH)
+        monkeypatch.setattr(cloud, "disk_price_month", lambda *_: (_ for _ in ()).throw(refused))
+        report.report_cost(cloud, cluster.settings)
+        said = capsys.readouterr().out
+        assert "te1" in said and "this month: " in said and "data disk stays" not in said
+        cluster.write(SMALL + "budget = 60")
+        with pytest.raises(CloudError):
+            report.report_cost(cloud, cluster.settings)
 
 
 def test_with_the_kept_disks_deleted_too_or_none_kept_nothing_breaks_the_budget(tmp_path, monkeypatch):

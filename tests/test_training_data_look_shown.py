@@ -330,11 +330,11 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
     mirrored = _asked(tmp_path / "a.jsonl", recipe=load_recipe("qwen3-8b"), here=True).refused
     assert "; HF_ENDPOINT=https://hf-mirror.com hf download Qwen/Qwen3-8B" in mirrored
-    assert "'*.jinja' fetches it; without --here" in mirrored
+    assert "tokenizer.model fetches it; without --here" in mirrored
     assert look.refused == (
         "--here: the tokenizer of Qwen/Qwen3-8B is not on this machine; hf download Qwen/Qwen3-8B --revision main "
-        "--include '*.json' --include '*.jinja' fetches it from the mirror that HF_ENDPOINT names, or the Hub; "
-        "without --here the head is asked"
+        "--include '*.json' --include '*.jinja' --include tokenizer.model fetches it from the mirror that HF_ENDPOINT "
+        "names, or the Hub; without --here the head is asked"
     )
     assert look.survey.records == 1, "what can be seen without it is shown"
     monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))

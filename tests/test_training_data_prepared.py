@@ -29,6 +29,7 @@ from training.data.prepared import Writer, attention_span, open_prepared  # noqa
 from training.data.shapes import recognised  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
+from training.recipe_tables import Validation  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -237,21 +238,21 @@ def test_validation_takes_records_by_seed_and_number_alone(house, tokenizer, tmp
     source = _written(tmp_path / "train.jsonl", RECORDS)
     entry = _made(tokenizer, source, tmp_path / "cache", validation__fraction="0.2", seed="3")
     training, validation = open_prepared(entry / "train"), open_prepared(entry / "validation")
-    chosen = sorted(held_out(60, 3, 0.2))
+    chosen = sorted(held_out(60, 3, fifth := Validation(fraction=0.2)))
     encoder = Encoder(tokenizer, 160, "assistant")
     samples = [encoder.samples(encoder.rendered(recognised(record)))[0][0] for record in RECORDS]
     assert _flat(validation) == sorted((list(samples[n].ids), list(samples[n].labels)) for n in chosen)
     assert training.report.records + validation.report.records == 60
-    assert len(chosen) == 12 and chosen == sorted(held_out(60, 3, 0.2)) != sorted(held_out(60, 4, 0.2))
+    assert len(chosen) == 12 and chosen == sorted(held_out(60, 3, fifth)) != sorted(held_out(60, 4, fifth))
 
 
 @pytest.mark.parametrize("records", [2, 3, 20, 45, 60, 1000])
 @pytest.mark.parametrize("fraction", [0.001, 0.05, 0.1, 0.5])
 def test_the_held_out_share_is_the_one_asked_for_whatever_the_seed(records, fraction):
     for seed in range(5):
-        chosen = held_out(records, seed, fraction)
+        chosen = held_out(records, seed, Validation(fraction=fraction))
         assert len(chosen) == max(1, round(records * fraction)) and chosen < set(range(records))
-    assert held_out(records, 1, 0) == held_out(1, 1, fraction) == frozenset()
+    assert held_out(records, 1, Validation()) == held_out(1, 1, Validation(fraction=fraction)) == frozenset()
 
 
 def test_the_pad_token_is_the_recipes_or_the_tokenizers(tokenizer):

@@ -129,6 +129,8 @@ def test_a_folder_that_lacks_something_is_refused_by_what(folder: Path, missing,
         folder_recipe(str(folder), {})
     with pytest.raises(RecipeError, match="there is no such folder"):
         folder_recipe(str(folder / "nowhere"), {})
+    with pytest.raises(RecipeError, match=r"~nobody-here/model: there is no such folder"):
+        folder_recipe("~nobody-here/model", {})
 
 
 @pytest.mark.parametrize(

@@ -344,22 +344,26 @@ def test_a_run_is_found_while_it_is_started_again_and_after_a_start_that_came_to
     assert "running" in (here.runs / RUN / "status.json").read_text()
 
 
-@pytest.mark.parametrize(("unit", "state"), [("false", "stopped"), ("true", None)])
-def test_a_head_that_starts_nothing_leaves_the_run_as_it_was(head, tmp_path: Path, monkeypatch, unit, state):
-    monkeypatch.setattr("training.laptop.head_node.unit_argv", lambda launch: [unit])
+STARTS = "sleep 0.3; printf '%s' \"$0\" >new; mv new status.json"
+
+
+@pytest.mark.parametrize("unit", [["false"], ["true"], ["sh", "-c", STARTS, status_text(Status(RUN, "running"))]])
+def test_a_head_keeps_what_is_known_of_a_run_until_its_supervisor_has_begun(head, tmp_path: Path, monkeypatch, unit):
+    monkeypatch.setattr("training.laptop.head_node.ANSWER_S", 1.0)
+    monkeypatch.setattr("training.laptop.head_node.unit_argv", lambda launch: ["env", "-C", launch.run_dir, *unit])
     head.runs = tmp_path
     (run := tmp_path / RUN).mkdir()
     launch = Launch(RUN, str(run), (), "training.node.finetune", (), sys.executable, {})
     (run / "launch.json").write_text(launch_text(launch))
     (run / "status.json").write_text(before := status_text(Status(RUN, "stopped", 'it "said" $HOME %s')))
     (run / "stop").touch()
-    if state:
-        with pytest.raises(HeadError):
-            head.start(launch)
-        assert (run / "status.json").read_text().strip() == before.strip()
-    else:
+    if unit[0] == "sh":
         head.start(launch)
-        assert not (run / "status.json").exists()
+        assert (run / "status.json").read_text() == unit[-1]
+    else:
+        with pytest.raises(HeadError, match="did not start" if unit[0] == "true" else "env ended with 1"):
+            head.start(launch)
+        assert (run / "status.json").read_text() == before
     assert not (run / "stop").exists()
 
 

@@ -28,6 +28,7 @@ from tests.test_training_plan_calibration import MADE
 from training import tiny
 from training.cost.cards import card_bytes
 from training.cost.pace import Rates
+from training.data import DataError
 from training.laptop import data_look, data_size, machines
 from training.laptop.data_look import Question
 from training.laptop.data_size import size_of
@@ -372,15 +373,48 @@ def test_long_records_ahead_do_not_decide_what_the_short_ones_after_them_come_to
     assert size_of((str(path),), load_recipe("tiny")).how == "estimated: four bytes of text a token"
 
 
-def test_a_tokenizer_that_came_without_its_words_counts_nothing(place):
+def test_much_text_is_not_read_whole_for_the_sake_of_long_records(place, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    from training.data.encode import Encoder
+
+    seen, rendered = [], Encoder.rendered
+    monkeypatch.setattr(Encoder, "rendered", lambda self, one: seen.append(one) or rendered(self, one))
+    (path := place / "data.jsonl").write_text("\n".join([json.dumps({"text": "word " * 20_000})] * 200))
+    size = size_of((str(path),), load_recipe("tiny", {"validation.fraction": "0.05"}))
+    assert len(seen) == 79 and size.how == "the first 8 MB of them counted with the model's tokenizer"
+    assert size.records == size.work.rows == 190
+
+
+@pytest.mark.parametrize("count", [50, 3000])
+def test_what_is_wrong_with_all_records_is_said_however_many_there_are(place, count, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the [train] extra")
+    monkeypatch.setattr(data_size, "SAMPLE_BYTES", 20_000)
+    with pytest.raises(DataError, match="pad_token '<nosuch>' is no token of tiny"):
+        size_of((records(place, count),), load_recipe("tiny", {"pad_token": "<nosuch>"}))
+
+
+@pytest.mark.parametrize("lies", ["own cache", "hub's cache", "own folder"])
+def test_a_tokenizer_that_came_without_its_words_counts_nothing(place, monkeypatch, lies):
     tokenizer = tiny.tokenizer() if find_spec("transformers") else pytest.skip("needs the [train] extra")
     recipe = load_recipe("qwen2.5-7b")
-    folder = place / ".cache" / "spotune" / "models" / recipe.model_dir
-    tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
+    hub = place / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    homes = {
+        "own cache": place / ".cache" / "spotune" / "models" / recipe.model_dir,
+        "hub's cache": hub / f"models--{recipe.base_model.replace('/', '--')}" / "snapshots" / recipe.revision,
+        "own folder": place / "mine",
+    }
+    if lies == "own folder":
+        recipe = recipe.model_copy(update={"base_model": f"folder:{homes[lies]}"})
+    tokenizer.save_pretrained(homes[lies])
+    (homes[lies] / "config.json").write_text("{}")
     assert size_of((records(place),), recipe).how == "counted with the model's tokenizer"
-    (folder / "tokenizer.json").unlink()
-    assert size_of((records(place),), recipe).how == "estimated: four bytes of text a token"
+    (homes[lies] / "tokenizer.json").unlink()
+    if lies == "own folder":
+        with pytest.raises(DataError, match=r"the tokenizer at .*mine knows no words: is its tokenizer\.json there\?"):
+            size_of((records(place),), recipe)
+    else:
+        assert size_of((records(place),), recipe).how == "estimated: four bytes of text a token"
 
 
 def test_a_folder_of_ones_own_is_planned_before_it_was_ever_trained(place):

@@ -132,7 +132,12 @@ def is_folder(model: str) -> bool:
 
 def base_model_of(folder: str) -> str:
     """What a recipe's base_model says of a folder."""
-    return f"{FOLDER}{Path(folder).expanduser().resolve()}"
+    return f"{FOLDER}{expanded(folder).resolve()}"
+
+
+def expanded(folder: str) -> Path:
+    """With the home folder for its `~`; that of nobody is left as it is, and then there is no such folder."""
+    return Path(os.path.expanduser(folder))  # noqa: PTH111 (Path raises an error there)
 
 
 def place_of_folder(base_model: str) -> str:

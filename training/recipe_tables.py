@@ -135,6 +135,10 @@ class Validation(Table):
     every: Annotated[int, Field(ge=1)] = 50
     """Optimizer steps between looks; the last step always has one."""
 
+    def held_out(self, records: int) -> int:
+        """How many of so many records."""
+        return max(1, round(records * self.fraction)) if self.fraction and records > 1 else 0
+
 
 class Dpo(Table):
     """How goal dpo learns from pairs (Direct Preference Optimization, arXiv 2305.18290); keys as TRL and the papers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
@@ -25,7 +25,9 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     past, currency = book.record(instances, now), book.currency
     book.record_kept(disks, snapshots, now)
     outlive = [d for d in ledger.stays(disks) if d.instance_id]
-    months = cost.disk_months(cloud, (*cost.loose(disks), *outlive))
+    months = cost.disk_months(cloud, cost.loose(disks))
+    with nullcontext() if settings.rental.budget else suppress(CloudError):  # without one it is said, not summed up
+        months |= cost.disk_months(cloud, outlive)
     spent = cost.spent(instances, past, cost.month_shares(cost.loose(disks), months, past, now), now)
     if instances:
         show.show(bill.cost_table(instances, now))

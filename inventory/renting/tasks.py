@@ -25,11 +25,14 @@ def _cloud(settings: Any, record: str) -> Any:
 
     from inventory.cloud.errors import RentError
     from inventory.cloud.opening import open_cloud
+    from inventory.setting_types import expanded
 
-    folder = Path(record).expanduser() if record else None
     try:
+        folder = expanded(Path(record)) if record else None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:
+        raise RentError(f"--record {record}: {error}") from None
     except OSError as error:
         raise RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
     return open_cloud(settings, folder)

@@ -26,8 +26,9 @@ from training.data.look.watch import Watch
 from training.data.preference import refuse_other_goal
 from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
-from training.data.sample import IGNORED, BadRecord, DataError
+from training.data.sample import IGNORED, BadRecord, DataError, NothingLeftError
 from training.recipe import Recipe
+from training.recipe_tables import Validation
 
 VERSION = 5
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
@@ -40,15 +41,13 @@ DECIDING = ("transformers", "tokenizers", "jinja2")
 """Packages whose version may change what becomes of a text."""
 
 
-def held_out(records: int, seed: int, fraction: float) -> frozenset[int]:
+def held_out(records: int, seed: int, validation: Validation) -> frozenset[int]:
     """The numbers of the records that are kept out of training: those that a draw by seed and number puts first."""
-    if not fraction or records < 2:
-        return frozenset()
 
     def draw(number: int) -> float:
         return random.Random(f"{seed}/validation/{number}").random()
 
-    return frozenset(heapq.nsmallest(max(1, round(records * fraction)), range(records), key=draw))
+    return frozenset(heapq.nsmallest(validation.held_out(records), range(records), key=draw))
 
 
 def content_hash(source: Path, tokenizer: Any, recipe: Recipe) -> str:
@@ -124,13 +123,13 @@ class Build:
         self.bad.refuse(sum(writer.records for writer in self._writers.values()))
         for part, writer in self._writers.items():
             if not writer.samples:
-                raise DataError(self._nothing(source, part, writer))
+                raise NothingLeftError(self._nothing(source, part, writer))
         facts = self._facts(content)
         return {part: writer.finish(facts) for part, writer in self._writers.items()}
 
     def _rendered(self, source: Source) -> Iterator[Waiting]:
         rendered_of = pairs.rendered if self.recipe.prefers else Encoder.rendered
-        validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation.fraction)
+        validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation)
         for number, (where, record) in enumerate(islice(records(source, self.bad, self.files), self.most)):
             refuse_other_goal(record.shape, self.recipe.goal)
             self.shape = record.shape

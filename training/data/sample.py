@@ -18,6 +18,10 @@ class DataError(TrainingError, ValueError):
     exit_code = UNUSABLE
 
 
+class NothingLeftError(DataError):
+    """None of the records is for a part, or has anything to learn; of others it might be."""
+
+
 class BadRecord(ValueError):
     """What is wrong with one record, before the file and the line are known."""
 

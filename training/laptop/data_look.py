@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,8 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return look_into(
             source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
         )
+    lacks = lacks or ("" if find_spec("pyarrow") else "reading Parquet needs pyarrow, which is not in this Python")
     instead = LOOKS_HERE if given.from_hub and not lacks else ""
-    lacks = lacks or "reading Parquet needs pyarrow, which is not in this Python"
     if asked.of_folder:
         raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
     if asked.here:
@@ -164,7 +165,7 @@ def _lacks(asked: Question, home: Path | None) -> str:
         return f"this Python lacks {', '.join(missing)}: pip install {' '.join(missing)}"
     if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
         repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
-        fetch = download_command(f"{repo} --include '*.json' --include '*.jinja'", mirror())
+        fetch = download_command(f"{repo} --include '*.json' --include '*.jinja' --include tokenizer.model", mirror())
         where = "" if mirror() else " from the mirror that HF_ENDPOINT names, or the Hub"
         return f"the tokenizer of {asked.recipe.base_model} is not on this machine; {fetch} fetches it{where}"
     return ""

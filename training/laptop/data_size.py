@@ -22,6 +22,7 @@ from training.data.packing import pack
 from training.data.preference import refuse_other_goal
 from training.data.probe import words_of
 from training.data.readers import Source, none_in, paths_of, records
+from training.data.sample import NothingLeftError
 from training.data.shapes import Record
 from training.laptop import tokenizer_here
 from training.laptop.base_model import BUILT_IN
@@ -37,7 +38,9 @@ MOST_BYTES_A_TOKEN = 8
 LEAST = 2
 """Records that are prepared at least, where there are so many: one may be held out."""
 SAMPLE_BYTES = 2_000_000
-"""So much of the text is prepared as for a run; the rest is reckoned by what that gave."""
+"""So much of the text that is not cut is prepared as for a run; the rest is reckoned by what that gave."""
+MOST_READ = 4
+"""Times as much text is read for it, where records are longer than a row: a tokenizer reads two megabytes a second."""
 
 
 @dataclass(frozen=True)
@@ -88,32 +91,34 @@ def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe,
     from training.data.build import TRAIN, Build
     from training.data.encode import Encoder
 
-    bytes_before = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
-    first = min(len(sizes), max(LEAST, bisect_left(bytes_before, SAMPLE_BYTES) + 1))
+    read = list(accumulate(size for size, _ in sizes))
+    kept = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
+    enough = min(bisect_left(kept, SAMPLE_BYTES) + 1, bisect_left(read, MOST_READ * SAMPLE_BYTES))
+    first = min(len(sizes), max(LEAST, enough))
     its = Bad(bad.skip, cure=bad.cure)
     encoder = Encoder(tokenizer, recipe.max_length, recipe.train_on, recipe.template_args)
     with tempfile.TemporaryDirectory() as folder:
         build = Build(encoder, recipe, Path(folder), its, Watch(first, 0, _untold), most=first)
         try:
             report = build.run(source, content="")[TRAIN]
-        except DataError:
-            if first == len(sizes) or (its.count and not its.skip):
+        except NothingLeftError:
+            if first == len(sizes):
                 raise
             return _estimated(sizes, recipe, bad)  # the others may be all right
-    share = bytes_before[-1] / max(1, bytes_before[first - 1])
+    taught, in_part = (1 - recipe.validation.held_out(count) / count for count in (len(sizes), first))
+    share = kept[-1] / max(1, kept[first - 1]) * taught / in_part
     work = Workload(ceil(share * report.rows), round(share * report.tokens), report.longest, report.attention_span)
-    part = "" if first == len(sizes) else f"the first {bytes_before[first - 1] / 1e6:.0f} MB of them "
+    part = "" if first == len(sizes) else f"the first {read[first - 1] / 1e6:.0f} MB of them "
     how = f"{part}counted with the model's tokenizer"
     left_out = max(bad, its, key=lambda each: each.count).left_out
-    count = round((report.pairs or report.samples) * len(sizes) / first)
+    count = round((report.pairs or report.samples) * len(sizes) / first * taught / in_part)
     return Size(work, count, "; ".join(filter(None, (how, left_out))))
 
 
 def _estimated(sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad) -> Size:
     """By the bytes of their text."""
     lengths = [min(recipe.row_length, round(size / BYTES_A_TOKEN) + TURN_TOKENS * turns) or 1 for size, turns in sizes]
-    fraction = recipe.validation.fraction
-    kept_out = max(1, round(len(lengths) * fraction)) if fraction and len(lengths) > 1 else 0
+    kept_out = recipe.validation.held_out(len(lengths))
     share = 1 - kept_out / len(lengths)
     tokens = sum(lengths)
     rows = len(pack(lengths, recipe.row_length)) if recipe.batching == "packed" else len(lengths)

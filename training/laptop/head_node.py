@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ANSWER_S = 20.0
 """A cut connection shows no error for many minutes; a command unanswered for this long is taken for one."""
+NOT_STARTED = "the supervisor did not start; it said so in {folder}/logs/supervisor.log"
 
 
 class HeadError(LaunchError):
@@ -114,10 +115,13 @@ class RemoteHead:
             ) from error
 
     def start(self, launch: Launch) -> None:
-        status, stop = f"{launch.run_dir}/{STATUS}", f"{launch.run_dir}/{STOP}"
-        unit = shlex.join(unit_argv(launch))
-        put_back = f'[ -z "$was" ] || printf "%s\\n" "$was" >{status}'  # a run without a status is not found
-        self.shell(f"rm -f {stop}; was=$(cat {status} 2>/dev/null); rm -f {status}; {unit} || {{ {put_back}; false; }}")
+        which = f"stat -c '%i %.9Y' {launch.run_dir}/{STATUS} 2>/dev/null"
+        was = self.shell(f"rm -f {launch.run_dir}/{STOP}; {which} || :").strip()
+        # the old status stays until there is another: a run without one is not found
+        begun = f'[ "$({which})" = {shlex.quote(was)} ] || exit 0'
+        waited = f"for _ in $(seq {ANSWER_S * 10:.0f}); do {begun}; sleep 0.1; done"
+        late = f"echo {shlex.quote(NOT_STARTED.format(folder=launch.run_dir))} >&2; exit 1"
+        self.shell(f"{shlex.join(unit_argv(launch))} && {{ {waited}; {late}; }}", 3 * ANSWER_S)
 
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection."""
@@ -192,7 +196,7 @@ class HereHead:
         deadline = time.monotonic() + ANSWER_S
         while _which(folder / STATUS) == before:
             if supervisor.poll() is not None or time.monotonic() > deadline:
-                raise HeadError(f"the supervisor did not start; it said so in {folder}/logs/supervisor.log")
+                raise HeadError(NOT_STARTED.format(folder=folder))
             time.sleep(0.02)
 
     def talk(self, command: str) -> Program:

@@ -19,15 +19,22 @@ from training.data.sample import DataError
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
+MADE_UP = 1
+"""Words of its own that a tokenizer has without a file of them: Llama's has the mark of a blank."""
+
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model's folder; nothing is downloaded. DataError where there is none that can be read."""
-    from transformers import AutoTokenizer
-
+    """The tokenizer in a model's folder; nothing is downloaded. DataError where there is none that can be read, or one
+    without its words, which transformers makes without a word where their file is missing."""
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ImportError, OSError, ValueError, KeyError) as error:
         raise DataError(f"the tokenizer at {folder} cannot be read: {str(error).splitlines()[0]}") from error
+    if len(tokenizer) - len(tokenizer.get_added_vocab()) <= MADE_UP:
+        raise DataError(f"the tokenizer at {folder} knows no words: is its tokenizer.json there?")
+    return tokenizer
 
 
 def look_into(

@@ -4,7 +4,6 @@ training/recipes gets a file to edit."""
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_
 from training.isolation import ADMITTED, not_admitted, untrainable
 from training.laptop.hub import another, hub_to_read
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
-from training.model_names import ID, RECIPES, did_you_mean, is_folder, own_name, recipe_names
+from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
 from training.new_recipe import Source, new_recipe
 from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
@@ -89,7 +88,7 @@ def refuse_no_id(repo: str) -> None:
     """RecipeError where it cannot be a model of the Hub by how it is written."""
     if ID.fullmatch(repo):
         return
-    if os.path.isdir(os.path.expanduser(repo)):  # noqa: PTH111, PTH112 (of an unknown ~name Path makes an error)
+    if repo and expanded(repo).is_dir():
         typed = shlex.quote(repo if is_folder(repo) else f"./{repo}")
         raise RecipeError(f"{repo!r} is a folder, which needs no adding: fab train --model {typed} --data FILE")
     raise RecipeError(f"{repo!r} is no model of the Hub; write OWNER/NAME, as in Qwen/Qwen3-8B")
