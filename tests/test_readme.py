@@ -95,12 +95,12 @@ def shown(default):
     return f"{default:g}" if isinstance(default, float) else str("none" if default in (None, "") else default)
 
 
-def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resumed_run_may_change():
-    rows = re.findall(
-        r"^\| `([a-z_.]+)`( \*)? \| ([^|]+) \|", text_of("docs/training.md").split("## Strategies")[0], re.M
-    )
+@pytest.mark.parametrize(("page", "none"), [("docs/training.md", "none"), ("docs/training.zh.md", "无")])
+def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resumed_run_may_change(page, none):
+    keys = text_of(page).split("\n## ")[1]
+    rows = re.findall(r"^\| `([a-z_.]+)`( \*)? \| ([^|]+) \|", keys, re.MULTILINE)
     assert {key: (default, bool(star)) for key, star, default in rows} == {
-        key: (shown(default), key in NOT_PART_OF_THE_MATHS) for key, default in recipe_keys()
+        key: (shown(default).replace("none", none), key in NOT_PART_OF_THE_MATHS) for key, default in recipe_keys()
     }
 
 
