@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
 CHINESE = tuple(sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").glob("*.zh.md")))
 """The pages that are in Chinese too: whoever adds one has it checked."""
 
@@ -31,7 +32,7 @@ class Section:
     @property
     def code(self):
         """What is set between backticks within a line."""
-        return set(re.findall(r"`([^`\n]+)`", self.prose))
+        return set(re.findall(CODE, self.prose))
 
     @property
     def blocks(self):
@@ -51,9 +52,9 @@ class Section:
 
     @property
     def rows(self):
-        """Its tables, how many cells each row has; a `|` within backticks parts none."""
-        lines = re.sub(r"`[^`\n]+`", "", self.prose).splitlines()
-        return [line.count("|") for line in lines if line.startswith("|")]
+        """Its tables: how many bars and which code each row has; a `|` within backticks is no bar."""
+        lines = [line for line in self.prose.splitlines() if line.startswith("|")]
+        return [(re.sub(CODE, "", line).count("|"), set(re.findall(CODE, line))) for line in lines]
 
     @property
     def links(self):
