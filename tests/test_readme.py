@@ -1,22 +1,20 @@
-"""What the READMEs tell a user to type is there, in both languages."""
+"""What the READMEs and the pages of docs/ tell a user to type is there, and both languages say the same."""
 
 import ast
 import json
 import re
 import shlex
-from collections import Counter
-from pathlib import Path
 
 import pytest
 from pydantic_core import PydanticUndefined
 
 import fabfile
 from inventory.settings import load_settings
+from tests.support.pages import CHINESE, ROOT, english_of, figures_of, led_to, sections, text_of
 from training.model_names import recipe_names
 from training.recipe import NOT_PART_OF_THE_MATHS, Recipe
 from training.recipe_tables import Table
 
-ROOT = Path(__file__).parent.parent
 READMES = ("README.md", "README.zh.md")
 PAGES = (
     "docs/aliyun.md",
@@ -25,13 +23,10 @@ PAGES = (
     "docs/snapshots.md",
     "docs/training.md",
     "docs/troubleshooting.md",
+    *CHINESE,
 )
 PROGRAMS = ("fab", "make", "pyinfra", "pytest")
 FOLDERS = ("inventory", "deploy", "training", "snapshots")
-
-
-def text_of(name):
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def snippets(text):
@@ -95,12 +90,14 @@ def shown(default):
     return f"{default:g}" if isinstance(default, float) else str("none" if default in (None, "") else default)
 
 
-@pytest.mark.parametrize(("page", "none"), [("docs/training.md", "none"), ("docs/training.zh.md", "无")])
-def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resumed_run_may_change(page, none):
-    keys = text_of(page).split("\n## ")[1]
-    rows = re.findall(r"^\| `([a-z_.]+)`( \*)? \| ([^|]+) \|", keys, re.MULTILINE)
-    assert {key: (default, bool(star)) for key, star, default in rows} == {
-        key: (shown(default).replace("none", none), key in NOT_PART_OF_THE_MATHS) for key, default in recipe_keys()
+@pytest.mark.parametrize("name", [page for page in PAGES if english_of(page) == "docs/training.md"])
+def test_the_table_of_keys_has_every_key_with_its_default_and_says_which_a_resumed_run_may_change(name):
+    before = [section.title for section in sections("docs/training.md")].index("Strategies")
+    text = "".join(section.text for section in sections(name)[:before])
+    rows = re.findall(r"^\| `([a-z_.]+)`( \*)? \| ([^|]+) \|", text, re.MULTILINE)
+    in_english = {"无": "none"}
+    assert {key: (in_english.get(default, default), bool(star)) for key, star, default in rows} == {
+        key: (shown(default), key in NOT_PART_OF_THE_MATHS) for key, default in recipe_keys()
     }
 
 
@@ -170,20 +167,73 @@ def test_the_example_of_cluster_toml_in_the_docs_can_be_read(tmp_path):
     assert load_settings(tmp_path / "cluster.toml").aliyun.nodes == 4
 
 
-def figures(name):
-    """Every number that stands by itself, how often; not those within names, versions and ids."""
-    return Counter(re.findall(r"(?<![A-Za-z0-9_.-])\d+(?:\.\d+)*", text_of(name)))
-
-
 def test_both_languages_have_the_same_figures():
-    english, chinese = map(figures, READMES)
+    english, chinese = (figures_of(text_of(name)) for name in READMES)
     assert english == chinese
     assert english["1.5"] == 1, "how many times faster: figures are found at all"
 
 
-def quoted():
+def test_chinese_pages_are_found_at_all():
+    assert {"docs/data.zh.md", "docs/troubleshooting.zh.md"} <= set(CHINESE)
+
+
+@pytest.mark.parametrize("name", CHINESE)
+def test_a_chinese_page_has_the_sections_of_the_english_one(name):
+    english, chinese = sections(english_of(name)), sections(name)
+    assert [section.level for section in chinese] == [section.level for section in english]
+
+
+@pytest.mark.parametrize("taken", ["code", "blocks", "figures", "rows"])
+@pytest.mark.parametrize("name", CHINESE)
+def test_a_section_in_chinese_has_what_the_english_one_has(name, taken):
+    english = [(section.title, getattr(section, taken)) for section in sections(english_of(name))]
+    chinese = [getattr(section, taken) for section in sections(name)]
+    assert [(title, found) for (title, _), found in zip(english, chinese, strict=True)] == english
+
+
+@pytest.mark.parametrize("name", CHINESE)
+def test_comments_of_code_on_a_chinese_page_are_in_chinese(name):
+    comments = [comment for section in sections(name) for comment in section.comments]
+    assert [comment for comment in comments if not re.search(r"[\u4e00-\u9fff]", comment)] == []
+
+
+def other_language(name):
+    """The first link of a page, below its title."""
+    return sections(name)[0].links[0][0]
+
+
+@pytest.mark.parametrize("name", CHINESE)
+def test_a_page_in_two_languages_begins_with_a_link_to_the_other(name):
+    file = name.removeprefix("docs/")
+    assert (other_language(name), other_language(english_of(name))) == (english_of(file), file)
+
+
+@pytest.mark.parametrize("name", CHINESE)
+def test_links_of_a_chinese_page_lead_where_the_english_ones_do(name):
+    english, chinese = (
+        [{led_to(page, link) for link in section.links} for section in sections(page)]
+        for page in (english_of(name), name)
+    )
+    assert chinese == english
+
+
+@pytest.mark.parametrize("name", [*CHINESE, "README.zh.md"])
+def test_a_chinese_page_leads_on_in_chinese_where_it_can(name):
+    links = [file for section in sections(name) for file, _ in section.links if file.endswith(".md")]
+    english = [file for file in links if (ROOT / name).parent.joinpath(file[:-3] + ".zh.md").exists()]
+    assert english == [english_of(name.removeprefix("docs/"))], "only the link to the same page in English"
+
+
+@pytest.mark.parametrize("name", [*READMES, *PAGES, "docs/models.md"])
+def test_a_link_to_a_section_finds_it(name):
+    for section in sections(name):
+        for link in section.links:
+            led_to(name, link)
+
+
+def quoted(name="docs/troubleshooting.md"):
     """What troubleshooting quotes of our sentences, in the columns of what one sees."""
-    cells = re.findall(r"^\| ([^|]+) \|", text_of("docs/troubleshooting.md"), re.MULTILINE)
+    cells = re.findall(r"^\| ([^|]+) \|", text_of(name), re.MULTILINE)
     codes = {code for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
     return sorted(code for code in codes if len(code.split()) > 3 and code.split()[0] not in PROGRAMS)
 
@@ -196,7 +246,7 @@ def our_words():
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-@pytest.mark.parametrize("sentence", quoted())
+@pytest.mark.parametrize("sentence", sorted({*quoted(), *quoted("docs/troubleshooting.zh.md")}))
 def test_a_sentence_that_troubleshooting_quotes_is_one_of_ours(sentence, our_words):
     words = sentence.split()
     runs = (" ".join(words[a:b]) for a in range(len(words)) for b in range(a + 2, len(words) + 1))
@@ -205,3 +255,19 @@ def test_a_sentence_that_troubleshooting_quotes_is_one_of_ours(sentence, our_wor
 
 def test_sentences_are_quoted_at_all():
     assert len(quoted()) > 15
+    assert quoted("docs/troubleshooting.zh.md") == quoted()
+
+
+def test_every_exit_code_is_found_by_the_words_exit_code_in_chinese():
+    english, chinese = (sections(f"docs/troubleshooting{language}.md")[-1] for language in ("", ".zh"))
+    codes = re.findall(r"(?:^|\s)(\d+): ", english.text)
+    assert sorted(re.findall(r"退出码 (\d+)：", chinese.text)) == sorted(codes)
+    assert len(codes) == 5
+
+
+def test_the_rows_of_a_plan_are_found_by_the_names_that_it_prints_in_chinese_too():
+    english, chinese = (sections(f"docs/troubleshooting{language}.md")[1] for language in ("", ".zh"))
+    rows = re.findall(r"^\| ([^|]+) \| ", english.prose.split("|---|---|")[1], re.MULTILINE)
+    printed = {name for row in rows for name in row.split(", ")}
+    assert {name for name in printed if not re.search(rf"^\| (?:.*、)?{name}\b", chinese.prose, re.MULTILINE)} == set()
+    assert {"GPU memory", "truncated"} <= printed
