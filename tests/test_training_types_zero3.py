@@ -43,7 +43,14 @@ MORE = {"samples": _samples()}
 
 def _cases(house, kinds, strategy):
     return [
-        {"name": f"{kind} {strategy}", "model": str(house / kind), "steps": STEPS, "recipe": {"strategy": strategy}}
+        {
+            "name": f"{kind} {strategy}",
+            "model": str(house / kind),
+            "steps": STEPS,
+            "recipe": {"strategy": strategy},
+            "off zero": True,
+            "state": True,
+        }
         for kind in kinds
     ]
 
@@ -72,6 +79,11 @@ def of_group(house):
     return found
 
 
+def _gradients(state):
+    """A tenth of each, as Adam's first moment has them after its first step."""
+    return {name: moment for name, moment in state.items() if name.startswith("exp_avg/")}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero3_learns_what_one_plain_rank_does(kind, of_group):
     on_one, on_two = of_group(KINDS.index(kind) % GROUPS)
@@ -81,4 +93,9 @@ def test_zero3_learns_what_one_plain_rank_does(kind, of_group):
         assert found["losses"] == pytest.approx(plain["losses"], rel=1e-6)
         assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4) and plain["norms"][0] > 0
         assert found["held_out"] == pytest.approx(plain["held_out"], rel=1e-3)
+        gradients = _gradients(plain["state"])
+        assert len(gradients) >= 2 and _gradients(found["state"]).keys() == gradients.keys()
+        for name, gradient in _gradients(found["state"]).items():
+            apart = (gradient - gradients[name]).norm() / gradients[name].norm()
+            assert apart < 1e-5, name
     assert shown(kind.removesuffix("-experts"))["zero3"], "and docs/models.md says so"

@@ -57,6 +57,8 @@ def run(case, job, samples, results):
         first = case["first"]
         source = torch.load(case["from"], weights_only=True) if rank == 0 else None
         strategy.restore(source, strategies.OptimizerProgress(first))
+    if case.get("off zero"):
+        strategy.restore(off_zero(strategy.gather()), strategies.OptimizerProgress(0))
     rows = rows_of(samples, recipe)
     order = Order(len(rows), recipe.seed, recipe.global_batch)
     losses, norms, correct, skipped, looks = [], [], [], [], []
@@ -112,6 +114,15 @@ def run(case, job, samples, results):
         "shapes": dict(whole.shapes),
         "state": state if case.get("state") else None,
     }
+
+
+def off_zero(state):
+    """A new adapter's one half is zero, so that the other would get no gradient."""
+    if state is None:
+        return None
+    dice = torch.Generator().manual_seed(0)
+    weights = {name: value for name, value in sorted(state.items()) if name.startswith("master/")}
+    return state | {name: value + 0.02 * torch.randn(value.shape, generator=dice) for name, value in weights.items()}
 
 
 def rows_of(samples, recipe):
