@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 
 from tests.support.hub import COMMIT, Hub
-from tests.support.tiny_adapter import write_adapter, write_base
+from tests.support.small_models import WRAPPERS
+from tests.support.tiny_adapter import write_adapter, write_base, write_wrapper
 from training.card_facts import read_facts
 from training.laptop.ranks_here import launch_here
 from training.launch import launch_text
@@ -49,6 +50,23 @@ with model.disable_adapter():
     before = model(ids).logits
 print(float((model(ids).logits - before).abs().max()), tokenizer.chat_template is not None)
 """
+LOAD_EACH = """\
+import json, sys, torch
+from peft import AutoPeftModel, AutoPeftModelForCausalLM
+ids, said = torch.arange(20, 90), {}
+for kind, adapter in json.load(sys.stdin).items():
+    for auto in (AutoPeftModel, AutoPeftModelForCausalLM):
+        try:
+            model = auto.from_pretrained(adapter, dtype=torch.float32).eval()
+            with torch.no_grad(), model.disable_adapter():
+                before = model(ids.unsqueeze(0)).logits[0]
+            with torch.no_grad():
+                tuned = model(ids.unsqueeze(0)).logits[0]
+            said[f"{kind} {auto.__name__}"] = type(model.get_base_model()).__name__, before, tuned
+        except Exception as error:
+            said[f"{kind} {auto.__name__}"] = str(error)
+torch.save(said, sys.argv[1])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +74,10 @@ def base(tmp_path_factory) -> Path:
     return write_base(tmp_path_factory.mktemp("base") / "tiny")
 
 
-def checkpoint_of(run: Path, base: Path, recipe: Recipe) -> Path:
+def checkpoint_of(run: Path, base: Path, recipe: Recipe, write=write_adapter) -> Path:
     """A checkpoint as a run of this recipe writes it, with an adapter that is not zero."""
     folder = run / "checkpoints" / "step-3"
-    write_adapter(base, folder / "adapter")
+    write(base, folder / "adapter")
     (folder / "trainer_state.json").write_text(json.dumps({"step": 3, "base_model": "b" * 64, "data": "d" * 64}))
     (folder / "optimizer.safetensors").write_bytes(b"state")
     (run / "recipe.toml").write_text(recipe.to_toml())
@@ -102,6 +120,63 @@ def test_an_adapter_of_a_folder_finds_it_by_its_path(base: Path, tmp_path: Path)
     assert float(changed) > 0
 
 
+def trained_by_us(base: Path, run: Path) -> tuple[Path, str, object]:
+    """An adapter by our own code, as a run would leave it; the class of its model, and what that says with it."""
+    import torch
+
+    from training.data.collate import collate
+    from training.data.sample import Sample
+    from training.node import checkpoint, model
+    from training.node.loss import Logits
+
+    recipe = parse_recipe(RECIPE % f"folder:{base}" + "dropout = 0\n", {"dtype": "float32"}, "here")
+    loaded = model.load(recipe, base)
+    trained = {name: p.detach() for name, p in model.trainable_parameters(loaded).items()}
+    for p in trained.values():
+        p.copy_(0.1 * torch.randn_like(p))
+
+    def write(_: Path, adapter: Path) -> None:
+        adapter.mkdir(parents=True)
+        checkpoint.write_weights(trained, adapter, full=False)
+        model.config_writer(loaded)(adapter)
+
+    causal, ids = model.causal_model(loaded), list(range(20, 90))
+    batch = model.inputs(collate([[Sample(ids, ids)]], 0, recipe.batching), "cpu")
+    batch.pop("targets")
+    with torch.no_grad():
+        hidden = model.LossModel(loaded, recipe).eval().hidden(**batch)[0]
+        says = Logits.of(causal.config)(hidden @ causal.get_output_embeddings().weight.T)
+    return checkpoint_of(run, base, recipe, write) / "adapter", type(causal).__name__, says
+
+
+@pytest.fixture(scope="module")
+def seeing(base: Path, tmp_path_factory):
+    """Of each type that sees images too what our own model is and says, and what a fresh process makes of its adapter
+    by PEFT's Auto classes."""
+    pytest.importorskip("deepspeed", reason="needs the [train] extra")
+    import torch
+
+    home = tmp_path_factory.mktemp("seeing")
+    ours = {kind: trained_by_us(write_wrapper(base, home / kind, kind), home / "runs" / kind) for kind in WRAPPERS}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_EACH, str(home / "said.pt")],
+        input=json.dumps({kind: str(adapter) for kind, (adapter, *_) in ours.items()}),
+        cwd=home, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return ours, torch.load(home / "said.pt")
+
+
+@pytest.mark.parametrize("auto", ["AutoPeftModel", "AutoPeftModelForCausalLM"])
+@pytest.mark.parametrize("kind", sorted(WRAPPERS))
+def test_of_what_sees_images_too_the_auto_classes_of_peft_load_all_that_was_trained(seeing, kind, auto):
+    (_, kind_trained, says), found = seeing[0][kind], seeing[1][f"{kind} {auto}"]
+    assert not isinstance(found, str), found
+    kind_loaded, before, tuned = found
+    assert kind_loaded == kind_trained
+    assert (says - tuned).norm() < 1e-5 * tuned.norm() < 1e-1 * (tuned - before).norm()
+
+
 def test_what_lies_beside_an_adapter_is_among_the_checksums(base: Path, tmp_path: Path):
     folder = checkpoint_of(tmp_path / RUN, base, parse_recipe(RECIPE % "acme/tiny", None, "here"))
     assert faults(folder) == []
@@ -142,6 +217,15 @@ def test_of_a_base_that_no_hub_has_the_code_of_the_card_loads_both_where_a_copy_
     (tmp_path / RUN / "launch.json").write_text(launch_text(launch))
     code, _ = loading("x", read_facts(tmp_path / RUN, folder, merged=False))
     assert f"fab merge --run {RUN} --here, then" in "\n".join(code)
+
+
+def test_the_code_of_the_card_of_what_sees_images_too_builds_the_class_that_was_trained(seeing, tmp_path: Path):
+    adapter, trained, _ = seeing[0]["qwen3_5"]
+    run = adapter.parents[2]
+    code, _ = loading(str(adapter), read_facts(run, adapter.parent, merged=False))
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "to").symlink_to(run.parents[1])
+    assert run_as_written(code, tmp_path) == [trained]
 
 
 @pytest.mark.parametrize("name", ["我的 模型", "it's", 'a "b" \\n', "$(touch x); y"])

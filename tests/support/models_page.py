@@ -82,9 +82,17 @@ REST = f"""
 - Of a model that sees images too the text part is trained, on text alone: adapters lie below its layers, the rest is
   frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). NF4, `tuning = "full"` and pipelines are refused there.
   Other such types, and files stored in 8 bits (Ministral 3's Instruct; take those in 16), are refused.
-- Its adapter has the names of the class that its files are of: load it with `AutoModelForImageTextToText`, as the base
-  itself. `AutoModelForCausalLM` builds the text part of a Qwen3.5 alone, under other names
-  (`model.layers` for `model.language_model.layers`), and PEFT finds nothing to load there. A server that takes the
+- Its adapter has the names of the class that its files are of, and adapter_config.json names that class
+  (`auto_mapping`, in place of a `task_type`): PEFT's `AutoPeftModelForCausalLM` and `AutoPeftModel` load it with its
+  base. By hand the base comes first, of its own class:
+
+  ```python
+  base = AutoModelForImageTextToText.from_pretrained("Qwen/Qwen3.5-4B")
+  model = PeftModel.from_pretrained(base, "runs/RUN_ID/adapter")
+  ```
+
+  Never `AutoModelForCausalLM`: of a Qwen3.5 it builds the text part alone, under other names (`model.layers` for
+  `model.language_model.layers`), where PEFT loads nothing of the adapter and only warns. A server that takes the
   adapter of such a model apart from its base goes by these names too; where one does not, serve what `fab merge`
   writes: it has the base's own names.
 - A pipeline takes {_types_named(SPLITTABLE)}.

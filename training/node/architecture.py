@@ -48,6 +48,15 @@ def auto_class(config: PretrainedConfig) -> Any:
     return AutoModelForImageTextToText if sees_more else AutoModelForCausalLM
 
 
+def loaded_by_peft(base: PreTrainedModel) -> dict[str, Any]:
+    """What an adapter's configuration says of the class that its base is built as, for PEFT's Auto classes: a task, for
+    which they build what AutoModelForCausalLM does, or the class by name. PEFT reads no class beside a task."""
+    if auto_class(base.config) is AutoModelForCausalLM:
+        return {"task_type": "CAUSAL_LM"}
+    kind = type(base)
+    return {"auto_mapping": {"base_model_class": kind.__name__, "parent_library": kind.__module__}}
+
+
 def build(config: PretrainedConfig, **how: Any) -> PreTrainedModel:
     """With random weights, or on the meta device without any."""
     model: PreTrainedModel = auto_class(config).from_config(config, **_for_text(config, how))

@@ -222,7 +222,7 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         raise RecipeError(f"lora.experts: {model_dir.name} has no experts; leave it out")
     sent_to = active_experts(base.config.get_text_config()) if experts else 1
     return LoraConfig(
-        task_type="CAUSAL_LM",
+        **architecture.loaded_by_peft(base),
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
