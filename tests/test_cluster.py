@@ -436,24 +436,23 @@ def test_an_unreadable_data_line_is_refused_before_the_head_is_touched_and_skipp
     assert cluster.on("te1", "ls -A /data/runs") == there
 
 
-def test_a_mixture_from_a_folder_is_trained_in_two_stages_and_its_adapter_is_plain_pefts(cluster, tmp_path):
-    """A folder of the user's, sent to the nodes by a base deploy; of every type one: test_training_folder_model.py."""
+def test_a_dense_model_and_a_mixture_from_folders_train_in_two_stages_and_their_adapters_are_plain_pefts(
+    cluster, tmp_path
+):
+    """Folders of the user's, sent to the nodes by a base deploy; of every type one: test_training_folder_model.py."""
     from tests.support.tiny_adapter import write_base, write_of_type
 
-    folder, data = tmp_path / "mix", tmp_path / "data.jsonl"
-    write_of_type(write_base(tmp_path / "base"), folder, "qwen3_moe", **EXPERTS)
-    names = json.dumps(["tiny", str(folder)])
+    base, data = write_base(tmp_path / "base"), tmp_path / "data.jsonl"
+    folders = [tmp_path / "dense", tmp_path / "mix"]
+    write_of_type(base, folders[0], "qwen3")
+    write_of_type(base, folders[1], "qwen3_moe", **EXPERTS)
+    names = json.dumps(["tiny", *map(str, folders)])
     cluster.toml.write_text(f"{cluster.toml.read_text()}[models]\nnames = {names}\n")
     code, _, log = cluster.deploy()
     assert code == 0, log[-3000:]
     tiny.write_data(data)
     stages = ("strategy=pipeline", "pipeline.stages=2", "max_length=128", "global_batch=8", "optimizer.warmup_steps=1")
-    flags = ["--steps", 4, *(word for setting in stages for word in ("--set", setting))]
-    done = cluster.fab("train", "--model", folder, "--data", data, *flags)
-    assert done.returncode == 0, done.stdout
-    run = ROOT / "runs" / re.search(r"mix-\d{8}-\d{6}", done.stdout)[0]
-    recipe = tomllib.loads((run / "recipe.toml").read_text())
-    assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 2
+    flags = ["--steps", 2, *(word for setting in stages for word in ("--set", setting))]
     code = (
         "import sys, torch; from peft import PeftModel; from transformers import AutoModelForCausalLM\n"
         "base = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()\n"
@@ -461,8 +460,14 @@ def test_a_mixture_from_a_folder_is_trained_in_two_stages_and_its_adapter_is_pla
         "before = base(ids).logits.detach().clone()\n"
         "print(float((PeftModel.from_pretrained(base, sys.argv[2]).eval()(ids).logits - before).abs().max()))\n"
     )
-    told = cluster.call(sys.executable, "-c", code, folder, run / "adapter")
-    assert told.returncode == 0 and float(told.stdout.split()[-1]) > 0, told.stdout
+    for folder in folders:
+        done = cluster.fab("train", "--model", folder, "--data", data, *flags)
+        assert done.returncode == 0, done.stdout
+        run = ROOT / "runs" / re.search(rf"{folder.name}-\d{{8}}-\d{{6}}", done.stdout)[0]
+        recipe = tomllib.loads((run / "recipe.toml").read_text())
+        assert recipe["strategy"] == "pipeline" and len(recipe["pipeline"]["layers"]) == 2
+        told = cluster.call(sys.executable, "-c", code, folder, run / "adapter")
+        assert told.returncode == 0 and float(told.stdout.split()[-1]) > 0, told.stdout
 
 
 def test_the_same_machines_listed_by_hand_are_a_cluster_too(cluster):

@@ -45,7 +45,8 @@ of each alone, windows shorter than the samples, caps and sinks included. `apart
 of the others. `gradients`: every trained parameter gets a gradient, and no router is trained. `merged`: merged into the
 weights the adapter says the same. `counted`: parameters are as many as the plan reckons with. `zero3`: on one rank and
 on two it learns what one plain rank does, the gradient of each tensor within 1e-5 of it. `packed` and the logits are
-tried again on a thin copy of your model before each run. `gemma4` and `gemma4_text` passed twice: with experts (26B-A4B) and without.
+tried again on a thin copy of your model before each run. `gemma4` and `gemma4_text` passed twice: with experts
+(26B-A4B) and without.
 
 """
 
