@@ -255,17 +255,19 @@ def _machines(card_bytes: float, ranks: int = 4) -> Machines:
 
 
 def test_the_table_says_what_lies_there_and_how_it_fits():
-    found = {row.name: row for row in table.rows(_machines(24e9), {"qwen3-8b"})}
-    assert (found["qwen3-8b"].there, found["qwen3-14b"].there) == (True, False)
+    there = {"te1": {"qwen3-8b", "qwen3-4b"}, "te2": {"qwen3-8b"}, "te3": {"qwen3-8b", "qwen3-4b"}}
+    found = {row.name: row for row in table.rows(_machines(24e9), there)}
+    assert found["qwen3-4b"].on == ("te1", "te3")
+    assert [table.where(found[name]) for name in ("qwen3-8b", "qwen3-4b", "qwen3-14b")] == ["yes", "2 of 3", "-"]
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
     assert (found["qwen3-30b-a3b"].fits, found["qwen2.5-72b"].fits) == ("in stages", "no")
     alone = {row.name: row.fits for row in table.rows(_machines(24e9, ranks=1), None)}
     assert (alone["qwen2.5-14b"], alone["gemma3-12b"]) == ("in four bits", "no"), (
         "of what sees images too none are made"
     )
-    assert table.without_recipe({"qwen3-8b", "my-qwen3", "tiny"}) == ["my-qwen3"]
+    assert table.without_recipe({"te1": {"qwen3-8b", "tiny"}, "te2": {"my-qwen3"}}) == ["my-qwen3"]
     unknown = next(table.rows(None, None))
-    assert (unknown.there, unknown.fits) == (None, "")
+    assert (unknown.on, table.where(unknown), unknown.fits) == (None, "?", "")
     assert json.loads(table.as_json(table.rows(None, None)))[0]["name"] == unknown.name
 
 
@@ -276,8 +278,8 @@ def test_of_a_mixture_the_table_says_what_a_token_meets():
 
 
 def test_the_models_of_this_machine_are_not_said_to_lie_on_a_head(monkeypatch, capsys):
-    monkeypatch.setattr("training.laptop.models.around.asked", lambda here: (None, {"merged-0c11cb5c"}, []))
-    for here, column, place in ((True, "here", "this machine"), (False, "head", "the head")):
+    monkeypatch.setattr("training.laptop.models.around.asked", lambda here: (None, {"te1": {"merged-0c11cb5c"}}, []))
+    for here, column, place in ((True, "here", "this machine"), (False, "nodes", "the nodes")):
         list_models.body(Context(), here=here)
         shown = capsys.readouterr().out
         assert column in around.header(here) and f"on {place} without a recipe: merged-0c11cb5c" in shown
