@@ -130,6 +130,17 @@ def test_the_recipe_of_a_folder_says_what_ends_an_answer_and_what_fills_up(
     assert said in comment and unsaid not in comment
 
 
+def test_tokens_that_only_the_vocabulary_numbers_are_read_there(folder: Path):
+    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|endoftext|>"}))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert "ends with" not in recipe_text(str(folder))
+    added = [{"id": int(number), "content": token, "special": True} for number, token in MARKED.items()]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [*added, {"id": []}, 7]}))
+    comment = recipe_text(str(folder)).replace("\n# ", " ")
+    assert "An answer ends with <|im_end|>." in comment and UNKNOWN_END in comment
+
+
 @pytest.mark.parametrize(
     "tokenizer",
     [
@@ -137,10 +148,10 @@ def test_the_recipe_of_a_folder_says_what_ends_an_answer_and_what_fills_up(
         {"eos_token": "<e>\n[lora]", "pad_token": {"content": "\x1b[2J"}, "added_tokens_decoder": {"x": {}, "²": 1}},
         {"eos_token": "e" * 999, "pad_token": {"content": {}}, "added_tokens_decoder": {"1": {"content": 1}}},
         {"chat_template": [{"name": "default"}, 1], "extra_special_tokens": [[]]},
-        {"chat_template": "{% for x in y %}"},
+        {"chat_template": "{% for x in y %}", "added_tokens_decoder": {"9" * 5000: {"content": "e", "special": True}}},
     ],
 )
-@pytest.mark.parametrize("generation", ["[]", "{", '{"eos_token_id": [[0], "1", true]}'])
+@pytest.mark.parametrize("generation", ["[]", "{", "[" * 100_000, '{"eos_token_id": [[0], "1", true]}'])
 def test_tokens_of_a_folder_that_are_none_are_not_shown(folder: Path, tokenizer, generation):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML} | tokenizer))
     (folder / "generation_config.json").write_text(generation)

@@ -4,6 +4,7 @@ before its vocabulary was fetched. All the file holds is data: what is no token,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from training.data.template import ChatTemplate
 
 LONGEST = 64
 """Letters of a token that is shown."""
+NUMBERED = "added_tokens_decoder"
+"""Where tokenizer_config.json lists special tokens by their numbers; transformers 5 writes none there."""
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -52,14 +55,15 @@ class Declared:
             return ""
 
 
-def declared(found: Mapping[str, Any], template: str) -> Declared:
-    """The tokenizer of a tokenizer_config.json. `template`: its chat template, which may lie beside it."""
+def declared(found: Mapping[str, Any], template: str, added: Any = ()) -> Declared:
+    """The tokenizer of a tokenizer_config.json. `template`: its chat template, which may lie beside it; `added`: the
+    added_tokens of a tokenizer.json, where that does not list them."""
     named = {key: _token(value) for key, value in found.items() if key.endswith("_token")}
     lists = [value for key in LISTS for value in _each(found.get(key))]
     numbered = {
         _token(value): int(number)
-        for number, value in _table(found.get("added_tokens_decoder")).items()
-        if number.isascii() and number.isdigit() and _table(value).get("special") is True
+        for number, value in (_table(found.get(NUMBERED)) or _by_number(added)).items()
+        if re.fullmatch("[0-9]{1,9}", number) and _table(value).get("special") is True
     }
     return Declared(
         chat_template=_default(template, found.get("chat_template")),
@@ -67,6 +71,10 @@ def declared(found: Mapping[str, Any], template: str) -> Declared:
         all_special_tokens=sorted({*named.values(), *map(_token, lists), *numbered} - {""}),
         ids=numbered,
     )
+
+
+def _by_number(added: Any) -> dict[str, Any]:
+    return {str(one.get("id")): one for one in map(_table, _each(added))}
 
 
 def _default(template: str, said: Any) -> str:

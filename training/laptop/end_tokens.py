@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.data.declared import Declared, declared
+from training.data.declared import NUMBERED, Declared, declared
 
 TOKENIZER, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
+VOCABULARY = "tokenizer.json"
 
 
 def end_notes(folder: Path, template: str) -> list[str]:
     """Sentences on what ends an answer, what fills rows up, and whether the model stops there by itself; none on what
     the files in `folder` do not say. `template`: how the model writes a conversation."""
     files = {name: _lenient(folder / name) for name in (TOKENIZER, GENERATION, CONFIG)}
-    tokenizer = declared(files[TOKENIZER], template)
+    listed = NUMBERED in files[TOKENIZER]  # elsewhere in a file of many megabytes, which only a folder has
+    tokenizer = declared(
+        files[TOKENIZER], template, () if listed else _lenient(folder / VOCABULARY).get("added_tokens")
+    )
     eos = tokenizer.special_tokens_map.get("eos_token", "")
     end = tokenizer.end_of_turn() if template else eos
     said = [f"{'An answer' if template else 'A text'} ends with {end}."] if end else []
@@ -52,6 +56,6 @@ def _lenient(path: Path) -> dict[str, Any]:
     """An object in a file; nothing where there is none: what refuses a model is read elsewhere."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
