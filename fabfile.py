@@ -34,5 +34,5 @@ for folder in folders:
 refuse_malformed_flags(namespace)
 of_a_run = ("evaluate", "fetch", "generate", "logs", "merge", "runs.delete", "stop")
 bare_words = {"data": "data", "down": "node", "publish": "repo", "ssh": "node", **dict.fromkeys(of_a_run, "run")}
-allow_bare_words(bare_words, namespace)
-name_the_nearest(namespace, training.laptop.tasks.meant)
+typed = allow_bare_words(bare_words, namespace)
+name_the_nearest(namespace, training.laptop.tasks.meant, typed)

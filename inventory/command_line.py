@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,12 +58,14 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> None:
+def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> list[str]:
     """Let the program that is reading this fabfile take its command line as `spelled_out`: it has parsed no more of it
-    than its own flags so far."""
+    than its own flags so far. Returns the words as they were typed."""
     from fabric.main import program
 
+    typed = list[str]()
     if core := getattr(program, "core", None):  # none where no program runs: in a test
+        typed = list(core.unparsed)
         if asked := help_wanted(core.unparsed, tasks):
             core[0].args["help"].value, core.unparsed = asked, []
         if missing := without_value(core.unparsed, tasks):
@@ -71,11 +73,12 @@ def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> None:
         core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
         if twice := said_twice(core.unparsed, tasks):
             raise Exit(twice, code=USER_MISTAKE)
+    return typed
 
 
-def name_the_nearest(tasks: Collection, meant: Meant) -> None:
-    """Let the same program answer a task or a flag it does not know with the nearest it does, and code 2; a word
-    without a flag with what is `meant`."""
+def name_the_nearest(tasks: Collection, meant: Meant, typed: Sequence[str]) -> None:
+    """Let the same program answer a task or a flag it does not know with what is `meant` by it among the words that
+    were typed, else with the nearest it does know, and code 2."""
     from fabric.main import program
 
     parse = program.parse_tasks
@@ -84,7 +87,7 @@ def name_the_nearest(tasks: Collection, meant: Meant) -> None:
         try:
             parse()
         except ParseError as error:
-            raise Exit(not_understood(error, program.core.unparsed, tasks, meant), code=USER_MISTAKE) from None
+            raise Exit(not_understood(error, typed, tasks, meant), code=USER_MISTAKE) from None
 
     program.parse_tasks = parse_tasks
 

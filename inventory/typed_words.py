@@ -133,5 +133,6 @@ def _argument(task: str, word: str, tasks: Collection) -> Argument | None:
 def _nearest(word: str, known: Sequence[str]) -> str:
     """What may be meant; of a single letter, what begins with it."""
     short = [each for each in known if each.startswith(f"-{word}")] if len(word) == SHORT else []
-    near = short[:1] or get_close_matches(word, known, n=1)
+    bare = {each.lstrip("-"): each for each in known}  # the dashes, which all share, make no two flags alike
+    near = short[:1] or [bare[each] for each in get_close_matches(word.lstrip("-"), list(bare), n=1)]
     return f"; the nearest is {near[0]}" if near else ""

@@ -67,6 +67,14 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
         (["train", "--modle", "tiny"], "fab train has no --modle; the nearest is --model; fab --help train"),
         (["train", "--modle=tiny"], "fab train has no --modle; the nearest is --model; fab --help train"),
         (["train", "--dri"], "fab train has no --dri; the nearest is --dry; fab --help train"),
+        (["train", "--lr", "1e-3"], "fab train has no --lr; it is --set optimizer.lr=1e-3; fab --help train"),
+        (["train", "--rank=16", "--dry"], "fab train has no --rank; it is --set lora.rank=16; fab --help train"),
+        (
+            ["train", "--learning-rate", "--dry"],
+            "fab train has no --learning-rate; it is --set optimizer.lr=VALUE; fab --help train",
+        ),
+        (["train", "--optimizer", "sgd"], "fab train has no --optimizer; fab --help train"),
+        (["prove", "--rank", "16"], "fab prove has no --rank; fab --help prove"),
         (["up", "-y"], "fab up has no -y; the nearest is --yes; fab --help up"),
         (["status", "te2"], "fab status knows no 'te2'; fab --help status"),
         (["train", "tiny"], "fab train knows no 'tiny'; did you mean --model tiny? fab --help train"),
@@ -178,10 +186,34 @@ def test_a_name_that_the_shell_took_apart_is_put_together_again(tmp_path, monkey
 
 
 def test_a_key_of_a_recipe_that_is_no_flag_of_the_task_is_said_by_set():
-    for words in (["data", "x.jsonl", "--epochs", "2"], ["plan", "--epochs=2"], ["plan", "--max-length", "9"]):
+    for words in (["data", "x.jsonl", "--epochs", "2"], ["plan", "--epochs=2"], ["plan", "--max-length", "2"]):
         said = fab(*words)
         key = "max_length" if "--max-length" in words else "epochs"
-        assert said.returncode == 2 and f"; it is --set {key}=VALUE; fab --help {words[0]}" in said.stderr, said.stderr
+        assert said.returncode == 2 and f"; it is --set {key}=2; fab --help {words[0]}" in said.stderr, said.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--batch-size 8", "global_batch=8"),
+        ("--max-seq-length 4096", "max_length=4096"),
+        ("--dtype float16", "dtype=float16"),
+        ("--lora-dropout=0.1", "lora.dropout=0.1"),
+        ("--lora.alpha 32", "lora.alpha=32"),
+        ("--warmup-steps", "optimizer.warmup_steps=VALUE"),
+        ("--seed -1", "seed=-1"),
+        ("--lora-target ['a b']", "'lora.targets=['\"'\"'a b'\"'\"']'"),
+    ],
+)
+def test_a_recipes_key_typed_as_a_flag_is_said_as_set_takes_it_with_its_value(typed, said):
+    words = typed.split(" ", 1)
+    assert meant(words[0].partition("=")[0], ["--set"], ["train", *words, "--here"]) == f"--set {said}"
+    assert meant(words[0].partition("=")[0], ["--run"], ["train", *words, "--here"]) == ""
+
+
+@pytest.mark.parametrize("typed", ["--lora", "--optimizer", "-r", "--zzzz"])
+def test_a_flag_that_is_no_key_of_a_recipe_is_not_taken_for_one(typed):
+    assert meant(typed, ["--set"], ["train", typed, "1"]) == ""
 
 
 def test_the_list_of_tasks_is_short_and_each_line_of_it_a_whole_sentence():

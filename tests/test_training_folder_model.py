@@ -79,6 +79,87 @@ def test_the_recipe_of_a_folder_is_shown_with_what_its_files_say(folder: Path, c
     assert "knows thoughts" in comment and "no chat template" not in comment
 
 
+CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+MARKED = {"0": "<|endoftext|>", "1": "<|im_start|>", "2": "<|im_end|>"}
+TOKENIZER = {
+    "eos_token": {"content": "<|endoftext|>", "lstrip": False},
+    "added_tokens_decoder": {number: {"content": token, "special": True} for number, token in MARKED.items()},
+}
+UNKNOWN_END = "does not have <|im_end|> among what ends a text, as with a base model: for conversations take the "
+UNKNOWN_END += """instruction-tuned one, or --set 'lora.trainable_tokens=["<|im_end|>"]'."""
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "generation", "said", "unsaid"),
+    [
+        (
+            {"pad_token": "<|pad|>"},
+            {"eos_token_id": [0, 2]},
+            "An answer ends with <|im_end|>. The padding token is <|pad|>.",
+            UNKNOWN_END,
+        ),
+        (
+            {"pad_token": None},
+            {"eos_token_id": 2},
+            "names no padding token: <|endoftext|>, its end of text, is taken; pad_token sets another.",
+            UNKNOWN_END,
+        ),
+        (
+            {},
+            {"eos_token_id": 0},
+            f"generation_config.json {UNKNOWN_END}",
+            "is a padding",
+        ),
+        ({"chat_template": [{"name": "default", "template": CHATML}]}, {}, "An answer ends with <|im_end|>.", "ids"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, {"eos_token_id": 0}, "is taken", "An answer ends"),
+        ({"chat_template": ""}, {"eos_token_id": 0}, "A text ends with <|endoftext|>.", UNKNOWN_END),
+    ],
+    ids=["all said", "no padding", "a base model", "several templates", "a template that fails", "no template"],
+)
+def test_the_recipe_of_a_folder_says_what_ends_an_answer_and_what_fills_up(
+    folder: Path, tokenizer, generation, said, unsaid
+):
+    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
+    named = {"chat_template": CHATML} | TOKENIZER | tokenizer
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    comment = recipe_text(str(folder)).replace("\n# ", " ")
+    assert said in comment and unsaid not in comment
+
+
+def test_tokens_that_only_the_vocabulary_numbers_are_read_there(folder: Path):
+    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|endoftext|>"}))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert "ends with" not in recipe_text(str(folder))
+    added = [{"id": int(number), "content": token, "special": True} for number, token in MARKED.items()]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [*added, {"id": []}, 7]}))
+    comment = recipe_text(str(folder)).replace("\n# ", " ")
+    assert "An answer ends with <|im_end|>." in comment and UNKNOWN_END in comment
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {"eos_token": 7, "pad_token": ["<pad>"], "added_tokens_decoder": [1], "additional_special_tokens": {"a": 1}},
+        {"eos_token": "<e>\n[lora]", "pad_token": {"content": "\x1b[2J"}, "added_tokens_decoder": {"x": {}, "²": 1}},
+        {"eos_token": "e" * 999, "pad_token": {"content": {}}, "added_tokens_decoder": {"1": {"content": 1}}},
+        {"chat_template": [{"name": "default"}, 1], "extra_special_tokens": [[]]},
+        {"chat_template": "{% for x in y %}", "added_tokens_decoder": {"9" * 5000: {"content": "e", "special": True}}},
+    ],
+)
+@pytest.mark.parametrize("generation", ["[]", "{", "[" * 100_000, '{"eos_token_id": [[0], "1", true]}'])
+def test_tokens_of_a_folder_that_are_none_are_not_shown(folder: Path, tokenizer, generation):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML} | tokenizer))
+    (folder / "generation_config.json").write_text(generation)
+    text = recipe_text(str(folder))
+    assert "ends with" not in text and "padding token" not in text
+    assert all(line.isprintable() for line in text.splitlines()) and folder_recipe(str(folder), {}).lora.rank == 16
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

@@ -78,10 +78,20 @@ def test_the_small_files_alone_are_fetched_and_say_what_the_recipe_says(tmp_path
         assert "no chat template" in _look(hub, monkeypatch, tmp_path / "other").source.note
 
 
-def test_generation_settings_are_not_fetched_as_nothing_reads_them(tmp_path: Path, monkeypatch):
-    with Hub({REPO: _files(CONFIG) | {"generation_config.json": b"{}"}}) as hub:
-        _look(hub, monkeypatch, tmp_path)
-        assert hub.downloads("generation_config.json") == []
+def test_what_ends_an_answer_is_read_from_the_generation_settings_too_where_there_are_some(tmp_path, monkeypatch):
+    tokenizer = {
+        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>\n{% endfor %}",
+        "eos_token": "<eos>",
+        "added_tokens_decoder": {"7": {"content": "<end>", "special": True}},
+    }
+    files = _files(CONFIG) | {"tokenizer_config.json": json.dumps(tokenizer).encode()}
+    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
+    with Hub({REPO: files}) as hub:
+        note = _look(hub, monkeypatch, tmp_path).source.note
+    assert "An answer ends with <end>." in note and "generation_config" not in note
+    with Hub({REPO: files | {"generation_config.json": b'{"eos_token_id": [2, 3]}'}}) as hub:
+        note = _look(hub, monkeypatch, tmp_path / "other").source.note
+    assert "generation_config.json does not have <end> among what ends a text" in note
 
 
 @pytest.mark.parametrize(
@@ -245,17 +255,19 @@ def _machines(card_bytes: float, ranks: int = 4) -> Machines:
 
 
 def test_the_table_says_what_lies_there_and_how_it_fits():
-    found = {row.name: row for row in table.rows(_machines(24e9), {"qwen3-8b"})}
-    assert (found["qwen3-8b"].there, found["qwen3-14b"].there) == (True, False)
+    there = {"te1": {"qwen3-8b", "qwen3-4b"}, "te2": {"qwen3-8b"}, "te3": {"qwen3-8b", "qwen3-4b"}}
+    found = {row.name: row for row in table.rows(_machines(24e9), there)}
+    assert found["qwen3-4b"].on == ("te1", "te3")
+    assert [table.where(found[name]) for name in ("qwen3-8b", "qwen3-4b", "qwen3-14b")] == ["yes", "2 of 3", "-"]
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
     assert (found["qwen3-30b-a3b"].fits, found["qwen2.5-72b"].fits) == ("in stages", "no")
     alone = {row.name: row.fits for row in table.rows(_machines(24e9, ranks=1), None)}
     assert (alone["qwen2.5-14b"], alone["gemma3-12b"]) == ("in four bits", "no"), (
         "of what sees images too none are made"
     )
-    assert table.without_recipe({"qwen3-8b", "my-qwen3", "tiny"}) == ["my-qwen3"]
+    assert table.without_recipe({"te1": {"qwen3-8b", "tiny"}, "te2": {"my-qwen3"}}) == ["my-qwen3"]
     unknown = next(table.rows(None, None))
-    assert (unknown.there, unknown.fits) == (None, "")
+    assert (unknown.on, table.where(unknown), unknown.fits) == (None, "?", "")
     assert json.loads(table.as_json(table.rows(None, None)))[0]["name"] == unknown.name
 
 
@@ -266,8 +278,8 @@ def test_of_a_mixture_the_table_says_what_a_token_meets():
 
 
 def test_the_models_of_this_machine_are_not_said_to_lie_on_a_head(monkeypatch, capsys):
-    monkeypatch.setattr("training.laptop.models.around.asked", lambda here: (None, {"merged-0c11cb5c"}, []))
-    for here, column, place in ((True, "here", "this machine"), (False, "head", "the head")):
+    monkeypatch.setattr("training.laptop.models.around.asked", lambda here: (None, {"te1": {"merged-0c11cb5c"}}, []))
+    for here, column, place in ((True, "here", "this machine"), (False, "nodes", "the nodes")):
         list_models.body(Context(), here=here)
         shown = capsys.readouterr().out
         assert column in around.header(here) and f"on {place} without a recipe: merged-0c11cb5c" in shown

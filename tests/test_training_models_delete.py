@@ -1,4 +1,4 @@
-"""`fab models.delete`: a base model goes from all nodes, and not from under what uses it."""
+"""`fab models.delete`: a base model goes from all nodes, and not from under what uses it. And which node has which."""
 
 import mmap
 import subprocess
@@ -9,10 +9,11 @@ import pytest
 
 from inventory.settings import Models, Settings
 from training.laptop.head_node import HereHead
-from training.laptop.models import deleting
+from training.laptop.models import around, deleting
 from training.laptop.open_cluster import OpenCluster
 from training.launch import LaunchError
 from training.run_folder import LAUNCH, STATUS, Status, status_text
+from training.sums import ORIGIN
 
 RUN = "tiny-20260131-154500"
 
@@ -52,6 +53,12 @@ def cluster(disk):
 
 def folders(disk, more=""):
     return sorted(path.name for path in (disk / f"models{more}").iterdir())
+
+
+def test_what_lies_whole_on_a_node_is_asked_of_every_node(cluster, disk):
+    for place in ("models/tiny", "models/qwen3-8b", "models-of-te2/tiny"):
+        (disk / place / ORIGIN).write_text("{}")
+    assert around.lying(cluster) == ({"te1": {"tiny", "qwen3-8b"}, "te2": {"tiny"}}, {"te3": "timed out"})
 
 
 def test_a_model_goes_from_every_node_and_what_that_frees_is_said_before(cluster, disk):

@@ -160,6 +160,10 @@ def test_a_new_recipe_is_a_recipe_that_says_how_much_it_needs(tmp_path: Path):
     assert recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
     comment = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
     assert comment[0].startswith("Needs at least about 19") and "on eight GPUs" in comment[0]
+    assert (
+        "LoRA adapts q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj (lora.targets names others)."
+        in comment
+    )
     assert "A note." in comment and "The model reads at most 4096 tokens." in comment
     assert "--set base_precision=nf4    # 2" in text and max(map(len, comment)) < 120
     small = new_recipe("short", Source("me/Short", 512), model_shape({**CONFIG, "num_hidden_layers": 4}))

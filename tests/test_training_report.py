@@ -411,6 +411,39 @@ def test_a_report_names_the_file_whose_answers_it_shows_and_calls_only_the_split
 
 
 @pytest.mark.parametrize(
+    ("here", "command"),
+    [
+        (True, "fab evaluate --run {run} --here"),
+        (False, "fab evaluate --run {run} && fab fetch --run {run}"),
+    ],
+)
+def test_a_report_of_a_run_that_was_not_evaluated_says_what_does_that(tmp_path, here, command):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000"))
+    launch = parse_launch((run / "launch.json").read_text())
+    (run / "launch.json").write_text(launch_text(replace(launch, here=here)))
+    (run / "data" / "prepared" / "validation").mkdir()
+    split = json.loads((run / "evaluation.json").read_text())
+    assert "fab evaluate" not in make_report(run).read_text(encoding="utf-8")
+
+    (run / "evaluation.json").unlink()
+    write(run / "evaluation-of-0123456789ab.json", {**split, "of": "eight.jsonl"})
+    page = Page(make_report(run).read_text(encoding="utf-8"))
+    assert command.format(run=run.name) in page.texts and "Held-out answers" in page.texts
+
+    (run / "data" / "prepared" / "validation").rmdir()
+    assert "fab evaluate" not in make_report(run).read_text(encoding="utf-8")
+
+
+def test_before_there_is_a_checkpoint_a_report_asks_for_no_evaluation(tmp_path):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000"))
+    (run / "data" / "prepared" / "validation").mkdir()
+    (run / "evaluation.json").unlink()
+    assert content(run, BEGAN)["to_evaluate"]
+    shutil.rmtree(run / "checkpoints")
+    assert not content(run, BEGAN)["to_evaluate"]
+
+
+@pytest.mark.parametrize(
     ("learned", "samples", "said"),
     [
         (None, 8, ""),

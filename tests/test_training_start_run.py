@@ -10,7 +10,7 @@ from training.key_names import CALLED_ELSEWHERE
 from training.laptop.start_run import chosen_recipe
 from training.model_names import load_recipe, recipe_names
 from training.plan.teaching import warmup
-from training.recipe import RecipeError, _known_keys
+from training.recipe import RecipeError, known_keys
 
 WARMUP = load_recipe("tiny").optimizer.warmup_steps
 
@@ -49,6 +49,8 @@ def test_epochs_take_the_place_of_the_recipes_steps_and_not_both_are_said():
         ("warmup", "optimizer.warmup_steps"),
         ("optimizer.lrr", "optimizer.lr"),
         ("max_len", "max_length"),
+        ("lora_dropout", "lora.dropout"),
+        ("max_lenght", "max_length"),
     ],
 )
 def test_a_key_by_another_name_is_told_the_one_it_has_here(key, meant):
@@ -62,7 +64,7 @@ def test_a_key_like_no_other_gets_no_proposal():
 
 
 def test_all_names_from_elsewhere_lead_to_keys_that_are_there():
-    assert set(CALLED_ELSEWHERE.values()) <= set(_known_keys())
+    assert set(CALLED_ELSEWHERE.values()) <= set(known_keys())
 
 
 def test_steps_by_set_are_steps_too(capsys):

@@ -77,6 +77,7 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     )
     note = [source.note] if source.note else []
     note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
+    note += _adapted(recipe, shape)
     return f"""{comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)}
 name = {json.dumps(name)}
 about = {json.dumps(about(recipe, shape))}
@@ -114,6 +115,14 @@ def comment(recipe: Recipe, shape: ModelShape, note: Sequence[str], typed: str =
     use = f"  fab train --model {shlex.quote(typed or recipe.name)} --data FILE"
     uses = [use, f"{use} --set {_four_bits(recipe, shape) or 'lora.rank=32'}"]
     return "".join(f"{f'# {line}'.rstrip()}\n" for line in [*memory_lines(recipe, shape), *note, "", *uses]) + "\n"
+
+
+def _adapted(recipe: Recipe, shape: ModelShape) -> list[str]:
+    """Which modules LoRA adapts, by the last part of their names."""
+    paths = [path for layer in shape.kinds for path in layer.targets(recipe.lora)]
+    names = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+    experts = "; the routed experts with lora.experts = true" if shape.mixture else ""
+    return [f"LoRA adapts {names} (lora.targets names others){experts}."] if names else []
 
 
 def memory_lines(recipe: Recipe, shape: ModelShape) -> list[str]:

@@ -351,12 +351,13 @@ def _to_be_shown(problem: ErrorDetails) -> bool:
 
 def _sentence(key: str, message: str) -> str:
     if message == "Extra inputs are not permitted":
-        near = key_names.near(key, _known_keys())
+        near = key_names.near(key, known_keys())
         message = f"no such key; did you mean {near}?" if near else "no such key"
     return f"{key}: {message}" if key else message
 
 
-def _known_keys() -> list[str]:
+def known_keys() -> list[str]:
+    """All keys of a recipe, those of tables dotted."""
     tables = {
         key: type(field.default) for key, field in Recipe.model_fields.items() if isinstance(field.default, Table)
     }

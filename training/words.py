@@ -182,6 +182,9 @@ ZH = {
     "Versions": "版本",
     # answers
     "Held-out answers": "验证数据上的回答",
+    "Base and tuned model were not measured on the records held out yet; this page shows their answers after:": (
+        "尚未在验证数据上评测基座模型与微调后模型；运行下面的命令后，本页会显示两者的回答："
+    ),
     "The first {count} of the records held out: what the base model and the tuned one said.": (
         "验证数据的前 {count} 条：基座模型与微调后模型各自的回答。"
     ),

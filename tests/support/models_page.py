@@ -30,6 +30,10 @@ it. With `--here` it is read where it is. For the nodes name it in `[models] nam
 the base deploy sends it to the first node, whole files, what lies there already not again, and copies it to the others.
 The folder stays as it is.
 
+The comment of a derived recipe says what ends an answer, what fills rows up and which modules LoRA adapts, by the
+model's tokenizer_config.json and its layers; and where generation_config.json does not stop at the template's end of
+turn, as with a base model, what a start on conversations will ask for.
+
 ## Recipes
 
 Memory is computed: zero3, every layer computed again, 2,048 tokens. An id that is *unverified* is what its maker

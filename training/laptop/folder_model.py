@@ -14,6 +14,7 @@ from typing import Any
 
 from training.cost.shape import ModelShape
 from training.isolation import untrainable
+from training.laptop.end_tokens import end_notes
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import base_model_of
 from training.new_recipe import MERGED, Source, new_recipe
@@ -39,7 +40,8 @@ def recipe_text(model: str) -> str:
     base_model = base_model_of(model)
     folder = folder_of(base_model)
     config = _config(folder)
-    note = " ".join(notes(config, template_of(folder, f"--model {folder}")))
+    template = template_of(folder, f"--model {folder}")
+    note = " ".join([*notes(config, template), *end_notes(folder, template)])
     source = Source(base_model, positions(config), note=note, typed=model)
     return new_recipe(source.name, source, _counted(folder))
 

@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from training.data.readers import SUFFIXES
+from training.key_names import called
 from training.model_names import has_recipe, is_folder
-from training.recipe import Recipe
+from training.recipe import known_keys
 
 MODEL, DATA, PROMPT, PROMPTS, SET = "--model", "--data", "--prompt", "--prompts", "--set"
 
@@ -17,7 +18,7 @@ def meant(word: str, flags: Collection[str], words: Sequence[str] = ()) -> str:
     """The word behind the one of a task's flags that takes such words, or the command that does; empty where nothing is
     known of it. `words`: all that were typed."""
     if word.startswith("-"):
-        return _setting(word, flags)
+        return _setting(word, words) if SET in flags else ""
     if whole := _with_blanks(word, words):
         return whole
     is_folder_model = not has_recipe(word) and (Path(word) / "config.json").is_file()
@@ -30,10 +31,23 @@ def meant(word: str, flags: Collection[str], words: Sequence[str] = ()) -> str:
     return next((f"{flag} {said}" for flag in fitting if flag in flags), "")
 
 
-def _setting(flag: str, flags: Collection[str]) -> str:
-    """A key of a recipe, which other tasks take as a flag, as --set takes it."""
-    key = flag.lstrip("-").replace("-", "_")
-    return f"{SET} {key}=VALUE" if SET in flags and key in Recipe.model_fields else ""
+def _setting(flag: str, words: Sequence[str]) -> str:
+    """A key of a recipe, typed as a flag by this or another program's name, as --set takes it: with the value that
+    stands behind it. Empty where it is no key, or a whole table."""
+    known, name = known_keys(), flag.removeprefix("--").replace("-", "_")
+    is_table = any(key.startswith(f"{name}.") for key in known)
+    key = called(name, known) if flag.startswith("--") and not is_table else ""
+    return f"{SET} {shlex.quote(f'{key}={value}') if (value := _value(flag, words)) else f'{key}=VALUE'}" if key else ""
+
+
+def _value(flag: str, words: Sequence[str]) -> str:
+    """What was typed as a flag's value; empty where nothing was."""
+    for word, behind in zip(words, [*words[1:], ""], strict=False):
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
+        if word == flag:
+            return behind if not behind.startswith("-") or behind[1:2].isdigit() else ""
+    return ""
 
 
 def _with_blanks(word: str, words: Sequence[str]) -> str:

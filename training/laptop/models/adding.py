@@ -17,6 +17,7 @@ from typing import Any
 from training.cost.shape import SHIPPED, ModelShape, outlines
 from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.isolation import ADMITTED, not_admitted, untrainable
+from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes
 from training.laptop.hub import another, hub_to_read
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
@@ -25,7 +26,7 @@ from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
-SMALL_FILES = ("config.json", "tokenizer_config.json", "chat_template.jinja")
+SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
 LIMIT = 1e-4
 """Of a proof on a copy as wide as the model's heads, as the look before each run has it: on random weights Gemma 4
 and Qwen3.5 enlarge what floating point rounds to some 1e-5 (Gemma 4 in 64 bits: 1e-14); what is wrong differs more."""
@@ -43,11 +44,13 @@ class HubModel:
     config: Mapping[str, Any]
     template: str
     """How it writes a conversation; empty where it says nothing."""
+    ends: tuple[str, ...] = ()
+    """Sentences on what ends an answer and fills rows up."""
 
     @property
     def source(self) -> Source:
         said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
-        said += notes(self.config, self.template)
+        said += [*notes(self.config, self.template), *self.ends]
         return Source(self.repo, positions(self.config), self.licence, " ".join(said))
 
 
@@ -74,13 +77,15 @@ def look_up(repo: str, folder: Path) -> HubModel:
         if status in NO_ENTRY:
             reason = hub.refusal(repo, status)
         raise RecipeError(f"{repo} cannot be looked up at {hub.address}: {reason}") from error
+    template = template_of(folder, repo)
     return HubModel(
         repo=repo,
         commit=commit,
         licence=_licence(info.card_data),
         gated=bool(info.gated),
-        config=read_json(folder / "config.json", repo),
-        template=template_of(folder, repo),
+        config=read_json(folder / CONFIG, repo),
+        template=template,
+        ends=tuple(end_notes(folder, template)),
     )
 
 

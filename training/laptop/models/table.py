@@ -1,11 +1,10 @@
-"""Every recipe with its model: how large, whether it lies on the head, and how it fits the machines there are."""
+"""Every recipe with its model: how large, on which nodes it lies, and how it fits the machines there are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from training.cost.disk import file_bytes
 from training.cost.memory import NF4
@@ -40,14 +39,16 @@ class Row:
     active: int
     """What a token meets of them; fewer in a mixture of experts."""
     download_bytes: float
-    there: bool | None
-    """On the head; None where nobody could be asked."""
+    on: tuple[str, ...] | None
+    """The nodes that have it whole; None where nobody could be asked."""
+    asked: int
+    """Nodes that answered."""
     fits: str
     """On the machines; empty where nobody knows them."""
 
 
-def rows(machines: Machines | None, there: Collection[str] | None) -> Iterator[Row]:
-    """One a recipe; `there` are the folders of models on the head."""
+def rows(machines: Machines | None, there: Mapping[str, Collection[str]] | None) -> Iterator[Row]:
+    """One a recipe; `there` are the folders of models on each node that answered."""
     for name in recipe_names():
         recipe = load_recipe(name)
         if (shape := known_shape(recipe.base_model)) is None:
@@ -61,14 +62,15 @@ def rows(machines: Machines | None, there: Collection[str] | None) -> Iterator[R
             shape.parameters,
             shape.matmul_parameters if mixture else shape.parameters,
             file_bytes(shape),
-            None if there is None else recipe.model_dir in there,
+            None if there is None else tuple(node for node, folders in there.items() if recipe.model_dir in folders),
+            len(there or ()),
             "" if machines is None else fits(shape, recipe, machines),
         )
 
 
-def without_recipe(there: Collection[str]) -> list[str]:
-    """The folders of models that no recipe is for: fetched by their id."""
-    return sorted(set(there) - {load_recipe(name).model_dir for name in recipe_names()})
+def without_recipe(there: Mapping[str, Collection[str]]) -> list[str]:
+    """The folders of models on any node that no recipe is for: fetched by their id."""
+    return sorted(set().union(*there.values()) - {load_recipe(name).model_dir for name in recipe_names()})
 
 
 def fits(shape: ModelShape, recipe: Recipe, machines: Machines) -> str:
@@ -92,12 +94,18 @@ def billions(row: Row) -> str:
     return whole if row.active == row.parameters else f"{whole} ({plain(row.active / 1e9, 2)})"
 
 
+def where(row: Row) -> str:
+    """Whether it lies on all nodes, on none, or on how many of them."""
+    if row.on is None:
+        return "?"
+    return {0: "-", row.asked: "yes"}.get(len(row.on), f"{len(row.on)} of {row.asked}")
+
+
 def lines(found: Iterator[Row]) -> list[list[str]]:
     """As a table has them."""
-    said: Mapping[Any, str] = {True: "yes", False: "-", None: "?"}
     return [
         [
-            *(row.name, billions(row), size_text(row.download_bytes, 1000), said[row.there], row.fits or "?"),
+            *(row.name, billions(row), size_text(row.download_bytes, 1000), where(row), row.fits or "?"),
             *(row.kind, row.licence, row.base_model),
         ]
         for row in found

@@ -15,7 +15,7 @@ from inventory.saying_yes import yes_command
     help={"here": "models of this machine, for --here", "json": "print it for other programs"},
 )
 def list_models(c: Context, here: bool = False, json: bool = False) -> None:
-    """Every recipe with its model: how large, whether on the head, how it fits."""
+    """Every recipe with its model: how large, on which nodes, how it fits."""
     with sentences():
         from training.laptop.models import around, table
 
@@ -25,7 +25,7 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
             say(table.as_json(found))
             return
         if there and (others := table.without_recipe(there)):
-            notes.append(f"on {'this machine' if here else 'the head'} without a recipe: {', '.join(others)}")
+            notes.append(f"on {'this machine' if here else 'the nodes'} without a recipe: {', '.join(others)}")
         around.show(table.lines(found), notes, here)
 
 

@@ -109,6 +109,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
     seen = _look(run / "data" / "prepared" / LOOK, data.get("model"))
     look = named(seen, names, say) if seen else None
     files = run_tables.files(run, seen, names)
+    evaluated = read_evaluations(run)
     price_h, currency = launch.get("price_h"), str(launch.get("currency") or "")
     spent = Spent(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR))
     return {
@@ -133,7 +134,8 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "files": files,
         "look": look,
         "remarks": list(remarks(look, say)) if look else [],
-        "answers": [run_tables.answers(each) for each in read_evaluations(run)],
+        "answers": [run_tables.answers(each) for each in evaluated],
+        "to_evaluate": run_tables.to_evaluate(run, evaluated, launch.get("here") is True) if checkpoints else "",
         "loading": _loading(run, checkpoints, say),
         "recipe": run_tables.settings(_read(run / "recipe.toml", tomllib.loads)),
         "recipe_text": _text(run / "recipe.toml"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.counting import plain, size_text
+from training.data.build import VALIDATION
 from training.data.look.content import Look
 from training.data.look.naming import own_name
 from training.evaluations import measured_on, trained_on
@@ -138,3 +139,12 @@ def answers(evaluation: Row) -> dict[str, Any]:
         scored |= {"loss": "held-out loss"} if "loss" in scored else {}
     scores = [(words, plain(base[key], 4), plain(tuned[key], 4)) for key, words in scored.items()]
     return {"of": of, "trained_on": trained_on(evaluation), "empty": EMPTY_ANSWER, "shown": shown, "scores": scores}
+
+
+def to_evaluate(run: Path, evaluations: Sequence[Row], here: bool) -> str:
+    """What measures base and tuned model on the records the run holds out, and brings that home where it was not made
+    on this machine; empty where it holds none out, or they were measured."""
+    if not (run / "data" / "prepared" / VALIDATION).is_dir() or any(not measured_on(each) for each in evaluations):
+        return ""
+    command = f"fab evaluate --run {run.name}"
+    return f"{command} --here" if here else f"{command} && fab fetch --run {run.name}"
