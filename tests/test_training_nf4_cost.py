@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.test_training_plan_checks import facts
 from training.cost.memory import GIB, RESERVED, rank_memory, weight_bytes
 from training.cost.pace import Rates, pace
-from training.cost.shape import known_shape
+from training.cost.shape import PlanError, known_shape
 from training.cost.strategies import STRATEGIES
 from training.cost.strategies.pipeline import Stage, stage_time
-from training.cost.strategies.zero0 import MicroBatch
+from training.cost.strategies.zero0 import MicroBatch, part_misfit
 from training.cost.unpacking import unpacking_s
 from training.laptop.resume_run import changed_recipe
 from training.launch import LaunchError
@@ -20,6 +21,7 @@ from training.model_names import load_recipe
 from training.plan.ladder import ladder
 from training.plan.machines import Machines, room
 from training.plan.options import Search, choose
+from training.plan.predict import make_plan
 from training.recipe import LEFT_TO_THE_PLAN, RecipeError, default_maths, read_recipe
 
 A10, A10_BYTES = Rates(40e12, 1.7e9, 600e9), 23028 * 2**20
@@ -230,6 +232,20 @@ def test_what_cannot_be_had_in_four_bits_is_refused_with_what_can(overrides, sai
     with pytest.raises(RecipeError, match="nf4") as refused:
         _recipe("7b", base_precision="nf4", **overrides)
     assert said in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-35b-a3b", "gemma3-12b", "qwen3.5-9b"])
+def test_a_model_that_knows_more_than_text_is_refused_in_four_bits_for_that_and_no_strategy_is_proposed(name):
+    recipe = load_recipe(name, {"base_precision": "nf4"})
+    shape = known_shape(recipe.base_model)
+    never = part_misfit(shape, recipe)
+    choice = choose(shape, recipe, _a10s(4))
+    assert "which knows more than text, are not brought into four bits" in never
+    assert choice.chosen is None and choice.reason == f"no strategy can run this recipe: {never}"
+    assert {option.refused for option in choice.options} == {never}
+    with pytest.raises(PlanError) as refused:
+        make_plan(recipe, replace(facts(), shape=shape))
+    assert str(refused.value) == choice.reason
 
 
 def test_a_recipes_own_zero3_gives_way_to_the_plan_where_four_bits_are_asked_for(tmp_path):

@@ -14,7 +14,7 @@ from training.cost.pace import Pace, pace, validation_steps
 from training.cost.shape import ModelShape
 from training.cost.split import Split
 from training.cost.strategies import STRATEGIES, cost_of
-from training.cost.strategies.zero0 import MicroBatch
+from training.cost.strategies.zero0 import MicroBatch, part_misfit
 from training.counting import size_text
 from training.plan.machines import SYSTEM, Machines, Workload
 from training.plan.staging import Staging
@@ -243,7 +243,8 @@ class Search:
         """What a recipe does as it stands."""
         cost, machines = cost_of(recipe), self.machines
         gpu = machines.card is not None
-        refused = cost.needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
+        never = part_misfit(self.shape, recipe)  # said before what another strategy would mend
+        refused = never or cost.needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
         if refused:  # the figures are then those of no table at all
             recipe = recipe.model_copy(update={"pipeline": Pipeline()})
         rates, micro = machines.rates, self._micro(recipe)
