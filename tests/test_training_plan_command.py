@@ -643,6 +643,7 @@ def test_json_says_the_same_and_what_is_not_known_is_null(place):
     assert found["machines"]["ram_bytes"] is None and found["data"] is None and found["chosen"]["minutes"] is None
     assert found["as_it_stands"] is None, "the recipe leaves it all to the plan"
     assert [option["fits"] for option in found["options"]] == [False, False, False, True, True]
+    assert found["four_bits"] is None, "a dense model in stages wins little by them"
     assert any(note.startswith("left out: stream: ") for note in found["notes"])
 
 
@@ -667,6 +668,24 @@ def test_a_slow_network_gets_advice_that_is_not_taken_and_what_nobody_measured_i
     assert advice.endswith("--set strategy=zero0 --set sync_every=10: docs/choosing.md")
     assert what_if.startswith("a what-if")
     assert "left out: stream: how fast weights come from RAM to a card was not measured: fab prove" in done.stdout
+
+
+def test_what_four_bits_would_win_is_said_with_the_plan_to_type_and_is_left_to_the_user(place):
+    words = ("--model", "gpt-oss-20b", "--card", "A10", "--nodes", "4")
+    done, found = fab(place, *words), json.loads(fab(place, *words, "--json").stdout)
+    command = "fab plan --model gpt-oss-20b --nodes 4 --card A10 --set base_precision=nf4"
+    exact, four = found["chosen"]["tokens_per_s"], found["four_bits"]["option"]["tokens_per_s"]
+    said = f"in four bits a weight ({command}) zero0 would do {four:.0f} tokens/s instead of {exact:.0f}; that rounds"
+    assert said in said_by(done) and "so another loss is learned, and is left to you: docs/training.md" in said_by(done)
+    assert four > 10 * exact and found["four_bits"]["times_as_fast"] == pytest.approx(four / exact)
+    assert (found["four_bits"]["set"], found["four_bits"]["command"]) == ("base_precision=nf4", command)
+    assert found["chosen"]["strategy"] == "zero3" and "base_precision" not in found["settings"]
+    asked = json.loads(fab(place, *command.split()[2:], "--json").stdout)
+    assert asked["chosen"] == found["four_bits"]["option"] | {"fits": True} and asked["four_bits"] is None
+    for named in ("base_precision=dtype", "strategy=zero3"):
+        assert "in four bits a weight" not in fab(place, *words, "--set", named).stdout
+    dense = fab(place, "--model", "qwen2.5-14b", "--card", "A10", "--nodes", "4")
+    assert "take: pipeline" in dense.stdout and "four bits" not in dense.stdout
 
 
 def test_a_kind_of_card_that_is_left_empty_is_refused(place):
