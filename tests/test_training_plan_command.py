@@ -24,10 +24,13 @@ from inventory.renting import tags
 from inventory.settings import load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
+from tests.support.small_models import HYBRIDS, WRAPPERS
 from tests.test_training_plan_calibration import MADE
 from training import tiny
 from training.cost.cards import card_bytes
 from training.cost.pace import Rates
+from training.cost.shape import known_shape
+from training.isolation import once_a_sample
 from training.laptop import data_look, data_size, machines
 from training.laptop.data_look import Question
 from training.laptop.data_size import size_of
@@ -36,7 +39,7 @@ from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
 from training.laptop.start_run import BUILT_IN, chosen_recipe
 from training.launch import LaunchError
-from training.model_names import load_recipe
+from training.model_names import load_recipe, recipe_names
 from training.plan import calibration
 
 ROOT = Path(__file__).parent.parent
@@ -686,6 +689,25 @@ def test_what_four_bits_would_win_is_said_with_the_plan_to_type_and_is_left_to_t
         assert "in four bits a weight" not in fab(place, *words, "--set", named).stdout
     dense = fab(place, "--model", "qwen2.5-14b", "--card", "A10", "--nodes", "4")
     assert "take: pipeline" in dense.stdout and "four bits" not in dense.stdout
+
+
+def test_of_a_hybrid_the_plan_says_what_it_does_not_count(place):
+    words = ("--card", "A10", "--nodes", "4")
+    note = once_a_sample("qwen3_5")
+    assert "layers of a qwen3_5 that mix tokens by a convolution or a running state are called once a sample" in note
+    done = fab(place, "--model", "qwen3.5-9b", *words)
+    assert note in done.stdout.partition("computed, not measured")[2].splitlines(), "below the table"
+    assert note in json.loads(fab(place, "--model", "qwen3.5-9b", *words, "--json").stdout)["notes"]
+    assert "once a sample" not in fab(place, "--model", "gemma3-4b", *words).stdout
+
+
+def test_every_type_whose_layers_mix_tokens_otherwise_is_called_so():
+    for kind, settings in WRAPPERS.items():
+        assert bool(once_a_sample(kind)) == (settings["text_config"]["model_type"] in HYBRIDS)
+    shapes = [known_shape(load_recipe(name).base_model) for name in recipe_names()]
+    assert {shape.kind for shape in shapes if once_a_sample(shape.kind)} == {
+        shape.kind for shape in shapes if not all(layer.attention for layer in shape.kinds)
+    }
 
 
 def test_a_kind_of_card_that_is_left_empty_is_refused(place):

@@ -13,6 +13,7 @@ from training.cost.cards import lacks_bfloat16
 from training.cost.strategies import STRATEGIES
 from training.counting import decimals, many, plain
 from training.goal import DPO
+from training.isolation import once_a_sample
 from training.laptop import next_step, plan_advice
 from training.laptop.data_size import Size
 from training.laptop.figures import NONE, duration, figure, finite
@@ -79,6 +80,7 @@ def show_json(asked: Asked) -> bool:
             *asked.notes,
             *_taken(asked),
             *_left_out(asked, choice),
+            *_uncounted(asked),
             *at_worst(asked.recipe, asked.size),
             *_too_little(asked),
         ],
@@ -219,6 +221,11 @@ def _taken(asked: Asked) -> Iterator[str]:
         yield f"all seconds, tokens/s and money are computed {NETWORK}"
 
 
+def _uncounted(asked: Asked) -> Iterator[str]:
+    if said := once_a_sample(asked.shape.kind):
+        yield said
+
+
 def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
     looked_at = {option.strategy for option in choice.options}
     if "strategy" not in asked.wish.free or not (missing := sorted(STRATEGIES.keys() - looked_at)):
@@ -239,6 +246,7 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     yield from _figures_rest_on(asked, choice)
     yield from _taken(asked)
     yield from _left_out(asked, choice)
+    yield from _uncounted(asked)
     yield from at_worst(asked.recipe, asked.size)
     if chosen is not None and chosen.tokens_per_s and asked.machines.price_h is not None:
         yield BESIDES
