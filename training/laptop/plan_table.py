@@ -192,8 +192,9 @@ def _figures(option: Option, asked: Asked) -> dict[str, str]:
     if hours:
         found[f"in {hours:g} h"] = _within(option, hours)
     if at.price_h is not None:
-        found[at.currency or "price"] = money(option.money) or NONE
-        found["a million tokens"] = money(option.money_per_million) or NONE
+        currency = at.currency or "price"
+        found[currency] = money(option.money) or NONE
+        found[f"{currency} a million tokens"] = money(option.money_per_million) or NONE
     return found
 
 
