@@ -250,7 +250,7 @@ def _machines(card_bytes: float, ranks: int = 4) -> Machines:
         usable_bytes=card_bytes - 2.6e9,
         spare_bytes=0.0,
         ram_bytes=64e9,
-        rates=Rates(40e12, 1.7e9),
+        rates=Rates(40e12, 1.7e9, 600e9),
     )
 
 
@@ -261,6 +261,9 @@ def test_the_table_says_what_lies_there_and_how_it_fits():
     assert [table.where(found[name]) for name in ("qwen3-8b", "qwen3-4b", "qwen3-14b")] == ["yes", "2 of 3", "-"]
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
     assert (found["qwen3-30b-a3b"].fits, found["qwen2.5-72b"].fits) == ("in stages", "no")
+    gathered = {name: row.fits for name, row in found.items() if table.FASTER in row.fits}
+    assert gathered.keys() == {"gpt-oss-20b", "deepseek-v2-lite"}, "what is dense or lies in stages wins less"
+    assert set(gathered.values()) == {"divided among them, far faster in four bits"}
     alone = {row.name: row.fits for row in table.rows(_machines(24e9, ranks=1), None)}
     assert (alone["qwen2.5-14b"], alone["gemma3-12b"]) == ("in four bits", "no"), (
         "of what sees images too none are made"

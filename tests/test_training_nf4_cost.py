@@ -6,20 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from tests.test_training_plan_checks import facts
 from training.cost.memory import GIB, RESERVED, rank_memory, weight_bytes
 from training.cost.pace import Rates, pace
-from training.cost.shape import known_shape
+from training.cost.shape import PlanError, known_shape
 from training.cost.strategies import STRATEGIES
 from training.cost.strategies.pipeline import Stage, stage_time
-from training.cost.strategies.zero0 import MicroBatch
+from training.cost.strategies.zero0 import MicroBatch, part_misfit
 from training.cost.unpacking import unpacking_s
 from training.laptop.resume_run import changed_recipe
 from training.launch import LaunchError
 from training.model_card import CardFacts, card
 from training.model_names import load_recipe
+from training.plan import four_bits
 from training.plan.ladder import ladder
 from training.plan.machines import Machines, room
 from training.plan.options import Search, choose
+from training.plan.predict import make_plan
 from training.recipe import LEFT_TO_THE_PLAN, RecipeError, default_maths, read_recipe
 
 A10, A10_BYTES = Rates(40e12, 1.7e9, 600e9), 23028 * 2**20
@@ -96,6 +99,72 @@ def test_the_plan_says_that_stages_in_four_bits_would_fit_and_takes_them_where_a
     )
     asked = choose(_shape("32b"), _recipe("32b", base_precision="nf4"), _a10s(2))
     assert asked.chosen is not None and asked.chosen.strategy == "pipeline"
+
+
+def _won(name, ranks, free=LEFT_TO_THE_PLAN, **overrides):
+    """By four bits a weight, over what is taken in 16."""
+    recipe = load_recipe(name, {key.replace("__", "."): value for key, value in overrides.items()})
+    search = Search(known_shape(recipe.base_model), recipe, _a10s(ranks), free=free)
+    taken = choose(search.shape, recipe, search.machines, free=free).chosen
+    return taken, four_bits.much_faster(search, taken)
+
+
+# model, tokens/s in 16 bits and in four
+GATHERED = [("gpt-oss-20b", 450, 5953), ("deepseek-v2-lite", 1185, 8791)]
+
+
+@pytest.mark.parametrize(("name", "exact", "four"), GATHERED)
+def test_where_a_mixture_would_be_gathered_over_ethernet_four_bits_are_said_to_be_much_faster(name, exact, four):
+    taken, found = _won(name, 4)
+    assert taken.strategy == "zero3" and taken.tokens_per_s == found.exact_tokens_per_s
+    assert (found.exact_tokens_per_s, found.tokens_per_s) == pytest.approx((exact, four), rel=0.005)
+    assert found.times == pytest.approx(four / exact, rel=0.01) and found.option.strategy == "zero0"
+    recipe = load_recipe(name, {"base_precision": "nf4"})
+    assert found.option == choose(known_shape(recipe.base_model), recipe, _a10s(4)).chosen, "what would then be taken"
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "settings"),
+    [
+        ("qwen2.5-14b", 4, {}),
+        ("qwen2.5-14b", 2, {}),
+        ("qwen2.5-7b", 1, {}),
+        ("qwen3-30b-a3b", 4, {}),
+        ("qwen3.5-9b", 4, {}),
+        ("gpt-oss-20b", 4, {"base_precision": "nf4"}),
+        ("gpt-oss-20b", 8, {"lora__experts": "true", "lora__dropout": "0"}),
+    ],
+    ids=["stages", "two stages", "whole", "mixture in stages", "knows more than text", "in four", "experts learn"],
+)
+def test_where_four_bits_win_little_or_cannot_be_had_nothing_is_said_of_them(name, ranks, settings):
+    taken, found = _won(name, ranks, **settings)
+    assert taken is not None and taken.tokens_per_s and found is None
+
+
+def test_a_strategy_that_is_named_is_not_answered_with_four_bits_that_it_cannot_have():
+    named = [key for key in LEFT_TO_THE_PLAN if key != "strategy"]
+    taken, found = _won("gpt-oss-20b", 4, free=named, strategy="zero3")
+    assert taken.strategy == "zero3" and found is None
+    for settings in ({"strategy": "zero3"}, {"lora.experts": "true", "lora.dropout": "0"}):
+        recipe = load_recipe("gpt-oss-20b", settings)
+        with pytest.raises(RecipeError, match="nf4"):
+            load_recipe("gpt-oss-20b", {**settings, "base_precision": "nf4"})
+        choice = choose(known_shape(recipe.base_model), recipe, _a10s(1), free=named)
+        assert choice.chosen is None and "base_precision" not in choice.reason
+
+
+def test_a_start_says_what_four_bits_would_win_and_takes_them_only_where_they_are_asked_for():
+    known = replace(facts(), shape=known_shape(load_recipe("gpt-oss-20b").base_model), bytes_per_s=1.7e9)
+    made = make_plan(load_recipe("gpt-oss-20b"), known)
+    (time,) = (check for check in made.checks if check.name == "time")
+    search = Search(known.shape, load_recipe("gpt-oss-20b"), known.machines, known.work)
+    found = four_bits.much_faster(search, search.option(made.recipe))
+    assert made.recipe.base_precision == "dtype" and found.times > 5
+    assert time.severity == "warning" and time.cure.endswith(found.sentence("--set base_precision=nf4"))
+    taken = make_plan(load_recipe("gpt-oss-20b", {"base_precision": "nf4"}), known)
+    assert taken.recipe.strategy == found.option.strategy
+    for quiet in (taken, make_plan(load_recipe("gpt-oss-20b"), known, named=["base_precision"])):
+        assert not any("base_precision" in check.cure for check in quiet.checks)
 
 
 def test_a_stage_unpacks_its_layers_forward_backward_and_where_they_are_computed_again():
@@ -230,6 +299,20 @@ def test_what_cannot_be_had_in_four_bits_is_refused_with_what_can(overrides, sai
     with pytest.raises(RecipeError, match="nf4") as refused:
         _recipe("7b", base_precision="nf4", **overrides)
     assert said in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3.6-35b-a3b", "gemma3-12b", "qwen3.5-9b"])
+def test_a_model_that_knows_more_than_text_is_refused_in_four_bits_for_that_and_no_strategy_is_proposed(name):
+    recipe = load_recipe(name, {"base_precision": "nf4"})
+    shape = known_shape(recipe.base_model)
+    never = part_misfit(shape, recipe)
+    choice = choose(shape, recipe, _a10s(4))
+    assert "which knows more than text, are not brought into four bits" in never
+    assert choice.chosen is None and choice.reason == f"no strategy can run this recipe: {never}"
+    assert {option.refused for option in choice.options} == {never}
+    with pytest.raises(PlanError) as refused:
+        make_plan(recipe, replace(facts(), shape=shape))
+    assert str(refused.value) == choice.reason
 
 
 def test_a_recipes_own_zero3_gives_way_to_the_plan_where_four_bits_are_asked_for(tmp_path):

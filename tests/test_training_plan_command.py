@@ -24,11 +24,14 @@ from inventory.renting import tags
 from inventory.settings import load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
+from tests.support.small_models import HYBRIDS, WRAPPERS
 from tests.test_training_plan_calibration import MADE
 from training import tiny
 from training.cost.cards import card_bytes
 from training.cost.pace import Rates
+from training.cost.shape import known_shape
 from training.data import DataError
+from training.isolation import once_a_sample
 from training.laptop import data_look, data_size, machines
 from training.laptop.data_look import Question
 from training.laptop.data_size import size_of
@@ -37,7 +40,7 @@ from training.laptop.machines import fleet
 from training.laptop.measurements import Measurements
 from training.laptop.start_run import BUILT_IN, chosen_recipe
 from training.launch import LaunchError
-from training.model_names import load_recipe
+from training.model_names import load_recipe, recipe_names
 from training.plan import calibration
 
 ROOT = Path(__file__).parent.parent
@@ -493,7 +496,7 @@ def test_the_table_says_what_it_rests_on_which_to_take_and_what_to_type(place):
     ]
     assert "the recipe leaves strategy and gradient_checkpointing to the plan of a start" in said_by(done)
     header = next(line for line in lines if "strategy" in line)
-    assert [word in header for word in ("tokens/s", "in 1 h", "CNY", "a million tokens")] == [True] * 4
+    assert [word in header for word in ("tokens/s", "in 1 h", "CNY  ", "CNY a million tokens")] == [True] * 4
     said = done.stdout
     assert "40 TFLOP/s a card, the table of cards; 1.7 GB/s between ranks, its promised line rate" in said
     assert (
@@ -549,7 +552,8 @@ def test_what_a_start_would_say_of_few_records_is_said_before_anything_is_paid(p
     assert "records: 4 to learn from" in (few := fab(place, *words, records(place, 4)).stdout) and "--anyway" in few
     assert "to learn from, " not in fab(place, *words, records(place, 500), "--set", "batching=padded").stdout
     (place / "cluster.toml").write_text((place / "cluster.toml").read_text().replace('currency = "CNY"\n', ""))
-    assert "16.00 an hour (in the currency of --price-per-hour)" in fab(place, *words[:-1]).stdout
+    unnamed = fab(place, *words[:-1]).stdout
+    assert "16.00 an hour (in the currency of --price-per-hour)" in unnamed and "price a million tokens" in unnamed
 
 
 def said_by(done):
@@ -677,6 +681,7 @@ def test_json_says_the_same_and_what_is_not_known_is_null(place):
     assert found["machines"]["ram_bytes"] is None and found["data"] is None and found["chosen"]["minutes"] is None
     assert found["as_it_stands"] is None, "the recipe leaves it all to the plan"
     assert [option["fits"] for option in found["options"]] == [False, False, False, True, True]
+    assert found["four_bits"] is None, "a dense model in stages wins little by them"
     assert any(note.startswith("left out: stream: ") for note in found["notes"])
 
 
@@ -701,6 +706,43 @@ def test_a_slow_network_gets_advice_that_is_not_taken_and_what_nobody_measured_i
     assert advice.endswith("--set strategy=zero0 --set sync_every=10: docs/choosing.md")
     assert what_if.startswith("a what-if")
     assert "left out: stream: how fast weights come from RAM to a card was not measured: fab prove" in done.stdout
+
+
+def test_what_four_bits_would_win_is_said_with_the_plan_to_type_and_is_left_to_the_user(place):
+    words = ("--model", "gpt-oss-20b", "--card", "A10", "--nodes", "4")
+    done, found = fab(place, *words), json.loads(fab(place, *words, "--json").stdout)
+    command = "fab plan --model gpt-oss-20b --nodes 4 --card A10 --set base_precision=nf4"
+    exact, four = found["chosen"]["tokens_per_s"], found["four_bits"]["option"]["tokens_per_s"]
+    said = f"in four bits a weight ({command}) zero0 would do {four:.0f} tokens/s instead of {exact:.0f}; that rounds"
+    assert said in said_by(done) and "so another loss is learned, and is left to you: docs/training.md" in said_by(done)
+    assert four > 10 * exact and found["four_bits"]["times_as_fast"] == pytest.approx(four / exact)
+    assert (found["four_bits"]["set"], found["four_bits"]["command"]) == ("base_precision=nf4", command)
+    assert found["chosen"]["strategy"] == "zero3" and "base_precision" not in found["settings"]
+    asked = json.loads(fab(place, *command.split()[2:], "--json").stdout)
+    assert asked["chosen"] == found["four_bits"]["option"] | {"fits": True} and asked["four_bits"] is None
+    for named in ("base_precision=dtype", "strategy=zero3"):
+        assert "in four bits a weight" not in fab(place, *words, "--set", named).stdout
+    dense = fab(place, "--model", "qwen2.5-14b", "--card", "A10", "--nodes", "4")
+    assert "take: pipeline" in dense.stdout and "four bits" not in dense.stdout
+
+
+def test_of_a_hybrid_the_plan_says_what_it_does_not_count(place):
+    words = ("--card", "A10", "--nodes", "4")
+    note = once_a_sample("qwen3_5")
+    assert "layers of a qwen3_5 that mix tokens by a convolution or a running state are called once a sample" in note
+    done = fab(place, "--model", "qwen3.5-9b", *words)
+    assert note in done.stdout.partition("computed, not measured")[2].splitlines(), "below the table"
+    assert note in json.loads(fab(place, "--model", "qwen3.5-9b", *words, "--json").stdout)["notes"]
+    assert "once a sample" not in fab(place, "--model", "gemma3-4b", *words).stdout
+
+
+def test_every_type_whose_layers_mix_tokens_otherwise_is_called_so():
+    for kind, settings in WRAPPERS.items():
+        assert bool(once_a_sample(kind)) == (settings["text_config"]["model_type"] in HYBRIDS)
+    shapes = [known_shape(load_recipe(name).base_model) for name in recipe_names()]
+    assert {shape.kind for shape in shapes if once_a_sample(shape.kind)} == {
+        shape.kind for shape in shapes if not all(layer.attention for layer in shape.kinds)
+    }
 
 
 def test_a_kind_of_card_that_is_left_empty_is_refused(place):

@@ -14,6 +14,7 @@ from training.cost.flops import flops_per_token
 from training.cost.pace import Rates
 from training.cost.shape import known_shape
 from training.model_names import load_recipe
+from training.plan.four_bits import WORTH
 from training.plan.machines import room
 
 TEXT = (Path(__file__).parent.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
@@ -22,8 +23,8 @@ GROWTH = [re.match(r"\| (\d+)B, (\d+) \|(.*)\|$", line) for line in LINES]
 GROWTH = [(int(row[1]), int(row[2]), row[3].split("|")) for row in GROWTH if row]
 MAP = [re.match(rf"\| ({'|'.join(CARDS)}), (\d+)B \|(.*)\|$", line) for line in LINES]
 MAP = [(row[1], int(row[2]), row[3].split("|")) for row in MAP if row]
-PACKED = [re.match(r"\| (\d+)B on (\d+) A10 \| (.*) \| (.*) \|$", line) for line in LINES]
-PACKED = [(int(row[1]), int(row[2]), row[3], row[4]) for row in PACKED if row]
+PACKED = [re.match(r"\| (\d+B|[a-z][\w.-]+) on (\d+) A10 \| (.*) \| (.*) \|$", line) for line in LINES]
+PACKED = [(row[1], int(row[2]), row[3], row[4]) for row in PACKED if row]
 STRATEGIES = ("zero0", "zero3", "pipeline")
 
 
@@ -55,8 +56,9 @@ def test_the_table_of_a10s_is_what_is_computed(model, ranks, cells):
 def test_the_table_of_four_bits_is_what_is_computed(model, ranks, sixteen, four):
     found = machines("A10", ranks, 16)
     found = replace(found, rates=replace(found.rates, memory_bytes_per_s=memory_rate("A10")))
+    name = f"qwen2.5-{model.lower()}" if model[0].isdigit() else model
     for cell, changes in ((sixteen, {}), (four, {"base_precision": "nf4", "strategy": "zero2"})):
-        chosen = options(f"qwen2.5-{model}b", found, **changes).chosen
+        chosen = options(name, found, **changes).chosen
         best = chosen and f"{figure(chosen)} ({named(chosen)}, {chosen.micro_batch}, {chosen.checkpointed})"
         assert cell == (best or "-")
 
@@ -108,3 +110,13 @@ def test_what_was_left_out_would_do_what_the_table_says():
     (row,) = [cells for card, model, cells in MAP if (card, model) == ("A10", 14)]
     assert "1,737, 2,041 and 2,053" in TEXT and [cell.split("**")[1] for cell in row] == ["1,737", "2,041", "2,053"]
     assert 2 * facts.trainable / flops_per_token(facts, 2048, 0)[1] == pytest.approx(0.002, abs=0.0005)
+
+
+def test_where_four_bits_win_much_is_shown_beside_where_they_win_little():
+    def per_s(cell):
+        return float(cell.split(" ")[0].replace(",", ""))
+
+    times = {(model, ranks): per_s(four) / per_s(sixteen) for model, ranks, sixteen, four in PACKED if sixteen != "-"}
+    much = {key for key, each in times.items() if each > WORTH}
+    assert {model for model, _ in much} == {"gpt-oss-20b", "deepseek-v2-lite", "phi4-14b"}
+    assert 20 < max(times.values()) < 21, "as training/plan/four_bits.py says"

@@ -414,6 +414,11 @@ def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypa
     assert "3 x listed (A10) take fewer machine-hours than 2 of them" in said and "cheaper than" not in said
 
 
+def test_what_no_machine_can_make_of_a_model_is_no_question_of_its_size(cloud):
+    with pytest.raises(PlanError, match=r"^qwen3\.6-35b-a3b: base_precision nf4: .* knows more than text, are not"):
+        looked(load_recipe("qwen3.6-35b-a3b", {"base_precision": "nf4"}))
+
+
 def test_a_model_too_large_for_every_offer_is_said_to_be(cloud):
     with pytest.raises(PlanError, match=r"^qwen2\.5-72b fits none of the machines there are"):
         looked(load_recipe("qwen2.5-72b"), Wish(nodes=1))

@@ -42,6 +42,8 @@ PACKED_EXPERTS = frozenset({*MIXTURES, *WITH_EXPERTS}.difference(UNPACKED_EXPERT
 (tests/test_training_nf4_experts.py)."""
 WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
 """That see images too: their text part, of a type above, is trained, and the rest lies frozen beside it."""
+HYBRID_TEXTS = ("qwen3_5", "qwen3_5_moe")
+"""Those of them whose text part is a hybrid."""
 ADMITTED = frozenset({*DENSE, *MIXTURES, *HYBRIDS, *WRAPPERS})
 """Values of model_type that passed every proof (training/node/proof.py, tests/test_training_types.py)."""
 _INDEXER = "an indexer picks from the whole row which tokens each token sees, and learns nothing from this loss"
@@ -68,6 +70,17 @@ def mixing(model_type: str, recipe: Recipe) -> str:
         return ""
     reason = PADDED_ALONE.get(model_type, LIST)
     return f"batching {recipe.batching} was never shown to keep the samples of a {model_type!r} apart ({reason})"
+
+
+def once_a_sample(model_type: str) -> str:
+    """What no plan counts of a hybrid's layers; empty for other types."""
+    if model_type not in {*HYBRIDS, *HYBRID_TEXTS}:
+        return ""
+    return (
+        f"layers of a {model_type} that mix tokens by a convolution or a running state are called once a sample, "
+        "without compiled kernels: a run is slower than computed here, and what these layers keep is memory that no "
+        "plan counts (docs/models.md)"
+    )
 
 
 def not_admitted(model_type: str) -> str:

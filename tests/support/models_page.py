@@ -80,7 +80,7 @@ REST = f"""
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
   Where `flash-linear-attention` or `causal-conv1d` is installed on the nodes, transformers computes each of these calls
   with it; the base deploy installs neither, and that was not tried here. The states of such layers (Qwen3.5, Qwen3.6)
-  are memory that no plan counts.
+  are memory that no plan counts; `fab plan` says so below its table.
 {_refused()}
 - A folder of yours of another type trains with `--set batching=padded`, where the copy shows that the logits are the
   model's own. Of the Hub's models those of the types above are taken alone.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from training.counting import many
 from training.laptop.plan_options import Asked, Wish
 from training.model_names import typed
+from training.plan.four_bits import SETTING
 from training.plan.options import Choice, Search, choose, in_four_bits
 
 MORE = (2, 4, 8)
@@ -35,7 +36,7 @@ def where_nothing_fits(asked: Asked, choice: Choice) -> str | None:
         return None
     work = asked.size.work if asked.size else None
     if in_four_bits(Search(asked.shape, asked.recipe, asked.machines, work, asked.wish.free)):
-        return f"next: {_plan(asked, [*asked.wish.settings, 'base_precision=nf4'])}"
+        return f"next: {in_four_bits_too(asked)}"
     each = asked.machines.ranks_per_node
     counts = () if asked.machines.mixed else (n for n in MORE if n > asked.fleet.nodes)
     for count in counts:
@@ -46,6 +47,11 @@ def where_nothing_fits(asked: Asked, choice: Choice) -> str | None:
         ):
             return f"next: {many(count, 'such node')} would do: {_plan(asked, asked.wish.settings, count)}"
     return "next: a larger card, with --card"
+
+
+def in_four_bits_too(asked: Asked) -> str:
+    """The same plan with the frozen layers rounded."""
+    return _plan(asked, [*asked.wish.settings, SETTING])
 
 
 def _plan(asked: Asked, settings: Iterable[str], nodes: int = 0) -> str:

@@ -10,20 +10,19 @@ from typing import Any
 
 from inventory.shown import console, table
 from training.cost.cards import lacks_bfloat16
-from training.cost.memory import micro_batch_tokens
 from training.cost.strategies import STRATEGIES
 from training.counting import decimals, many, plain
 from training.goal import DPO
-from training.laptop import next_step
+from training.isolation import once_a_sample
+from training.laptop import next_step, plan_advice
 from training.laptop.data_size import Size
 from training.laptop.figures import NONE, duration, figure, finite
 from training.laptop.plan_options import Asked
 from training.money import HOUR, money
-from training.plan import slow_link
 from training.plan.options import Choice, Option, choose
 from training.plan.stand_in import NETWORK, TAKEN
 from training.plan.teaching import enough
-from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
+from training.recipe import LEFT_TO_THE_PLAN, Recipe
 
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
 WORDS = ("GiB a rank", "bound by")
@@ -76,10 +75,12 @@ def show_json(asked: Asked) -> bool:
         "chosen": _values(choice.chosen) if choice.chosen else None,
         "reason": choice.reason,
         "settings": choice.chosen.values if choice.chosen else None,
+        "four_bits": plan_advice.four_bits_values(asked, choice),
         "notes": [
             *asked.notes,
             *_taken(asked),
             *_left_out(asked, choice),
+            *_uncounted(asked),
             *at_worst(asked.recipe, asked.size),
             *_too_little(asked),
         ],
@@ -191,8 +192,9 @@ def _figures(option: Option, asked: Asked) -> dict[str, str]:
     if hours:
         found[f"in {hours:g} h"] = _within(option, hours)
     if at.price_h is not None:
-        found[at.currency or "price"] = money(option.money) or NONE
-        found["a million tokens"] = money(option.money_per_million) or NONE
+        currency = at.currency or "price"
+        found[currency] = money(option.money) or NONE
+        found[f"{currency} a million tokens"] = money(option.money_per_million) or NONE
     return found
 
 
@@ -215,26 +217,14 @@ def _stages(option: Option, asked: Asked) -> str:
     return f"{copies}{on}: {each}"
 
 
-def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
-    """What would spare a slow network, of the strategy to take or of another one that fits."""
-    rates = asked.machines.rates.at_precision(asked.recipe.dtype, asked.machines.card is not None)
-    for option in (chosen, *(each for each in choice.options if each.fits and each != chosen)):
-        recipe = with_changes(asked.recipe, **option.values)
-        tokens = micro_batch_tokens(recipe, asked.size.work.longest if asked.size else recipe.row_length)
-        at = (asked.shape, asked.machines.ranks, tokens, rates)
-        span = asked.size.work.span if asked.size else None
-        corrected = asked.machines.corrections.of(option.strategy, recipe.dtype, recipe.tuning)
-        factor = corrected.factor if corrected else 1.0
-        taken = (chosen.step_s, chosen.strategy)
-        if said := slow_link.advice(recipe, *at, span=span, factor=factor, taken=taken):
-            yield said
-            if option != chosen:
-                return
-
-
 def _taken(asked: Asked) -> Iterator[str]:
     if asked.machines.link_from == TAKEN:
         yield f"all seconds, tokens/s and money are computed {NETWORK}"
+
+
+def _uncounted(asked: Asked) -> Iterator[str]:
+    if said := once_a_sample(asked.shape.kind):
+        yield said
 
 
 def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
@@ -257,6 +247,7 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     yield from _figures_rest_on(asked, choice)
     yield from _taken(asked)
     yield from _left_out(asked, choice)
+    yield from _uncounted(asked)
     yield from at_worst(asked.recipe, asked.size)
     if chosen is not None and chosen.tokens_per_s and asked.machines.price_h is not None:
         yield BESIDES
@@ -267,7 +258,7 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
         return
     if not left and now.fits and now.tokens_per_s and chosen.tokens_per_s:
         yield f"that is {chosen.tokens_per_s / now.tokens_per_s:.1f} times what the recipe does as it is"
-    yield from _sparing(asked, choice, chosen)
+    yield from plan_advice.advice(asked, choice)
     yield next_step.start(asked)
 
 

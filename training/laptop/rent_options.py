@@ -18,6 +18,7 @@ from inventory.renting.on_offer import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
 from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
+from training.cost.strategies.zero0 import part_misfit
 from training.laptop import data_disk, measurements
 from training.laptop.data_size import Size
 from training.laptop.fleet import Fleet
@@ -113,6 +114,8 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
 
 def _no_row(choices: Choices, offered: Sequence[Offered]) -> str:
     recipe = choices.recipe
+    if never := part_misfit(choices.shape, recipe):
+        return f"{recipe.name}: {never}"
     least = min((each for each in offered if each.nodes > 1), key=lambda each: each.machines.ranks, default=None)
     if least is None or any(has_rows(each, recipe) for each in offered):
         work = choices.size.work if choices.size else None

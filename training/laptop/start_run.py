@@ -266,7 +266,7 @@ def plan_run(
     if rows and WARMUP not in named and (fitting := for_rows(recipe, rows)) != recipe:
         print(shortened(recipe.total_steps(rows), recipe.optimizer.warmup_steps), file=sys.stderr)
         recipe = fitting
-    plan = make_plan(recipe, facts, anyway)
+    plan = make_plan(recipe, facts, anyway, named)
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
         print(f"chosen: {values}; {chosen['reason']}", flush=True)

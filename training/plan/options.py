@@ -8,18 +8,20 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, packed_weights, with_reserve
 from training.cost.money import HOUR_S
 from training.cost.pace import Pace, pace, validation_steps
 from training.cost.shape import ModelShape
 from training.cost.split import Split
-from training.cost.strategies import STRATEGIES, cost_of
-from training.cost.strategies.zero0 import MicroBatch
+from training.cost.strategies import LEANEST_WHOLE, STRATEGIES, cost_of
+from training.cost.strategies.zero0 import MicroBatch, part_misfit
 from training.counting import size_text
 from training.plan.machines import SYSTEM, Machines, Workload
 from training.plan.staging import Staging
 from training.plan.stand_in import assumed, guessed, stood_in, unsure
-from training.recipe import LEFT_TO_THE_PLAN, Recipe
+from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
 from training.recipe_tables import Pipeline
 
 AS_FAST = 1.03
@@ -124,13 +126,24 @@ def choose(
 
 def in_four_bits(search: Search) -> str:
     """What would fit if the frozen layers were rounded; empty where nothing would, or they are."""
-    recipe = search.recipe
-    if recipe.base_precision == NF4 or recipe.tuning == "full":
+    if (asked := rounded(search)) is None:
         return ""
-    rounded = replace(search, recipe=recipe.model_copy(update={"base_precision": NF4}))
-    fitting = next((option for name in STRATEGIES if (option := rounded.best(name)).fits), None)
+    names = STRATEGIES if "strategy" in search.free else [search.recipe.strategy]
+    fitting = next((option for name in names if (option := asked.best(name)).fits), None)
     words = "its frozen layers rounded to four bits each; --set base_precision=nf4"
     return f"; {fitting.strategy} would fit with {words}" if fitting else ""
+
+
+def rounded(search: Search) -> Search | None:
+    """With the frozen layers in four bits each; None where they are, or the recipe takes none beside what it says."""
+    recipe = search.recipe
+    if recipe.base_precision == NF4:
+        return None
+    whole = {"strategy": LEANEST_WHOLE} if "strategy" in search.free else {}  # its own may divide them
+    try:
+        return replace(search, recipe=with_changes(recipe, base_precision=NF4, **whole))
+    except ValidationError:
+        return None
 
 
 def _chosen(options: tuple[Option, ...]) -> tuple[Option | None, str]:
@@ -243,7 +256,8 @@ class Search:
         """What a recipe does as it stands."""
         cost, machines = cost_of(recipe), self.machines
         gpu = machines.card is not None
-        refused = cost.needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
+        never = part_misfit(self.shape, recipe)  # said before what another strategy would mend
+        refused = never or cost.needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
         if refused:  # the figures are then those of no table at all
             recipe = recipe.model_copy(update={"pipeline": Pipeline()})
         rates, micro = machines.rates, self._micro(recipe)

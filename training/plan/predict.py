@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from training.plan.checks import run_checks
 from training.plan.deciding import decided
 from training.plan.facts import Facts
 from training.plan.fewer import cheaper
+from training.plan.four_bits import Rounded, much_faster
 from training.plan.ladder import ladder
+from training.plan.options import Search
 from training.plan.situation import Check, Situation
 from training.plan.teaching import tokens_each_step
 from training.recipe import Recipe
@@ -39,8 +41,9 @@ class Plan:
         return [check.sentence for check in self.checks if check.severity == "error"]
 
 
-def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
-    """Estimate and judge a run. Raises PlanError where even the estimate is impossible."""
+def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collection[str] = ()) -> Plan:
+    """Estimate and judge a run; nothing is proposed for a key that is `named`. Raises PlanError where even the estimate
+    is impossible."""
     report = facts.report
     if not report["rows"]:
         raise PlanError("no record has anything to learn from")
@@ -68,6 +71,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
         card=at.by_stage(len(each))[tightest],
         smaller=_smaller(recipe, facts),
         sparing=sparing,
+        four_bits=None if "base_precision" in named else _four_bits(asked, recipe, facts),
         flops_from=at.flops_from,
         correction=correction,
         fewer=cheaper(asked, facts, speed.step_s),
@@ -104,6 +108,12 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False) -> Plan:
     }
     data = {key: report[key] for key in DATA if key in report}
     return Plan(recipe, run_checks(situation, anyway), predicted, data)
+
+
+def _four_bits(asked: Recipe, recipe: Recipe, facts: Facts) -> Rounded | None:
+    """For a recipe that was decided from the one that was asked for."""
+    search = Search(facts.shape, asked, facts.machines, facts.work, asked.auto)
+    return much_faster(search, search.option(recipe))
 
 
 def _rounded(seconds: float | None) -> float | None:

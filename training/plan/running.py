@@ -10,6 +10,7 @@ from training.cost.memory import Memory, with_reserve
 from training.cost.strategies import cost_of
 from training.counting import many, plain, size_text
 from training.isolation import CURE, mixing, never_trained, types_of
+from training.plan.four_bits import SETTING
 from training.plan.machines import SYSTEM, TIGHT
 from training.plan.situation import Check, Situation
 
@@ -123,12 +124,14 @@ def duration(it: Situation) -> Check:
             unknown = "how fast weights come from RAM, which `fab prove` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
+    rounded = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""
+    faster = "; ".join(filter(None, (it.sparing, rounded)))
     if pace.compute_s and pace.wire_s and pace.wire_s > 2 * pace.compute_s:
-        lighter = it.sparing or cost_of(it.recipe).LIGHTER
+        lighter = faster or cost_of(it.recipe).LIGHTER
         cure = f"{pace.wire_gb:.1f} GB cross the network in a step; {lighter}"
         return Check("time", "warning", value, cure, estimated=True)
-    if it.sparing:
-        return Check("time", "warning", value, it.sparing, estimated=True)
+    if faster:
+        return Check("time", "warning", value, faster, estimated=True)
     if minutes > LONG_MINUTES:
         return Check("time", "warning", value, "more than a day", estimated=True)
     return Check("time", "ok", value, estimated=True)

@@ -9,6 +9,7 @@ from training.cost.memory import Memory
 from training.cost.pace import Pace, validation_steps
 from training.plan.facts import Facts
 from training.plan.fewer import Fewer
+from training.plan.four_bits import Rounded
 from training.plan.machines import RankCard
 from training.plan.measured import Correction
 from training.recipe import Recipe
@@ -48,6 +49,8 @@ class Situation:
     """Changes that would make it fit, as `--set` takes them; empty where none would."""
     sparing: str = ""
     """What would spare a slow network; empty where it is not slow."""
+    four_bits: Rounded | None = None
+    """Where the frozen layers in four bits each would be much faster."""
     flops_from: str = ""
     """Where the card's rate is known from; empty where it is not."""
     correction: Correction | None = None

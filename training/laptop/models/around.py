@@ -12,6 +12,7 @@ from training.errors import TrainingError
 from training.laptop.machines import fleet, machines
 from training.laptop.open_cluster import OpenCluster, opened
 from training.plan.machines import Machines
+from training.plan.stand_in import with_network
 from training.sums import ORIGIN
 
 
@@ -33,7 +34,7 @@ def asked(here: bool) -> tuple[Machines | None, Mapping[str, Collection[str]] | 
         except InventoryError as error:
             return None, None, [f"how they fit, and what lies on the nodes, is not known: {error}"]
         try:
-            at = machines(settings, fleet(settings))
+            at = with_network(machines(settings, fleet(settings)))
         except (InventoryError, TrainingError) as error:
             notes.append(f"how they fit is not known: {error}")
     try:

@@ -1,0 +1,46 @@
+"""What four bits a weight would win where 16 fit: said, never taken, for they round what is learned beside. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.plan.options import Option, Search, choose, rounded
+
+SETTING = "base_precision=nf4"
+"""As `--set` takes it."""
+WORTH = 2.0
+"""Times as fast as in 16 bits from which it is said: it costs exactness, and no card was ever timed with it. Where the
+layers fit whole or in stages it wins less (docs/choosing.md); where they have to be gathered, up to 20 times."""
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """The way to take with the frozen layers in four bits, beside the one that is taken in 16."""
+
+    option: Option
+    tokens_per_s: float
+    exact_tokens_per_s: float
+    """In 16 bits."""
+
+    @property
+    def times(self) -> float:
+        """As fast."""
+        return self.tokens_per_s / self.exact_tokens_per_s
+
+    def sentence(self, how: str) -> str:
+        """`how`: what to type."""
+        figures = f"{self.tokens_per_s:.0f} tokens/s instead of {self.exact_tokens_per_s:.0f}"
+        return (
+            f"in four bits a weight ({how}) {self.option.strategy} would do {figures}; that rounds the frozen layers, "
+            "so another loss is learned, and is left to you: docs/training.md"
+        )
+
+
+def much_faster(search: Search, taken: Option | None) -> Rounded | None:
+    """None where it would not be, the recipe has four bits or takes none, or nobody knows how fast it is."""
+    if taken is None or not taken.tokens_per_s or (asked := rounded(search)) is None:
+        return None
+    found = choose(asked.shape, asked.recipe, asked.machines, asked.work, asked.free).chosen
+    if found is None or found.tokens_per_s is None or found.tokens_per_s <= WORTH * taken.tokens_per_s:
+        return None
+    return Rounded(found, found.tokens_per_s, taken.tokens_per_s)
