@@ -24,7 +24,7 @@ demo-down: $(VENV)/control
 	$(DEMO) $(BIN)/fab local.down --yes
 
 test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
-test: system $(VENV)/kernels
+test: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3
 
 # For a line changed: lint, and what needs neither hosts nor torch nor other processes. Two minutes on two cores.
@@ -58,8 +58,8 @@ $(VENV)/train: $(VENV)/control
 	$(BIN)/pip install -q -e '.[train]'
 	touch $@
 
-$(VENV)/kernels: $(VENV)/train
-	$(BIN)/pip install -q -e '.[kernels]'
+$(VENV)/tests: $(VENV)/train
+	$(BIN)/pip install -q -e '.[kernels,trl]'
 	touch $@
 
 $(VENV)/bench: $(VENV)/train

@@ -1,4 +1,4 @@
-"""What tests share. On CI a test that needs the local cloud or torch must run: a skip there is a failure."""
+"""What tests share. On CI what needs the local cloud or a package must run: a skip for want of one is a failure."""
 
 import importlib.util
 import os
@@ -58,6 +58,8 @@ def pytest_configure(config):
         config.option.markexpr = "not torch and not localcloud and not gpu"
         # as if the [train] extra were not there: collecting alone would import torch for many seconds in each worker
         sys.modules.update(dict.fromkeys(TRAIN))
+    elif os.environ.get("CI"):
+        pytest.importorskip = importable
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -84,6 +86,8 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup(item):
     if item.get_closest_marker("torch") and importlib.util.find_spec("deepspeed") is None:
         absent("needs the [train] extra: pip install -e '.[train]'")
+    if item.get_closest_marker("trl") and importlib.util.find_spec("trl") is None:
+        absent("needs the [trl] extra: pip install -e '.[trl]'")
     if item.get_closest_marker("localcloud"):
         from inventory.localcloud.prerequisites import missing_prerequisites
 
@@ -98,6 +102,14 @@ def absent(reason):
     if os.environ.get("CI"):
         pytest.fail(f"CI must run this: {reason}", pytrace=False)
     pytest.skip(reason)
+
+
+def importable(name, *_, reason=None, **__):
+    """What `pytest.importorskip` is on CI, of a whole file too."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        absent(reason or str(error))
 
 
 @pytest.fixture

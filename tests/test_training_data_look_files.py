@@ -156,6 +156,23 @@ def test_a_csv_may_hold_conversations_as_json_and_texts_that_look_like_some(tmp_
     assert (found.prompt, found.completion) == ("[INST] x", "[1]")
 
 
+def test_turns_as_json_in_a_field_that_may_hold_words_are_turns_and_other_json_is_learned_as_it_is(tmp_path):
+    def line(*fields):
+        return ",".join('"' + json.dumps(one, ensure_ascii=False).replace('"', '""') + '"' for one in fields)
+
+    asked, told = [{"role": "user", "content": "几点开门?"}], [{"role": "assistant", "content": "九点"}]
+    ((_, found),), _ = _read(_file(tmp_path, f"prompt,completion\n{line(asked, told)}\n", "a.csv"))
+    assert [(turn["role"], turn["content"]) for turn in found.turns] == [("user", "几点开门?"), ("assistant", "九点")]
+    worse = [{"role": "assistant", "content": "不知道"}]
+    ((_, found),), _ = _read(_file(tmp_path, f"prompt,chosen,rejected\n{line(asked, told, worse)}\n", "b.csv"))
+    assert (found.turns[-1]["content"], found.rejected.turns[-1]["content"]) == ("九点", "不知道")
+    listed = [{"role": "admin", "name": "anna"}]
+    ((_, found),), _ = _read(_file(tmp_path, f"prompt,completion\nlist them,{line(listed)}\n", "c.csv"))
+    assert json.loads(found.completion) == listed
+    _, (bad,) = _read(_file(tmp_path, f"prompt,completion\nwhen?,{line(told)}\n", "d.csv"))
+    assert "must both be text or both be lists of turns" in bad
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [

@@ -202,8 +202,8 @@ def test_under_our_own_templates_every_answer_is_learned_once_or_refused_by_name
     assert not refused or name not in LEARNS_ALL
 
 
-@pytest.mark.skipif(not _trl_templates(), reason="needs TRL, of the [bench] extra")
-@pytest.mark.parametrize("path", _trl_templates(), ids=lambda path: path.stem)
+@pytest.mark.trl
+@pytest.mark.parametrize("path", _trl_templates() or [Path("none")], ids=lambda path: path.stem)
 def test_under_the_templates_that_trl_carries_every_answer_is_learned_once_or_refused_by_name(base, path):
     talks = [Talk(seed) for seed in range(CONVERSATIONS)]
     exact, refused, wrong = _swept(_with(base, path.read_text(encoding="utf-8")), talks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -21,10 +20,7 @@ from training.data.prepared import open_prepared  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs the [bench] extra: pip install trl"),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.trl]
 
 ROOT = Path(__file__).parents[1]
 STEPS, ROWS, LR = 10, 4, 1e-3

@@ -102,6 +102,12 @@ UNKNOWN_END += """instruction-tuned one, or --set 'lora.trainable_tokens=["<|im_
             UNKNOWN_END,
         ),
         (
+            {"added_tokens_decoder": {str(n): {"content": f"<|reserved_{n}|>", "special": True} for n in (7, 8)}},
+            {},
+            "names no padding token: <|reserved_7|>, which nothing else uses, is taken (pad_token).",
+            "end of text, is taken",
+        ),
+        (
             {"pad_token": None},
             {"eos_token_id": 2},
             "names no padding token: <|endoftext|>, its end of text, is taken; pad_token sets another.",
@@ -117,7 +123,15 @@ UNKNOWN_END += """instruction-tuned one, or --set 'lora.trainable_tokens=["<|im_
         ({"chat_template": "{{ raise_exception('no') }}"}, {"eos_token_id": 0}, "is taken", "An answer ends"),
         ({"chat_template": ""}, {"eos_token_id": 0}, "A text ends with <|endoftext|>.", UNKNOWN_END),
     ],
-    ids=["all said", "no padding", "a base model", "several templates", "a template that fails", "no template"],
+    ids=[
+        "all said",
+        "a token to spare",
+        "no padding",
+        "a base model",
+        "several templates",
+        "a template that fails",
+        "no template",
+    ],
 )
 def test_the_recipe_of_a_folder_says_what_ends_an_answer_and_what_fills_up(
     folder: Path, tokenizer, generation, said, unsaid
@@ -128,6 +142,7 @@ def test_the_recipe_of_a_folder_says_what_ends_an_answer_and_what_fills_up(
     (folder / "generation_config.json").write_text(json.dumps(generation))
     comment = recipe_text(str(folder)).replace("\n# ", " ")
     assert said in comment and unsaid not in comment
+    assert folder_recipe(str(folder), {}).pad_token == ("<|reserved_7|>" if "reserved" in said else None)
 
 
 def test_tokens_that_only_the_vocabulary_numbers_are_read_there(folder: Path):

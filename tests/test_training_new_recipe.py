@@ -57,6 +57,8 @@ def test_a_recipe_is_found_by_its_name_and_by_its_models_id(model):
         ("gemma4:26b", "gemma4-26b-a4b"),
         ("deepseek-r1:14b", "deepseek-r1-distill-qwen-14b"),
         ("gpt-oss", "gpt-oss-20b"),
+        ("Meta-Llama-3.1-8B-Instruct", "llama3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama3.1-8b"),
         ("smollm3", "smollm3-3b"),
         ("olmo-3", "olmo3-7b"),
         ("mistral-nemo", "mistral-nemo-12b"),
@@ -86,6 +88,7 @@ def test_every_model_to_download_has_its_licence():
         ("mistral-small", "mistral-small3.2-24b or mistral-small-24b"),
         ("mistralai/Ministral-3-8B-Instruct-2512", "ministral3-8b"),
         ("Qwen/Qwen2.5-14B", "qwen2.5-14b"),
+        ("qwen3", "qwen3-0.6b or qwen3-1.7b or qwen3-4b or qwen3-4b-instruct-2507 or qwen3-8b or 3 more"),
     ],
 )
 def test_what_may_mean_several_or_another_is_not_guessed_but_asked(said, near):
@@ -95,7 +98,7 @@ def test_what_may_mean_several_or_another_is_not_guessed_but_asked(said, near):
 
 
 def test_a_name_of_no_words_means_nothing():
-    with pytest.raises(RecipeError, match="unknown model '--'; fab models lists all "):
+    with pytest.raises(RecipeError, match="unknown model '--'; --model OWNER/NAME takes a model of the Hub; fab "):
         recipe_name("--")
 
 
@@ -127,7 +130,9 @@ def test_a_folder_of_an_unknown_models_name_is_told_with_how_to_say_it(tmp_path,
 
 def test_an_unknown_model_is_told_with_what_may_be_meant():
     near = "qwen3.5-9b or qwen3-8b or .*"
-    with pytest.raises(RecipeError, match=rf"^unknown model 'qwen3-9b'; did you mean {near}\? fab models lists all "):
+    with pytest.raises(
+        RecipeError, match=rf"^unknown model 'qwen3-9b'; did you mean {near}\? --model OWNER/NAME takes a model "
+    ):
         recipe_name("qwen3-9b")
     with pytest.raises(RecipeError, match=r"^unknown model 'x/y'; fab models.add x/y writes .*; fab models lists all "):
         recipe_name("x/y")

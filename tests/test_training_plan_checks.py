@@ -17,7 +17,7 @@ from training.plan.facts import Facts, ModelMetadata, read_facts, stop_tokens
 from training.plan.hardware import Card, Known, NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.situation import Check
-from training.plan.teaching import for_rows, shortened
+from training.plan.teaching import enough, for_rows, shortened
 from training.recipe import with_changes
 
 CONFIG = {
@@ -399,3 +399,16 @@ def test_the_minutes_have_the_looks_at_the_validation_split_in_them():
 def test_a_run_too_short_for_any_warm_up_is_said_to_have_none():
     assert shortened(4, 5) == "no warm-up: the recipe's 5 steps would last as long as the run's 4"
     assert shortened(20, 50) == "warm-up: 2 of 20 steps; the recipe's 50 would last as long as the run"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (4, "every step sees a row more than once, and 1 step in all teaches next to nothing; --set global_batch=1"),
+        (40, "6 steps in all teach next to nothing; --epochs makes them more"),
+        (160, "few; some hundreds teach a manner, thousands a skill"),
+    ],
+)
+def test_a_run_of_few_steps_is_told_with_what_makes_them_more(rows, said):
+    recipe = load_recipe("qwen2.5-7b", {"epochs": "2", "global_batch": "16", "micro_batch": "1"})
+    assert enough(recipe, 90, rows, paired=False).cure == said

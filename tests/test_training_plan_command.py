@@ -446,7 +446,7 @@ def test_tiny_brings_its_own_data_and_others_none():
     ("words", "said"),
     [
         ((), "say which model: --model NAME; fab models lists all "),
-        (("--model", "gpt-5"), "unknown model 'gpt-5'; fab models lists all "),
+        (("--model", "gpt-5"), "unknown model 'gpt-5'; --model OWNER/NAME takes a model of the Hub; fab "),
         (("--model", "qwen2.5-7b"), "nothing says which cards te1 and te2 have: write card = "),
         (("--model", "qwen2.5-7b", "--card", "Z80"), "--card Z80: nothing is known of it; known: H200, "),
         (("--model", "qwen2.5-7b", "--card", "A10", "--nodes=-1"), "--nodes -1: it has to be above 0"),

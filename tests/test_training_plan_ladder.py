@@ -52,6 +52,15 @@ def test_the_ladder_goes_from_the_cheapest_change_to_the_dearest():
     ]
 
 
+@pytest.mark.parametrize("own", [{"lora": {"experts": True}}, {"lora": {"dora": True}}, {"goal": "dpo"}])
+@pytest.mark.parametrize("strategy", ["zero0", "zero3", "pipeline"])
+def test_what_a_recipe_does_not_take_beside_what_it_says_is_no_rung(own, strategy):
+    asked = load_recipe("qwen3-30b-a3b").model_copy(update={"strategy": "zero0"})
+    rungs = ladder(with_changes(asked, strategy=strategy, **own), known_shape(asked.base_model), 2, 2048, cards=True)
+    settings = [setting for rung in rungs for setting in rung.settings]
+    assert settings and ("base_precision=nf4" in settings) != ("experts" in own.get("lora", {}))
+
+
 def test_of_a_pipeline_fewer_micro_batches_are_held_and_then_all_layers_computed_again():
     table = {"stages": 4, "layers": (7, 7, 8, 6), "checkpointed": (1, 0, 0, 0), "held": (8, 6, 4, 2)}
     asked = recipe(strategy="pipeline", micro_batch=1, gradient_checkpointing=1, pipeline=table)

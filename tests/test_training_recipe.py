@@ -42,7 +42,9 @@ def test_the_promised_models_are_there_in_order_of_size():
 
 
 def test_unknown_recipe_lists_the_known_ones():
-    with pytest.raises(RecipeError, match=r"unknown model 'qwen'; did you mean qwen.*\? fab models lists all "):
+    with pytest.raises(
+        RecipeError, match=r"unknown model 'qwen'; did you mean qwen.*\? --model OWNER/NAME .*; fab models lists all "
+    ):
         load_recipe("qwen")
 
 

@@ -17,7 +17,7 @@ from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, TRIED, TYPES, V
 from training import isolation  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
-from training.node import architecture, attention, mixers, proof  # noqa: E402
+from training.node import architecture, attention, loss, mixers, proof  # noqa: E402
 from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
 from training.node.model import whole_model  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
@@ -76,11 +76,14 @@ def test_of_the_hybrids_those_with_experts_are_known():
 
 
 def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
-    """A window that is not applied, samples that see each other, a router that is trained, an adapter that is passed
-    by, a layer that is not there."""
+    """A window that is not applied, a head's scale and cap that are not, samples that see each other, a router that is
+    trained, an adapter that is passed by, a layer that is not there."""
     with monkeypatch.context() as patched:
         patched.setattr(attention, "_seen", lambda length, *_: torch.ones(length, length).bool().tril())
         assert proof.packed(config_of("gemma3_text")) > LIMIT
+    with monkeypatch.context() as patched:
+        patched.setattr(loss.Logits, "of", classmethod(lambda cls, config: cls()))
+        assert proof.padded(config_of("cohere")) > LIMIT and proof.packed(config_of("gemma2")) > LIMIT
     with monkeypatch.context() as patched:
         one = staticmethod(lambda positions, *_: attention.Segments((positions.shape[1],), None))
         patched.setattr(attention.Segments, "of", one)

@@ -272,6 +272,12 @@ def test_no_text_part_lies_in_stages(folders, kind):
         ({"model_type": "mistral3", "text_config": {"model_type": "mistral4"}}, "a mistral3 with mistral4 knows more"),
         ({"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text"}}, "a qwen3_vl with qwen3_vl_text"),
         ({"model_type": "mistral3", "text_config": {}, "quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"model_type": "mistral3", "text_config": {"quantization_config": {"quant_method": "awq"}}}, "stored in awq;"),
+        (
+            {"model_type": "qwen3", "compression_config": {"quant_method": "compressed-tensors"}},
+            "in compressed-tensors;",
+        ),
+        ({"model_type": "qwen3", "compression_config": {"bits": 4}}, "stored in an unknown way;"),
     ],
 )
 def test_what_knows_more_than_text_is_trained_where_that_was_shown(config, said):

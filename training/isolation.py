@@ -89,6 +89,10 @@ def not_admitted(model_type: str) -> str:
     return f"models of type {model_type!r} are not admitted{reason}; {LIST}"
 
 
+QUANTIZED = ("quantization_config", "compression_config")
+"""Keys of a config.json, or of its text's part, that say how weights of fewer bits are stored."""
+
+
 def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """What a config.json calls the model, and where it knows more than text its text part."""
     kinds = (one.get("model_type") for one in (config, text_settings(config)))
@@ -107,6 +111,13 @@ def never_trained(kinds: Iterable[str]) -> str:
     return f"a {kind} is not trained: {UNTRAINABLE[kind]} ({LIST})" if kind else ""
 
 
+def stored_in(config: Mapping[str, Any]) -> str:
+    """Which way of fewer bits its weights are stored in; empty where they are in 16 or 32."""
+    parts = [part[key] for part in (config, text_settings(config)) for key in QUANTIZED if part.get(key)]
+    said = parts[0].get("quant_method") if parts and isinstance(parts[0], Mapping) else None
+    return str(said or "an unknown way") if parts else ""
+
+
 def untrainable(config: Mapping[str, Any]) -> str:
     """Why the base model of a config.json is not trained, whatever the recipe; empty where it can be."""
     kinds = types_of(config)
@@ -117,8 +128,7 @@ def untrainable(config: Mapping[str, Any]) -> str:
             f"a {' with '.join(kinds)} knows more than text, and its text part was never shown to be trained alone "
             f"({LIST})"
         )
-    if stored := config.get("quantization_config"):
-        how = stored.get("quant_method", "an unknown way") if isinstance(stored, Mapping) else "an unknown way"
+    if how := stored_in(config):
         return f"its weights are stored in {how}; a model in 16 or 32 bits is needed"
     return ""
 

@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +23,12 @@ FOLDER = "folder:"
 """How the base_model of a folder of the user's begins."""
 TUNED = ("instruct", "chat", "it")
 """What the names of models end in that were taught to answer; every recipe's was, so it need not be said."""
-ALSO = {"deepseek-r1-distill-qwen-7b": "deepseek-r1-7b", "deepseek-r1-distill-qwen-14b": "deepseek-r1-14b"}
-"""What a recipe's model is called as well."""
+ALSO = {
+    "deepseek-r1-distill-qwen-7b": ("deepseek-r1-7b",),
+    "deepseek-r1-distill-qwen-14b": ("deepseek-r1-14b",),
+    "llama3.1-8b": ("meta-llama/Meta-Llama-3.1-8B-Instruct",),
+}
+"""What a recipe's model is called as well, by a name or an id."""
 DATE = re.compile(r"\d{4}")
 """Of an edition, as in Qwen3-4B-Instruct-2507."""
 SHOWN = 5
@@ -60,6 +64,7 @@ def recipe_name(model: str) -> str:
     if model in known:
         return model
     ids = {str(_values(name).get("base_model", "")).lower(): name for name in known}
+    ids |= {also.lower(): name for name in known for also in ALSO.get(name, ())}
     if found := ids.get(model.lower()):
         return found
     if "/" not in model and len(meant := _meant(model, ids)) == 1:
@@ -67,7 +72,8 @@ def recipe_name(model: str) -> str:
     if Path(model).is_dir():
         folder = shlex.quote(f"./{model}")
         raise RecipeError(f"unknown model {model!r}; there is a folder of that name here: --model {folder}")
-    new = f"fab models.add {model} writes a recipe for a model of the Hub; " if ID.fullmatch(model) else ""
+    other = f"fab models.add {model} writes a recipe for" if ID.fullmatch(model) else "--model OWNER/NAME takes"
+    new = f"{other} a model of the Hub; "
     raise RecipeError(f"unknown model {model!r}; {did_you_mean(model)}{new}{all_listed()}")
 
 
@@ -84,8 +90,9 @@ def did_you_mean(model: str) -> str:
     near = [name for name, words in known.items() if _undated(words) == undated]
     near = near or [name for name, words in known.items() if said and words[: len(said)] == said]
     names = {_undated(words): name for name, words in reversed(known.items())}
+    more = f" or {len(near) - SHOWN} more" if len(near) > SHOWN else ""
     near = near[:SHOWN] or [names[each] for each in difflib.get_close_matches(undated, names)]
-    return f"did you mean {' or '.join(near)}? " if near else ""
+    return f"did you mean {' or '.join(near)}{more}? " if near else ""
 
 
 def has_recipe(model: str) -> bool:
@@ -154,16 +161,10 @@ def _meant(model: str, ids: Mapping[str, str]) -> set[str]:
     """The recipes whose own name or whose model's is the same but for signs and for what goes without saying; where
     none is, those that say no more than a size beside."""
     said = _words(model)
-    known = [(name, _words(each)) for repo, name in ids.items() for each in _called(repo, name)]
+    known = [(name, _words(each)) for repo, name in ids.items() for each in (name, repo.rpartition("/")[2])]
     same = {name for name, words in known if words == said}
     longer = {name for name, words in known if said and words[: len(said)] == said and _is_size(words[len(said) :])}
     return same or longer
-
-
-def _called(repo: str, name: str) -> Iterator[str]:
-    yield from (name, repo.rpartition("/")[2])
-    if name in ALSO:
-        yield ALSO[name]
 
 
 def _words(name: str) -> tuple[str, ...]:

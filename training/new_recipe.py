@@ -46,6 +46,8 @@ class Source:
     """A sentence for whoever opens the recipe."""
     typed: str = ""
     """What stands behind --model where that is not the recipe's name: a folder's path."""
+    pad_token: str = ""
+    """What fills up, where the tokenizer names nothing."""
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     note = [source.note] if source.note else []
     note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
     note += _adapted(recipe, shape)
+    pad = f"\npad_token = {json.dumps(source.pad_token, ensure_ascii=False)}" if source.pad_token else ""
     return f"""{comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)}
 name = {json.dumps(name)}
 about = {json.dumps(about(recipe, shape))}
@@ -86,7 +89,7 @@ licence = {json.dumps(source.licence, ensure_ascii=False)}
 revision = "main"
 model_dir = {json.dumps(source.folder)}
 
-max_length = {recipe.max_length}
+max_length = {recipe.max_length}{pad}
 global_batch = 16
 micro_batch = "auto"
 epochs = {epochs}

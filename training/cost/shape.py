@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from training.recipe_tables import Lora
 
 SHIPPED = Path(__file__).parents[1] / "recipes" / "outlines.json"
+ADDED = SHIPPED.with_name("outlines-added.json")
+"""Of recipes that `fab models.add` wrote, apart from those that are shipped."""
 EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
 """The modules before the first layer and after the last one."""
 
@@ -232,6 +234,11 @@ def known_shape(base_model: str) -> ModelShape | None:
 
 @cache
 def outlines() -> dict[str, dict[str, Any]]:
-    """Of the shipped recipes' base models, by name: the `outline`, and the `config` that it was counted on."""
-    read: dict[str, dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    """Of all recipes' base models, by name: the `outline`, and the `config` that it was counted on."""
+    return added_outlines() | json.loads(SHIPPED.read_text(encoding="utf-8"))
+
+
+def added_outlines() -> dict[str, dict[str, Any]]:
+    """The same, of recipes that were not shipped."""
+    read: dict[str, dict[str, Any]] = json.loads(ADDED.read_text(encoding="utf-8")) if ADDED.exists() else {}
     return read

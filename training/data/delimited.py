@@ -12,7 +12,7 @@ from typing import Any
 from training.counting import many
 from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import LISTS, is_known, known_shapes
+from training.data.shapes import LISTS, ROLES, TURNS_OR_WORDS, is_known, known_shapes
 from training.encoding import converted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -82,7 +82,15 @@ def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] |
         found[name] = json_value(found[name].encode())
         if isinstance(found[name], BadRecord):
             return BadRecord(f"the column {name} is {found[name]}")
-    return found
+    return found | {name: turns for name in TURNS_OR_WORDS & found.keys() if (turns := _turns(found[name]))}
+
+
+def _turns(text: str) -> list[Any]:
+    """The turns that stand as JSON in a field that may hold words too; none where it does, or other JSON to learn."""
+    value = json_value(text.encode()) if text.lstrip().startswith("[") else []
+    turns = value if isinstance(value, list) else []
+    known = (isinstance(one, dict) and one.get("role") in ROLES and "content" in one for one in turns)
+    return turns if all(known) else []
 
 
 def _is_broken(text: str) -> bool:

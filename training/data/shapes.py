@@ -50,6 +50,8 @@ SHAPES: tuple[tuple[str, ...], ...] = (
 """The keys that a record of each shape has."""
 LISTS = frozenset({"messages", "conversations", "history"})
 """Keys whose values are lists; files that hold texts alone write them as JSON."""
+TURNS_OR_WORDS = frozenset({"prompt", "completion", "chosen", "rejected"})
+"""Keys whose values are lists of turns, or words."""
 
 
 def is_known(keys: Collection[str]) -> bool:

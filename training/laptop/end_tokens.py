@@ -1,5 +1,5 @@
-"""What a base model's small files say of the tokens that end an answer and fill rows up, for the comment of a derived
-recipe."""
+"""What a base model's small files say of the tokens that end an answer and fill rows up, for a derived recipe and its
+comment."""
 
 from __future__ import annotations
 
@@ -13,24 +13,42 @@ from training.data.declared import NUMBERED, Declared, declared
 
 TOKENIZER, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 VOCABULARY = "tokenizer.json"
+UNUSED = ("right_pad", "<pad>", "[pad]", "reserved", "unused")
+"""Parts of the names of special tokens that nothing else uses, the best for padding first."""
 
 
 def end_notes(folder: Path, template: str) -> list[str]:
     """Sentences on what ends an answer, what fills rows up, and whether the model stops there by itself; none on what
     the files in `folder` do not say. `template`: how the model writes a conversation."""
     files = {name: _lenient(folder / name) for name in (TOKENIZER, GENERATION, CONFIG)}
-    listed = NUMBERED in files[TOKENIZER]  # elsewhere in a file of many megabytes, which only a folder has
-    tokenizer = declared(
-        files[TOKENIZER], template, () if listed else _lenient(folder / VOCABULARY).get("added_tokens")
-    )
+    tokenizer = _declared(folder, files[TOKENIZER], template)
     eos = tokenizer.special_tokens_map.get("eos_token", "")
     end = tokenizer.end_of_turn() if template else eos
     said = [f"{'An answer' if template else 'A text'} ends with {end}."] if end else []
     if pad := tokenizer.special_tokens_map.get("pad_token"):
         said.append(f"The padding token is {pad}.")
+    elif spare := _spare(tokenizer):
+        said.append(f"{TOKENIZER} names no padding token: {spare}, which nothing else uses, is taken (pad_token).")
     elif eos:
         said.append(f"{TOKENIZER} names no padding token: {eos}, its end of text, is taken; pad_token sets another.")
     return [*said, *(_unknown_end(end, tokenizer, files) if template and end else [])]
+
+
+def spare_pad(folder: Path, template: str) -> str:
+    """The token that a recipe names for padding where the tokenizer in `folder` names none and has one to spare; else
+    empty. The end of text, where it is learned, must not be hidden as padding is."""
+    tokenizer = _declared(folder, _lenient(folder / TOKENIZER), template)
+    return "" if tokenizer.special_tokens_map.get("pad_token") else _spare(tokenizer)
+
+
+def _spare(tokenizer: Declared) -> str:
+    free = [one for one in tokenizer.all_special_tokens if one not in tokenizer.special_tokens_map.values()]
+    return next((token for word in UNUSED for token in free if word in token.lower()), "")
+
+
+def _declared(folder: Path, said: Mapping[str, Any], template: str) -> Declared:
+    listed = NUMBERED in said  # elsewhere in a file of many megabytes, which only a folder has
+    return declared(said, template, () if listed else _lenient(folder / VOCABULARY).get("added_tokens"))
 
 
 def _unknown_end(end: str, tokenizer: Declared, files: Mapping[str, Mapping[str, Any]]) -> list[str]:

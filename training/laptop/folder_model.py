@@ -14,7 +14,7 @@ from typing import Any
 
 from training.cost.shape import ModelShape
 from training.isolation import untrainable
-from training.laptop.end_tokens import end_notes
+from training.laptop.end_tokens import end_notes, spare_pad
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import base_model_of
 from training.new_recipe import MERGED, Source, new_recipe
@@ -42,7 +42,7 @@ def recipe_text(model: str) -> str:
     config = _config(folder)
     template = template_of(folder, f"--model {folder}")
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
-    source = Source(base_model, positions(config), note=note, typed=model)
+    source = Source(base_model, positions(config), note=note, typed=model, pad_token=spare_pad(folder, template))
     return new_recipe(source.name, source, _counted(folder))
 
 

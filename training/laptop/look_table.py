@@ -16,6 +16,7 @@ from training.data.look.lengths import Bin, Lengths
 from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Tell
 from training.laptop.figures import NONE
+from training.plan.teaching import few_steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,6 +109,9 @@ def _learned(look: Look, train: Rows) -> Iterator[str]:
     yield f"{look.batching}: {rows}{alone}"
     passes = (look.steps or 0) * look.global_batch / max(1, train.rows)
     yield f"{many(look.steps or 0, 'step')} of {many(look.global_batch, 'row')}: each row is seen {plain(passes)} times"
+    if few := few_steps(look.steps or 0):
+        smaller = f"--set global_batch={max(1, train.rows // 4)} or " if train.rows < look.global_batch else ""
+        yield f"{few}; {smaller}--epochs makes them more"
     if look.template_args:
         yield f"template_args: {', '.join(f'{name} = {value}' for name, value in look.template_args.items())}"
     if look.validation:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from training.cost.disk import file_bytes
 from training.cost.shape import PlanError
 from training.counting import size_text
-from training.isolation import ADMITTED, text_settings, untrainable
+from training.data.shapes import THOUGHT_KEYS, THOUGHT_MARK
+from training.isolation import ADMITTED, QUANTIZED, stored_in, text_settings, untrainable
 from training.outline import shape_of
 from training.recipe import RecipeError
+from training.template_args import USUAL
 
-QUANTIZED = "quantization_config"
 READ_AS_BFLOAT16 = {
     "float16": "Its files are stored in float16; they are read as bfloat16 (dtype), with fewer digits and no overflow.",
     "float32": "Its files are stored in float32, twice as large; they are read as bfloat16 (dtype), with fewer digits.",
@@ -57,8 +59,16 @@ def notes(config: Mapping[str, Any], template: str) -> list[str]:
     """Sentences for whoever opens the recipe."""
     stored = [READ_AS_BFLOAT16[dtype]] if (dtype := stored_dtype(config)) in READ_AS_BFLOAT16 else []
     without = [] if template else ["It has no chat template: only data of prompts and completions."]
-    thinks = ["Its template knows thoughts (enable_thinking)."] if "enable_thinking" in template else []
-    return stored + without + thinks
+    return stored + without + _thinks(template)
+
+
+def _thinks(template: str) -> list[str]:
+    """What its template knows of thoughts, by the names that stand in it."""
+    read = [name for name in (*USUAL, *THOUGHT_KEYS) if re.search(rf"\b{name}\b", template)]
+    if not read and not THOUGHT_MARK.search(template):
+        return []
+    switched = f"; --set template_args.{read[0]}=VALUE switches them" if read and read[0] in USUAL else ""
+    return [f"Its template knows thoughts{switched}."]
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str:
@@ -69,8 +79,8 @@ def stored_dtype(config: Mapping[str, Any]) -> str:
 
 def in_16_bits(config: Mapping[str, Any]) -> str:
     """What weights of fewer bits take in 16; empty where these have as many, or where that cannot be counted."""
-    plain = {key: value for key, value in config.items() if key != QUANTIZED}
-    if QUANTIZED not in config or untrainable(plain) or plain.get("model_type") not in ADMITTED:
+    plain = _without(config, QUANTIZED)
+    if not stored_in(config) or untrainable(plain) or plain.get("model_type") not in ADMITTED:
         return ""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -80,3 +90,9 @@ def in_16_bits(config: Mapping[str, Any]) -> str:
         except PlanError:
             return ""
     return f" (in 16 bits it takes {size_text(file_bytes(shape), 1000)}: look on the Hub for a copy in BF16)"
+
+
+def _without(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A config.json without some of its keys, nor those of its text's part."""
+    text = {"text_config": _without(inner, keys)} if isinstance(inner := config.get("text_config"), Mapping) else {}
+    return {key: value for key, value in config.items() if key not in keys} | text

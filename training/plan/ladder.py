@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, SIMPLEST, STRATEGIES, cost_of
@@ -47,7 +49,8 @@ def ladder(recipe: Recipe, shape: ModelShape, ranks: int, longest: int, cards: b
     for settings, changes, costs in _changes(recipe, ranks):
         if cards and "loss_chunk" in changes:
             continue
-        changed = with_changes(recipe, **_merged(recipe, changes))
+        if (changed := _changed(recipe, changes)) is None:
+            continue
         then = needed(changed, shape, ranks, longest)
         saves = (now.total - then.total) / GIB
         if saves < LEAST_GIB:
@@ -65,10 +68,14 @@ def needed(recipe: Recipe, shape: ModelShape, ranks: int, longest: int) -> Memor
     return cost_of(recipe).memory(shape, recipe, ranks, micro_batch_tokens(recipe, longest))
 
 
-def _merged(recipe: Recipe, changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes of a table's keys joined with the table's others."""
+def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe | None:
+    """With some values, of tables some keys, changed; None where the recipe does not take them beside what it says."""
     values = recipe.model_dump()
-    return {k: {**values[k], **v} if isinstance(v, dict) else v for k, v in changes.items()}
+    merged = {k: {**values[k], **v} if isinstance(v, dict) else v for k, v in changes.items()}
+    try:
+        return with_changes(recipe, **merged)
+    except ValidationError:
+        return None
 
 
 def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str]]:
@@ -111,8 +118,8 @@ def _changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict
 
 def _takes(strategy: str, recipe: Recipe, **changes: Any) -> bool:
     """Whether a strategy can run the recipe as it would be with these changes."""
-    changed = recipe.model_copy(update={"strategy": strategy, **changes})
-    return not STRATEGIES[strategy].needs(changed, gpu=True)
+    changed = _changed(recipe, {"strategy": strategy, **changes})
+    return changed is not None and not STRATEGIES[strategy].needs(changed, gpu=True)
 
 
 def _staged_changes(recipe: Recipe, ranks: int) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str]]:

@@ -18,6 +18,7 @@ LONG_WARMUP = 0.3
 ROUNDED_UP = 1.05
 """By which whole steps may be more than the epochs that were asked for before it is said."""
 FEW_TOKENS, MANY_TOKENS = 1000, 2_000_000
+FEW_STEPS = 10
 MANY_STEPS = 100
 """In an epoch: enough to give some of them up for a larger batch."""
 TRUNCATED, MOSTLY = 0.05, MOST_CUT
@@ -41,12 +42,23 @@ def enough(recipe: Recipe, samples: int, rows: int, paired: bool, held_out: int 
             "--anyway starts all the same"
         )
         return Check("records", "error", value, cure, estimated=True)
+    total = recipe.total_steps(rows)
     if rows < recipe.global_batch:
-        cure = f"every step sees a row more than once; --set global_batch={max(recipe.micro_batch, rows // 4)}"
+        more = f", and {few_steps(total)}" if few_steps(total) else ""
+        cure = f"every step sees a row more than once{more}; --set global_batch={max(recipe.micro_batch, rows // 4)}"
         return Check("records", "warning", value, cure)
+    if few := few_steps(total):
+        return Check("records", "warning", value, f"{few}; --epochs makes them more")
     if samples < FEW_RECORDS:
         return Check("records", "warning", value, "few; some hundreds teach a manner, thousands a skill")
     return Check("records", "ok", value)
+
+
+def few_steps(total: int) -> str:
+    """What is to be said of a run of so many steps; empty of one that may teach something."""
+    if total >= FEW_STEPS:
+        return ""
+    return f"{many(total, 'step')} in all {'teaches' if total == 1 else 'teach'} next to nothing"
 
 
 def skipped(it: Situation) -> Check:

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import SHIPPED, ModelShape, outlines
+from training.cost.shape import ADDED, ModelShape, added_outlines, outlines
 from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
 from training.isolation import ADMITTED, not_admitted, untrainable
-from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes
+from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes, spare_pad
 from training.laptop.hub import another, hub_to_read
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
@@ -46,12 +46,14 @@ class HubModel:
     """How it writes a conversation; empty where it says nothing."""
     ends: tuple[str, ...] = ()
     """Sentences on what ends an answer and fills rows up."""
+    pad_token: str = ""
+    """What a recipe names for that."""
 
     @property
     def source(self) -> Source:
         said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
         said += [*notes(self.config, self.template), *self.ends]
-        return Source(self.repo, positions(self.config), self.licence, " ".join(said))
+        return Source(self.repo, positions(self.config), self.licence, " ".join(said), pad_token=self.pad_token)
 
 
 def look_up(repo: str, folder: Path) -> HubModel:
@@ -86,6 +88,7 @@ def look_up(repo: str, folder: Path) -> HubModel:
         config=read_json(folder / CONFIG, repo),
         template=template,
         ends=tuple(end_notes(folder, template)),
+        pad_token=spare_pad(folder, template),
     )
 
 
@@ -195,8 +198,8 @@ def add(repo: str, named: str) -> tuple[Path, str, Mapping[str, float]]:
 
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:
-    """Beside those that are shipped, a line a model."""
-    kept = outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
+    """In a file beside those that are shipped, a line a model."""
+    kept = added_outlines() | {repo: {"config": dict(config), "outline": shape.to_outline()}}
     lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(kept.items()))
-    write_atomically(SHIPPED, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomically(ADDED, "{\n" + ",\n".join(lines) + "\n}\n")
     outlines.cache_clear()
