@@ -126,8 +126,15 @@ def test_the_last_message_of_hf_says_why_a_fetch_failed(hub: Hub, tmp_path: Path
     hub.unavailable.add("model.safetensors")
     done = fetched(hub, tmp_path / "m")
     assert done.returncode != 0
-    assert "acme/model could not be fetched in 3 attempts: " in done.stderr
+    assert f"acme/model could not be fetched from {hub.url} in 3 attempts: " in done.stderr
     assert "503" in done.stderr
+
+
+def test_a_hub_that_lists_files_and_cuts_them_off_is_named_with_what_names_another(hub: Hub, tmp_path: Path) -> None:
+    hub.cut("model.safetensors", *[0] * 100)
+    said = fetched(hub, tmp_path / "m").stderr.strip().splitlines()[-1]
+    assert f"could not be fetched from {hub.url} in 3 attempts: " in said and "[mirrors] hub = " in said
+    assert "Error: " not in said and "httpx" not in said
 
 
 def test_wrong_bytes_of_the_right_size_are_found_and_fetched_again(hub: Hub, tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_an_unknown_run_is_refused(tmp_path: Path, task: str):
         (["--prompt", " "], "prompt 1 is empty"),
         (["--prompts", "none.jsonl"], "none.jsonl"),
         (["--prompt", "x", "--out", "nowhere/a.jsonl"], "there is no folder nowhere"),
+        (["--prompt", "x", "--out", "."], "--out .: it is a folder; name a file"),
+        (["--out", "a.jsonl"], "a chat is not written down; say --prompt or --prompts"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_any_place_is_looked_for(tmp_path: Path, words, sentence: str):

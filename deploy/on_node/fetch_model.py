@@ -101,7 +101,8 @@ def download(repo: str, listing: Listing, folder: Path, files: list[Announced], 
         if attempt < ATTEMPTS:
             time.sleep(float(os.environ.get("SPOTUNE_RETRY_DELAY_S", "5")))
     said = [line.strip() for line in done.stderr.splitlines() if line.strip() and "Hint:" not in line]
-    raise ModelError(f"{repo} could not be fetched in {ATTEMPTS} attempts: {' '.join(said[-1:])}")
+    why = re.sub(r"^[\w.]+(Error|Exception): ", "", said[-1]) if said else f"exit code {done.returncode}"
+    raise ModelError(f"{repo} could not be fetched from {hub.address} in {ATTEMPTS} attempts: {why}; {hub.another}")
 
 
 def _environment(folder: Path, token: str | None, hub: Hub) -> dict[str, str]:

@@ -101,7 +101,7 @@ def listed(hub: Hub, repo: str, revision: str) -> Listing:
     except HfHubHTTPError as error:
         raise ModelError(f"{hub.address} answered {error.response.status_code} for {repo}") from None
     except (HTTPError, OSError) as error:
-        raise ModelError(f"{hub.address} cannot be reached: {error}") from None
+        raise ModelError(f"{hub.address} cannot be reached: {error}; {hub.another}") from None
     except SilentHubError as error:
         raise ModelError(f"{error}; {hub.another}") from None
     except HubError as error:

@@ -44,10 +44,10 @@ def _words(name: str) -> set[str]:
     return set(re.split(r"[^a-z]+", name.lower()))
 
 
-def download(name: str, folder: Path, address: str = "") -> Path:
+def download(name: str, folder: Path, address: str = "", another: str = "") -> Path:
     """The folder below `folder` with the files of data set `name` (OWNER/NAME[@REVISION]), by commit: a second
     call downloads nothing. The hub is at `address`, else HF_ENDPOINT's; it sees the client's own token only where it
-    asks for one and that is meant for it."""
+    asks for one and that is meant for it. `another`: how another hub is named, where not in [mirrors] alone."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
@@ -66,7 +66,7 @@ def download(name: str, folder: Path, address: str = "") -> Path:
         for file in files:
             _fetch(hub, repo, file, target)
     except SilentHubError as error:
-        raise DataError(f"{where}: {error}; {hub.another}") from error
+        raise DataError(f"{where}: {error}; {another or hub.another}") from error
     except HubError as error:
         raise DataError(f"{where}: {error}") from error
     except (HTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:

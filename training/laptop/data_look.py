@@ -23,7 +23,7 @@ from training.goal import SFT
 from training.laptop import make_run, preparing, tokenizer_here
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.head_node import HeadError
-from training.laptop.hub import download_command, hub_address, mirror
+from training.laptop.hub import another, download_command, hub_address, mirror
 from training.laptop.language import language_here
 from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
 from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
@@ -156,7 +156,7 @@ def _source(asked: Question, given: Data, leave_to_head: bool) -> Source | None:
         return given.source
     if leave_to_head or not (asked.here or asked.of_folder):
         return None
-    return download(asked.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address())
+    return download(asked.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address(), another())
 
 
 def _lacks(asked: Question, home: Path | None) -> str:

@@ -25,7 +25,7 @@ CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best i
     help={
         "prompt": "what to ask; may be repeated. Without --prompt and --prompts: a chat in the terminal",
         "prompts": "JSONL file with prompt or messages on each line",
-        "out": "JSONL file for the answers to --prompts; without it beside them, NAME.answers.jsonl of NAME.jsonl",
+        "out": "JSONL file for the answers; without it those to --prompts lie beside them, NAME.answers.jsonl of NAME.jsonl",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
         "across": "spread the model over all ranks; chosen by itself where it does not fit one card",
@@ -51,6 +51,7 @@ def generate(
     here: bool = False,
 ) -> None:
     """Ask base and tuned model the same, side by side; or chat with both."""
+    import os
     from datetime import UTC, datetime
     from pathlib import Path
 
@@ -67,8 +68,13 @@ def generate(
         sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
         questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
         target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
+        if out and not questions:
+            raise AdapterError(f"--out {out}: a chat is not written down; say --prompt or --prompts")
         if target and not target.parent.is_dir():
             raise AdapterError(f"--out {out}: there is no folder {target.parent}")
+        if target and (target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK)):
+            what = "is a folder" if target.is_dir() else "may not be written"
+            raise AdapterError(f"--out {target}: it {what}; name a file, as in answers.jsonl")
         with opened(here) as cluster, rental.in_use(cluster):
             about = tuned_model.tuned_model(cluster, run or None, checkpoint)
             room = tuned_model.room_alone(cluster.head, about, at_once=True)
