@@ -18,6 +18,7 @@ from snapshots import create
 from snapshots.create import Window, head_disk
 from snapshots.listing import all_images
 from snapshots.rebuild import planned
+from tests.support.amount import Amount
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
 
@@ -26,6 +27,8 @@ from tests.support.rented_in_memory import Rented
 def rented(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
+    told = tags.number
+    monkeypatch.setattr(tags, "number", lambda *given: None if (n := told(*given)) is None else Amount(n))
     return lambda cloud=None, **table: Rented(tmp_path, cloud or MemoryCloud(), **table)
 
 

@@ -122,7 +122,7 @@ def test_the_budget_ends_a_lease_before_the_run_does(cluster):
     said = []
     cover(cluster.settings, 100 * 3600, said.append, nobody)
     assert release_of(cluster) - datetime.now(UTC) < timedelta(hours=10)
-    assert said[0].startswith("the budget of 1.00 a month ends at ")
+    assert said[0].startswith("the budget of 1.00 CNY a month ends at ")
     assert said[1].startswith("this run is expected to take longer: it has until ")
 
 

@@ -33,6 +33,7 @@ from snapshots.images import Companions
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild, Step
 from snapshots.verify import Checked
+from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
 from training.data.look.lengths import lengths_of
 from training.data.look.survey import FileSurvey, Survey
@@ -54,7 +55,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("deploy", "inventory", "snapshots", "training")
 AT_80 = 80
 NOW = datetime(2026, 1, 31, 15, 45, tzinfo=UTC)
-GIB_PRICE = SnapshotPrice(0.12, "CNY")
+GIB_PRICE = SnapshotPrice(Amount(0.12), "CNY")
 RUN = "qwen2.5-14b-20260131-154500"
 TYPE, ZONE, ADDRESS = "ecs.gn7i-c16g1.4xlarge", "cn-hangzhou-j", "203.100.113.211"
 LONG = "a step takes 2.41 s, 1.7 times the 1.42 s of its plan; later plans go by it"
@@ -98,7 +99,7 @@ DISK = Disk(
 IMAGE = OwnImage(IMAGE_ID, "anna1", SYSTEM_ID, 60, "Creating", "40%", NOW, tags={"spotune:of": SNAPSHOT_ID})
 QUOTE = Quote(
     Offer(TYPE, ZONE, spot=Range(11.01, 12.02, 13.03, 12.0), advice=SpotAdvice(ZONE, TYPE, 20, 3, "0-3%"), reason=LONG),
-    Price(12.3456, 34.56, "CNY"),
+    Price(Amount(12.3456), Amount(34.56), "CNY"),
     None,
     InstanceType(TYPE, 64, 256, 1, "NVIDIA A10"),
 )
@@ -188,7 +189,7 @@ CASES = {
     ),
     "inventory/renting/bill.py past_table": lambda *_: renting.show(
         bill.past_table(
-            [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), 12.3456, "CNY", ended=NOW)], "demo", NOW
+            [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), Amount(12.3456), "CNY", ended=NOW)], "demo", NOW
         )
     ),
     "snapshots/show.py print_checked": lambda *_: snapshots.print_checked(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.amount import Amount
 from training.money import HOUR, MONTH, added, money
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +57,20 @@ def by_hand(source):
 def test_no_amount_is_written_out_by_hand():
     found = {f"{path.relative_to(ROOT)}: {what}" for path in FILES for what in by_hand(path.read_text("utf-8"))}
     assert found == set()
+
+
+def test_a_price_of_the_tests_lets_nobody_else_write_it_out(monkeypatch):
+    """The cloud in memory and the tables of test_tables.py have such prices: what is printed of them went through
+    here."""
+    price = Amount(12.3456)
+    assert money(price, "CNY", HOUR) == "12.3456 CNY an hour" and money(added([price, 2 * price])) == "37.04"
+    assert f"{price / Amount(2):.0%}" == "617%"
+    shares = [price, 4 * price, price * 2.5, price + 1, 1 - price, price / 3, round(price, 2), sum([price, price])]
+    monkeypatch.setitem(globals(), "__name__", "inventory.renting.show")
+    for amount in shares:
+        for write in (lambda x: f"{x}", lambda x: f"{x:.2f}", lambda x: str(x), lambda x: "{:.2f}".format(x)):  # noqa: UP032, PLW0108
+            with pytest.raises(AssertionError, match="by hand"):
+                write(amount)
 
 
 def test_an_amount_written_out_by_hand_is_found():

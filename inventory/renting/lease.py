@@ -13,6 +13,7 @@ from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import Instance
 from inventory.renting import budgets, cost, disks, members, tags
+from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 from inventory.shown import clock
@@ -97,9 +98,8 @@ def extend(
             cloud.set_release_time(each.instance_id, target)
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
-        report(
-            f"the budget of {money(settings.rental.budget, per=MONTH)} ends at {clock(latest)}: the machines go then"
-        )
+        budget = money(settings.rental.budget, currency_of(machines), MONTH)
+        report(f"the budget of {budget} ends at {clock(latest)}: the machines go then")
     return min(ends)
 
 

@@ -26,7 +26,7 @@ from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
 from inventory.settings import Settings
-from training.money import added
+from training.money import HOUR, added
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class UpPlan:
     @property
     def hour(self) -> float:
         """What an hour of the new machines costs on top of what is paid already."""
-        return self.quotes[0].price.trade * len(self.numbers) - self.kept_h if self.quotes else 0.0
+        return added([self.quotes[0].price.trade] * len(self.numbers), HOUR) - self.kept_h if self.quotes else 0.0
 
     @property
     def total(self) -> float:

@@ -13,7 +13,7 @@ from inventory.renting.offers import Quote
 from inventory.renting.plan import UpPlan
 from inventory.settings import Settings
 from inventory.shown import clock, console, length, table
-from training.money import HOUR, MONTH, added, bare, money
+from training.money import HOUR, MONTH, added, bare, money, rounded
 
 FREE = "free: VPC, vSwitch, security group, key pair, traffic between the machines and into them"
 BILLED = (
@@ -66,6 +66,7 @@ def _up(plan: UpPlan) -> list[Any]:
         *_stock_lines(plan),
         f"price: {len(plan.numbers)} x {_h(best.trade)}{less} = {money(hour, best.currency, HOUR)}, "
         f"{money(plan.total, best.currency)} for {plan.wish.hours:g} h"
+        + ("" if rounded(hour * plan.wish.hours) == rounded(plan.total) else ", each machine's to its last digit")
         + (f" (list price {money(listed, best.currency, HOUR)})" if best.list > best.trade else "")
         + (", and the kept disks as until now" if less else ""),
         *_parts_lines(best, len(plan.numbers)),
@@ -101,7 +102,7 @@ def _parts_lines(price: Price, machines: int) -> list[str]:
     """What that hour is made of, a line each, as far as the cloud tells; and what is not in it."""
     told = [(part, amount) for part, amount in price.parts.items() if amount]
     parts = [
-        f"  {part}: {machines} x {_h(amount)} = {money(machines * amount, price.currency, HOUR)}"
+        f"  {part}: {machines} x {_h(amount)} = {money(added([amount] * machines, HOUR), price.currency, HOUR)}"
         for part, amount in (told if len(told) > 1 else ())
     ]
     return [*parts, "  traffic out to the internet: by GB, not in the price"]

@@ -29,11 +29,12 @@ from inventory.cloud.values import (
 )
 from inventory.rental_settings import Rental
 from inventory.settings import Settings
+from tests.support.amount import Amount
 
 ZONES = ("nowhere-1a", "nowhere-1b")
-PRICES_H = {"small": 1.0, "large": 3.0}
+PRICES_H = {"small": Amount(1.0), "large": Amount(3.0)}
 """What an hour of each type costs as a spot machine."""
-DISK_GIB_H = 0.001
+DISK_GIB_H = Amount(0.001)
 HOST_KEY = f"ssh-ed25519 {base64.b64encode(b'a host key').decode()} root@machine\n"
 
 
@@ -70,7 +71,7 @@ class MemoryCloud:
     def __init__(self, abilities=frozenset(Ability), sold_out=(), gpus=()):
         """`gpus`: types with GPUs that it sells besides, and what an hour of each costs as a spot machine."""
         self.gpus = {machine.name: machine for machine, _ in gpus}
-        self.prices_h = PRICES_H | {machine.name: price for machine, price in gpus}
+        self.prices_h = PRICES_H | {machine.name: Amount(price) for machine, price in gpus}
         self.abilities, self.sold_out = abilities, set(sold_out)
         self.all = {}
         """Everything there is, by its id."""

@@ -25,7 +25,7 @@ CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best i
     help={
         "prompt": "what to ask; may be repeated. Without --prompt and --prompts: a chat in the terminal",
         "prompts": "JSONL file with prompt or messages on each line",
-        "out": "JSONL file for the answers; without it those to --prompts lie beside them, NAME.answers.jsonl of NAME.jsonl",
+        "out": "JSONL file for the answers; those to --prompts lie beside them without it, as NAME.answers.jsonl",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
         "across": "spread the model over all ranks; chosen by itself where it does not fit one card",
