@@ -147,14 +147,18 @@ def _internet(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
 def _gpus(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if answer.pci_gpus != node.gpus:
         mend = f"set gpus = {answer.pci_gpus} for {node.name} in cluster.toml"
-        return "broken", f"{answer.pci_gpus} GPUs on the PCI bus, {node.gpus} in cluster.toml", mend
+        return "broken", f"{_so_many(answer.pci_gpus)} on the PCI bus, {node.gpus} in cluster.toml", mend
     if not node.gpus:
         return "fine", "no GPU, as in cluster.toml"
     if answer.smi_error:
         return "broken", f"nvidia-smi: {answer.smi_error}", survey.deploy_command
     if answer.smi_gpus != answer.pci_gpus:
-        return "broken", f"nvidia-smi sees {answer.smi_gpus} of {answer.pci_gpus} GPUs", _on(node, "reboot")
-    return "fine", f"{answer.smi_gpus} GPUs, as in cluster.toml"
+        return "broken", f"nvidia-smi sees {answer.smi_gpus} of {_so_many(answer.pci_gpus)}", _on(node, "reboot")
+    return "fine", f"{_so_many(answer.smi_gpus)}, as in cluster.toml"
+
+
+def _so_many(gpus: int) -> str:
+    return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
 def _driver(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:

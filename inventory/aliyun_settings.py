@@ -105,8 +105,8 @@ def _of_prices(given: Mapping[str, Any]) -> Iterable[str]:
         most = given["nodes"] * given["hours"] * limit
         if 0 < budget < most:
             yield (
-                f"aliyun.budget: {given['nodes']} machines for {given['hours']:g} h at up to {money(limit, per=HOUR)} "
-                f"may cost {money(most)}, more than {money(budget)}"
+                f"aliyun.budget: {given['nodes']} machine{'s' * (given['nodes'] != 1)} for {given['hours']:g} h "
+                f"at up to {money(limit, per=HOUR)} may cost {money(most)}, more than {money(budget)}"
             )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.cost.memory import NF4
+from training.counting import many
 from training.evaluations import measured_on
 from training.model_lock import BUILT_IN, LOCAL
 from training.model_names import FOLDER
@@ -122,7 +123,7 @@ def _evaluation(found: Mapping[str, Any]) -> list[str]:
     rows = [f"| {key.replace('_', ' ')} | {base[key]:.4f} | {tuned[key]:.4f} |" for key in keys]
     of, learned = measured_on(found), found.get("learned_before")
     what = f"of {of}, {learned} of them trained on" if learned else f"of {of}" if of else "held out"
-    title = f"On {tuned['samples']} records {what}, each model loaded by itself:"
+    title = f"On {many(tuned['samples'], 'record')} {what}, each model loaded by itself:"
     return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]
 
 

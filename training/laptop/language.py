@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
-from inventory.settings import Settings, SettingsError, load_settings
+from inventory.settings import Settings, SettingsError, load_settings, settings_path
 
 LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
 """The first of these that is set decides, as in POSIX."""
@@ -18,9 +19,12 @@ def language_of(environ: Mapping[str, str], said: str = "") -> str:
 
 
 def language_here(settings: Settings | None = None) -> str:
-    """As cluster.toml says, whose `settings` they are, else which is read; the terminal's where it cannot be."""
+    """As cluster.toml says, whose `settings` they are, else which is read; the terminal's where it cannot be, and where
+    it is there that is said."""
     try:
         said = (settings or load_settings()).language
-    except SettingsError:
+    except SettingsError as error:
+        if settings_path().exists():
+            print(f"{error}\npages are in the terminal's language: the file cannot be read", file=sys.stderr)
         said = ""
     return language_of(os.environ, said)

@@ -115,7 +115,7 @@ def _learned(look: Look, train: Rows) -> Iterator[str]:
     if look.template_args:
         yield f"template_args: {', '.join(f'{name} = {value}' for name, value in look.template_args.items())}"
     if look.validation:
-        yield f"held out: {many(look.validation.records, 'record')}, {look.validation.tokens} tokens"
+        yield f"held out: {many(look.validation.records, 'record')}, {many(look.validation.tokens, 'token')}"
     if look.end_of_turn:
         yield f"an answer ends with {look.end_of_turn}"
 
@@ -142,7 +142,7 @@ def _title(sample: ShownSample) -> str:
     which = f", {sample.side}" if sample.side else which
     cut = f", {sample.cut} cut off" if sample.cut else ""
     part = ", held out" if sample.held_out else ""
-    return f"{sample.where}{which}{part}: {sample.learned} of {sample.tokens} tokens learned{cut}"
+    return f"{sample.where}{which}{part}: {sample.learned} of {many(sample.tokens, 'token')} learned{cut}"
 
 
 def _text(sample: ShownSample, coloured: bool) -> Text:

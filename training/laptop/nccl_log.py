@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from training.counting import many
+
 _OURS = re.compile(r"\bNCCL (INFO|WARN) (?P<text>.*)$")
 _VERSION = re.compile(r"\bNCCL version (?P<version>\d+\.\d+\.\d+)\S*")
 _BOOTSTRAP = re.compile(r"^Bootstrap ?:.*? (?:\[\d+\])?(?P<interface>[\w.@-]+):")
@@ -105,7 +107,7 @@ def fact_lines(facts: NcclFacts) -> list[str]:
 
 
 def _ranks(facts: NcclFacts) -> str:
-    return f", {facts.world_size} ranks" if facts.world_size else ""
+    return f", {many(facts.world_size, 'rank')}" if facts.world_size else ""
 
 
 def _plugin(facts: NcclFacts) -> str:

@@ -102,7 +102,7 @@ def _before(asked: Asked) -> Iterator[str]:
     its, at = asked.fleet, asked.machines
     ram = f", {its.ram_gib:.0f} GiB RAM" if its.ram_gib else ""
     billions = plain(asked.shape.parameters / 1e9)
-    yield f"{asked.recipe.name}: {billions} billion parameters in {asked.shape.layers} layers"
+    yield f"{asked.recipe.name}: {billions} billion parameters in {many(asked.shape.layers, 'layer')}"
     yield f"machines: {its.nodes}, each {asked.each_node}{ram} ({its.about}); {_price(asked)}"
     flops = dict.fromkeys(at.rates.each or [at.rates.flops or 0.0])
     each = " or ".join(plain(rate / 1e12) for rate in flops)
@@ -146,7 +146,9 @@ def data_line(size: Size | None, recipe: Recipe) -> str:
         what = "--data FILE adds time and money of a whole run" if steps is None else many(steps, "step")
         return f"data: none given; {what}"
     work = size.work
-    learned = f"data: {many(size.records, 'record')}, {work.tokens} tokens in {many(work.rows, 'row')} to learn from"
+    learned = (
+        f"data: {many(size.records, 'record')}, {many(work.tokens, 'token')} in {many(work.rows, 'row')} to learn from"
+    )
     times = "" if recipe.epochs is None else f"x {recipe.epochs:g} epoch{'s' * (recipe.epochs != 1)} = "
     return f"{learned} ({size.how}), {times}{many(steps or 0, 'step')}"
 
@@ -269,7 +271,7 @@ def _figures_rest_on(asked: Asked, choice: Choice) -> Iterator[str]:
         if option.split:
             yield f"{option.strategy}: {_stages(option, asked)}"
         if option.streamed:
-            yield f"{option.strategy}: {option.streamed} of {option.layers} layers wait in RAM"
+            yield f"{option.strategy}: {option.streamed} of {many(option.layers, 'layer')} wait in RAM"
     if rests := next((option.rests_on for option in fitting if option.rests_on), ""):
         weakest = "the weakest numbers are" if "; " in rests else "the weakest number is"
         yield f"{weakest} {rests}; times of rows bound by computing scale with it, and fab prove measures it"

@@ -19,6 +19,7 @@ from inventory.settings import Settings, settings_path
 from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies.zero0 import part_misfit
+from training.counting import many
 from training.laptop import data_disk, measurements
 from training.laptop.data_size import Size
 from training.laptop.fleet import Fleet
@@ -122,9 +123,10 @@ def _no_row(choices: Choices, offered: Sequence[Offered]) -> str:
         tried = (Search(choices.shape, recipe, each.machines, work) for each in offered if has_rows(each, recipe))
         hint = next((said for search in tried if (said := in_four_bits(search))), "")
         return f"{recipe.name} fits none of the machines there are{hint}"
+    ranks = f"{many(least.nodes, 'machine')} have {many(least.machines.ranks, 'rank')}"  # two at least
     return (
-        f"{least.nodes} machines have {least.machines.ranks} ranks, and a step only {recipe.global_batch} rows for "
-        f"them (global_batch = {recipe.global_batch}): take fewer machines, or a larger global_batch"
+        f"{ranks}, and a step only {many(recipe.global_batch, 'row')} for them "
+        f"(global_batch = {recipe.global_batch}): take fewer machines, or a larger global_batch"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from inventory.shown import age, console, table
 from training import comm_report
 from training.comm_report import Result
+from training.counting import many
 from training.laptop.follow import Look, details, eta_s, headline, number
 from training.plan.predict import Plan
 from training.plan.situation import Severity
@@ -136,7 +137,7 @@ def show_plan(plan: Plan) -> None:
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
     """A communication check in tables, then what is wrong and what changed."""
     terminal = console()
-    terminal.print(f"{result['backend']}, {result['world_size']} ranks, {result['seconds']:.0f} s")
+    terminal.print(f"{result['backend']}, {many(result['world_size'], 'rank')}, {result['seconds']:.0f} s")
     for line in comm_report.check_lines(result):
         terminal.print(f"  {line}")
     terminal.print(table(*comm_report.interface_table(result)))

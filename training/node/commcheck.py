@@ -29,6 +29,7 @@ import torch.distributed as dist
 
 from training.causes import OF_CODE
 from training.comm_report import algbw_gbyte_s, busbw_gbyte_s
+from training.counting import many
 from training.events import Failed, emit
 from training.node.device import DeviceError, device
 from training.node.interfaces import interfaces_in_use
@@ -287,7 +288,7 @@ def main() -> int:
         print(error, flush=True)
         emit(Failed(OF_CODE[error.exit_code], str(error)))
         return error.exit_code
-    print(f"{group.backend} with {group.world} ranks", flush=True)
+    print(f"{group.backend} with {many(group.world, 'rank')}", flush=True)
     measured = measure(group)
     if group.rank == 0:
         plan_file = run_dir / "plan.json"

@@ -27,6 +27,7 @@ from training.began_with import WEIGHTS, stages_of
 from training.causes import OF_CODE
 from training.cost.checkpoint import checkpoint_bytes
 from training.cost.memory import NF4
+from training.counting import many
 from training.data import DataError, Order, micro_batches
 from training.data.build import TRAIN, VALIDATION
 from training.data.collate import collate
@@ -154,8 +155,9 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     same = {"recipe": recipe.maths_hash(), "base model": work.base_model, "data": work.train.content_hash}
     rank.same_everywhere(same | {"strategy": recipe.strategy, "pipeline table": recipe.pipeline.model_dump_json()})
     rank.say(
-        f"{recipe.name}: {work.train.report.samples} samples in {work.train.rows} rows, "
-        f"{work.total_steps} steps of {recipe.global_batch}, {rank.place.world_size} ranks, {recipe.strategy}"
+        f"{recipe.name}: {many(work.train.report.samples, 'sample')} in {many(work.train.rows, 'row')}, "
+        f"{many(work.total_steps, 'step')} of {recipe.global_batch}, {many(rank.place.world_size, 'rank')}, "
+        f"{recipe.strategy}"
     )
     run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
     start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
@@ -396,7 +398,7 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
     strategy.restore(tensors, optimizer_progress_of(state))
     if draws_go_on(state, rank.place.world_size, strategy.replicas):
         rng.restore(state.rng[rank.place.rank])
-    rank.say(f"resumed from {path.name}, saved by {state.world_size} ranks")
+    rank.say(f"resumed from {path.name}, saved by {many(state.world_size, 'rank')}")
     if rank.is_head:
         emit(Resumed(state.step, state.world_size))
     return Progress(state.step, state.tokens, start.best_loss)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.counting import size_text
+from training.counting import many, size_text
 from training.node import checkpoint
 from training.node.checkpoint import SaveError, TrainerState
 from training.run_folder import write_atomically
@@ -49,7 +49,7 @@ class Saver:
         the best, and the one being written. Those that are there already need no more room."""
         self.folder.mkdir(parents=True, exist_ok=True)
         coming = max(1, self.keep + 2 - len(checkpoint.steps(self.folder)))
-        what = f"{coming} checkpoints of {size_text(nbytes)} need"
+        what = f"{many(coming, 'checkpoint')} of {size_text(nbytes)} need"
         checkpoint.refuse_full(self.folder, coming * nbytes, what, "; make room, or lower keep_checkpoints")
 
     def save(self, tensors: TrainableState | None, state: TrainerState) -> None:

@@ -86,7 +86,7 @@ def disk(it: Situation) -> Check:
     recipe = it.recipe
     kept = kept_checkpoints(recipe)
     need, free = kept * it.pace.checkpoint_bytes, it.facts.disk_free_bytes
-    value = f"{size_text(need)} of {size_text(free)} free, for {kept} checkpoints"
+    value = f"{size_text(need)} of {size_text(free)} free, for {many(kept, 'checkpoint')}"
     if need > free:
         return Check("disk", "error", value, "delete old runs, or --set keep_checkpoints=1")
     return Check("disk", "ok", value)

@@ -87,7 +87,8 @@ class Survey:
             counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
             return f"all records of a run have one shape; these are {counts}: take the others out, or convert them"
         if not self.shapes:
-            return f"no record can be used{f'; {self.bad} are bad' if self.bad else ''}"
+            are = "is" if self.bad == 1 else "are"
+            return f"no record can be used; {self.bad} {are} bad" if self.bad else "no record can be used"
         return ""
 
 

@@ -198,7 +198,8 @@ def merge(
                     print(f"{what}: {size_text(size)}", flush=True)
                     continue
                 done = f"already merged, step {about.step}: " if told["already"] else ""
-                print(f"{done}{told['folder']} on {cluster.head.name}: {told['files']} files, sealed by SHA256SUMS")
+                files = many(told["files"], "file")
+                print(f"{done}{told['folder']} on {cluster.head.name}: {files}, sealed by SHA256SUMS")
         if fetch and not cluster.head.here:
             home = tuned_model.home(about.run_id) / "merged"
             print(f"bringing {size_text(size)} home to {home}", flush=True)
