@@ -12,7 +12,15 @@ from invoke.parser.context import to_flag
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import show_plainly
-from inventory.typed_words import Meant, help_wanted, not_understood, said_twice, spelled_out, without_value
+from inventory.typed_words import (
+    Meant,
+    help_wanted,
+    not_understood,
+    said_twice,
+    spelled_out,
+    with_other_dashes,
+    without_value,
+)
 
 WORDS = {int: "a whole number", float: "a number"}
 
@@ -68,8 +76,8 @@ def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> list[str]:
         typed = list(core.unparsed)
         if asked := help_wanted(core.unparsed, tasks):
             core[0].args["help"].value, core.unparsed = asked, []
-        if missing := without_value(core.unparsed, tasks):
-            raise Exit(missing, code=USER_MISTAKE)
+        if wrong := with_other_dashes(core.unparsed, tasks) or without_value(core.unparsed, tasks):
+            raise Exit(wrong, code=USER_MISTAKE)
         core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
         if twice := said_twice(core.unparsed, tasks):
             raise Exit(twice, code=USER_MISTAKE)

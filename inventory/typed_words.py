@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum, auto
@@ -14,6 +15,8 @@ Meant = Callable[[str, Sequence[str], Sequence[str]], str]
 nothing is."""
 HELP = "--help"
 SHORT = len("-y")
+DASHES = "－—–−‐"
+"""That look like a flag's."""
 COMMAND = "command"
 """The flag of what stands behind `--`."""
 
@@ -63,6 +66,16 @@ def without_value(words: Sequence[str], tasks: Collection) -> str:
         argument = _argument(task, word, tasks) if kind is Kind.FLAG and "=" not in word else None
         if argument and argument.takes_value and not argument.optional and (not value or _argument(task, value, tasks)):
             return f"fab {task} {word} needs a value; fab --help {task}"
+    return ""
+
+
+def with_other_dashes(words: Sequence[str], tasks: Collection) -> str:
+    """What is said of a flag with the dashes of a Chinese keyboard or of a text program; empty where there is none."""
+    for task, word, kind in _read(words, tasks):
+        name, equals, value = word.lstrip(f"{DASHES}-").partition("＝")
+        if task and kind is Kind.BARE and word[0] in DASHES and name.isascii() and name[:1].isalpha():
+            said = f"--{name}{'=' * len(equals)}{value}"
+            return f"fab {task} {word}: {word[0]} is no dash of a flag; write {shlex.quote(said)}"
     return ""
 
 

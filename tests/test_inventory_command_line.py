@@ -63,6 +63,9 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
+        (["data", "a.jsonl", "－－model", "tiny"], "fab data －－model: － is no dash of a flag; write --model"),
+        (["train", "——here"], "fab train ——here: — is no dash of a flag; write --here"),
+        (["train", "--model", "tiny", "–-set＝a=1"], "fab train –-set＝a=1: – is no dash of a flag; write --set=a=1"),
         (["upp"], "there is no fab upp; the nearest is up; fab --list shows all"),
         (["train", "--modle", "tiny"], "fab train has no --modle; the nearest is --model; fab --help train"),
         (["train", "--modle=tiny"], "fab train has no --modle; the nearest is --model; fab --help train"),
