@@ -1,4 +1,5 @@
-"""A mixture in four bits under every strategy that takes one: on two ranks it learns what it does on one."""
+"""A mixture, or a model that sees images too, in four bits under every strategy that takes one: on two ranks it learns
+what it does on one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SPREAD = {
     "pipeline": {"strategy": "pipeline"},
     "pipeline, nothing computed again": {"strategy": "pipeline"} | NOTHING_AGAIN,
 }
-CASES = [(kind, how) for kind in ("qwen3_moe", "gpt_oss") for how in SPREAD]
+CASES = [(kind, how) for kind in ("qwen3_moe", "gpt_oss", "gemma3", "qwen3_5_moe") for how in SPREAD]
 CASES = [(kind, how) for kind, how in CASES if "pipeline" not in how or kind == "qwen3_moe"]
 
 

@@ -415,8 +415,8 @@ def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypa
 
 
 def test_what_no_machine_can_make_of_a_model_is_no_question_of_its_size(cloud):
-    with pytest.raises(PlanError, match=r"^qwen3\.6-35b-a3b: base_precision nf4: .* knows more than text, are not"):
-        looked(load_recipe("qwen3.6-35b-a3b", {"base_precision": "nf4"}))
+    with pytest.raises(PlanError, match=r"^qwen3\.6-35b-a3b: tuning = full: .* which knows more than text"):
+        looked(load_recipe("qwen3.6-35b-a3b", {"tuning": "full"}))
 
 
 def test_a_model_too_large_for_every_offer_is_said_to_be(cloud):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.cost.memory import NF4
-
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
@@ -35,9 +33,9 @@ HYBRIDS = (
 """That mix tokens by a convolution or a running state too (training/node/mixers.py)."""
 WITH_EXPERTS = ("granitemoehybrid", "jamba", "lfm2_moe", "minimax", "nemotron_h", "qwen3_5_moe_text", "qwen3_next")
 """Hybrids that are mixtures of experts too."""
-UNPACKED_EXPERTS = ("hy_v3", "nemotron_h")
-"""Mixtures whose files call linear layers otherwise than the model: they are not brought into four bits."""
-PACKED_EXPERTS = frozenset({*MIXTURES, *WITH_EXPERTS}.difference(UNPACKED_EXPERTS))
+VARIED = ("gemma4", "gemma4_text")
+"""Types that are released with experts and without."""
+PACKED_EXPERTS = frozenset({*MIXTURES, *WITH_EXPERTS, *VARIED, "qwen3_5_moe"})
 """Whose experts were shown to compute from four bits what they do from the same weights unpacked
 (tests/test_training_nf4_experts.py)."""
 WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
@@ -140,9 +138,4 @@ def text_alone(model_type: str, recipe: Recipe) -> str:
         return ""
     if recipe.tuning == "full":
         return f"tuning = full: of a {model_type}, which knows more than text, an adapter alone is trained; take lora"
-    if recipe.base_precision == NF4:
-        return (
-            f"base_precision {NF4}: the files of a {model_type}, which knows more than text, are not brought into four "
-            "bits here; take base_precision=dtype"
-        )
     return ""

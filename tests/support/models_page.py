@@ -9,7 +9,7 @@ from pathlib import Path
 
 from training.cost.shape import added_outlines, known_shape
 from training.cost.strategies.pipeline import SPLITTABLE
-from training.isolation import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, UNPACKED_EXPERTS, UNTRAINABLE, WRAPPERS
+from training.isolation import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, UNTRAINABLE, WRAPPERS
 from training.model_names import load_recipe, recipe_names
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
@@ -75,8 +75,7 @@ REST = f"""
   queries at a time and again in backward, since no kernel of torch gives them their gradient: slower.
 - A mixture of experts learns in its attention, and in its shared experts where PEFT can load that again; routed experts
   too with `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts
-  lie in four bits too, except {_types_named(UNPACKED_EXPERTS)}.
-  `tuning = "full"` is refused there: its routers would drift.
+  lie in four bits too. `tuning = "full"` is refused there: its routers would drift.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
   Where `flash-linear-attention` or `causal-conv1d` is installed on the nodes, transformers computes each of these calls
   with it; the base deploy installs neither, and that was not tried here. The states of such layers (Qwen3.5, Qwen3.6)
@@ -85,8 +84,9 @@ REST = f"""
 - A folder of yours of another type trains with `--set batching=padded`, where the copy shows that the logits are the
   model's own. Of the Hub's models those of the types above are taken alone.
 - Of a model that sees images too the text part is trained, on text alone: adapters lie below its layers, the rest is
-  frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). NF4, `tuning = "full"` and pipelines are refused there.
-  Other such types, and files stored in 8 bits (Ministral 3's Instruct; take those in 16), are refused.
+  frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). In NF4 the text part's layers lie in four bits, the rest in
+  16. `tuning = "full"` and pipelines are refused there. Other such types, and files stored in 8 bits (Ministral 3's
+  Instruct; take those in 16), are refused.
 - Its adapter has the names of the class that its files are of, and adapter_config.json names that class
   (`auto_mapping`, in place of a `task_type`): PEFT's `AutoPeftModelForCausalLM` and `AutoPeftModel` load it with its
   base. By hand the base comes first, of its own class:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from bitsandbytes.nn import Linear4bit, Params4bit
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from training.cost.memory import NF4
 from training.data.cache import drop_unused, mark_used
@@ -37,7 +37,7 @@ from training.node.nf4_making import BLOCK, PACKED, RECORD, make
 from training.recipe import RecipeError
 from training.sums import SUMS, parse_sums, sha256_of
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when training/node/nf4_making.py writes something else."""
 CPU = torch.device("cpu")
 ADDED = (".lora_", ".trainable_tokens_", ".modules_to_save.")
@@ -147,9 +147,7 @@ def load(entry: Path, model_dir: Path, **how: Any) -> PreTrainedModel:
     """The whole model of a folder in four bits, as `from_pretrained` takes `how`; it goes by its own folder's name."""
     from training.node import nf4_experts  # noqa: F401 - tells transformers how a mixture's are read
 
-    model = architecture.load(
-        AutoConfig.from_pretrained(entry, local_files_only=True, trust_remote_code=False), entry, **how
-    )
+    model = architecture.load(architecture.config_of(entry), entry, **how)
     model.name_or_path = model.config._name_or_path = str(model_dir)
     keep_packing(model)
     return model

@@ -18,7 +18,7 @@ from bitsandbytes.functional import QuantState, get_4bit_type, quantize_4bit, qu
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from training.cost.memory import NF4
 from training.counting import size_text
@@ -27,7 +27,7 @@ from training.errors import AdapterError
 from training.node.adapter.end_of_turn import GENERATION
 from training.node.adapter.experts import Piece, first_hole, pieces_of
 from training.node.adapter.model_files import INDEX, SINGLE, entries, shard_names
-from training.node.architecture import ROUTERS, build, expert_parameters, experts_modules, text_layers
+from training.node.architecture import ROUTERS, build, config_of, expert_parameters, experts_modules, text_layers
 from training.recipe import RecipeError
 from training.sums import seal
 
@@ -51,10 +51,8 @@ def make(model_dir: Path, dtype: torch.dtype, entry: Path, record: str) -> None:
         places = {tensor: name for name in names for tensor in entries(model_dir / name)}
     except AdapterError as error:
         raise RecipeError(str(error)) from error
-    layout = layout_of(
-        AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False), places, dtype
-    )
-    if missing := sorted(layout.packed - places.keys()):
+    layout = layout_of(config_of(model_dir), places, dtype)
+    if missing := sorted(layout.packed - set(layout.names.values())):
         raise RecipeError(f"the files of {model_dir.name} know no {missing[0]}; take base_precision=dtype")
     _refuse_without_room(model_dir, names, entry.parent)
     fresh = half_made(entry)
@@ -80,10 +78,12 @@ def make(model_dir: Path, dtype: torch.dtype, entry: Path, record: str) -> None:
 class Layout:
     """What becomes of a model's tensors."""
 
+    names: Mapping[str, str]
+    """Of the files' tensors their names in the model."""
     packed: frozenset[str]
-    """Weights of linear layers that are kept in four bits."""
+    """Weights of linear layers that are kept in four bits, by the model's names."""
     left: list[str]
-    """Linear modules that are not: the head, and the routers of a mixture."""
+    """Linear modules that are not: those outside the text part's layers, and the routers of a mixture."""
     experts: Mapping[str, tuple[torch.Size, Mapping[str, Piece]]]
     """Of experts' projections their shapes, and which tensors of the files hold what of them."""
     exact: frozenset[str]
@@ -104,16 +104,20 @@ def layout_of(config: PretrainedConfig, tensors: Collection[str], dtype: torch.d
     way that is not known."""
     with torch.device("meta"):
         whole = build(config, dtype=dtype)
-    experts = _experts(whole, tensors)
-    head = whole.get_output_embeddings()
+    pieces = pieces_of(whole, tensors)
+    experts = _experts(whole, pieces)
+    inside = {id(module) for layer in text_layers(whole) for module in layer.modules()}
     linear = {name: module for name, module in whole.named_modules() if isinstance(module, nn.Linear)}
-    left = [name for name, one in linear.items() if one is head or (experts and ROUTERS & set(name.split(".")))]
+    left = [
+        name for name, one in linear.items() if id(one) not in inside or (experts and ROUTERS & set(name.split(".")))
+    ]
     packed = frozenset(f"{name}.weight" for name in linear.keys() - set(left))
     exact = {name for name, p in whole.named_parameters() if p.dtype != dtype} | whole._get_dtype_plan(dtype).keys()
-    return Layout(packed, left, experts, frozenset(exact if experts else ()))
+    names = {tensor: piece.parameter for tensor, piece in pieces.items()}
+    return Layout(names, packed, left, experts, frozenset(exact if experts else ()))
 
 
-def _experts(model: PreTrainedModel, tensors: Collection[str]) -> dict[str, tuple[torch.Size, dict[str, Piece]]]:
+def _experts(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, tuple[torch.Size, dict[str, Piece]]]:
     """Of a mixture's projections, as `Layout` has them; nothing where the model is none."""
     layers = text_layers(model)
     wanted = {id(p) for layer in layers for p in expert_parameters(layer).values()}
@@ -124,11 +128,11 @@ def _experts(model: PreTrainedModel, tensors: Collection[str]) -> dict[str, tupl
     kind = model.config.model_type
     if not wanted <= known:
         raise RecipeError(f"the experts of a {kind} compute in a way of their own; take base_precision=dtype")
-    pieces = {tensor: piece for tensor, piece in pieces_of(model, tensors).items() if piece.parameter in shapes}
-    if hole := first_hole(pieces, shapes):
+    mine = {tensor: piece for tensor, piece in pieces.items() if piece.parameter in shapes}
+    if hole := first_hole(mine, shapes):
         raise RecipeError(f"the files hold {hole} in a way that is not known here; take base_precision=dtype")
     return {
-        name: (shape, {tensor: piece for tensor, piece in pieces.items() if piece.parameter == name})
+        name: (shape, {tensor: piece for tensor, piece in mine.items() if piece.parameter == name})
         for name, shape in shapes.items()
     }
 
@@ -148,10 +152,10 @@ def _shard(path: Path, layout: Layout, dtype: torch.dtype, pool: Executor) -> di
     made: dict[str, torch.Tensor] = {}
     with safe_open(path, "pt") as file:
         for name in sorted(set(file.keys()) - layout.taken):
-            tensor = file.get_tensor(name)
+            tensor, own = file.get_tensor(name), layout.names.get(name, name)
             if tensor.is_floating_point():
-                tensor = tensor.to(torch.float32 if any(part in name for part in layout.exact) else dtype)
-            made |= pack(name, tensor, pool) if name in layout.packed else {name: tensor}
+                tensor = tensor.to(torch.float32 if any(part in own for part in layout.exact) else dtype)
+            made |= pack(name, tensor, pool) if own in layout.packed else {name: tensor}
     return made
 
 

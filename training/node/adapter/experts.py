@@ -125,9 +125,9 @@ def pieces_of(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Piece
     renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     by_source = {source: one for one in converters for source in one.source_patterns}
-    found = {}
+    found, own = {}, model.state_dict()
     for tensor in tensors:
-        name, source = rename_source_key(tensor, renamings, converters, model.base_model_prefix, model.state_dict())
+        name, source = rename_source_key(tensor, renamings, converters, model.base_model_prefix, own)
         number = NUMBER.search(tensor)
         if source is None:
             found[tensor] = Piece(name)
