@@ -174,3 +174,14 @@ def test_a_recipe_is_typed_by_its_name_and_one_that_was_derived_by_its_folder_or
     assert typed(known.model_copy(update={"name": "mine", "base_model": "folder:/tmp/my model"})) == "/tmp/my model"
     assert typed(known.model_copy(update={"name": "mine", "base_model": "owner/mine"})) == "owner/mine"
     assert typed(known.model_copy(update={"base_model": "other/Qwen3-8B"})) == "other/Qwen3-8B", "of the name alone"
+
+
+@pytest.mark.parametrize("typed", ["[q_proj,v_proj]", "q_proj,v_proj", "q_proj，v_proj", "q_proj v_proj"])
+def test_a_list_whose_quotes_a_shell_took_is_told_how_to_be_typed(typed):
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("tiny", {"lora.targets": typed})
+    said = f'a list of names is expected, not {typed!r}: --set \'lora.targets=["q_proj", "v_proj"]\''
+    assert str(refused.value) == f"recipe tiny: lora.targets: {said}"
+    assert load_recipe("tiny", {"lora.targets": "all-linear"}).lora.targets == "all-linear"
+    with pytest.raises(RecipeError, match=r"""--set 'lora.trainable_tokens=\["<\|im_end\|>"\]'"""):
+        load_recipe("tiny", {"lora.trainable_tokens": "<|im_end|>"})

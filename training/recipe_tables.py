@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
 
@@ -39,6 +42,16 @@ class Lora(Table):
     experts_rank: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Of each expert's pair. None: `rank` divided by the experts that a token is sent to, at least 1, so that a token
     meets as much of the adapter there as in a layer without experts ("LoRA Without Regret", Thinking Machines 2025)."""
+
+    @field_validator("targets", "modules_to_save", "trainable_tokens", mode="before")
+    @classmethod
+    def _a_list(cls, value: Any, info: ValidationInfo) -> Any:
+        """A list typed without its quotes is a text."""
+        if not isinstance(value, str) or value == cls.model_fields[str(info.field_name)].default:
+            return value
+        names = [each for each in re.split(r"[\s,，、\[\]\"']+", value) if each]
+        typed = shlex.quote(f"lora.{info.field_name}={json.dumps(names, ensure_ascii=False)}")
+        raise ValueError(f"a list of names is expected, not {value!r}: --set {typed}")
 
     def rank_of_experts(self, sent_to: int) -> int:
         """Of each expert's pair, where a token is sent to so many of them."""
