@@ -45,7 +45,7 @@ class Source:
     note: str = ""
     """A sentence for whoever opens the recipe."""
     typed: str = ""
-    """What stands behind --model where that is not the recipe's name: a folder's path."""
+    """What stands behind --model where that is not the recipe's name: a folder's path, an id without a recipe."""
 
     @property
     def name(self) -> str:

@@ -22,8 +22,10 @@ FORMAT = 2
 """Of what is kept; another one is counted anew."""
 
 
-def shape_of(folder: Path, cache: Path) -> ModelShape:
-    """The shape of the model of a folder, from `cache` if it was counted before. Raises PlanError."""
+def shape_of(folder: Path, cache: Path, whose: str = "") -> ModelShape:
+    """The shape of the model of a folder, from `cache` if it was counted before. `whose`: how the user calls it, where
+    not by the folder. Raises PlanError."""
+    refuse_uncountable(whose or str(folder))
     kept = cache / f"{_made_of(folder)}.json"
     try:
         return read_outline(json.loads(kept.read_text(encoding="utf-8")))
@@ -39,28 +41,21 @@ def _made_of(folder: Path) -> str:
     """What decides it."""
     try:
         config = (folder / "config.json").read_bytes()
-        library = metadata.version("transformers")
     except OSError as error:
         raise PlanError(f"{folder}: its config.json cannot be read: {error.strerror}") from error
-    except metadata.PackageNotFoundError as error:
-        raise PlanError(_lacking(folder)) from error
-    return sha256(config + f"\n{library}\n{FORMAT}".encode()).hexdigest()
+    return sha256(config + f"\n{metadata.version('transformers')}\n{FORMAT}".encode()).hexdigest()
 
 
-def _lacking(folder: Path) -> str:
-    """What of this Python is missing to count a model, and how it is had; empty where nothing is."""
-    missing = [name for name in COUNTED_WITH if importlib.util.find_spec(name) is None]
-    if not missing:
-        return ""
-    return (
-        f"{folder}: a model of your own is counted on this machine, and this Python lacks {' and '.join(missing)}: "
-        "pip install -e '.[train]'; README.md says how to take the small torch, without CUDA"
-    )
+def refuse_uncountable(whose: str) -> None:
+    """PlanError where this Python lacks what a model is counted with; it says how that is had."""
+    if missing := [name for name in COUNTED_WITH if importlib.util.find_spec(name) is None]:
+        raise PlanError(
+            f"{whose}: its layers are counted on this machine, and this Python lacks {' and '.join(missing)}: "
+            "pip install -e '.[train]'; README.md says how to take the small torch, without CUDA"
+        )
 
 
 def _count(folder: Path) -> dict[str, object]:
-    if lacking := _lacking(folder):
-        raise PlanError(lacking)
     argv = [sys.executable, "-m", "training.node.outline", "--config", str(folder)]
     root = Path(__file__).parents[1]
     try:

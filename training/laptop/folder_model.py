@@ -43,7 +43,7 @@ def recipe_text(model: str) -> str:
     template = template_of(folder, f"--model {folder}")
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
     source = Source(base_model, positions(config), note=note, typed=model)
-    return new_recipe(source.name, source, _counted(folder))
+    return new_recipe(source.name, source, _counted(folder, model))
 
 
 def folder_shape(base_model: str) -> ModelShape:
@@ -51,8 +51,8 @@ def folder_shape(base_model: str) -> ModelShape:
     return _counted(folder_of(base_model))
 
 
-def _counted(folder: Path) -> ModelShape:
-    return shape_of(folder, cached_outlines())
+def _counted(folder: Path, whose: str = "") -> ModelShape:
+    return shape_of(folder, cached_outlines(), whose)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from training.laptop.ship import plan_text
 from training.laptop.terminal import show_plan
 from training.launch import Launch
 from training.model_lock import LOCK, remember
-from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe, own_name
+from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe
 from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaching import for_rows, short_warmup, shortened
@@ -84,7 +84,7 @@ def _how_to_load(name: str) -> LoadRecipe:
         f"{name} has no recipe: looking it up, counting its layers and proving its type on a small copy (half a minute)"
     )
     print(said, file=sys.stderr)
-    print(adding.derived(name).recipe(own_name(name)).rstrip(), file=sys.stderr)
+    print(adding.derived(name).recipe().rstrip(), file=sys.stderr)
     print(f"not kept: fab models.add {name} writes it to training/recipes, to edit", file=sys.stderr)
     return adding.hub_recipe
 

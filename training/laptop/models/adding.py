@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from training.laptop.hub import another, hub_to_read
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
 from training.new_recipe import Source, new_recipe
-from training.outline import shape_of
+from training.outline import refuse_uncountable, shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
@@ -148,27 +148,29 @@ class Derived:
     shape: ModelShape
     proofs: Mapping[str, float]
 
-    def recipe(self, name: str) -> str:
-        """The text of a recipe for it."""
-        return new_recipe(name, self.model.source, self.shape)
+    def recipe(self, kept_as: str = "") -> str:
+        """The text of a recipe for it; of one that is not kept under a name, which is started by the model's id."""
+        source = self.model.source
+        return new_recipe(kept_as or source.name, source if kept_as else replace(source, typed=source.repo), self.shape)
 
 
 @cache
 def derived(repo: str) -> Derived:
     """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
     PlanError."""
+    refuse_uncountable(repo)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "model"
-        folder.mkdir()
+        folder = Path(place) / repo
+        folder.mkdir(parents=True)
         model = look_up(repo, folder)
         refuse_untrainable(model)
-        return Derived(model, shape_of(folder, cached_outlines()), proved(folder))
+        return Derived(model, shape_of(folder, cached_outlines(), repo), proved(folder))
 
 
 def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
     """The recipe of a model of the Hub that none is shipped for, with `overrides`; nothing is written. Raises
     RecipeError and PlanError."""
-    return parse_recipe(derived(repo).recipe(own_name(repo)), overrides, f"recipe of {repo}")
+    return parse_recipe(derived(repo).recipe(), overrides, f"recipe of {repo}")
 
 
 def new_name(repo: str, name: str = "") -> str:
