@@ -57,9 +57,11 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     shapes.outlines.cache_clear()
     adding.derived.cache_clear()
+    adding.looked_up.cache_clear()
     yield copy
     shapes.outlines.cache_clear()
     adding.derived.cache_clear()
+    adding.looked_up.cache_clear()
 
 
 def _look(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repo: str = REPO) -> adding.HubModel:

@@ -17,7 +17,7 @@ from training.isolation import untrainable
 from training.laptop.end_tokens import end_notes
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import base_model_of
-from training.new_recipe import MERGED, Source, new_recipe
+from training.new_recipe import MERGED, Source, new_recipe, uncounted
 from training.outline import shape_of
 from training.own_model import files_of, folder_of, state_of
 from training.recipe import Recipe, RecipeError, parse_recipe
@@ -44,6 +44,14 @@ def recipe_text(model: str) -> str:
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
     source = Source(base_model, positions(config), note=note, typed=model)
     return new_recipe(source.name, source, _counted(folder, model))
+
+
+def uncounted_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
+    """What a look at data needs of `folder_recipe`, which takes no counting. Raises RecipeError."""
+    base_model = base_model_of(model)
+    folder = folder_of(base_model)
+    text = uncounted(Source(base_model, positions(_config(folder))))
+    return parse_recipe(text, overrides, f"recipe of {folder}")
 
 
 def folder_shape(base_model: str) -> ModelShape:

@@ -158,7 +158,7 @@ def data(
         from inventory.shown import shown
         from training.laptop import data_look, look_table, start_run
 
-        recipe = start_run.chosen_recipe(model, set or ()) if model else None
+        recipe = start_run.recipe_for_data(model, set or ()) if model else None
         asked = data_look.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
         page = data_look.page_path(html)
         with look_table.progress() as tell:

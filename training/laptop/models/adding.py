@@ -21,7 +21,7 @@ from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes
 from training.laptop.hub import another, hub_to_read
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
-from training.new_recipe import Source, new_recipe
+from training.new_recipe import Source, new_recipe, uncounted
 from training.outline import refuse_uncountable, shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
@@ -52,6 +52,15 @@ class HubModel:
         said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
         said += [*notes(self.config, self.template), *self.ends]
         return Source(self.repo, positions(self.config), self.licence, " ".join(said))
+
+
+@cache
+def looked_up(repo: str) -> HubModel:
+    """A model of the Hub that can be trained, by its config.json. Raises RecipeError."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = look_up(repo, Path(folder))
+    refuse_untrainable(model)
+    return model
 
 
 def look_up(repo: str, folder: Path) -> HubModel:
@@ -159,11 +168,11 @@ def derived(repo: str) -> Derived:
     """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
     PlanError."""
     refuse_uncountable(repo)
+    model = looked_up(repo)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / repo
-        folder.mkdir(parents=True)
-        model = look_up(repo, folder)
-        refuse_untrainable(model)
+        folder = Path(place) / own_name(repo)
+        folder.mkdir()
+        (folder / CONFIG).write_text(json.dumps(model.config), encoding="utf-8")
         return Derived(model, shape_of(folder, cached_outlines(), repo), proved(folder))
 
 
@@ -171,6 +180,11 @@ def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
     """The recipe of a model of the Hub that none is shipped for, with `overrides`; nothing is written. Raises
     RecipeError and PlanError."""
     return parse_recipe(derived(repo).recipe(), overrides, f"recipe of {repo}")
+
+
+def uncounted_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
+    """What a look at data needs of `hub_recipe`, which takes no counting. Raises RecipeError."""
+    return parse_recipe(uncounted(looked_up(repo).source), overrides, f"recipe of {repo}")
 
 
 def new_name(repo: str, name: str = "") -> str:
