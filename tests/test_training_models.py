@@ -238,14 +238,18 @@ def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes
     assert before == (sorted(path.name for path in recipes.iterdir()), (recipes / "outlines.json").read_bytes())
 
 
-def test_what_this_python_lacks_to_count_a_model_is_said_by_its_id_before_the_hub_is_asked(recipes, monkeypatch):
+def test_what_is_missing_to_count_a_model_is_said_by_its_id_before_the_hub_is_asked(recipes, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
     with Hub({REPO: _files(CONFIG)}) as hub, pytest.raises(PlanError) as refused:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+        (tmp_path / "cluster.toml").write_text('name = "mine"\nprovider = "static"\n')
         start_run.chosen_recipe(REPO, [])
-    assert str(refused.value).startswith(f"{REPO}: its layers are counted") and "your own" not in str(refused.value)
-    assert "this Python lacks torch" in str(refused.value) and hub.requests == []
+    said = str(refused.value)
+    assert said.startswith(f"{REPO}: its layers are counted with torch and transformers, and this Python lacks torch: ")
+    assert "pip install -e '.[train]' (" in said and "fab up and the base deploy first, so that the head counts" in said
+    assert "\n" not in said and hub.requests == []
 
 
 def test_a_model_without_a_recipe_is_fetched_by_its_id(recipes):

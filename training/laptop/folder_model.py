@@ -15,10 +15,9 @@ from typing import Any
 from training.cost.shape import ModelShape
 from training.isolation import untrainable
 from training.laptop.end_tokens import end_notes
-from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
+from training.laptop.small_files import in_16_bits, notes, positions, read_json, template_of
 from training.model_names import base_model_of
 from training.new_recipe import MERGED, Source, new_recipe, uncounted
-from training.outline import shape_of
 from training.own_model import files_of, folder_of, state_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import is_run_id, was_made_in
@@ -56,11 +55,14 @@ def uncounted_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
 
 def folder_shape(base_model: str) -> ModelShape:
     """Of a recipe's base model that is a folder. Raises PlanError."""
-    return _counted(folder_of(base_model))
+    folder = folder_of(base_model)
+    return _counted(folder, str(folder))
 
 
-def _counted(folder: Path, whose: str = "") -> ModelShape:
-    return shape_of(folder, cached_outlines(), whose)
+def _counted(folder: Path, whose: str) -> ModelShape:
+    from training.laptop.model_builder import counted  # here: a run is started by it, which needs this module
+
+    return counted(folder, whose)
 
 
 def _config(folder: Path) -> dict[str, Any]:

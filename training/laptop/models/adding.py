@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +17,11 @@ from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_
 from training.isolation import ADMITTED, not_admitted, untrainable
 from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes
 from training.laptop.hub import another, hub_to_read
+from training.laptop.model_builder import builder
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
 from training.new_recipe import Source, new_recipe, uncounted
-from training.outline import refuse_uncountable, shape_of
+from training.outline import Ask, shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
@@ -30,6 +29,7 @@ SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
 LIMIT = 1e-4
 """Of a proof on a copy as wide as the model's heads, as the look before each run has it: on random weights Gemma 4
 and Qwen3.5 enlarge what floating point rounds to some 1e-5 (Gemma 4 in 64 bits: 1e-14); what is wrong differs more."""
+PROOF = "training.node.proof"
 PROVING_S = 600.0
 
 
@@ -131,22 +131,14 @@ def refuse_untrainable(model: HubModel) -> None:
         raise RecipeError(f"{which}{not_admitted(str(kind))}")
 
 
-def proved(folder: Path) -> dict[str, float]:
+def proved(folder: Path, ask: Ask) -> dict[str, float]:
     """What each proof found on a small copy of the model. RecipeError where one fails."""
-    argv = [sys.executable, "-m", "training.node.proof", "--config", str(folder)]
-    root = Path(__file__).parents[3]
-    try:
-        done = subprocess.run(
-            argv, cwd=root, capture_output=True, text=True, timeout=PROVING_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RecipeError(f"the proofs took more than {PROVING_S:.0f} s") from error
-    if done.returncode:
-        raise RecipeError((done.stderr.strip().splitlines() or ["the proofs said nothing"])[-1])
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found = ask(PROOF, folder, PROVING_S)
+    if not found or not all(isinstance(value, float) and name.isidentifier() for name, value in found.items()):
+        raise RecipeError(f"{folder.name}: the proofs of its type gave something else than numbers")
     if failed := [f"{name} {value:.1g}" for name, value in found.items() if not value < LIMIT]:
         raise RecipeError(f"it would learn something else than it says ({', '.join(failed)}; {LIMIT:g} is allowed)")
-    return found
+    return dict(found)
 
 
 @dataclass(frozen=True)
@@ -167,13 +159,11 @@ class Derived:
 def derived(repo: str) -> Derived:
     """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
     PlanError."""
-    refuse_uncountable(repo)
-    model = looked_up(repo)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / own_name(repo)
+    with builder(repo) as ask, tempfile.TemporaryDirectory() as place:
+        model, folder = looked_up(repo), Path(place) / own_name(repo)
         folder.mkdir()
         (folder / CONFIG).write_text(json.dumps(model.config), encoding="utf-8")
-        return Derived(model, shape_of(folder, cached_outlines(), repo), proved(folder))
+        return Derived(model, shape_of(folder, cached_outlines(), ask), proved(folder, ask))
 
 
 def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
