@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
 from tests.support.chat_templates import FORGETFUL, MARKED, OPENS_THOUGHTS
+from tests.support.hub import Hub
+from tests.support.no_torch import fab_without_torch
 from training import tiny
 from training.data import IGNORED, DataError, Sample
 from training.data.bad_records import Bad
@@ -210,21 +212,6 @@ def test_without_a_model_the_survey_is_all_there_is(tmp_path):
     assert look.usable and look.train is None and list(remarks(look)) == []
 
 
-NO_TORCH = """
-import sys
-from importlib.machinery import PathFinder
-
-found_by = PathFinder.find_spec
-
-def without_torch(name, *where):
-    return None if name.partition(".")[0] in {"torch", "deepspeed", "peft"} else found_by(name, *where)
-
-PathFinder.find_spec = without_torch
-from fabric.main import program
-program.run(["fab", "data", "--data", sys.argv[1], "--model", "tiny", "--here"])
-"""
-
-
 def test_on_a_laptop_without_torch_one_command_shows_what_is_learned_and_what_to_mend(tmp_path):
     turns = [{"from": "human", "value": "怎样煮米饭？"}, {"from": "gpt", "value": "先淘米，[bold]再加水\x1b[31m。"}]
     good = json.dumps({"conversations": turns}, ensure_ascii=False) + "\n"
@@ -232,15 +219,50 @@ def test_on_a_laptop_without_torch_one_command_shows_what_is_learned_and_what_to
     data.mkdir()
     (data / "chat.jsonl").write_text(good + good[:-20] + "\n", "utf-8")
     (data / "old.jsonl").write_bytes(good.encode("gbk") * 3)
-    (tmp_path / "fabfile.py").write_text("from training.laptop.tasks import namespace\n")
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-c", NO_TORCH, str(data)]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    done = fab_without_torch(tmp_path, "data", "--data", data, "--model", "tiny", "--here")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "⟦先淘米，[bold]再加水\\x1b[31m。<|im_end|>⟧" in done.stdout
     assert f"{data}/chat.jsonl line 2: not JSON" in done.stdout and "--skip-bad" in done.stdout
     assert f"iconv -f GBK -t UTF-8 {data}/old.jsonl > {data}/old.jsonl.utf8 && mv" in done.stdout
     assert "\x1b" not in done.stdout, "no colours in a pipe"
+
+
+FEW = "its recipe is derived without counting its layers: 3 epochs, but 2 from 10 billion parameters on"
+
+
+@pytest.mark.parametrize("here", [["--here"], []], ids=["here", "where it is"])
+def test_a_model_in_a_folder_is_looked_at_without_torch_and_uncounted(tokenizer, tmp_path, here):
+    model = tmp_path / "my-model"
+    tokenizer.save_pretrained(model)
+    config = {"model_type": "qwen3", "vocab_size": len(tokenizer), "max_position_embeddings": 512}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").write_bytes(b"weights")
+    source = _written(tmp_path / "a.jsonl")
+    done = fab_without_torch(tmp_path, "data", source, "--model", "./my-model", "--skip-bad", *here)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"./my-model: {FEW}" in done.stderr and "my-model: " in done.stdout and " tokens, " in done.stdout
+    assert "next: fab train --model ./my-model" in done.stdout
+    assert not (tmp_path / ".cache" / "spotune" / "outlines").exists()
+    said = fab_without_torch(
+        tmp_path, "data", "--data", source, "--model", "./my-model", "--skip-bad", "--set", "epochs=1", *here
+    )
+    assert FEW not in said.stderr and said.returncode == 0
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "laguna"}))
+    refused = fab_without_torch(tmp_path, "data", source, "--model", "./my-model", *here)
+    assert refused.returncode == 2 and "a laguna is not trained" in refused.stderr, "as a start refuses it"
+
+
+def test_a_model_of_the_hub_is_looked_up_for_a_look_and_its_tokenizer_is_named(tokenizer, tmp_path):
+    config = {"model_type": "qwen3", "max_position_embeddings": 512}
+    files = {"config.json": json.dumps(config).encode(), "tokenizer_config.json": b"{}"}
+    source = _written(tmp_path / "a.jsonl")
+    with Hub({"acme/Small": files}) as hub:
+        done = fab_without_torch(
+            tmp_path, "data", "--data", source, "--model", "acme/Small", "--here", HF_ENDPOINT=hub.url
+        )
+    assert f"acme/Small: {FEW}" in done.stderr and "torch" not in done.stderr
+    assert "the tokenizer of acme/Small is not on this machine" in done.stdout.replace("\n", " ")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "without its chat template"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from deploy.models import base_models
 from tests.support.hub import COMMIT, Hub
 from training.cost import shape as shapes
 from training.cost.pace import Rates
-from training.cost.shape import known_shape
+from training.cost.shape import PlanError, known_shape
 from training.isolation import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
 from training.laptop import plan_options, start_run
 from training.laptop.models import adding, around, table
@@ -56,9 +57,11 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     shapes.outlines.cache_clear()
     adding.derived.cache_clear()
+    adding.looked_up.cache_clear()
     yield copy
     shapes.outlines.cache_clear()
     adding.derived.cache_clear()
+    adding.looked_up.cache_clear()
 
 
 def _look(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repo: str = REPO) -> adding.HubModel:
@@ -177,6 +180,7 @@ def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_b
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         path, text, found = adding.add(REPO, adding.new_name(REPO))
     assert path == recipes / "my-qwen3.toml" and path.read_text() == text
+    assert "#   fab train --model my-qwen3 --data FILE\n" in text
     assert set(found) >= {"packed", "padded", "apart", "gradients", "merged", "counted"}
     recipe = load_recipe(REPO)
     assert recipe_name(REPO) == "my-qwen3" and recipe.base_model == REPO and recipe.max_length == 1024
@@ -230,7 +234,22 @@ def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes
     assert plan_options.subject(recipe, Wish())[0].layers == 2
     shown = capsys.readouterr()
     assert f'base_model = "{REPO}"' in shown.err and f"fab models.add {REPO} writes it" in shown.err and not shown.out
+    assert f"#   fab train --model {REPO} --data FILE\n" in shown.err and "--model my-qwen3" not in shown.err
     assert before == sorted(path.name for path in recipes.iterdir())
+
+
+def test_what_is_missing_to_count_a_model_is_said_by_its_id_before_the_hub_is_asked(recipes, tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    with Hub({REPO: _files(CONFIG)}) as hub, pytest.raises(PlanError) as refused:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
+        (tmp_path / "cluster.toml").write_text('name = "mine"\nprovider = "static"\n')
+        start_run.chosen_recipe(REPO, [])
+    said = str(refused.value)
+    assert said.startswith(f"{REPO}: its layers are counted with torch and transformers, and this Python lacks torch: ")
+    assert "pip install -e '.[train]' (" in said and "fab up and the base deploy first, so that the head counts" in said
+    assert "\n" not in said and hub.requests == []
 
 
 def test_a_model_without_a_recipe_is_fetched_by_its_id(recipes):

@@ -92,7 +92,7 @@ def test_a_folder_is_counted_once_and_again_where_its_config_changed(tmp_path, m
     first = outline.shape_of(folder, cache)
     assert first.kind == "qwen3" and first.layers == 2
     with monkeypatch.context() as patched:
-        patched.setattr(outline, "_count", None)
+        patched.setattr(outline.subprocess, "run", None)
         assert outline.shape_of(folder, cache) == first
     (kept,) = cache.iterdir()
     kept.write_text("{")
@@ -110,6 +110,28 @@ def test_what_cannot_be_built_is_said_in_a_sentence(tmp_path):
         outline.shape_of(tmp_path / "nowhere", tmp_path / "cache")
     with pytest.raises(PlanError, match="outline of a model cannot be read"):
         read_outline({"kind": "qwen2"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden": "64"},
+        {"rest": -1},
+        {"order": [7]},
+        {"order": []},
+        {"tied": "no"},
+        {"kind": "\x1b[2J"},
+        {"vocab": 1e9},
+    ],
+    ids=str,
+)
+def test_an_outline_that_can_be_of_no_model_is_refused(wrong):
+    right = known_shape("Qwen/Qwen3-8B").to_outline()
+    assert read_outline(json.loads(json.dumps(right))) == known_shape("Qwen/Qwen3-8B")
+    with pytest.raises(PlanError, match="outline of a model cannot be read"):
+        read_outline(right | wrong)
+    with pytest.raises(PlanError, match="outline of a model cannot be read"):
+        read_outline(right | {"kinds": [right["kinds"][0] | {"packed": None}]})
 
 
 @pytest.mark.parametrize("name", ["torch", "transformers"])

@@ -31,6 +31,8 @@ MERGED = "merged"
 """What a run's folder calls its merged model."""
 MIDDLE, LARGE = 10e9, 40e9
 """Parameters from which on a model is trained more gently."""
+EPOCHS, FEW_EPOCHS = 3, 2
+"""Of a small model, and from MIDDLE on."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Source:
     note: str = ""
     """A sentence for whoever opens the recipe."""
     typed: str = ""
-    """What stands behind --model where that is not the recipe's name: a folder's path."""
+    """What stands behind --model where that is not the recipe's name: a folder's path, an id without a recipe."""
     pad_token: str = ""
     """What fills up, where the tokenizer names nothing."""
 
@@ -66,9 +68,26 @@ class Source:
 
 def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
     """The file's whole text."""
-    size = shape.matmul_parameters  # of a mixture what a token meets
-    lr, epochs, save_every = ("2e-4", 3, 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 2, 25)
-    recipe = Recipe(
+    recipe = _bare(name, source, _epochs(shape.matmul_parameters))
+    note = [source.note] if source.note else []
+    note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
+    note += _adapted(recipe, shape)
+    said = comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)
+    return f"{said}\n{_keys(recipe, source, shape.matmul_parameters, about(recipe, shape))}"
+
+
+def uncounted(source: Source) -> str:
+    """The same without its comment for a model whose size nobody counted: a small one is assumed."""
+    return _keys(_bare(source.name, source, _epochs(0)), source, 0, "")
+
+
+def _epochs(size: int) -> int:
+    return FEW_EPOCHS if size >= MIDDLE else EPOCHS
+
+
+def _bare(name: str, source: Source, epochs: int) -> Recipe:
+    """What memory is computed for."""
+    return Recipe(
         name=name,
         about="",
         base_model=source.repo,
@@ -77,13 +96,16 @@ def new_recipe(name: str, source: Source, shape: ModelShape) -> str:
         global_batch=16,
         epochs=epochs,
     )
-    note = [source.note] if source.note else []
-    note += [f"The model reads at most {source.positions} tokens."] if source.positions <= 2 * LENGTH else []
-    note += _adapted(recipe, shape)
+
+
+def _keys(recipe: Recipe, source: Source, size: int, memory: str) -> str:
+    """What stands below the comment. `size`: parameters, of a mixture those that a token meets; `memory`: what it
+    needs."""
+    lr, save_every = ("2e-4", 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 25)
     pad = f"\npad_token = {json.dumps(source.pad_token, ensure_ascii=False)}" if source.pad_token else ""
-    return f"""{comment(recipe, shape, [line for words in note for line in _wrapped(words)], source.typed)}
-name = {json.dumps(name)}
-about = {json.dumps(about(recipe, shape))}
+    return f"""\
+name = {json.dumps(recipe.name)}
+about = {json.dumps(memory)}
 base_model = {json.dumps(source.repo, ensure_ascii=False)}
 licence = {json.dumps(source.licence, ensure_ascii=False)}
 revision = "main"
@@ -92,7 +114,7 @@ model_dir = {json.dumps(source.folder)}
 max_length = {recipe.max_length}{pad}
 global_batch = 16
 micro_batch = "auto"
-epochs = {epochs}
+epochs = {recipe.epochs:g}
 seed = 0
 dtype = "bfloat16"
 save_every = {save_every}

@@ -9,26 +9,69 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from training.cost.shape import ModelShape, PlanError, read_outline
 from training.run_folder import write_atomically
 
+OUTLINE = "training.node.outline"
 COUNTING_S = 300.0
 COUNTED_WITH = ("torch", "transformers")
+CURE = "pip install -e '.[train]' (README.md says how to take the small torch, without CUDA)"
 FORMAT = 2
 """Of what is kept; another one is counted anew."""
+Ask = Callable[[str, Path, float], Mapping[str, Any]]
+"""Runs a module of training/node that builds the model of a folder from its config.json, for so many seconds at most;
+gives the JSON object that it prints last. Raises PlanError."""
 
 
-def shape_of(folder: Path, cache: Path) -> ModelShape:
+def ask_here(module: str, folder: Path, limit_s: float) -> dict[str, Any]:
+    """`Ask` by this Python."""
+    if lacks := lacking():
+        raise PlanError(f"{folder}: {lacks}: {CURE}")
+    argv = [sys.executable, "-m", module, "--config", str(folder)]
+    root = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(
+            argv, cwd=root, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PlanError(f"{folder.name}: {module} did not end within {limit_s:.0f} s") from error
+    if done.returncode:
+        raise PlanError((done.stderr.strip().splitlines() or ["no word of why"])[-1])
+    return last_object(done.stdout, module)
+
+
+def last_object(said: str, module: str) -> dict[str, Any]:
+    """The JSON object in the last line of what `module` printed, on whatever machine. Raises PlanError."""
+    try:
+        found = json.loads(said.strip().splitlines()[-1])
+    except (IndexError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise PlanError(f"{module} ended without an answer")
+    return found
+
+
+def lacking() -> str:
+    """What this Python lacks to count a model; empty where it has all."""
+    missing = [name for name in COUNTED_WITH if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"its layers are counted with {' and '.join(COUNTED_WITH)}, and this Python lacks {' and '.join(missing)}"
+
+
+def shape_of(folder: Path, cache: Path, ask: Ask = ask_here) -> ModelShape:
     """The shape of the model of a folder, from `cache` if it was counted before. Raises PlanError."""
     kept = cache / f"{_made_of(folder)}.json"
     try:
         return read_outline(json.loads(kept.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # never counted, or damaged
-        outline = _count(folder)
+        outline: Any = next(iter(ask(OUTLINE, folder, COUNTING_S).values()), {})
     shape = read_outline(outline)
     cache.mkdir(parents=True, exist_ok=True)
     write_atomically(kept, json.dumps(outline))
@@ -36,40 +79,10 @@ def shape_of(folder: Path, cache: Path) -> ModelShape:
 
 
 def _made_of(folder: Path) -> str:
-    """What decides it."""
+    """What decides it; where this Python counts nothing, whatever library the head has."""
     try:
         config = (folder / "config.json").read_bytes()
-        library = metadata.version("transformers")
     except OSError as error:
         raise PlanError(f"{folder}: its config.json cannot be read: {error.strerror}") from error
-    except metadata.PackageNotFoundError as error:
-        raise PlanError(_lacking(folder)) from error
+    library = "" if lacking() else metadata.version("transformers")
     return sha256(config + f"\n{library}\n{FORMAT}".encode()).hexdigest()
-
-
-def _lacking(folder: Path) -> str:
-    """What of this Python is missing to count a model, and how it is had; empty where nothing is."""
-    missing = [name for name in COUNTED_WITH if importlib.util.find_spec(name) is None]
-    if not missing:
-        return ""
-    return (
-        f"{folder}: a model of your own is counted on this machine, and this Python lacks {' and '.join(missing)}: "
-        "pip install -e '.[train]'; README.md says how to take the small torch, without CUDA"
-    )
-
-
-def _count(folder: Path) -> dict[str, object]:
-    if lacking := _lacking(folder):
-        raise PlanError(lacking)
-    argv = [sys.executable, "-m", "training.node.outline", "--config", str(folder)]
-    root = Path(__file__).parents[1]
-    try:
-        done = subprocess.run(
-            argv, cwd=root, capture_output=True, text=True, timeout=COUNTING_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PlanError(f"{folder}: its layers were not counted within {COUNTING_S:.0f} s") from error
-    if done.returncode:
-        raise PlanError((done.stderr.strip().splitlines() or ["no word of why"])[-1])
-    answer: dict[str, dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
-    return answer[str(folder)]

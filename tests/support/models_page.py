@@ -21,14 +21,17 @@ HEAD = """\
 `--model` takes a recipe: its name, a short one (`qwen3:8b`, `Llama-3.1-8B`) or the id of its base model on the Hub
 (`Qwen/Qwen3-8B`). Another model of a type below is taken by its id too: the recipe is derived from what the Hub (or
 the hub of [mirrors] in cluster.toml, or of HF_ENDPOINT) says of it, counted, its type proved on a small copy, and
-shown; this needs the `[train]` extra. `fab models.add OWNER/NAME` writes it into
-[training/recipes](../training/recipes), to edit. The base deploy fetches what `[models] names` in cluster.toml lists,
-by recipe or by id.
+shown. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit. The base deploy
+fetches what `[models] names` in cluster.toml lists, by recipe or by id.
 
 A folder is enough too: `fab train --model ./my-model --data FILE` derives the recipe from its config.json, and shows
 it. With `--here` it is read where it is. For the nodes name it in `[models] names` as well (`names = ["./my-model"]`):
 the base deploy sends it to the first node, whole files, what lies there already not again, and copies it to the others.
 The folder stays as it is.
+
+Counting and proving take torch: this machine's (`pip install -e '.[train]'`), else the head's, which is sent
+config.json. Without either a model that no recipe is shipped for is planned, trained or added after `fab up` and the
+base deploy. `fab data` counts no model.
 
 The comment of a derived recipe says what ends an answer, what fills rows up and which modules LoRA adapts, by the
 model's tokenizer_config.json and its layers; and where generation_config.json does not stop at the template's end of

@@ -28,6 +28,8 @@ ADDED = SHIPPED.with_name("outlines-added.json")
 """Of recipes that `fab models.add` wrote, apart from those that are shipped."""
 EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
 """The modules before the first layer and after the last one."""
+NUMBERS = ("parameters", "active", "packed", "intermediate", "attention", "window", "sent_to")
+"""Of a layer."""
 
 
 class PlanError(TrainingError, ValueError):
@@ -221,9 +223,24 @@ def read_outline(outline: Mapping[str, Any]) -> ModelShape:
             )
             for one in outline["kinds"]
         ]
-        return ModelShape(**{**outline, "kinds": tuple(kinds), "order": tuple(outline["order"])})
+        shape = ModelShape(**{**outline, "kinds": tuple(kinds), "order": tuple(outline["order"])})
+        _refuse_impossible(shape)
+        return shape
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PlanError(f"the outline of a model cannot be read: {error}; it is made again with the model") from error
+
+
+def _refuse_impossible(shape: ModelShape) -> None:
+    """ValueError where it is none of a model: what another machine counted is read too."""
+    sides = [n for layer in shape.kinds for each in (layer.linears, layer.routed) for s in each.values() for n in s]
+    of_layers = [getattr(layer, name) for layer in shape.kinds for name in NUMBERS]
+    numbers = [shape.hidden, shape.vocab, shape.rest, *shape.order, *of_layers, *sides]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a number in it is none")
+    if not shape.order or max(shape.order) >= len(shape.kinds):
+        raise ValueError("its layers are of no kind")
+    if not (isinstance(shape.kind, str) and shape.kind.isprintable() and isinstance(shape.tied, bool)):
+        raise ValueError("its kind is none")
 
 
 def known_shape(base_model: str) -> ModelShape | None:

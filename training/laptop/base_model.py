@@ -80,7 +80,7 @@ def base_model_on_head(head: Head, launch: Launch, model_dir: str, names: Sequen
     record, _, sums = content.partition(f"\n{SUMS}\n")
     deploy = f"run the base deploy: {launch.deploy}"
     if env != "env":
-        raise LaunchError(f"{head.name} has no Python environment at {ENV_FOLDER}; {deploy}")
+        raise LaunchError(_no_environment(head, launch))
     if not record.strip():
         what = f"{head.name} has no model {model_dir} at {launch.models}"
         if name := name_of_folder(names, model_dir):
@@ -89,10 +89,25 @@ def base_model_on_head(head: Head, launch: Launch, model_dir: str, names: Sequen
     return BaseModel(json.loads(record), sums)
 
 
-def here_base_model(recipe: Recipe, launch: Launch) -> str:
-    """The hash of the base model on this machine; `tiny` is made where it is missing (about a minute)."""
+def refuse_no_environment(head: Head, launch: Launch) -> None:
+    """LaunchError where the head has not the Python that our programs are run with there."""
+    if head.shell(f"test -x {shlex.quote(launch.python)} && echo env; true").strip() != "env":
+        raise LaunchError(_no_environment(head, launch))
+
+
+def _no_environment(head: Head, launch: Launch) -> str:
+    return f"{head.name} has no Python environment at {ENV_FOLDER}; run the base deploy: {launch.deploy}"
+
+
+def refuse_unable_here() -> None:
+    """LaunchError where this Python lacks what `--here` trains with."""
     if missing := [name for name in ("torch", "deepspeed", "peft") if importlib.util.find_spec(name) is None]:
         raise LaunchError(f"--here needs {', '.join(missing)} in this Python: pip install -e '.[train]'")
+
+
+def here_base_model(recipe: Recipe, launch: Launch) -> str:
+    """The hash of the base model on this machine; `tiny` is made where it is missing (about a minute)."""
+    refuse_unable_here()
     folder = Path(launch.models) / recipe.model_dir
     if recipe.base_model.startswith(FOLDER):
         return folder_model.place(recipe, Path(launch.models))["hash"]

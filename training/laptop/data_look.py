@@ -178,7 +178,7 @@ def _on_head(cluster: OpenCluster, asked: Question, given: Data, now: datetime, 
         launch = cluster.launch(run_id, "training.node.look")
         find_base_model(cluster.head, asked.recipe, launch, cluster.models)
         make_run.put_new(cluster.head, launch, {"recipe.toml": asked.recipe.to_toml(), **given.files})
-        arguments = ["--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
+        arguments = ["--run", launch.run_dir, "--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
         command = preparing.program_command(launch, launch.module, arguments, from_hub=given.from_hub)
         with cluster.head.talk(command) as program:
             for message in program.messages():

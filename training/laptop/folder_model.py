@@ -15,10 +15,9 @@ from typing import Any
 from training.cost.shape import ModelShape
 from training.isolation import untrainable
 from training.laptop.end_tokens import end_notes, spare_pad
-from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
+from training.laptop.small_files import in_16_bits, notes, positions, read_json, template_of
 from training.model_names import base_model_of
-from training.new_recipe import MERGED, Source, new_recipe
-from training.outline import shape_of
+from training.new_recipe import MERGED, Source, new_recipe, uncounted
 from training.own_model import files_of, folder_of, state_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import is_run_id, was_made_in
@@ -43,16 +42,28 @@ def recipe_text(model: str) -> str:
     template = template_of(folder, f"--model {folder}")
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
     source = Source(base_model, positions(config), note=note, typed=model, pad_token=spare_pad(folder, template))
-    return new_recipe(source.name, source, _counted(folder))
+    return new_recipe(source.name, source, _counted(folder, model))
+
+
+def uncounted_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
+    """What a look at data needs of `folder_recipe`, which takes no counting. Raises RecipeError."""
+    base_model = base_model_of(model)
+    folder = folder_of(base_model)
+    config, pad = _config(folder), spare_pad(folder, template_of(folder, f"--model {folder}"))
+    text = uncounted(Source(base_model, positions(config), pad_token=pad))
+    return parse_recipe(text, overrides, f"recipe of {folder}")
 
 
 def folder_shape(base_model: str) -> ModelShape:
     """Of a recipe's base model that is a folder. Raises PlanError."""
-    return _counted(folder_of(base_model))
+    folder = folder_of(base_model)
+    return _counted(folder, str(folder))
 
 
-def _counted(folder: Path) -> ModelShape:
-    return shape_of(folder, cached_outlines())
+def _counted(folder: Path, whose: str) -> ModelShape:
+    from training.laptop.model_builder import counted  # here: a run is started by it, which needs this module
+
+    return counted(folder, whose)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def order_of(head: Head, run_dir: str) -> DataRequest:
 
 def prepare_command(launch: Launch, order: DataRequest) -> str:
     """A shell command that prints the report, or what is wrong."""
-    arguments = ["--attached", *(["--skip-bad"] if order.skip_bad else [])]
+    arguments = ["--run", launch.run_dir, "--attached", *(["--skip-bad"] if order.skip_bad else [])]
     return program_command(launch, "training.node.prepare", arguments, from_hub=order.from_hub)
 
 
@@ -97,7 +97,7 @@ def program_command(launch: Launch, module: str, arguments: Sequence[str], *, fr
         env.pop("HF_HUB_OFFLINE", None)
         env |= {"HF_ENDPOINT": address} if (address := hub_address()) else {}
     settings = [f"{key}={value}" for key, value in env.items()]
-    argv = ["env", *settings, launch.python, "-m", module, "--run", launch.run_dir, *arguments]
+    argv = ["env", *settings, launch.python, "-m", module, *arguments]
     words = f"{run}/logs/prepare.log"
     return f"cd {run} && {{ {shlex.join(argv)} 2>{words} || {{ c=$?; cat {words}; exit $c; }}; }}"
 

@@ -26,13 +26,14 @@ from training.goal import DPO
 from training.laptop import make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
-from training.laptop.folder_model import folder_recipe, recipe_text
+from training.laptop.folder_model import folder_recipe, recipe_text, uncounted_recipe
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.ship import plan_text
 from training.laptop.terminal import show_plan
 from training.launch import Launch
 from training.model_lock import LOCK, remember
-from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe, own_name
+from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe
+from training.new_recipe import EPOCHS, FEW_EPOCHS, MIDDLE
 from training.plan.hardware import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaching import for_rows, short_warmup, shortened
@@ -71,6 +72,28 @@ def chosen_recipe(
     return load(name, overrides | {WARMUP: str(short_warmup(total))})
 
 
+def recipe_for_data(name: str, settings: Sequence[str]) -> Recipe:
+    """`chosen_recipe` for a look at data: where it is derived, the model is neither counted nor proved. Raises
+    RecipeError."""
+    load = _how_to_load_uncounted(name)
+    recipe = chosen_recipe(name, settings, load=load)
+    if load != load_recipe and not {"epochs", "steps"} & overrides_of(settings).keys():
+        epochs = f"{EPOCHS} epochs, but {FEW_EPOCHS} from {MIDDLE / 1e9:g} billion parameters on"
+        print(f"{name}: its recipe is derived without counting its layers: {epochs}", file=sys.stderr)
+    return recipe
+
+
+def _how_to_load_uncounted(name: str) -> LoadRecipe:
+    if is_folder(name):
+        return uncounted_recipe
+    if not ID.fullmatch(name) or has_recipe(name):
+        return load_recipe
+    from training.laptop.models import adding
+
+    print(f"{name} has no recipe: looking it up", file=sys.stderr)
+    return adding.uncounted_recipe
+
+
 def _how_to_load(name: str) -> LoadRecipe:
     if is_folder(name):
         print(recipe_text(name).rstrip(), file=sys.stderr)
@@ -84,7 +107,7 @@ def _how_to_load(name: str) -> LoadRecipe:
         f"{name} has no recipe: looking it up, counting its layers and proving its type on a small copy (half a minute)"
     )
     print(said, file=sys.stderr)
-    print(adding.derived(name).recipe(own_name(name)).rstrip(), file=sys.stderr)
+    print(adding.derived(name).recipe().rstrip(), file=sys.stderr)
     print(f"not kept: fab models.add {name} writes it to training/recipes, to edit", file=sys.stderr)
     return adding.hub_recipe
 

@@ -83,7 +83,16 @@ def train(
     from datetime import UTC, datetime
 
     with sentences(), ExitStack() as stack:
-        from training.laptop import after_loss, attach, debugger, earlier_adapter, rental, resume_run, start_run
+        from training.laptop import (
+            after_loss,
+            attach,
+            base_model,
+            debugger,
+            earlier_adapter,
+            rental,
+            resume_run,
+            start_run,
+        )
         from training.laptop.open_cluster import TRAINS_HERE, opened
         from training.launch import LaunchError
 
@@ -91,6 +100,8 @@ def train(
             raise LaunchError("--force is for --resume: a new run has nothing to differ from")
         inspected = debugger.options(debug_rank, profile, detach)
         if resume is None:
+            if here:
+                base_model.refuse_unable_here()
             there = stack.enter_context(opened(here)) if from_adapter else None
             earlier = earlier_adapter.find(there.head, from_adapter) if there else None
             load = earlier.recipe if earlier and not model else None
@@ -158,7 +169,7 @@ def data(
         from inventory.shown import shown
         from training.laptop import data_look, look_table, start_run
 
-        recipe = start_run.chosen_recipe(model, set or ()) if model else None
+        recipe = start_run.recipe_for_data(model, set or ()) if model else None
         asked = data_look.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
         page = data_look.page_path(html)
         with look_table.progress() as tell:

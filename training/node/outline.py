@@ -25,6 +25,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from training.cost.shape import Layer, ModelShape, PlanError
 from training.exit_codes import FINISHED
+from training.node import attached
 from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
@@ -145,7 +146,10 @@ def main() -> None:
     all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, nargs="+", required=True, help="folders with a config.json")
+    parser.add_argument("--attached", action="store_true", help="end with standard input: whoever asked has gone")
     args = parser.parse_args()
+    if args.attached:
+        attached.end_with_input()
     sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it, two seconds
     found: dict[str, Any] = {}
     for folder in args.config:

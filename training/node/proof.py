@@ -32,6 +32,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from training.data.collate import collate
 from training.data.sample import Sample
 from training.exit_codes import FINISHED, UNUSABLE
+from training.node import attached
 from training.node.architecture import ROUTERS, build, config_of, text_layers
 from training.node.attention import SEGMENTS
 from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, copies
@@ -148,9 +149,12 @@ def main() -> int:
     all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="a folder with a config.json")
-    folder = parser.parse_args().config
+    parser.add_argument("--attached", action="store_true", help="end with standard input: whoever asked has gone")
+    args = parser.parse_args()
+    if args.attached:
+        attached.end_with_input()
     problem: Exception | None = None
-    for small in copies(config_of(folder)):
+    for small in copies(config_of(args.config)):
         try:
             print(json.dumps(proved(small)), flush=True)
             return FINISHED

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,11 @@ from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_
 from training.isolation import ADMITTED, not_admitted, untrainable
 from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes, spare_pad
 from training.laptop.hub import another, hub_to_read
+from training.laptop.model_builder import builder
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
-from training.new_recipe import Source, new_recipe
-from training.outline import shape_of
+from training.new_recipe import Source, new_recipe, uncounted
+from training.outline import Ask, shape_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
@@ -30,6 +29,7 @@ SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
 LIMIT = 1e-4
 """Of a proof on a copy as wide as the model's heads, as the look before each run has it: on random weights Gemma 4
 and Qwen3.5 enlarge what floating point rounds to some 1e-5 (Gemma 4 in 64 bits: 1e-14); what is wrong differs more."""
+PROOF = "training.node.proof"
 PROVING_S = 600.0
 
 
@@ -54,6 +54,15 @@ class HubModel:
         said = ["It is gated: set HF_TOKEN for the base deploy."] if self.gated else []
         said += [*notes(self.config, self.template), *self.ends]
         return Source(self.repo, positions(self.config), self.licence, " ".join(said), pad_token=self.pad_token)
+
+
+@cache
+def looked_up(repo: str) -> HubModel:
+    """A model of the Hub that can be trained, by its config.json. Raises RecipeError."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = look_up(repo, Path(folder))
+    refuse_untrainable(model)
+    return model
 
 
 def look_up(repo: str, folder: Path) -> HubModel:
@@ -125,22 +134,14 @@ def refuse_untrainable(model: HubModel) -> None:
         raise RecipeError(f"{which}{not_admitted(str(kind))}")
 
 
-def proved(folder: Path) -> dict[str, float]:
+def proved(folder: Path, ask: Ask) -> dict[str, float]:
     """What each proof found on a small copy of the model. RecipeError where one fails."""
-    argv = [sys.executable, "-m", "training.node.proof", "--config", str(folder)]
-    root = Path(__file__).parents[3]
-    try:
-        done = subprocess.run(
-            argv, cwd=root, capture_output=True, text=True, timeout=PROVING_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RecipeError(f"the proofs took more than {PROVING_S:.0f} s") from error
-    if done.returncode:
-        raise RecipeError((done.stderr.strip().splitlines() or ["the proofs said nothing"])[-1])
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found = ask(PROOF, folder, PROVING_S)
+    if not found or not all(isinstance(value, float) and name.isidentifier() for name, value in found.items()):
+        raise RecipeError(f"{folder.name}: the proofs of its type gave something else than numbers")
     if failed := [f"{name} {value:.1g}" for name, value in found.items() if not value < LIMIT]:
         raise RecipeError(f"it would learn something else than it says ({', '.join(failed)}; {LIMIT:g} is allowed)")
-    return found
+    return dict(found)
 
 
 @dataclass(frozen=True)
@@ -151,27 +152,32 @@ class Derived:
     shape: ModelShape
     proofs: Mapping[str, float]
 
-    def recipe(self, name: str) -> str:
-        """The text of a recipe for it."""
-        return new_recipe(name, self.model.source, self.shape)
+    def recipe(self, kept_as: str = "") -> str:
+        """The text of a recipe for it; of one that is not kept under a name, which is started by the model's id."""
+        source = self.model.source
+        return new_recipe(kept_as or source.name, source if kept_as else replace(source, typed=source.repo), self.shape)
 
 
 @cache
 def derived(repo: str) -> Derived:
     """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
     PlanError."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "model"
+    with builder(repo) as ask, tempfile.TemporaryDirectory() as place:
+        model, folder = looked_up(repo), Path(place) / own_name(repo)
         folder.mkdir()
-        model = look_up(repo, folder)
-        refuse_untrainable(model)
-        return Derived(model, shape_of(folder, cached_outlines()), proved(folder))
+        (folder / CONFIG).write_text(json.dumps(model.config), encoding="utf-8")
+        return Derived(model, shape_of(folder, cached_outlines(), ask), proved(folder, ask))
 
 
 def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
     """The recipe of a model of the Hub that none is shipped for, with `overrides`; nothing is written. Raises
     RecipeError and PlanError."""
-    return parse_recipe(derived(repo).recipe(own_name(repo)), overrides, f"recipe of {repo}")
+    return parse_recipe(derived(repo).recipe(), overrides, f"recipe of {repo}")
+
+
+def uncounted_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
+    """What a look at data needs of `hub_recipe`, which takes no counting. Raises RecipeError."""
+    return parse_recipe(uncounted(looked_up(repo).source), overrides, f"recipe of {repo}")
 
 
 def new_name(repo: str, name: str = "") -> str:
