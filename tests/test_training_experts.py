@@ -168,13 +168,14 @@ def test_an_adapter_of_other_experts_is_refused(saved, tmp_path):
 
 
 def test_experts_that_zero3_keeps_in_parts_are_experts_all_the_same():
-    """Else nothing would be adapted, and the names of shared experts would mean all experts to PEFT."""
+    """Else nothing would be adapted, and PEFT would be given the names of shared experts, which mean all experts."""
     model = base_of("deepseek_v2")
     names = architecture.adapted(model)
     for p in model.parameters():
         p.ds_shape, p.data = p.shape, torch.empty(0)
     assert len(architecture.adapted_experts(model)) == 2
-    assert architecture.adapted(model) == names and not any("shared" in name for name in names)
+    assert architecture.adapted(model) == names
+    assert set(names) - set(architecture.left_by_peft(model, names)) == {"down_proj", "gate_proj", "up_proj"}
 
 
 def test_the_reference_of_pairs_is_the_model_without_the_experts_adapter():

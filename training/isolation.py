@@ -38,6 +38,14 @@ VARIED = ("gemma4", "gemma4_text")
 PACKED_EXPERTS = frozenset({*MIXTURES, *WITH_EXPERTS, *VARIED, "qwen3_5_moe"})
 """Whose experts were shown to compute from four bits what they do from the same weights unpacked
 (tests/test_training_nf4_experts.py)."""
+READ_AS_EXPERTS = frozenset(
+    (
+        *("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
+        *("glm4_moe", "glm4_moe_lite", "hunyuan_v1_moe", "olmoe", "qwen3_moe", "qwen3_next", "solar_open"),
+    )
+)
+"""Mixtures of which PEFT takes modules of the names below for experts (training/node/lora_modules.py)."""
+EXPERTS_NAMES = frozenset(("gate_proj", "up_proj", "down_proj"))
 WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe")
 """That see images too: their text part, of a type above, is trained, and the rest lies frozen beside it."""
 HYBRID_TEXTS = ("qwen3_5", "qwen3_5_moe")

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from training.cost.shape import added_outlines, known_shape
 from training.cost.strategies.pipeline import SPLITTABLE
-from training.isolation import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, UNTRAINABLE, WRAPPERS
+from training.isolation import (
+    DENSE,
+    HYBRIDS,
+    MIXTURES,
+    PADDED_ALONE,
+    READ_AS_EXPERTS,
+    UNTRAINABLE,
+    WRAPPERS,
+)
 from training.model_names import load_recipe, recipe_names
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
@@ -73,12 +81,28 @@ def _refused() -> str:
     return "\n".join(lines)
 
 
+def _read_as_experts() -> str:
+    """What is said of the types whose other modules PEFT takes for experts."""
+    return textwrap.fill(
+        f"- In {_types_named(sorted(READ_AS_EXPERTS))} PEFT takes modules called `gate_proj`, `up_proj` or `down_proj` "
+        "for routed experts. Those of shared experts and dense layers are named by their weights instead "
+        "(`target_parameters` in adapter_config.json), which PEFT loads and merges, and for which it has neither "
+        "`lora.dropout` nor `lora.dora`. Outside of four bits it makes W + B A of each in every forward: merge before "
+        "you ask it much (`merge_and_unload`, `fab merge`); training and `fab generate` do not.",
+        120,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 REST = f"""
 - Caps on scores (`gemma2`) and sinks (`gpt_oss`, `mimo_v2_flash`, `granite_swa`) are computed by plain products, some
   queries at a time and again in backward, since no kernel of torch gives them their gradient: slower.
-- A mixture of experts learns in its attention, and in its shared experts where PEFT can load that again; routed experts
-  too with `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts
-  lie in four bits too. `tuning = "full"` is refused there: its routers would drift.
+- A mixture of experts learns in its attention, its shared experts and its dense layers; routed experts too with
+  `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts lie in four
+  bits too. `tuning = "full"` is refused there: its routers would drift.
+{_read_as_experts()}
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
   Where `flash-linear-attention` or `causal-conv1d` is installed on the nodes, transformers computes each of these calls
   with it; the base deploy installs neither, and that was not tried here. The states of such layers (Qwen3.5, Qwen3.6)

@@ -137,19 +137,15 @@ def adapted_experts(model: PreTrainedModel) -> list[str]:
     return sorted(short if meant == paths.keys() else paths)
 
 
-def adaptable(model: PreTrainedModel, layer: nn.Module) -> dict[str, nn.Linear]:
+def adaptable(layer: nn.Module) -> dict[str, nn.Linear]:
     """The modules of a layer that LoRA adapts unless a recipe names others, by path: its linear ones but routers, and
-    but those that are computed with past the module. In a mixture of experts also without those that PEFT takes for
-    experts: their names are what experts were called before they became one parameter, for which it would adapt all
-    experts and the router, here and wherever the adapter is loaded."""
+    but those that are computed with past the module."""
     linear = {name: module for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
-    found = {
+    return {
         name: module
         for name, module in linear.items()
         if not ROUTERS & set(name.split(".")) and not _passed_by(layer, name)
     }
-    left = left_by_peft(model, list(found))
-    return {name: module for name, module in found.items() if name in left}
 
 
 def _passed_by(layer: nn.Module, path: str) -> bool:
@@ -160,7 +156,8 @@ def _passed_by(layer: nn.Module, path: str) -> bool:
 
 
 def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
-    """Of the names of modules those that mean the same to PEFT."""
+    """Of the names of modules those that mean the same to PEFT; by the others it would adapt all experts and the
+    router."""
     if not any(expert_parameters(layer) or experts_modules(layer) for layer in text_layers(model)):
         return names
     from peft import LoraConfig  # seconds of import, which only mixtures need
@@ -180,7 +177,7 @@ def adapted(model: PreTrainedModel) -> list[str]:
     """The names in the model of all that LoRA adapts unless a recipe names others; by their last part where that means
     the same, as adapters are usually written."""
     paths = {id(module): name for name, module in model.named_modules()}
-    wanted = {paths[id(m)] for layer in text_layers(model) for m in adaptable(model, layer).values()}
+    wanted = {paths[id(m)] for layer in text_layers(model) for m in adaptable(layer).values()}
     short = {name.rpartition(".")[2] for name in wanted}
     meant = {name for name in paths.values() if name.rpartition(".")[2] in short}
     return sorted(short if meant == wanted else wanted)

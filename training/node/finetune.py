@@ -15,7 +15,7 @@ import json
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -54,6 +54,7 @@ from training.node.rank import Rank
 from training.node.resuming import (
     SameRun,
     Start,
+    as_begun,
     beginning,
     draws_go_on,
     optimizer_progress_of,
@@ -161,14 +162,25 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     )
     run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
     start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
+    begun = as_it_was_begun(work, rank, start)
+    work = replace(work, whole=begun.whole)
     if not recipe.prefers:  # Liger's kernels give no log-probability of each token
         choose_loss(work, rank)
-    strategy = strategies.build(recipe, work.model_dir, rank.place.world_size)
+    strategy = strategies.build(begun.recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, work, strategy, rank)
     with ExitStack() as at_the_end:
         run = ready(work, rank, strategy, progress.step if start else None, at_the_end)
         return steps(run, progress)
+
+
+def as_it_was_begun(work: Work, rank: Rank, start: Start | None) -> Work:
+    """With the modules that the adapter has which it goes on with; the run's recipe, and what it says, stay."""
+    recipe = rank.on_head(lambda: as_begun(work.recipe, rank.run, start, work.whole.shapes))
+    if recipe == work.recipe:
+        return work
+    rank.say(f"the adapter goes on as it was begun, with {', '.join(recipe.lora.targets)} alone")
+    return replace(work, recipe=recipe, whole=whole_model(recipe, work.model_dir))
 
 
 def choose_loss(work: Work, rank: Rank) -> None:

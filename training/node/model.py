@@ -33,6 +33,7 @@ from training.isolation import CURE, mixing, never_trained
 from training.node import architecture
 from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
+from training.node.lora_modules import as_peft_takes_them, in_modules
 from training.node.loss import HeadLoss, Logits, fuse
 from training.node.mixers import keep_apart
 from training.node.outline import active_experts, shape_of
@@ -221,30 +222,33 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
     if lora.experts and not experts:
         raise RecipeError(f"lora.experts: {model_dir.name} has no experts; leave it out")
     sent_to = active_experts(base.config.get_text_config()) if experts else 1
-    return LoraConfig(
+    named, by_weight = as_peft_takes_them(base, _targets(lora, base, model_dir))
+    config = LoraConfig(
         **architecture.loaded_by_peft(base),
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
-        target_modules=_targets(lora, base, model_dir),
-        target_parameters=experts or None,
+        target_modules=named,
+        target_parameters=[*by_weight, *experts] or None,
         rank_pattern={name.replace(".", r"\."): lora.rank_of_experts(sent_to) for name in experts},
         modules_to_save=architecture.in_text(base, lora.modules_to_save) or None,
         trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
     )
+    return in_modules(config)
 
 
 def _targets(lora: Lora, base: PreTrainedModel, model_dir: Path) -> list[str]:
-    """The modules to adapt, as PEFT takes them. RecipeError for names that would be more than the modules so named."""
+    """The names of the modules to adapt. RecipeError for a router that PEFT takes for one, and all experts with it."""
     if lora.targets == "all-linear":
         return architecture.adapted(base)
     names = list(lora.targets)
-    if taken := sorted(set(names) - set(architecture.left_by_peft(base, names))):
+    routers = {name for name in names if name.rpartition(".")[2] in architecture.ROUTERS}
+    if taken := sorted(routers - set(architecture.left_by_peft(base, names))):
         raise RecipeError(
-            f"lora.targets: {', '.join(taken)}: in {model_dir.name}, a mixture of experts, these are all experts and "
-            "their router; leave them out"
+            f"lora.targets: {', '.join(taken)}: in {model_dir.name}, a mixture of experts, that is the router; "
+            "leave it out"
         )
     return architecture.in_text(base, names)
 

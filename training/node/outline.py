@@ -100,7 +100,7 @@ def _layer(model: PreTrainedModel, layer: nn.Module, number: int) -> Layer:
         parameters=_total(layer.named_parameters()),
         active=matrices + sum(p[0].numel() * sent_to for p in experts.values()),
         packed=sum(module.weight.numel() for module in linears.values()),
-        linears={path: (m.in_features, m.out_features) for path, m in adaptable(model, layer).items()},
+        linears={path: (m.in_features, m.out_features) for path, m in adaptable(layer).items()},
         intermediate=inner + inside * sent_to,
         attention=_attention_width(config, layer),
         window=_window(config, layer, number),

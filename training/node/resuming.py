@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from training.began_with import WEIGHTS
@@ -16,7 +17,9 @@ from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.rank import Rank
 from training.node.strategies import OptimizerProgress
 from training.node.strategies.optimizer import MOMENTS
+from training.recipe import Recipe, with_changes
 from training.run_folder import CHECKPOINTS
+from training.sums import ADAPTER_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,22 @@ def beginning(run: Path) -> dict[str, torch.Tensor] | None:
         state[f"master/{name}"] = weight.float()
         state |= {f"{moment}/{name}": torch.zeros_like(weight, dtype=torch.float32) for moment in MOMENTS}
     return state
+
+
+def as_begun(recipe: Recipe, run: Path, start: Start | None, trained: Collection[str]) -> Recipe:
+    """`recipe` with the modules of the adapter that a run goes on from, where all-linear meant fewer of them when it
+    was made: of some mixtures not the shared experts. `trained`: what would be trained now, by NAME as in
+    TrainableState."""
+    file = start.path / "adapter" / ADAPTER_WEIGHTS if start else run / WEIGHTS
+    if recipe.tuning == "full" or recipe.lora.targets != "all-linear" or not file.is_file():
+        return recipe
+    with safe_open(file, "pt") as tensors:
+        had = set(tensors.keys())
+    if not had < set(trained):
+        return recipe
+    paths = (name.partition(".lora_")[0] for name in had if ".lora_" in name)
+    modules = {path.rpartition(".")[2] for path in paths if "experts" not in path.split(".")}
+    return with_changes(recipe, **{"lora.targets": sorted(modules)})
 
 
 def optimizer_progress_of(state: TrainerState) -> OptimizerProgress:

@@ -10,13 +10,14 @@ from training.cost.flops import flops_per_token
 from training.cost.memory import MOST_UNPACKED, NF4, Memory, Shares, packed_weights, rank_memory
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
-from training.isolation import PACKED_EXPERTS, text_alone
+from training.isolation import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, text_alone
 
 if TYPE_CHECKING:
     from training.cost.pace import Rates
     from training.cost.shape import ModelShape
     from training.cost.split import Split
     from training.recipe import Recipe
+    from training.recipe_tables import Lora
 
 SUMMED = {"fp32": 4, "bf16": 2}
 """Bytes of a gradient on the network, by the recipe's `gradient_sum`."""
@@ -188,7 +189,21 @@ def experts_misfit(shape: ModelShape, recipe: Recipe) -> str:
         return f"base_precision {NF4}: {reason}; take base_precision=dtype"
     if recipe.tuning == "full":
         return f"tuning = full: the routers of a {shape.kind} would drift without their balancing loss; take lora"
-    return ""
+    return _named_by_weight(shape, recipe.lora)
+
+
+def _named_by_weight(shape: ModelShape, lora: Lora) -> str:
+    """Why PEFT would not read an adapter again that has modules named by their weights; empty where it would."""
+    paths = {path for layer in shape.kinds for path in layer.targets(lora)}
+    names = {path.rpartition(".")[2] for path in paths}
+    taken = sorted(names & EXPERTS_NAMES) if shape.kind in READ_AS_EXPERTS else []
+    if not taken or not (lora.dora or lora.dropout):
+        return ""
+    key, off = ("lora.dora", "false") if lora.dora else ("lora.dropout", "0")
+    return (
+        f"{key}: of a {shape.kind} PEFT has none for {', '.join(taken)}, outside of experts too; take {key} = {off}, "
+        f"or name the others in lora.targets: {', '.join(sorted(names.difference(taken)))}"
+    )
 
 
 def _unpackable(shape: ModelShape) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from transformers import DynamicCache
 
 from training.cost.memory import NF4
@@ -20,6 +20,7 @@ from training.node.adapter.merge import refuse_other_base
 from training.node.adapter.model_files import read_config, trainer_state
 from training.node.adapter.weights import refuse_not_finite
 from training.node.device import DeviceError, device
+from training.node.lora_modules import in_modules
 from training.recipe import RecipeError
 from training.sums import ADAPTER_CONFIG
 
@@ -68,7 +69,8 @@ def with_adapter(model: Any, model_dir: Path, adapter: Path) -> Any:
         raise AdapterError(f"{adapter} holds no adapter in PEFT's format")
     refuse_other_base(model_dir, adapter)
     refuse_not_finite(adapter)
-    tuned = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False).eval()
+    config = in_modules(LoraConfig.from_pretrained(str(adapter)))
+    tuned = PeftModel.from_pretrained(model, adapter, config=config, autocast_adapter_dtype=False).eval()
     if dtype := packed_in(adapter):
         from training.node import nf4
 

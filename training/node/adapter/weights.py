@@ -79,7 +79,8 @@ class Adapter:
         odd = [key for key in NOT_MERGED if self.config.get(key)]
         if self.config.get("bias", "none") != "none":
             odd.append("bias")
-        if any("experts" not in name.split(".") for name in self._parameters):
+        known = {*self._parameters, *(name for name in self._asked if name.endswith(".weight"))}
+        if known != set(self._asked):
             odd.append("target_parameters")
         if odd:
             raise AdapterError(f"{self.folder}: adapters with {', '.join(odd)} are not understood here")
@@ -91,8 +92,14 @@ class Adapter:
         return [name for pair in pairs for name in pair.values()]
 
     @property
-    def _parameters(self) -> list[str]:
+    def _asked(self) -> list[str]:
         return list(self.config.get("target_parameters") or ())
+
+    @property
+    def _parameters(self) -> list[str]:
+        """Of those asked for the ones that are all experts'; others are the weights of linear modules, whose pairs are
+        as any module's."""
+        return [name for name in self._asked if "experts" in name.split(".")]
 
     def targets_parameter(self, name: str) -> bool:
         """Whether a parameter of the model is one of those that have a pair though they are no module's weight."""
