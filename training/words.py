@@ -39,6 +39,7 @@ ZH = {
     "training loss": "训练损失",
     "from {first}": "起初 {first}",
     "best validation loss": "最低验证损失",
+    "best validation loss (DPO)": "最低验证损失（DPO）",
     "step {step}": "第 {step} 步",
     "perplexity {value}, step {step}": "困惑度 {value}，第 {step} 步",
     "{share} preferred, step {step}": "偏好正确 {share}，第 {step} 步",
@@ -52,6 +53,8 @@ ZH = {
     "cost": "费用",
     "machines, over all starts": "机器费用，所有启动合计",
     "{price} an hour": "每小时 {price}",
+    "nothing billed": "不计费",
+    "this machine": "本机",
     # durations
     "{hours} h {minutes} min": "{hours} 小时 {minutes} 分",
     "{minutes} min {seconds} s": "{minutes} 分 {seconds} 秒",
@@ -71,6 +74,7 @@ ZH = {
     "Speed": "速度",
     "Memory": "显存或内存",
     "Utilisation": "利用率",
+    "Waiting": "等待占比",
     "training": "训练",
     "validation": "验证",
     "chosen": "较好的回答",
@@ -111,11 +115,13 @@ ZH = {
     "ranks": "进程数",
     "an hour": "每小时",
     "all together": "合计",
+    " ": "",
     ", ": "，",
     ": ": "：",
     # checkpoints
     "Checkpoints": "检查点",
     "validation loss": "验证损失",
+    "validation loss (DPO)": "验证损失（DPO）",
     "best": "最好",
     "None was kept.": "没有保留检查点。",
     "Resumed from step {step}, which {ranks} ranks had saved.": "从第 {step} 步继续，该检查点由 {ranks} 个进程保存。",
@@ -211,32 +217,39 @@ ZH = {
     "tuned": "微调后",
     "held-out loss": "验证损失",
     "loss": "损失",
-    "exact match": "完全一致",
+    "language-modelling loss of the chosen answers": "较好的回答的语言模型损失",
+    "perplexity": "困惑度",
+    "token accuracy": "token 准确率",
+    "exact match": "完全匹配率",
     "ROUGE-L": "ROUGE-L",
+    "pairs: chosen is likelier": "偏好对：较好的回答概率更高",
+    "pairs: by nats": "偏好对：高出多少 nat",
+    "pairs: won against the base": "偏好对：胜过基座的比例",
+    "win margin, nats": "胜出幅度（nat）",
     # what was in the data
     "What was in the data": "数据里有什么",
     "{samples} samples of {tokens} tokens, {learned} of them learned (train_on = {train_on}); {batching}: "
-    "{rows} rows, {full} % full.": (
+    "{rows} rows, {full}% full.": (
         "{samples} 个样本，共 {tokens} 个 token，其中 {learned} 个参与学习（train_on = {train_on}）；"
-        "{batching}：{rows} 行，填充率 {full} %。"
+        "{batching}：{rows} 行，填充率 {full}%。"
     ),
     "{steps} steps.": "共 {steps} 步。",
     "Held out: {records} records, {tokens} tokens.": "留作验证：{records} 条记录，{tokens} 个 token。",
     "Bad records": "有错误的记录",
     "and {count} more": "还有 {count} 条",
     "Tokens of a sample, before it is cut at max_length {length}": "样本的 token 数（按 max_length {length} 截断之前）",
-    "median {median}, 95 % have at most {p95}, longest {longest}": "中位数 {median}，95 % 不超过 {p95}，最长 {longest}",
+    "median {median}, 95% have at most {p95}, longest {longest}": "中位数 {median}，95% 不超过 {p95}，最长 {longest}",
     "cut": "截断",
     "{least} to {most}": "{least} 到 {most}",
     "Duplicates and leaks": "重复与泄漏",
     "{one} is the same as {other}": "{one} 与 {other} 相同",
     "{one} (held out) asks what {other} asks": "{one}（验证）与 {other} 问的是同一个问题",
     "Samples": "样本",
-    "As the model sees them:": "模型看到的样子：",
+    "As the model sees them: {learned}, the rest is read, {special} are underlined.": (
+        "模型看到的样子：{learned}，其余只读，{special}带下划线。"
+    ),
     "green is learned": "绿色的要学",
-    "the rest is read,": "其余只读，",
     "special tokens": "特殊 token",
-    "are underlined.": "带下划线。",
     "{where}, sample {number} of {of}": "{where}，第 {number} / {of} 个样本",
     "held out": "验证",
     "{learned} of {tokens} tokens learned": "{tokens} 个 token 中学习 {learned} 个",
@@ -266,7 +279,10 @@ ZH = {
     ),
     "of {held_out} {leaked} in the training data too, and the questions of {more} more: "
     "a loss on what was learned says nothing": (
-        "{held_out}中有 {leaked} 条也在训练数据里，另有 {more} 条问题相同：在学过的内容上测损失没有意义"
+        "{held_out}中有 {leaked} 条也在训练数据里，另有 {more} 条问题相同、回答不同：在学过的内容上测损失没有意义"
+    ),
+    "of {held_out} none in the training data too; the questions of {more}, with other answers": (
+        "{held_out}都不在训练数据里；有 {more} 条与训练数据问题相同、回答不同"
     ),
     "{count} sample": "{count} 个样本",
     "{count} samples": "{count} 个样本",

@@ -168,14 +168,18 @@ def _cut(its: Lengths, positions: int | None, say: Say) -> str:
 def _repeated(found: Repeats, say: Say) -> Iterator[str]:
     if found.duplicates:
         yield say("{records} the same as one before", records=_many(found.duplicates, "record", say))
-    if found.leaked or found.leaked_question:
+    held_out = _many(found.held_out, "held-out record", say)
+    if found.leaked:
         more = ", and the questions of {more} more" if found.leaked_question else ""
         yield say(
             f"of {{held_out}} {{leaked}} in the training data too{more}: a loss on what was learned says nothing",
-            held_out=_many(found.held_out, "held-out record", say),
+            held_out=held_out,
             leaked=found.leaked,
             more=found.leaked_question,
         )
+    elif found.leaked_question:
+        text = "of {held_out} none in the training data too; the questions of {more}, with other answers"
+        yield say(text, held_out=held_out, more=found.leaked_question)
 
 
 def _many(count: int, noun: str, say: Say) -> str:
