@@ -352,7 +352,10 @@ def test_a_chinese_page_has_no_blank_behind_a_full_stop_and_calls_a_share_as_the
     assert "%" in text and " %" not in text and "。 " not in text
     assert "50.0%" in text
     if "完全匹配率" in text:
-        assert "模型看到的样子：绿色的要学，其余只读，特殊 token带下划线。" in text.replace("token ", "token")
+        assert "模型看到的样子：绿色的要学，其余只读，特殊 token带下划线。" in text  # this parser strips
+        assert "其中 40 个参与学习（train_on = assistant）；packed：3 行，填充率 90.0%。" in text
+    else:
+        assert "As the model sees them:green is learned, the rest is read,special tokensare underlined." in text
 
 
 def test_before_its_first_checkpoint_the_data_are_named_by_what_the_plan_says(tmp_path):

@@ -11,6 +11,7 @@ from training.data.bad_records import CURE, Bad
 from training.data.look.lengths import Lengths
 from training.data.look.repeats import Repeats
 from training.data.look.samples import ShownSample
+from training.data.look.sentences import fault
 from training.data.look.survey import Survey
 from training.data.look.watch import Watch
 from training.words import ENGLISH, Say
@@ -132,7 +133,7 @@ def _rows(report: Any) -> Rows | None:
 def remarks(look: Look, say: Say = ENGLISH) -> Iterator[str]:
     """What one should know or mend, most urgent first."""
     if look.refused:
-        yield look.refused
+        yield "\n".join(fault(line, say) for line in look.refused.splitlines())
     if look.bad:
         good = look.survey.records + look.survey.bad - look.bad
         cure = "left out, as --skip-bad asks" if look.skipped else CURE if good else "mend them"
@@ -178,7 +179,7 @@ def _repeated(found: Repeats, say: Say) -> Iterator[str]:
             more=found.leaked_question,
         )
     elif found.leaked_question:
-        text = "of {held_out} none in the training data too; the questions of {more}, with other answers"
+        text = "of {held_out} none in the training data too; the same question with another answer: {more}"
         yield say(text, held_out=held_out, more=found.leaked_question)
 
 
