@@ -125,7 +125,7 @@ def test_the_report_of_a_run_shows_its_pairs(undisturbed):
     found = content(undisturbed, 0.0)
     titles = [drawn.title for drawn in found["plots"]]
     assert "Pairs preferred" in titles and "Rewards" in titles and "Token accuracy" not in titles
-    best = next(remark for name, _, remark in found["tiles"] if name == "best validation loss")
+    best = next(remark for name, _, remark in found["tiles"] if name == "best validation loss (DPO)")
     assert "% preferred, step" in best and "perplexity" not in best
     assert "Pairs preferred" in page(found)
 

@@ -21,7 +21,7 @@ from tests.conftest import absent
 from training.began_with import RECORD, Stage, record_text
 from training.causes import Cause
 from training.data.look.naming import NAMES, names_text
-from training.evaluations import ALL, ALL_OF_ONE, ONE, PART, trained_on
+from training.evaluations import ALL, ALL_OF_ONE, ONE, PART, SCORES, trained_on
 from training.events import EVENTS, Resumed, Started, Told, row_of
 from training.laptop.head_node import HereHead
 from training.laptop.language import language_of
@@ -175,7 +175,9 @@ def dom(chromium, report, tmp_path_factory) -> Page:
 
 
 def test_the_browser_shows_every_plot_with_its_labels(dom):
-    titles = ["Loss", "Token accuracy", "Learning rate", "Gradient norm", "Speed", "Memory", "Utilisation"]
+    titles = [
+        *("Loss", "Token accuracy", "Learning rate", "Gradient norm", "Speed", "Memory", "Utilisation", "Waiting"),
+    ]
     assert dom.tags.count("svg") == len(titles) and set(titles) <= set(dom.texts)
     labels = {"training", "validation", "tokens/s", "useful", "with padding", "GiB", "planned", "MFU", "HFU", "step"}
     assert labels <= set(dom.texts)
@@ -269,13 +271,29 @@ def test_a_long_run_is_drawn_by_the_means_of_neighbours():
 
 
 def test_what_was_never_measured_is_not_drawn():
-    assert draw(Plot("Utilisation", "%", plots({})[-1].curves), [{"step": 1, "mfu": None}], []) is None
+    assert draw(Plot("Utilisation", "%", plots({})[-2].curves), [{"step": 1, "mfu": None}], []) is None
 
 
 def test_a_curve_that_is_alone_among_those_that_might_be_there_has_its_name():
-    rows = [{"step": step, "communication_share": 0.25} for step in (1, 2)]
-    drawn = draw(plots({})[-1], rows, [])
-    assert drawn is not None and ">waiting for ranks</text>" in drawn.svg and ">MFU</text>" not in drawn.svg
+    rows = [{"step": step, "gpu_utilization": 0.25} for step in (1, 2)]
+    drawn = draw(plots({})[-2], rows, [])
+    assert drawn is not None and ">GPU busy</text>" in drawn.svg and ">MFU</text>" not in drawn.svg
+
+
+def test_waiting_is_not_drawn_as_use_of_the_cards():
+    drawn = [draw(plot, [{"step": 1, "communication_share": 0.25}], []) for plot in plots({})]
+    assert [one.title for one in drawn if one] == ["Waiting"]
+
+
+def test_of_two_speeds_that_are_the_same_both_are_seen():
+    speed = next(plot for plot in plots({}) if plot.title == "Speed")
+    rows = [{"step": step, "tokens_per_s": 9.0, "padded_tokens_per_s": 9.0} for step in (1, 2)]
+    svg = draw(speed, rows, []).svg
+    useful, padded = (
+        svg.partition(f'<g id="{key}">')[2].partition("</g>")[0] for key in ("tokens_per_s", "padded_tokens_per_s")
+    )
+    assert "stroke-dasharray" in padded and "stroke-dasharray" not in useful
+    assert svg.index('id="tokens_per_s"') < svg.index('id="padded_tokens_per_s"')
 
 
 def test_values_that_were_not_finite_leave_a_gap_and_no_error(tmp_path):
@@ -289,6 +307,55 @@ def test_without_a_price_no_cost_is_made_up(tmp_path):
     run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
     (run / "status.json").write_text(status_text(Status(run.name, "finished", started=BEGAN, ended=BEGAN + 60)))
     assert ("cost", "not known", "") in content(run, BEGAN + 60)["tiles"]
+
+
+@pytest.mark.parametrize(
+    ("language", "told"), [("en", ("cost", "nothing billed", "this machine")), ("zh", ("费用", "不计费", "本机"))]
+)
+def test_a_run_on_ones_own_machine_costs_nothing(tmp_path, language, told):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=2, language=language)
+    launch = parse_launch((run / "launch.json").read_text())
+    (run / "launch.json").write_text(launch_text(replace(launch, here=True, price_h=None)))
+    (run / "status.json").write_text(status_text(Status(run.name, "finished", started=BEGAN, ended=BEGAN + 60)))
+    assert told in content(run, BEGAN + 60)["tiles"]
+
+
+@pytest.mark.parametrize(
+    ("language", "losses", "won"),
+    [
+        (
+            "en",
+            {"best validation loss (DPO)", "validation loss (DPO)", "language-modelling loss of the chosen answers"},
+            "pairs: won against the base | - | 75.0%",
+        ),
+        (
+            "zh",
+            {"最低验证损失（DPO）", "验证损失（DPO）", "较好的回答的语言模型损失"},
+            "偏好对：胜过基座的比例 | - | 75.0%",
+        ),
+    ],
+)
+def test_the_two_losses_of_pairs_have_names_of_their_own_and_what_was_won_is_told(tmp_path, language, losses, won):
+    run = with_everything(make_run(tmp_path / "tiny-20260101-000000", language=language))
+    for step in (10, 40):
+        append(run / "metrics.jsonl", EvaluationMetrics(step, 0.5, None, None, 50, 2.0, "t", reward_accuracy=0.8))
+    split = json.loads((run / "evaluation.json").read_text())
+    tuned = {**split["tuned"], "win_rate": 0.75, "win_margin": 1.5}
+    write(run / "evaluation.json", {"base": {**split["base"], "pairs": 8}, "tuned": tuned})
+    texts = Page(make_report(run).read_text(encoding="utf-8")).texts
+    assert losses <= set(texts) and not {"held-out loss", "validation loss", "验证损失"} & set(texts)
+    assert won in " | ".join(texts) and "1.500" in texts
+
+
+def test_a_chinese_page_has_no_blank_behind_a_full_stop_and_calls_a_share_as_the_terminal_does(whole):
+    text = "".join(Page(whole.read_text(encoding="utf-8")).texts)
+    assert "%" in text and " %" not in text and "。 " not in text
+    assert "50.0%" in text
+    if "完全匹配率" in text:
+        assert "模型看到的样子：绿色的要学，其余只读，特殊 token带下划线。" in text  # this parser strips
+        assert "其中 40 个参与学习（train_on = assistant）；packed：3 行，填充率 90.0%。" in text
+    else:
+        assert "As the model sees them:green is learned, the rest is read,special tokensare underlined." in text
 
 
 def test_before_its_first_checkpoint_the_data_are_named_by_what_the_plan_says(tmp_path):
@@ -521,7 +588,7 @@ def test_a_run_is_held_against_as_many_steps_as_its_last_start_wanted():
 
 def test_where_a_run_was_gone_on_with_and_cut_short_is_marked_in_every_curve(whole):
     text = whole.read_text(encoding="utf-8")
-    assert text.count('<g id="resume-20">') == text.count('<g id="stop-40">') == text.count("<svg") == 7
+    assert text.count('<g id="resume-20">') == text.count('<g id="stop-40">') == text.count("<svg") == 8
 
 
 def test_a_run_of_one_step_is_drawn_over_whole_steps():
@@ -568,8 +635,14 @@ def test_every_text_of_the_page_has_its_chinese(tmp_path, monkeypatch):
     said = {text for path in sources for text in re.findall(r'\bsay\("([^"]+)"', path.read_text(encoding="utf-8"))}
     assert len(said) > 60
     drawn = {text for plot in plots({}) for text in (plot.title, plot.unit, *(curve.name for curve in plot.curves))}
-    keys = {*run_tables.COUNTS.values(), *run_tables.SETTINGS.values(), *run_tables.SCORES.values(), *get_args(State)}
-    keys.add(run_tables.LONGEST_PAIR)
+    keys = {
+        *run_tables.COUNTS.values(),
+        *run_tables.SETTINGS.values(),
+        *(name for name, *_ in SCORES),
+        *get_args(State),
+    }
+    keys |= {run_tables.LONGEST_PAIR, run_tables.HELD_OUT, run_tables.CHOSEN, run_tables.LOSS}
+    keys |= {"best validation loss (DPO)", "validation loss"}
     keys |= {EMPTY_ANSWER, ONE, PART, ALL_OF_ONE, ALL}
     assert sorted((asked | said | drawn | keys) - ZH.keys() - {""}) == []
 

@@ -21,6 +21,18 @@ ALL_OF_ONE, ALL = (
     "All {samples} were trained on: their loss says nothing about new records.",
 )
 """What is said of samples that the run has learned from, in pages and terminals."""
+SCORES = (
+    ("perplexity", "perplexity", "{:.2f}"),
+    ("token accuracy", "token_accuracy", "{:.1%}"),
+    ("exact match", "exact_match", "{:.1%}"),
+    ("ROUGE-L", "rouge_l", "{:.3f}"),
+    ("pairs: chosen is likelier", "pair_accuracy", "{:.1%}"),
+    ("pairs: by nats", "pair_margin", "{:.3f}"),
+    ("pairs: won against the base", "win_rate", "{:.1%}"),
+    ("win margin, nats", "win_margin", "{:.3f}"),
+)
+"""Behind the loss: a name, its key in the file, and how it is told."""
+NOT_MEASURED = "-"
 _OTHER = re.compile(r"evaluation-of-[0-9a-f]+\.json")
 
 
@@ -49,6 +61,17 @@ def measured_on(evaluation: Mapping[str, Any]) -> str:
     of = str(evaluation.get("of") or "")
     place = str(evaluation.get("data") or "").rpartition("/")[2]
     return of or (place if place.startswith(SENT) else "")
+
+
+def scored(evaluation: Mapping[str, Any], loss: str) -> list[tuple[str, str, str]]:
+    """Name, base, tuned of each number there is. `loss`: what the loss is called."""
+    both = [evaluation.get(side) or {} for side in ("base", "tuned")]
+    rows = []
+    for name, key, form in ((loss, "loss", "{:.4f}"), *SCORES):
+        base, tuned = (NOT_MEASURED if side.get(key) is None else form.format(side[key]) for side in both)
+        if {base, tuned} != {NOT_MEASURED}:
+            rows.append((name, base, tuned))
+    return rows
 
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,100 @@ Say = Callable[..., str]
 EMPTY_ANSWER = "(an empty answer)"
 """What stands in the place of an answer without a word."""
 
+FAULTS = {
+    # of a record
+    "not JSON: the key {key} stands twice in one object": "不是 JSON：同一个对象里有两个键 {key}",
+    "not JSON: {value} is no JSON value": "不是 JSON：不能写 {value}",
+    "not JSON: Expecting value at character {number}": "不是 JSON：第 {number} 个字符处缺少值",
+    "not JSON: Expecting ',' delimiter at character {number}": "不是 JSON：第 {number} 个字符处缺少逗号",
+    "not JSON: Expecting ':' delimiter at character {number}": "不是 JSON：第 {number} 个字符处缺少冒号",
+    "not JSON: Expecting property name enclosed in double quotes at character {number}": (
+        "不是 JSON：第 {number} 个字符处应当是双引号括起来的键"
+    ),
+    "not JSON: Unterminated string starting at character {number}": (
+        "不是 JSON：第 {number} 个字符处开始的字符串没有结束"
+    ),
+    "not JSON: Extra data at character {number}": "不是 JSON：第 {number} 个字符起是多余的内容",
+    "not JSON: {what} at character {number}": "不是 JSON：第 {number} 个字符处有错（{what}）",
+    "not JSON: {what}": "不是 JSON：{what}",
+    "not UTF-8 at byte {number}": "不是 UTF-8：从第 {number} 个字节起",
+    "not UTF-8 at byte {number} of a text": "不是 UTF-8：从文本的第 {number} 个字节起",
+    "not UTF-8 in the column {column}": "不是 UTF-8：在列 {column} 中",
+    "nested too deeply": "嵌套太深",
+    "longer than {size} MiB": "超过 {size} MiB",
+    "{fields} fields, but line 1 names {columns} columns": "有 {fields} 个字段，而第 1 行有 {columns} 个列名",
+    "an object is expected, found {kind}": "应当是一个对象，却是{kind}",
+    "{has} without {lacks}, which is missing or empty": "有 {has}，但缺少 {lacks}，或者它是空的",
+    "none of {shapes}; keys: {keys}": "没有任何一种格式所需的键（{shapes}）；它的键：{keys}",
+    "{key} must be a list of at least one turn": "{key} 必须是列表，至少有一轮",
+    "turn {turn} needs a role and a content of text, found {kind}": (
+        "第 {turn} 轮要有 role，以及是文本的 content，却是{kind}"
+    ),
+    "turn {turn} has the role {role}; {known} are known": "第 {turn} 轮的 role 是 {role}；可用的是 {known}",
+    "turn {turn} needs a from and a value of text": "第 {turn} 轮要有 from，以及是文本的 value",
+    "turn {turn} is from {role}; {known} are known": "第 {turn} 轮的 from 是 {role}；可用的是 {known}",
+    "turn {turn} is a system turn; only the first may be": "第 {turn} 轮是 system；只有第一轮可以是",
+    "turn {turn} answers a tool call, but none was made before it": "第 {turn} 轮是工具的结果，但前面没有工具调用",
+    "no assistant turn, so nothing to learn": "没有助手的轮次，没有可学的内容",
+    "the assistant speaks before any user turn": "助手在用户之前先说话",
+    "every assistant turn is empty": "助手的每一轮都是空的",
+    "{what} must be text, found {kind}": "{what} 必须是文本，却是{kind}",
+    "prompt and completion must both be text or both be lists of turns, found {one} and {other}": (
+        "prompt 和 completion 要么都是文本，要么都是消息列表，却是{one}和{other}"
+    ),
+    "chosen and rejected are the same, so there is nothing to prefer": "chosen 和 rejected 相同，分不出好坏",
+    "{has} without {lacks}; a preference needs both": "有 {has}，但没有 {lacks}；偏好对两者都要有",
+    "it has {what}, and text alone is learned; leave such records out": (
+        "带有 {what}，而这里只学文本；请去掉这样的记录"
+    ),
+    "{where} holds a NUL character": "{where} 中有 NUL 字符",
+    "{where} holds half of a surrogate pair, which is no character": "{where} 中有不成对的代理字符（surrogate）",
+    "the model's chat template leaves out {what} of turn {turn}, so it cannot be learned; take it out, or take a "
+    "model whose template shows it": (
+        "模型的聊天模板不显示第 {turn} 轮的{what}，学不到；请把它去掉，或换一个模板能显示它的模型"
+    ),
+    "turn {turn} has thoughts, but the model's chat template asks for an answer without any": (
+        "第 {turn} 轮有思考过程，但模型的聊天模板要求回答不带思考过程"
+    ),
+    "{what} is empty": "{what} 是空的",
+    # of all of them, or of a file
+    "all records of a run have one shape; these are {counts}: take the others out, or convert them": (
+        "一次训练的所有记录必须是同一种格式，这里有 {counts}：请去掉其他的，或转换格式"
+    ),
+    "no record can be used; {bad} are bad": "没有一条记录可用；有错误的有 {bad} 条",
+    "no record can be used": "没有一条记录可用",
+    "{file}: not UTF-8; it looks like {encoding}, in which {excerpt} stands there; convert it: {command}": (
+        "{file}：不是 UTF-8；看起来是 {encoding}，按它读出来有 {excerpt}；转换命令：{command}"
+    ),
+    "{file}: not UTF-8; it is {encoding}, in which {excerpt} stands there; convert it: {command}": (
+        "{file}：不是 UTF-8；它是 {encoding}，按它读出来有 {excerpt}；转换命令：{command}"
+    ),
+}
+"""What the readers of data say is wrong. The first whose words fit is taken."""
+
+PARTS = {
+    "the content": "内容",
+    "the thoughts": "思考过程",
+    "the reasoning_content": "思考过程（reasoning_content）",
+    "a tool call": "工具调用",
+    "the arguments of a tool call": "工具调用的参数",
+}
+"""Of a turn."""
+KINDS = {
+    "null": "空值（null）",
+    "text": "文本",
+    "number": "数字",
+    "float": "数字",
+    "list": "列表",
+    "object": "对象",
+    "true or false": "true 或 false",
+}
+"""Of values."""
+
 ZH = {
+    **FAULTS,
+    **PARTS,
+    **KINDS,
     # states
     "starting": "正在启动",
     "running": "进行中",
@@ -39,6 +132,7 @@ ZH = {
     "training loss": "训练损失",
     "from {first}": "起初 {first}",
     "best validation loss": "最低验证损失",
+    "best validation loss (DPO)": "最低验证损失（DPO）",
     "step {step}": "第 {step} 步",
     "perplexity {value}, step {step}": "困惑度 {value}，第 {step} 步",
     "{share} preferred, step {step}": "偏好正确 {share}，第 {step} 步",
@@ -52,6 +146,8 @@ ZH = {
     "cost": "费用",
     "machines, over all starts": "机器费用，所有启动合计",
     "{price} an hour": "每小时 {price}",
+    "nothing billed": "不计费",
+    "this machine": "本机",
     # durations
     "{hours} h {minutes} min": "{hours} 小时 {minutes} 分",
     "{minutes} min {seconds} s": "{minutes} 分 {seconds} 秒",
@@ -71,6 +167,7 @@ ZH = {
     "Speed": "速度",
     "Memory": "显存或内存",
     "Utilisation": "利用率",
+    "Waiting": "等待占比",
     "training": "训练",
     "validation": "验证",
     "chosen": "较好的回答",
@@ -111,11 +208,13 @@ ZH = {
     "ranks": "进程数",
     "an hour": "每小时",
     "all together": "合计",
+    " ": "",
     ", ": "，",
     ": ": "：",
     # checkpoints
     "Checkpoints": "检查点",
     "validation loss": "验证损失",
+    "validation loss (DPO)": "验证损失（DPO）",
     "best": "最好",
     "None was kept.": "没有保留检查点。",
     "Resumed from step {step}, which {ranks} ranks had saved.": "从第 {step} 步继续，该检查点由 {ranks} 个进程保存。",
@@ -155,6 +254,16 @@ ZH = {
     "{file} line {number}": "{file} 第 {number} 行",
     "{file} record {number}": "{file} 第 {number} 条",
     "{file} row {number}": "{file} 第 {number} 行",
+    "{file} lines {numbers}": "{file} 第 {numbers} 行",
+    "{file} records {numbers}": "{file} 第 {numbers} 条",
+    "{file} rows {numbers}": "{file} 第 {numbers} 行",
+    "{count} records: {why} ({places})": "{count} 条记录：{why}（{places}）",
+    "{count} records: the first {why} ({places})": "{count} 条记录，其中第一条{why}（{places}）",
+    "{places}, ...": "{places}等",
+    "{one}, {other}": "{one}、{other}",
+    " of ": " 条 ",
+    " and ": " 和 ",
+    ", or ": " 或 ",
     "bad": "有错误",
     # recipe
     "Recipe": "配方",
@@ -211,32 +320,39 @@ ZH = {
     "tuned": "微调后",
     "held-out loss": "验证损失",
     "loss": "损失",
-    "exact match": "完全一致",
+    "language-modelling loss of the chosen answers": "较好的回答的语言模型损失",
+    "perplexity": "困惑度",
+    "token accuracy": "token 准确率",
+    "exact match": "完全匹配率",
     "ROUGE-L": "ROUGE-L",
+    "pairs: chosen is likelier": "偏好对：较好的回答概率更高",
+    "pairs: by nats": "偏好对：高出多少 nat",
+    "pairs: won against the base": "偏好对：胜过基座的比例",
+    "win margin, nats": "胜出幅度（nat）",
     # what was in the data
     "What was in the data": "数据里有什么",
     "{samples} samples of {tokens} tokens, {learned} of them learned (train_on = {train_on}); {batching}: "
-    "{rows} rows, {full} % full.": (
+    "{rows} rows, {full}% full.": (
         "{samples} 个样本，共 {tokens} 个 token，其中 {learned} 个参与学习（train_on = {train_on}）；"
-        "{batching}：{rows} 行，填充率 {full} %。"
+        "{batching}：{rows} 行，填充率 {full}%。"
     ),
     "{steps} steps.": "共 {steps} 步。",
     "Held out: {records} records, {tokens} tokens.": "留作验证：{records} 条记录，{tokens} 个 token。",
     "Bad records": "有错误的记录",
     "and {count} more": "还有 {count} 条",
     "Tokens of a sample, before it is cut at max_length {length}": "样本的 token 数（按 max_length {length} 截断之前）",
-    "median {median}, 95 % have at most {p95}, longest {longest}": "中位数 {median}，95 % 不超过 {p95}，最长 {longest}",
+    "median {median}, 95% have at most {p95}, longest {longest}": "中位数 {median}，95% 不超过 {p95}，最长 {longest}",
     "cut": "截断",
     "{least} to {most}": "{least} 到 {most}",
     "Duplicates and leaks": "重复与泄漏",
     "{one} is the same as {other}": "{one} 与 {other} 相同",
     "{one} (held out) asks what {other} asks": "{one}（验证）与 {other} 问的是同一个问题",
     "Samples": "样本",
-    "As the model sees them:": "模型看到的样子：",
+    "As the model sees them: {learned}, the rest is read, {special} are underlined.": (
+        "模型看到的样子：{learned}，其余只读，{special} 带下划线。"
+    ),
     "green is learned": "绿色的要学",
-    "the rest is read,": "其余只读，",
     "special tokens": "特殊 token",
-    "are underlined.": "带下划线。",
     "{where}, sample {number} of {of}": "{where}，第 {number} / {of} 个样本",
     "held out": "验证",
     "{learned} of {tokens} tokens learned": "{tokens} 个 token 中学习 {learned} 个",
@@ -266,7 +382,10 @@ ZH = {
     ),
     "of {held_out} {leaked} in the training data too, and the questions of {more} more: "
     "a loss on what was learned says nothing": (
-        "{held_out}中有 {leaked} 条也在训练数据里，另有 {more} 条问题相同：在学过的内容上测损失没有意义"
+        "{held_out}中有 {leaked} 条也在训练数据里，另有 {more} 条问题相同、回答不同：在学过的内容上测损失没有意义"
+    ),
+    "of {held_out} none in the training data too; the same question with another answer: {more}": (
+        "{held_out}中没有一条与训练数据重复；有 {more} 条问题相同、回答不同"
     ),
     "{count} sample": "{count} 个样本",
     "{count} samples": "{count} 个样本",

@@ -11,6 +11,7 @@ from training.data.bad_records import CURE, Bad
 from training.data.look.lengths import Lengths
 from training.data.look.repeats import Repeats
 from training.data.look.samples import ShownSample
+from training.data.look.sentences import fault
 from training.data.look.survey import Survey
 from training.data.look.watch import Watch
 from training.words import ENGLISH, Say
@@ -132,7 +133,7 @@ def _rows(report: Any) -> Rows | None:
 def remarks(look: Look, say: Say = ENGLISH) -> Iterator[str]:
     """What one should know or mend, most urgent first."""
     if look.refused:
-        yield look.refused
+        yield "\n".join(fault(line, say) for line in look.refused.splitlines())
     if look.bad:
         good = look.survey.records + look.survey.bad - look.bad
         cure = "left out, as --skip-bad asks" if look.skipped else CURE if good else "mend them"
@@ -168,14 +169,18 @@ def _cut(its: Lengths, positions: int | None, say: Say) -> str:
 def _repeated(found: Repeats, say: Say) -> Iterator[str]:
     if found.duplicates:
         yield say("{records} the same as one before", records=_many(found.duplicates, "record", say))
-    if found.leaked or found.leaked_question:
+    held_out = _many(found.held_out, "held-out record", say)
+    if found.leaked:
         more = ", and the questions of {more} more" if found.leaked_question else ""
         yield say(
             f"of {{held_out}} {{leaked}} in the training data too{more}: a loss on what was learned says nothing",
-            held_out=_many(found.held_out, "held-out record", say),
+            held_out=held_out,
             leaked=found.leaked,
             more=found.leaked_question,
         )
+    elif found.leaked_question:
+        text = "of {held_out} none in the training data too; the same question with another answer: {more}"
+        yield say(text, held_out=held_out, more=found.leaked_question)
 
 
 def _many(count: int, noun: str, say: Say) -> str:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.data.look.content import Look
+from training.data.look.sentences import bad_record, place
 from training.words import Say
 
 NAMES = "names.json"
 """Beside a run's data: what the user calls the files, by their places in the folder."""
-PLACE = re.compile(r"(?P<file>.*) (?P<what>line|record|row) (?P<number>\d+)", re.DOTALL)
 RUN_DATA = re.compile(r".*/data/(?P<place>train[./].*)", re.DOTALL)
 
 
@@ -29,16 +29,12 @@ def own_name(file: str, names: Mapping[str, str]) -> str:
     return names.get(found["place"], found["place"]) if found else file
 
 
-def place(where: str, say: Say) -> str:
-    """Where a record stands, as the readers tell it: a file, and the number of what."""
-    found = PLACE.fullmatch(where)
-    return say(f"{{file}} {found['what']} {{number}}", file=found["file"], number=found["number"]) if found else where
-
-
 def named(look: Look, names: Mapping[str, str] | None, say: Say) -> Look:
-    """The same with the names of a run's files, or as they are where it is of no run; and places in words."""
+    """The same with the names of a run's files, or as they are where it is of no run; and what
+    was said of records and where they stand in words of the page."""
     own = {file.name: file.name if names is None else own_name(file.name, names) for file in look.survey.files}
     longest_first = sorted(own, key=len, reverse=True)
+    shown = sorted({*own.values()}, key=len, reverse=True)
 
     def renamed(text: str) -> str:
         for file in longest_first:
@@ -54,7 +50,7 @@ def named(look: Look, names: Mapping[str, str] | None, say: Say) -> Look:
     return replace(
         look,
         survey=replace(look.survey, files=tuple(replace(file, name=own[file.name]) for file in look.survey.files)),
-        bad_shown=tuple(map(renamed, look.bad_shown)),
+        bad_shown=tuple(bad_record(renamed(line), shown, say) for line in look.bad_shown),
         refused=renamed(look.refused),
         repeats=repeats,
         samples=tuple(replace(sample, where=place(renamed(sample.where), say)) for sample in look.samples),

@@ -12,19 +12,8 @@ from training.counting import many
 from training.data import check
 from training.data.bad_records import CURE
 from training.data.readers import paths_of, placed
-from training.evaluations import SENT, SPLIT, file_of, measured_on, trained_on
+from training.evaluations import NOT_MEASURED, SENT, SPLIT, file_of, measured_on, scored, trained_on
 from training.words import ENGLISH
-
-ROWS = (
-    ("perplexity", "perplexity", "{:.2f}"),
-    ("token accuracy", "token_accuracy", "{:.1%}"),
-    ("exact match", "exact_match", "{:.1%}"),
-    ("ROUGE-L", "rouge_l", "{:.3f}"),
-    ("pairs: chosen is likelier", "pair_accuracy", "{:.1%}"),
-    ("pairs: by nats", "pair_margin", "{:.3f}"),
-    ("pairs: won against the base", "win_rate", "{:.1%}"),
-    ("win margin, nats", "win_margin", "{:.3f}"),
-)
 
 
 @dataclass(frozen=True)
@@ -70,15 +59,11 @@ def checked(data: Sequence[str], skip_bad: bool = False) -> Measurable:
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
     """Name, base, tuned of each number there is."""
     both = [found["base"], found["tuned"]]
-    lines = []
     of = measured_on(found)
-    for name, key, form in ((f"loss on {of}" if of else "held-out loss", "loss", "{:.4f}"), *ROWS):
-        values = [form.format(side[key]) if side and side.get(key) is not None else "-" for side in both]
-        if set(values) != {"-"}:
-            lines.append([name, *values])
+    lines = [list(row) for row in scored(found, f"loss on {of}" if of else "held-out loss")]
     for task in found["base"]["tasks"]:
         for key in found["base"]["tasks"][task]:
-            values = [f"{side['tasks'][task][key]:.4f}" if side else "-" for side in both]
+            values = [f"{side['tasks'][task][key]:.4f}" if side else NOT_MEASURED for side in both]
             lines.append([f"{task} {key}", *values])
     return lines
 

@@ -29,6 +29,8 @@ class PlotLine:
     name: str
     factor: float = 1.0
     evaluation: bool = False
+    dashed: bool = False
+    """Where it may lie upon another one, which is to be seen through it."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def plots(predicted: Row) -> list[Plot]:
         Plot(
             "Speed",
             "tokens/s",
-            (PlotLine("tokens_per_s", "useful"), PlotLine("padded_tokens_per_s", "with padding")),
+            (PlotLine("tokens_per_s", "useful"), PlotLine("padded_tokens_per_s", "with padding", dashed=True)),
             from_zero=True,
         ),
         Plot(
@@ -112,10 +114,10 @@ def plots(predicted: Row) -> list[Plot]:
                 PlotLine("mfu", "MFU", 100),
                 PlotLine("hfu", "HFU", 100),
                 PlotLine("gpu_utilization", "GPU busy", 100),
-                PlotLine("communication_share", "waiting for ranks", 100),
             ),
             from_zero=True,
         ),
+        Plot("Waiting", "%", (PlotLine("communication_share", "waiting for ranks", 100),), from_zero=True),
     ]
 
 
@@ -186,8 +188,8 @@ def _fill(axes: Any, plot: Plot, lines: Lines, say: Say) -> None:
 
     colours = dict(zip(plot.curves, COLOURS, strict=False))
     for curve, points in lines:
-        alone = curve.evaluation or len(points) == 1
-        (line,) = axes.plot(*zip(*points, strict=True), color=colours[curve], lw=1.6, marker="o" if alone else "", ms=4)
+        marker, style = "o" if curve.evaluation or len(points) == 1 else "", "--" if curve.dashed else "-"
+        (line,) = axes.plot(*zip(*points, strict=True), color=colours[curve], lw=1.6, ls=style, marker=marker, ms=4)
         line.set_label(say(curve.name))
         line.set_gid(f"{'validation-' if curve.evaluation else ''}{curve.key}")
     if plot.level:

@@ -40,6 +40,7 @@ from training.node.metrics.run_numbers import (
     correction,
     moment,
     number,
+    of_pairs,
     plan_against_actual,
     tiles,
 )
@@ -111,7 +112,8 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
     files = run_tables.files(run, seen, names)
     evaluated = read_evaluations(run)
     price_h, currency = launch.get("price_h"), str(launch.get("currency") or "")
-    spent = Spent(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR))
+    here = launch.get("here") is True
+    spent = Spent(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR), here)
     return {
         "say": say,
         "language": say.language,
@@ -128,6 +130,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "plan": plan_against_actual(predicted, steps, seconds, [step for step, _ in resumes], say),
         "corrected": correction(predicted, say),
         "checkpoints": checkpoints,
+        "pairs_learned": of_pairs(evaluations),
         "resumes": resumes,
         "machines": run_tables.machines(launch.get("hosts") or plan.get("hosts") or [], price_h, currency, say),
         "data": run_tables.data(data.get("report") or plan.get("data") or {}, data.get("validation") or {}),
@@ -135,7 +138,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "look": look,
         "remarks": list(remarks(look, say)) if look else [],
         "answers": [run_tables.answers(each) for each in evaluated],
-        "to_evaluate": run_tables.to_evaluate(run, evaluated, launch.get("here") is True) if checkpoints else "",
+        "to_evaluate": run_tables.to_evaluate(run, evaluated, here) if checkpoints else "",
         "loading": _loading(run, checkpoints, say),
         "recipe": run_tables.settings(_read(run / "recipe.toml", tomllib.loads)),
         "recipe_text": _text(run / "recipe.toml"),

@@ -26,6 +26,8 @@ class Spent:
     """0 where they were not counted."""
     money: str
     an_hour: str
+    here: bool = False
+    """On a machine of one's own, for which nobody sends a bill."""
 
 
 def tiles(
@@ -44,7 +46,8 @@ def tiles(
         key=itemgetter("validation_loss"),
         default=None,
     ):
-        found.append((say("best validation loss"), number(best["validation_loss"]), _remark(best, say)))
+        name = "best validation loss (DPO)" if of_pairs(evaluations) else "best validation loss"
+        found.append((say(name), number(best["validation_loss"]), _remark(best, say)))
     if steps:
         speed = statistics.median(row["tokens_per_s"] for row in steps)
         mfu = [row["mfu"] for row in steps if row.get("mfu") is not None]
@@ -54,9 +57,20 @@ def tiles(
         found.append((say("memory"), most, say("most, of any rank")))
     over = say("over {count} starts", count=spent.starts) if spent.starts > 1 else ""
     found.append((say("time"), duration(spent.seconds, say), over if spent.starts else say("of the last start")))
-    rate = say("{price} an hour", price=spent.an_hour) if spent.an_hour else say("machines, over all starts")
-    found.append((say("cost"), spent.money or say(NOT_KNOWN), rate if spent.money else ""))
+    found.append((say("cost"), *_cost(spent, say)))
     return found
+
+
+def of_pairs(evaluations: Sequence[Row]) -> bool:
+    """Whether it is the loss of DPO that was measured."""
+    return any(row.get("reward_accuracy") is not None for row in evaluations)
+
+
+def _cost(spent: Spent, say: Say) -> tuple[str, str]:
+    if not spent.money:
+        return (say("nothing billed"), say("this machine")) if spent.here else (say(NOT_KNOWN), "")
+    rate = say("{price} an hour", price=spent.an_hour) if spent.an_hour else say("machines, over all starts")
+    return spent.money, rate
 
 
 def _remark(best: Row, say: Say) -> str:

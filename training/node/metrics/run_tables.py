@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.counting import plain, size_text
+from training.counting import size_text
 from training.data.build import VALIDATION
 from training.data.look.content import Look
 from training.data.look.naming import own_name
-from training.evaluations import measured_on, trained_on
+from training.evaluations import measured_on, scored, trained_on
 from training.money import HOUR, bare
 from training.recipe import flat
 from training.sums import sha256_of
@@ -64,7 +64,8 @@ SETTINGS = {
     "seed": "seed",
 }
 """Of a recipe, those that a reader asks for; all of them are in its file."""
-SCORES = {"loss": "loss", "exact_match": "exact match", "rouge_l": "ROUGE-L"}
+HELD_OUT, CHOSEN, LOSS = "held-out loss", "language-modelling loss of the chosen answers", "loss"
+"""What a measured loss is called: on the split; of pairs, where the run's own loss is another; on other data."""
 
 
 def machines(hosts: Sequence[Row], price_h: float | None, currency: str, say: Say) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _count(key: str, value: Any) -> str:
     if value in (None, "", 0) and key != "records":
         return ""
     if key == "efficiency":
-        return f"{float(value):.0%}"
+        return f"{float(value):.1%}"
     return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
 
 
@@ -134,11 +135,15 @@ def answers(evaluation: Row) -> dict[str, Any]:
     base, tuned = (evaluation.get(side) or {} for side in ("base", "tuned"))
     both = zip(base.get("examples") or (), tuned.get("examples") or (), strict=False)
     shown = [{**one, "base": one["said"], "tuned": other["said"]} for one, other in both]
-    scored = {key: words for key, words in SCORES.items() if None not in (base.get(key), tuned.get(key))}
-    if not (of := measured_on(evaluation)):
-        scored |= {"loss": "held-out loss"} if "loss" in scored else {}
-    scores = [(words, plain(base[key], 4), plain(tuned[key], 4)) for key, words in scored.items()]
-    return {"of": of, "trained_on": trained_on(evaluation), "empty": EMPTY_ANSWER, "shown": shown, "scores": scores}
+    of = measured_on(evaluation)
+    loss = CHOSEN if base.get("pairs") else LOSS if of else HELD_OUT
+    return {
+        "of": of,
+        "trained_on": trained_on(evaluation),
+        "empty": EMPTY_ANSWER,
+        "shown": shown,
+        "scores": scored(evaluation, loss),
+    }
 
 
 def to_evaluate(run: Path, evaluations: Sequence[Row], here: bool) -> str:
