@@ -99,7 +99,7 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
     assert tokenizer.decode(exchange.reference) == "是 2。是 2。<|im_end|>"
     assert measured.both["base"]["answers"] == 2
     kept = measured.both["tuned"]["examples"]
-    assert [example["wanted"] for example in kept][1] == "是 2。是 2。" and "1 加一？" in kept[1]["asked"]
+    assert [example["wanted"] for example in kept][1] == "是 2。是 2。" and kept[1]["asked"] == "1 加一？"
 
 
 @pytest.mark.torch

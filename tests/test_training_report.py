@@ -31,7 +31,7 @@ from training.launch import Host, Launch, launch_text, parse_launch
 from training.model_names import load_recipe
 from training.node.metrics import run_tables
 from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
-from training.node.metrics.report import content, make_report
+from training.node.metrics.report import content, make_report, marks_of
 from training.node.metrics.run_numbers import duration, plan_against_actual
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append
 from training.node.supervision.failure import ASKED
@@ -589,6 +589,22 @@ def test_a_run_is_held_against_as_many_steps_as_its_last_start_wanted():
 def test_where_a_run_was_gone_on_with_and_cut_short_is_marked_in_every_curve(whole):
     text = whole.read_text(encoding="utf-8")
     assert text.count('<g id="resume-20">') == text.count('<g id="stop-40">') == text.count("<svg") == 8
+
+
+def test_each_time_that_steps_were_done_again_is_marked_as_a_stop():
+    steps = [{"step": step} for step in (1, 2, 3, 4, 3, 4, 5, 6, 7, 8)]
+    marks = marks_of([2, 6], steps, "finished")
+    assert [(mark.step, mark.stop) for mark in marks] == [(2, False), (6, False), (4, True)]
+    assert [mark.step for mark in marks_of([], steps, "stopped")] == [4, 8]
+
+
+def test_starts_on_other_machines_than_the_last_are_named(tmp_path):
+    run = make_run(tmp_path / "tiny-20260101-000000", steps=2)
+    launch = parse_launch((run / "launch.json").read_text())
+    more = replace(launch, hosts=(*launch.hosts, replace(launch.hosts[0], name="te3")))
+    for each, at in ((more, BEGAN), (launch, BEGAN + 9), (launch, BEGAN + 19)):
+        note_start(run, each, at)
+    assert "Start 1 was on te1, te2, te3." in Page(make_report(run).read_text(encoding="utf-8")).texts
 
 
 def test_a_run_of_one_step_is_drawn_over_whole_steps():

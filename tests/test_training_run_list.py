@@ -77,7 +77,7 @@ def test_a_run_that_was_resumed_began_at_its_first_start(places):
     home, there = places
     run = make_run(there, NEW)
     for at, command in ((1769874000.5, 'fab train --set "x={"at": 1}"'), (1769881234.0, "fab train --resume")):
-        note_start(run, SimpleNamespace(command=command), at)
+        note_start(run, SimpleNamespace(command=command, hosts=()), at)
     (row,) = rows_of(home, there)
     assert row.started == 1769874000.5
     assert json.loads(listing.as_json([row]))[0]["begun"] == "2026-01-31T15:40:00.500000+00:00"

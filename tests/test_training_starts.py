@@ -15,7 +15,12 @@ def test_each_start_is_read_with_its_command_and_its_end(tmp_path):
     note_start(tmp_path, LAUNCH, 10.0)
     note_end(tmp_path, 15.0)
     note_start(tmp_path, replace(LAUNCH, command="fab train --data '数据.jsonl'"), 20.0)
-    assert read_starts(tmp_path) == [Begun(10.0, "fab train", 15.0), Begun(20.0, "fab train --data '数据.jsonl'")]
+    first, second = read_starts(tmp_path)
+    hosts = tuple(host.name for host in LAUNCH.hosts)
+    assert (first, second) == (
+        Begun(10.0, "fab train", 15.0, hosts),
+        Begun(20.0, "fab train --data '数据.jsonl'", hosts=hosts),
+    )
 
 
 def test_a_start_whose_supervisor_was_lost_counts_no_time_and_the_last_one_until_now():

@@ -21,10 +21,12 @@ class Begun:
     command: str
     ended: float | None = None
     """None while it goes on, and where its supervisor was lost."""
+    hosts: tuple[str, ...] = ()
+    """Names of the machines; none of a start of older code."""
 
 
 def note_start(run: Path, launch: Launch, at: float) -> None:
-    _append(run, {"at": at, "command": launch.command})
+    _append(run, {"at": at, "command": launch.command, "hosts": [host.name for host in launch.hosts]})
 
 
 def note_end(run: Path, at: float) -> None:
@@ -45,12 +47,18 @@ def read_starts(run: Path) -> list[Begun]:
         try:
             row = json.loads(line)
             if "at" in row:
-                found.append(Begun(float(row["at"]), str(row["command"])))
+                hosts = tuple(map(str, row.get("hosts", ())))
+                found.append(Begun(float(row["at"]), str(row["command"]), hosts=hosts))
             elif found:
                 found[-1] = replace(found[-1], ended=float(row["ended"]))
         except (KeyError, TypeError, ValueError):
             continue
     return found
+
+
+def elsewhere(starts: Sequence[Begun]) -> list[tuple[int, tuple[str, ...]]]:
+    """The numbers, from 1, and machines of those that ran on others than the last one."""
+    return [(n, one.hosts) for n, one in enumerate(starts, 1) if one.hosts and one.hosts != starts[-1].hosts]
 
 
 def seconds_of(starts: Sequence[Begun], until: float) -> float:

@@ -75,6 +75,7 @@ FAULTS = {
     "all records of a run have one shape; these are {counts}: take the others out, or convert them": (
         "一次训练的所有记录必须是同一种格式，这里有 {counts}：请去掉其他的，或转换格式"
     ),
+    "no record can be used; {bad} is bad": "没有一条记录可用；有错误的有 {bad} 条",
     "no record can be used; {bad} are bad": "没有一条记录可用；有错误的有 {bad} 条",
     "no record can be used": "没有一条记录可用",
     "{file}: not UTF-8; it looks like {encoding}, in which {excerpt} stands there; convert it: {command}": (
@@ -201,6 +202,7 @@ ZH = {
     "the planned seconds are times {factor}, as earlier runs were: {runs}": "计划时间按以往训练乘以 {factor}：{runs}",
     # machines
     "Machines": "机器",
+    "Start {number} was on {hosts}.": "第 {number} 次启动用的是 {hosts}。",
     "name": "名称",
     "type": "规格",
     "zone": "可用区",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ Forward = Callable[[Sequence[int]], torch.Tensor | None]
 """Reads some more tokens; gives the logits behind the last one, (vocabulary,), on whoever has them."""
 Choose = Callable[[torch.Tensor | None, Sequence[int]], int]
 """The next token after all tokens so far."""
+WHO = frozenset({"system", "user", "human", "assistant", "model"})
+"""What templates call the sides of a conversation."""
 
 
 class Chooser:
@@ -100,6 +103,17 @@ class Voice:
         """The words of some tokens."""
         words: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return words.strip()
+
+    def last_said(self, ids: Sequence[int]) -> str:
+        """What a prompt's last turn says, without the template's signs and the name of who says it; all its words where
+        no special tokens set turns apart."""
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        special = sorted(filter(None, self.tokenizer.all_special_tokens), key=len, reverse=True)
+        parts = [part.strip() for part in re.split("|".join(map(re.escape, special)), text)] if special else [text]
+        turns = [part for part in parts if part and part.lower() not in WHO]
+        said = turns[-1] if len(parts) > 1 and turns else ""
+        who, _, words = said.partition("\n")
+        return (words.strip() if who.strip().lower() in WHO else said) or self.text(ids)
 
     def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """The answer's tokens one after another, until the model stops by itself or has said enough."""

@@ -139,7 +139,7 @@ def _answers(model: Any, asked: Asked) -> tuple[list[str], list[str], list[str]]
         chooser = Chooser(asked.voice.own, asked.sampling)
         prompt = list(exchange.prompt)
         said.append(asked.voice.text(list(asked.voice.answer(reader(model), chooser, prompt, asked.sampling))))
-    texts = [(asked.voice.text(list(one.prompt)), asked.voice.text(list(one.reference))) for one in found]
+    texts = [(asked.voice.last_said(list(one.prompt)), asked.voice.text(list(one.reference))) for one in found]
     return [prompt for prompt, _ in texts], said, [reference for _, reference in texts]
 
 

@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ from training.run_folder import (
     parse_status,
     write_atomically,
 )
-from training.starts import Begun, read_starts, seconds_of
+from training.starts import Begun, elsewhere, read_starts, seconds_of
 from training.sums import ADAPTER_CONFIG, BEST, STATE
 from training.words import Say, Words
 
@@ -132,6 +133,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "checkpoints": checkpoints,
         "pairs_learned": of_pairs(evaluations),
         "resumes": resumes,
+        "elsewhere": [(number, ", ".join(hosts)) for number, hosts in elsewhere(starts)],
         "machines": run_tables.machines(launch.get("hosts") or plan.get("hosts") or [], price_h, currency, say),
         "data": run_tables.data(data.get("report") or plan.get("data") or {}, data.get("validation") or {}),
         "files": files,
@@ -148,9 +150,10 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
 
 
 def marks_of(resumed: Sequence[int], steps: Sequence[Row], state: str) -> list[Mark]:
-    """Where the run was gone on with, and where it was cut short for now."""
-    cut = [Mark(steps[-1]["step"], stop=True)] if steps and state in {"stopped", "failed"} else []
-    return [*(Mark(step) for step in resumed), *cut]
+    """Where the run was gone on with, and where it was cut short: for now, and each time that steps were done again."""
+    cut = [before["step"] for before, after in pairwise(steps) if after["step"] <= before["step"]]
+    cut += [steps[-1]["step"]] if steps and state in {"stopped", "failed"} else []
+    return [*(Mark(step) for step in resumed), *(Mark(step, stop=True) for step in dict.fromkeys(cut))]
 
 
 def _cost(status: Row, now: float) -> str:
