@@ -62,6 +62,16 @@ def test_down_deletes_all_but_the_heads_disk_and_with_disks_that_too(rented):
     assert cluster.cloud.disks() == cluster.cloud.key_pairs() == ()
 
 
+def test_when_the_last_head_was_gone_is_known_once_it_is(rented):
+    cluster = rented()
+    cluster.up(2)
+    assert down.plan_down(cluster.cloud, cluster.settings, False).head_gone is None
+    before = cluster.cloud.now()
+    cluster.down()
+    gone = down.plan_down(cluster.cloud, cluster.settings, True).head_gone
+    assert gone and before <= gone <= cluster.cloud.now()
+
+
 def test_one_machine_goes_with_its_disk_and_the_others_stay_with_theirs_and_their_price(rented):
     cluster = rented()
     machines = cluster.up(3)

@@ -1,5 +1,6 @@
 """What is said before machines go: which run is on them, and what of the head's did not come home."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
 from inventory.renting import tasks
 from inventory.renting.down import DownPlan
+from inventory.shown import clock
 from tests.support.run_folders import make_run
 from training.laptop.head_node import HereHead
 from training.laptop.run_list import giving_back
@@ -156,6 +158,21 @@ def test_of_a_disk_without_its_machine_is_said_what_fetched_runs_tell(tmp_path, 
     assert said.endswith("; fab up brings it back")
     (tmp_path / "runs" / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
     assert tasks._at_stake(gone, False, False) == []
+
+
+def test_of_a_disk_without_its_machine_is_said_that_it_may_have_more_than_the_newest_snapshot(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hour = timedelta(hours=1)
+    gone = DownPlan((), (its_disk(),), head_gone=NOON)
+    (said,) = tasks._at_stake(gone, False, False)
+    assert said == (
+        f"te1 was there until {clock(NOON)}, no snapshot has any: what runs saved in between is on te1's disk alone; "
+        "fab up brings it back, to look at or to snapshot"
+    )
+    (said,) = tasks._at_stake(replace(gone, snapshots=(snapshot(NOON - hour),)), False, False)
+    assert f"the newest snapshot is of {clock(NOON - hour)}: what runs saved in between" in said
+    assert tasks._at_stake(replace(gone, snapshots=(snapshot(NOON + hour),)), False, False) == []
+    assert tasks._at_stake(replace(gone, disks=(its_disk(2),)), False, False) == [], "the head's disk stays"
 
 
 def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
@@ -44,6 +45,8 @@ class DownPlan:
     budget."""
     committed: float = 0
     """What else counts for that budget then."""
+    head_gone: datetime | None = None
+    """When the last head was gone, or at the latest can have been, as far as this laptop saw it."""
 
     @property
     def is_empty(self) -> bool:
@@ -103,7 +106,13 @@ def plan_down(
     else:
         left = ledger.elsewhere(cloud.now())
         plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
+    plan = replace(plan, head_gone=_head_gone(ledger.past(cloud.now()), settings.name))
     return _with_outliving(cloud, plan, ledger, every) if settings.rental.budget else plan
+
+
+def _head_gone(past: Sequence[Entry], cluster: str) -> datetime | None:
+    heads = (each.ended for each in past if members.name_number(each.name, cluster) == 1)
+    return max((ended for ended in heads if ended), default=None)
 
 
 def _with_outliving(cloud: Cloud, plan: DownPlan, ledger: Ledger, disks: Sequence[Disk]) -> DownPlan:

@@ -230,8 +230,8 @@ def _beside_snapshots(plan: DownPlan, settings: Settings) -> Iterator[str]:
             yield (
                 f"{newest.snapshot_id} holds the {bill.disk_label(disk)} as it was at {clock(newest.created)}, for "
                 f"{money(less, plan.currency, MONTH)} instead of "
-                f"{money(month, plan.currency, MONTH)}: fab down --disks deletes the disk, and fab rebuild "
-                "makes it again"
+                f"{money(month, plan.currency, MONTH)}: fab down --disks deletes the disk, with all "
+                "that was saved on it since then, and fab rebuild makes it again"
             )
 
 

@@ -178,10 +178,27 @@ def _on_heads_disk(plan: DownPlan, stake: Stake | None, unknown: str) -> list[st
     disk, held = f"{members.HEAD}'s disk", max(whole).timestamp() if whole else 0.0
     if stake is None:
         since = min(each.created for each in going).timestamp()
-        return [*giving_back.lost_with(disk, giving_back.left_behind(LOCAL_RUNS, since), held, head_is_there=False)]
+        lost = giving_back.lost_with(disk, giving_back.left_behind(LOCAL_RUNS, since), held, head_is_there=False)
+        return [*lost, *_saved_since(plan, disk, held)]
     if unknown:
         return [f"what of its runs is only on {disk} is not known: {unknown}"]
     return [*giving_back.lost_with(disk, stake.unfinished, held)]
+
+
+def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
+    """That a disk, whose head is gone, may have more than its newest snapshot of that time, in seconds since 1970."""
+    from datetime import UTC, datetime
+
+    from inventory.renting import members
+    from inventory.shown import clock
+
+    if plan.head_gone is None or plan.head_gone.timestamp() <= held:
+        return []
+    newest = f"the newest snapshot is of {clock(datetime.fromtimestamp(held, UTC))}" if held else "no snapshot has any"
+    return [
+        f"{members.HEAD} was there until {clock(plan.head_gone)}, {newest}: what runs saved in between is on {disk} "
+        "alone; fab up brings it back, to look at or to snapshot"
+    ]
 
 
 def _stake() -> tuple[Stake, str]:
