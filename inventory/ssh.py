@@ -98,7 +98,8 @@ def _reason(node: Node, error: Exception) -> str:
         return f"it refuses the key {node.key} for user {node.user}"
     if unknown:
         return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it{RENTED}"
-    return f"cannot be reached: {error or type(error).__name__}"
+    said = str(error).removeprefix("[Errno None] ")  # as paramiko begins where each address refused
+    return f"cannot be reached: {said or type(error).__name__}"
 
 
 def _has_passphrase(key: Path) -> bool:

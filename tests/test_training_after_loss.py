@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud, MemoryTable
 from tests.support.rented_in_memory import Rented
 from training.causes import Cause
-from training.laptop import after_loss, attach, rental
+from training.laptop import after_loss, attach, rental, start_run
 from training.laptop.follow import Look
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import OpenCluster
@@ -187,7 +188,7 @@ def test_a_head_that_stays_away_because_it_is_gone_is_told_too(rented, at_hand, 
         raise HeadError("te1 has not answered for a while")
 
     monkeypatch.setattr(attach, "attach", away)
-    with pytest.raises(HeadError):
+    with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone$"):
         after_loss.followed(at_hand, RUN)
     assert "nothing goes on without te1" in capsys.readouterr().out
 
@@ -204,6 +205,29 @@ def test_ctrl_c_before_a_start_is_told_that_nothing_was_started_and_until_when_t
     nothing, until = capsys.readouterr().out.splitlines()
     assert nothing == "nothing was started"
     assert until.startswith("The cloud releases the machines at ") and "the run" not in until
+
+
+def test_ctrl_c_once_a_run_was_started_says_that_it_goes_on(capsys):
+    for started, said in ((None, ""), (RUN, f"{RUN} goes on by itself.")):
+        with pytest.raises(KeyboardInterrupt), attach.said_to_go_on(lambda run_id=started: run_id, here=False):
+            raise KeyboardInterrupt
+        assert capsys.readouterr().out.startswith(said) and (started or not said)
+
+
+def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_hand, capsys, monkeypatch):
+    @contextmanager
+    def claimed(head, name, now):
+        yield RUN
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start_run.make_run, "alone", lambda cluster: nullcontext())
+    monkeypatch.setattr(start_run.make_run, "claimed", claimed)
+    monkeypatch.setattr(start_run.make_run, "start", lambda *_: None)
+    monkeypatch.setattr(start_run, "_made_ready", lambda *_, **how: None if how["dry"] else object())
+    for dry in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            start_run.start(at_hand, SimpleNamespace(name="tiny"), None, None, dry=dry)
+        assert (f"{RUN} goes on by itself." in capsys.readouterr().out) is not dry
 
 
 def test_a_head_that_stays_away_though_it_is_there_leaves_nobody_who_extends(rented, at_hand, capsys, monkeypatch):

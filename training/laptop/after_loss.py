@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
@@ -27,6 +28,16 @@ LOSSES: frozenset[CauseKind] = frozenset(
     {"reclaimed", "node_lost", "peer_lost", "not_ready", "not_launched", "hung", "unheard"}
 )
 """Causes behind which a machine may be gone."""
+
+
+class Standing(Enum):
+    """Which of a run's machines are there."""
+
+    ALL = auto()
+    WITH_HEAD = auto()
+    """Some are gone, the head is there or about to go."""
+    WITHOUT_HEAD = auto()
+    UNKNOWN = auto()
 
 
 @dataclass(frozen=True)
@@ -95,14 +106,17 @@ def _are(names: Sequence[str]) -> str:
 
 def followed(cluster: OpenCluster, run_id: str) -> Look | None:
     """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
-    a signal ends this program. Raises HeadError when the head stays away, after the ways on where that is gone."""
+    a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is gone."""
     try:
         with signals_as_ctrl_c():
             if (seen := attach.attach(cluster.head, run_id)) is None:
                 rental.say_until(cluster)
-    except HeadError:
-        if say(cluster, run_id):
+    except HeadError as error:
+        standing = say(cluster, run_id)
+        if standing is Standing.ALL:
             rental.say_until(cluster)
+        if standing is Standing.WITHOUT_HEAD:
+            raise HeadError(f"{run_id} ended with {members.HEAD}, which is gone") from error
         raise
     return seen
 
@@ -111,15 +125,15 @@ def conclude(cluster: OpenCluster, run_id: str, seen: Look) -> None:
     """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
     `attach.conclude` does."""
     lost = seen.status and seen.status.cause.kind in LOSSES
-    all_stand = not lost or say(cluster, run_id)
+    all_stand = not lost or say(cluster, run_id) is Standing.ALL
     attach.conclude(cluster.head, run_id, seen, ways_told=not all_stand)
 
 
-def say(cluster: OpenCluster, run_id: str) -> bool:
-    """Print the ways on where a rented machine of a run is gone; nothing where all stand. Whether all do."""
+def say(cluster: OpenCluster, run_id: str) -> Standing:
+    """Print the ways on where a rented machine of a run is gone; nothing where all stand. Which do."""
     settings = cluster.settings
     if not (settings and settings.is_rented):
-        return True
+        return Standing.ALL
     try:
         loss = loss_of(open_cloud(settings), settings, _hosts(cluster, run_id))
     except InventoryError as error:
@@ -127,10 +141,12 @@ def say(cluster: OpenCluster, run_id: str) -> bool:
             f"which machines still stand is not known: {error}; fab train --resume {run_id} goes on on those that do; "
             f"to have all again, before it: {ALL_AGAIN}"
         )
-        return False
-    for line in loss.lines(run_id) if loss else ():
+        return Standing.UNKNOWN
+    if loss is None:
+        return Standing.ALL
+    for line in loss.lines(run_id):
         print(line)
-    return loss is None
+    return Standing.WITHOUT_HEAD if members.HEAD in loss.gone else Standing.WITH_HEAD
 
 
 def _hosts(cluster: OpenCluster, run_id: str) -> Sequence[str]:

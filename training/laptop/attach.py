@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from training.causes import CauseKind
@@ -58,6 +60,17 @@ def say_detached(run_id: str, here: bool) -> None:
     """The run needs no terminal; how to see and end it."""
     where = f"--run {run_id}{' --here' if here else ''}"
     print(f"{run_id} goes on by itself. See it: fab logs --follow {where}\nEnd it: fab stop {where}")
+
+
+@contextmanager
+def said_to_go_on(run_id: Callable[[], str | None], here: bool) -> Iterator[None]:
+    """Inside, Ctrl-C says that a run which was started goes on. `run_id`: None while none was."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if started := run_id():
+            say_detached(started, here)
+        raise
 
 
 def resume_command(run_id: str, here: bool) -> str:

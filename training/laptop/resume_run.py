@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import read_outline
-from training.laptop import base_model, checkpoints, make_run, node_hardware, preparing, rental, runs
+from training.laptop import attach, base_model, checkpoints, make_run, node_hardware, preparing, rental, runs
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
@@ -53,12 +53,15 @@ def resume(
             f"more of it: fab train --resume {where} --force --steps N"
         )
         return None
-    with make_run.alone(cluster) as mine:
-        with rental.nothing_started(cluster):
-            launch = _made_ready(cluster, run_id, overrides, force)
-        mine.confirm()
-        head.start(launch)
-    return run_id
+    started: str | None = None
+    with attach.said_to_go_on(lambda: started, head.here):
+        with make_run.alone(cluster) as mine:
+            with rental.nothing_started(cluster):
+                launch = _made_ready(cluster, run_id, overrides, force)
+            mine.confirm()
+            head.start(launch)
+            started = run_id
+    return started
 
 
 def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:

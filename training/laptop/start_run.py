@@ -23,7 +23,7 @@ from training.data.look.naming import NAMES, names_text
 from training.data.preference import refuse_other_goal
 from training.data.readers import Source, called, left_aside, paths_of, placed
 from training.goal import DPO
-from training.laptop import make_run, node_hardware, preparing, rental
+from training.laptop import attach, make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
 from training.laptop.folder_model import folder_recipe, recipe_text, uncounted_recipe
@@ -213,12 +213,15 @@ def start(
     `earlier`: what it begins with. `anyway`: in spite of an estimate that says no. `named`: the recipe's keys that the
     user set, which stay. Raises PlanError where the plan has errors: nothing is left then.
     """
-    with make_run.alone(cluster) as mine, make_run.claimed(cluster.head, recipe.name, now) as run_id:
-        with rental.nothing_started(cluster):
-            launch = _made_ready(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
-        if launch is not None:
-            make_run.start(cluster.head, mine, launch)
-    return run_id if launch else None
+    started: str | None = None
+    with attach.said_to_go_on(lambda: started, cluster.head.here):
+        with make_run.alone(cluster) as mine, make_run.claimed(cluster.head, recipe.name, now) as run_id:
+            with rental.nothing_started(cluster):
+                launch = _made_ready(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
+            if launch is not None:
+                make_run.start(cluster.head, mine, launch)
+                started = run_id
+    return started
 
 
 def _made_ready(

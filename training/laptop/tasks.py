@@ -129,9 +129,10 @@ def train(
             attach.say_detached(run_id, here)
             rental.say_until(cluster)
             return
-        stack.enter_context(rental.kept(cluster))
-        if debug_rank:
-            stack.enter_context(debugger.reached(cluster, run_id))
+        with attach.said_to_go_on(lambda: run_id, here):
+            stack.enter_context(rental.kept(cluster))
+            if debug_rank:
+                stack.enter_context(debugger.reached(cluster, run_id))
         if seen := after_loss.followed(cluster, run_id):
             after_loss.conclude(cluster, run_id, seen)
             if not no_fetch and attach.bring_home(cluster.head, run_id) is not None:
