@@ -20,7 +20,7 @@ from tests.support.tiny_adapter import write_adapter, write_base, write_wrapper
 from training.card_facts import read_facts
 from training.laptop.ranks_here import launch_here
 from training.launch import launch_text
-from training.model_card import CardFacts, card, loading
+from training.model_card import CardFacts, base_name, card, loading
 from training.node.adapter import portable
 from training.node.checkpoint import faults
 from training.recipe import Recipe, parse_recipe
@@ -217,6 +217,15 @@ def test_of_a_base_that_no_hub_has_the_code_of_the_card_loads_both_where_a_copy_
     (tmp_path / RUN / "launch.json").write_text(launch_text(launch))
     code, _ = loading("x", read_facts(tmp_path / RUN, folder, merged=False))
     assert f"fab merge --run {RUN} --here, then" in "\n".join(code)
+    assert code[:2] == [
+        "from peft import AutoPeftModelForCausalLM",
+        'model = AutoPeftModelForCausalLM.from_pretrained("x")',
+    ]
+
+
+def test_a_base_that_a_run_merged_is_named_by_that_run():
+    assert base_name(f"folder:/home/anna/runs/{RUN}/merged") == f"{RUN}-merged"
+    assert base_name("folder:/home/anna/tiny") == "tiny" and base_name("acme/tiny") == "acme/tiny"
 
 
 def test_the_code_of_the_card_of_what_sees_images_too_builds_the_class_that_was_trained(seeing, tmp_path: Path):
@@ -233,7 +242,10 @@ def test_the_code_of_the_card_of_what_sees_images_too_builds_the_class_that_was_
 def test_a_name_with_blanks_or_marks_is_one_word_of_the_command_and_one_string_of_the_code(name, merged):
     recipe = parse_recipe(RECIPE % "acme/tiny", None, "here").to_toml()
     recipe = recipe.replace('"acme/tiny"', json.dumps(f"folder:/models/{name}", ensure_ascii=False))
-    code, (command,) = loading(f"runs/{name}", CardFacts("run", 3, recipe, "b", "d", 1.0, None, (), merged=merged))
+    code, (*said, command) = loading(
+        f"runs/{name}", CardFacts("run", 3, recipe, "b", "d", 1.0, None, (), merged=merged)
+    )
+    assert said == ([] if merged else ["# path/to: wherever the folder of the base lies"])
     words = shlex.split(command)
     assert words[:3] == ["vllm", "serve", f"runs/{name}" if merged else f"path/to/{name}"]
     assert merged or words[-1] == f"tuned=runs/{name}"

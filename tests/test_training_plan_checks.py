@@ -412,3 +412,12 @@ def test_a_run_too_short_for_any_warm_up_is_said_to_have_none():
 def test_a_run_of_few_steps_is_told_with_what_makes_them_more(rows, said):
     recipe = load_recipe("qwen2.5-7b", {"epochs": "2", "global_batch": "16", "micro_batch": "1"})
     assert enough(recipe, 90, rows, paired=False).cure == said
+
+
+def test_held_out_records_that_are_learned_all_the_same_are_said():
+    known = facts()
+    assert found(plan(known), "held out") == Check("held out", "ok", "none")
+    apart = found(plan(replace(known, held_out=20)), "held out")
+    assert (apart.severity, apart.value) == ("ok", "20 records, none of them in the training data too")
+    leaked = found(plan(replace(facts(leaked=18), held_out=20)), "held out")
+    assert (leaked.severity, leaked.value) == ("warning", "18 of 20 records in the training data too")

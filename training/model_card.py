@@ -17,7 +17,7 @@ from training.counting import many
 from training.evaluations import measured_on
 from training.model_lock import BUILT_IN, LOCAL
 from training.model_names import FOLDER
-from training.run_folder import LOCAL_RUNS
+from training.run_folder import LOCAL_RUNS, is_run_id
 from training.words import ENGLISH, Say
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -27,8 +27,13 @@ LICENCES = ("apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama
 
 
 def base_name(base: str) -> str:
-    """A base model as others may know it: the path of a folder on this machine is nobody's business."""
-    return base.rpartition("/")[2] if base.startswith(FOLDER) else base
+    """A base model as others may know it: the path of a folder on this machine is nobody's business; of what a run
+    merged its id."""
+    if not base.startswith(FOLDER):
+        return base
+    run_id, _, name = base.rpartition("/")
+    run_id = run_id.rpartition("/")[2]
+    return f"{run_id}-{name}" if is_run_id(run_id) else name
 
 
 @dataclass(frozen=True)
@@ -139,15 +144,16 @@ def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str],
     kind = "AutoModelForImageTextToText" if facts.sees else "AutoModelForCausalLM"
     local = facts.recipe["base_model"].startswith(LOCAL)
     served = f"path/to/{base.removeprefix(BUILT_IN)}" if local else base
+    where = [f"# {say('path/to: wherever the folder of the base lies')}"] if local else []
     if facts.merged:
         code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
         serve = [shlex.join(["vllm", "serve", name])]
     else:
         code = ["from peft import AutoPeftModelForCausalLM"]
         code += [f"model = AutoPeftModelForCausalLM.from_pretrained({_python(name)})"]
-        if facts.sees or local:
+        if facts.sees or (local and not facts.here):
             code = ["from peft import PeftModel", f"from transformers import {kind}"]
-            code += [f"base = {kind}.from_pretrained({_python(served)})"]
+            code += [*where, f"base = {kind}.from_pretrained({_python(served)})"]
             code += [f"model = PeftModel.from_pretrained(base, {_python(name)})"]
         code.append(f"model = model.merge_and_unload()  # {say('a plain model, where one is wanted')}")
         rank = _served_rank(facts.recipe["lora"])
@@ -155,7 +161,11 @@ def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str],
             code += _without_base(facts, kind, say)
         room = ["--max-lora-rank", str(rank), "--lora-modules", f"tuned={name}"]
         command = shlex.join(["vllm", "serve", served, "--enable-lora", *room])
-        serve = [command] if rank else [f"# {say('vLLM serves no such adapter: merge it, and serve the merged model')}"]
+        serve = (
+            [*where, command]
+            if rank
+            else [f"# {say('vLLM serves no such adapter: merge it, and serve the merged model')}"]
+        )
     return code, serve
 
 

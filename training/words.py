@@ -224,6 +224,7 @@ ZH = {
     "How to load what it learned": "如何加载训练结果",
     "with PEFT; merged": "用 PEFT 加载；合并",
     "served by vLLM": "用 vLLM 提供服务",
+    "path/to: wherever the folder of the base lies": "path/to：换成基座模型目录实际所在的位置",
     "no hub has the base; without its folder: {command}, then": "Hub 上没有这个基座；没有它的目录时：{command}，然后",
     "a plain model, where one is wanted": "需要普通模型时才用这一行",
     "vLLM serves no such adapter: merge it, and serve the merged model": (

@@ -30,7 +30,7 @@ from training.data.sample import IGNORED, BadRecord, DataError, NothingLeftError
 from training.recipe import Recipe
 from training.recipe_tables import Validation
 
-VERSION = 5
+VERSION = 6
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
@@ -177,12 +177,13 @@ class Build:
 
     def _facts(self, content: str) -> dict[str, Any]:
         template, tokenizer, end = self.encoder.template, self.encoder.tokenizer, self.encoder.end_id
-        lengths = self.watch.lengths(self.recipe.max_length)
+        lengths, repeats = self.watch.lengths(self.recipe.max_length), self.watch.repeats()
         return {
             "content_hash": content,
             "shape": self.shape,
             "bad": self.bad.count,
-            "duplicates": self.watch.repeats().duplicates,
+            "duplicates": repeats.duplicates,
+            "leaked": repeats.leaked,
             "longest_uncut": lengths.longest if lengths else 0,
             "template": template is not None,
             "template_has_generation": template is not None and template.has_generation,

@@ -70,6 +70,8 @@ class DataReport:
     """0 of data prepared before it was counted, as the counts below."""
     duplicates: int = 0
     """Records of the whole data that are the same as one before."""
+    leaked: int = 0
+    """Held-out records that stand in the training data as they are."""
     longest_uncut: int = 0
     """Tokens of the longest sample of the whole data, before any was cut."""
     pairs: int = 0

@@ -13,6 +13,7 @@ CHECKS: Sequence[Callable[[Situation], Check]] = (
     teaching.skipped,
     teaching.truncated,
     teaching.duplicates,
+    teaching.leaks,
     teaching.template,
     teaching.end_of_turn,
     teaching.padding_token,

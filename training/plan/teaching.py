@@ -105,6 +105,19 @@ def duplicates(it: Situation) -> Check:
     return Check("duplicates", "ok", value)
 
 
+def leaks(it: Situation) -> Check:
+    """Of records that are held out, whether they are learned all the same."""
+    count, held_out = it.facts.report.get("leaked", 0), it.facts.held_out
+    if not held_out:
+        return Check("held out", "ok", "none")
+    if not count:
+        return Check("held out", "ok", f"{many(held_out, 'record')}, none of them in the training data too")
+    value = f"{count} of {many(held_out, 'record')} in the training data too"
+    return Check(
+        "held out", "warning", value, "their loss says nothing; take repeated records out: fab data names them"
+    )
+
+
 def template(it: Situation) -> Check:
     report = it.facts.report
     if report["shape"] in PLAIN and not report["template"]:

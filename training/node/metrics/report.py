@@ -31,7 +31,7 @@ from training.data.look.page import FOLDER as LOOK_FOLDER
 from training.data.look.page import visible
 from training.evaluations import read_evaluations
 from training.events import EVENTS, Resumed, parse_rows
-from training.model_card import loading
+from training.model_card import base_name, loading
 from training.money import HOUR, bare, money
 from training.node.metrics import run_tables
 from training.node.metrics.plots import Drawn, Mark, draw, plots
@@ -223,13 +223,18 @@ def _data_hash(plan: Row, checkpoints: Sequence[Row]) -> tuple[str, Any]:
 def _origin(run: Path, plan: Row, data: Sequence[tuple[str, Any]], say: Say) -> list[tuple[str, str]]:
     """What it was made from, by hash, and what it began with; `data` where no other table has theirs."""
     found = [
-        ("base model", plan.get("model_dir")),
+        ("base model", _named(_read(run / "recipe.toml", tomllib.loads)) or plan.get("model_dir")),
         ("base model's files, sha256", plan.get("base_model_hash")),
         *data,
     ]
     for stage in stages_of(run):
         found.append(("began with", say("the adapter of {run}, step {step}", run=stage.run_id, step=stage.step)))
     return [(say(name), str(value)) for name, value in found if value]
+
+
+def _named(recipe: Row) -> str:
+    """A base model by its id, or what others may know of a folder; empty where the recipe does not say."""
+    return base_name(str(recipe.get("base_model") or ""))
 
 
 def _checkpoints(folder: Path) -> list[Row]:
