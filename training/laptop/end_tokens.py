@@ -42,7 +42,7 @@ def spare_pad(folder: Path, template: str) -> str:
 
 
 def _spare(tokenizer: Declared) -> str:
-    free = [one for one in tokenizer.all_special_tokens if one not in tokenizer.special_tokens_map.values()]
+    free = [one for one in tokenizer.ids if one not in tokenizer.special_tokens_map.values()]  # those that have a row
     return next((token for word in UNUSED for token in free if word in token.lower()), "")
 
 
