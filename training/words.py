@@ -206,7 +206,6 @@ ZH = {
     "name": "名称",
     "type": "规格",
     "zone": "可用区",
-    "private address": "内网地址",
     "ranks": "进程数",
     "an hour": "每小时",
     "all together": "合计",

@@ -74,7 +74,6 @@ def machines(hosts: Sequence[Row], price_h: float | None, currency: str, say: Sa
         "name": [host["name"] for host in hosts],
         "type": [host.get("type") or "" for host in hosts],
         "zone": [host.get("zone") or "" for host in hosts],
-        "private address": [host["private_address"] for host in hosts],
         "ranks": [host["slots"] for host in hosts],
         "an hour": [bare(host.get("price_h"), currency, HOUR) for host in hosts],
     }
