@@ -163,6 +163,8 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
     start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
     begun = as_it_was_begun(work, rank, start)
+    if begun.whole.unread:
+        raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
     work = replace(work, whole=begun.whole)
     if not recipe.prefers:  # Liger's kernels give no log-probability of each token
         choose_loss(work, rank)

@@ -28,7 +28,7 @@ from transformers import (
 from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
 from training.cost.strategies import cost_of
-from training.cost.strategies.zero0 import part_misfit
+from training.cost.strategies.zero0 import built_misfit, unread
 from training.isolation import CURE, mixing, never_trained
 from training.node import architecture
 from training.node.architecture import text_layers
@@ -310,6 +310,8 @@ class Whole:
     facts: ModelFacts
     shapes: Mapping[str, torch.Size]
     """Of what is trained, by NAME as in TrainableState."""
+    unread: str = ""
+    """Why PEFT would not read its adapter again; empty where it would."""
 
 
 def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
@@ -317,10 +319,10 @@ def whole_model(recipe: Recipe, model_dir: Path) -> Whole:
     with torch.device("meta"):
         base = architecture.build(architecture.config_of(model_dir))
         shape = shape_of(base)
-        if reason := part_misfit(shape, recipe):
+        if reason := built_misfit(shape, recipe):
             raise RecipeError(f"{model_dir.name}: {reason}")
         facts = shape.facts(recipe)
         whole = trainable(base, recipe, model_dir)
     trained = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     shapes = {name: p.shape for name, p in trainable_parameters(whole).items()}
-    return Whole(replace(facts, trainable=trained), shapes)
+    return Whole(replace(facts, trainable=trained), shapes, unread(shape, recipe.lora))

@@ -176,6 +176,11 @@ class Zero0:
 
 def part_misfit(shape: ModelShape, recipe: Recipe) -> str:
     """Why a recipe is nothing for what a model is made of, by whatever strategy; empty where it is."""
+    return built_misfit(shape, recipe) or unread(shape, recipe.lora)
+
+
+def built_misfit(shape: ModelShape, recipe: Recipe) -> str:
+    """The same of an adapter that is there already, whatever it has."""
     return text_alone(shape.kind, recipe) or experts_misfit(shape, recipe)
 
 
@@ -189,10 +194,10 @@ def experts_misfit(shape: ModelShape, recipe: Recipe) -> str:
         return f"base_precision {NF4}: {reason}; take base_precision=dtype"
     if recipe.tuning == "full":
         return f"tuning = full: the routers of a {shape.kind} would drift without their balancing loss; take lora"
-    return _named_by_weight(shape, recipe.lora)
+    return ""
 
 
-def _named_by_weight(shape: ModelShape, lora: Lora) -> str:
+def unread(shape: ModelShape, lora: Lora) -> str:
     """Why PEFT would not read an adapter again that has modules named by their weights; empty where it would."""
     paths = {path for layer in shape.kinds for path in layer.targets(lora)}
     names = {path.rpartition(".")[2] for path in paths}
