@@ -73,8 +73,8 @@ def with_other_dashes(words: Sequence[str], tasks: Collection) -> str:
     """What is said of a flag with the dashes of a Chinese keyboard or of a text program; empty where there is none."""
     for task, word, kind in _read(words, tasks):
         name, equals, value = word.lstrip(f"{DASHES}-").partition("＝")
-        if task and kind is Kind.BARE and word[0] in DASHES and name.isascii() and name[:1].isalpha():
-            said = f"--{name}{'=' * len(equals)}{value}"
+        if task and kind is Kind.BARE and word[:1] in DASHES and name.isascii() and name[:1].isalpha():
+            said = f"{'-' if len(name) == 1 else '--'}{name}{'=' * len(equals)}{value}"
             return f"fab {task} {word}: {word[0]} is no dash of a flag; write {shlex.quote(said)}"
     return ""
 
@@ -96,16 +96,16 @@ def not_understood(error: ParseError, words: Sequence[str], tasks: Collection, m
     """What is said of a command line that invoke refuses. Its own words, unless one of `words` is unknown to it.
     `meant`: what the unknown one may be."""
     typed = [word.partition("=")[0] if word.startswith("-") else word for word in words]
-    unknown = next((word for word in typed if str(error) == f"No idea what {word!r} is!"), "")
+    unknown = next((word for word in typed if str(error) == f"No idea what {word!r} is!"), None)
     task = (error.context and error.context.name) or ""
-    if error.context and not unknown and (missing := error.context.missing_positional_args):
+    if error.context and unknown is None and (missing := error.context.missing_positional_args):
         return f"fab {task} needs {', '.join(each.name.upper() for each in missing)}; fab --help {task}"
-    if not unknown:
+    if unknown is None:
         return f"{error}{f'; fab --help {task}' if task else ''}"
     if not task:
         return f"there is no fab {unknown}{_nearest(unknown, list(tasks.task_names))}; fab --list shows all"
     if not unknown.startswith("-"):
-        said = meant(unknown, _flags(error), words)
+        said = meant(unknown, _flags(error), words) if unknown else ""
         return f"fab {task} knows no {unknown!r}; {f'did you mean {said}? ' if said else ''}fab --help {task}"
     said = meant(unknown, _flags(error), words)
     near = f"; it is {said}" if said else _nearest(unknown, _flags(error))

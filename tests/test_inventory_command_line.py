@@ -64,6 +64,8 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
     ("argv", "sentence"),
     [
         (["data", "a.jsonl", "－－model", "tiny"], "fab data －－model: － is no dash of a flag; write --model"),
+        (["down", "—y"], "fab down —y: — is no dash of a flag; write -y"),
+        (["train", "--model", "tiny", ""], "fab train knows no ''; fab --help train"),
         (["train", "——here"], "fab train ——here: — is no dash of a flag; write --here"),
         (["train", "--model", "tiny", "–-set＝a=1"], "fab train –-set＝a=1: – is no dash of a flag; write --set=a=1"),
         (["upp"], "there is no fab upp; the nearest is up; fab --list shows all"),

@@ -70,6 +70,11 @@ def test_when_the_last_head_was_gone_is_known_once_it_is(rented):
     cluster.down()
     gone = down.plan_down(cluster.cloud, cluster.settings, True).head_gone
     assert gone and before <= gone <= cluster.cloud.now()
+    machines = cluster.up(1)
+    for each in machines.values():
+        del cluster.cloud.all[each.instance_id]  # as the cloud takes one back, and nobody has looked since
+    later = down.plan_down(cluster.cloud, cluster.settings, True).head_gone
+    assert later and gone < later <= cluster.cloud.now()
 
 
 def test_one_machine_goes_with_its_disk_and_the_others_stay_with_theirs_and_their_price(rented):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,3 +147,37 @@ def test_the_command_writes_its_numbers_and_ends_a_mistake_with_code_2(measured,
     found = json.loads((tmp_path / "evaluation.json").read_text())
     assert found["tuned"]["loss"] == pytest.approx(measured.both["tuned"]["loss"], rel=1e-6)
     assert found["tuned"]["exact_match"] is None
+
+
+CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("text", "special", "question"),
+    [
+        (CHATML, ["<|im_start|>", "<|im_end|>"], "What is\n2+2?"),
+        (f"{CHATML}<think>\n\n</think>\n\n", ["<|im_start|>", "<|im_end|>"], "What is\n2+2?"),
+        (f"{CHATML}<think>\n", ["<|im_start|>", "<|im_end|>"], "What is\n2+2?"),
+        (
+            "[gMASK]<sop><|user|>\n几点？<|assistant|>\n<think></think>",
+            ["<sop>", "<|user|>", "<|assistant|>"],
+            "几点？",
+        ),
+        ("<s>[INST] hello [/INST]", ["<s>", "[INST]", "[/INST]"], "hello"),
+        ("<bos>user<sep>human<sep>assistant", ["<bos>", "<sep>"], "user human assistant"),
+        ("Question: why?", [], "Question: why?"),
+    ],
+)
+def test_of_a_prompt_its_last_turns_own_words_are_told(text, special, question):
+    from training.node.adapter.decoding import Voice
+
+    class Tokenizer:
+        all_special_tokens = special
+
+        def decode(self, ids, skip_special_tokens):
+            plain = re.sub("|".join(map(re.escape, special)) or "(?!)", " ", text)
+            return plain if skip_special_tokens else text
+
+    said = Voice(Tokenizer(), None, frozenset(), 9).last_said([])
+    assert " ".join(said.split()) == " ".join(question.split())

@@ -220,7 +220,7 @@ def test_ctrl_c_while_a_start_is_cleaned_up_behind_says_that_the_run_goes_on(at_
         yield RUN
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(start_run.make_run, "alone", lambda cluster: nullcontext())
+    monkeypatch.setattr(start_run.make_run, "alone", lambda cluster: nullcontext(SimpleNamespace(confirm=lambda: None)))
     monkeypatch.setattr(start_run.make_run, "claimed", claimed)
     monkeypatch.setattr(start_run.make_run, "start", lambda *_: None)
     monkeypatch.setattr(start_run, "_made_ready", lambda *_, **how: None if how["dry"] else object())

@@ -166,8 +166,8 @@ def test_of_a_disk_without_its_machine_is_said_that_it_may_have_more_than_the_ne
     gone = DownPlan((), (its_disk(),), head_gone=NOON)
     (said,) = tasks._at_stake(gone, False, False)
     assert said == (
-        f"te1 was there until {clock(NOON)}, no snapshot has any: what runs saved in between is on te1's disk alone; "
-        "fab up brings it back, to look at or to snapshot"
+        f"te1 was there until {clock(NOON)} at the latest, no snapshot has any: what runs saved in between is on "
+        "te1's disk alone; fab up brings it back, to look at or to snapshot"
     )
     (said,) = tasks._at_stake(replace(gone, snapshots=(snapshot(NOON - hour),)), False, False)
     assert f"the newest snapshot is of {clock(NOON - hour)}: what runs saved in between" in said

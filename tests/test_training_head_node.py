@@ -310,6 +310,18 @@ def test_sums_that_leave_a_part_out_make_no_whole_checkpoint(here: HereHead):
     assert checkpoints.whole_checkpoint(here, RUN) == (None, [4])
 
 
+def test_files_are_unpacked_by_a_python_that_knows_no_filters_too(here: HereHead, tmp_path, monkeypatch):
+    """As Debian 12's own, 3.11.2."""
+    unpack = shutil.unpack_archive
+    monkeypatch.delattr(tarfile, "data_filter")
+    monkeypatch.setattr(shutil, "unpack_archive", lambda archive, folder, kind: unpack(archive, folder, kind))
+    (tmp_path / "a.txt").write_text("a")
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.txt", "b/a.txt")
+    here.put(tmp_path / "a.tar.gz", tmp_path / "run")
+    assert (tmp_path / "run" / "b" / "a.txt").read_text() == "a"
+
+
 def test_a_supervisor_that_does_not_start_is_said_at_once(here: HereHead):
     (here.runs / RUN / "logs").mkdir()
     launch = Launch(RUN, str(here.runs / RUN), (), "training.node.finetune", (), sys.executable, {}, here=True)

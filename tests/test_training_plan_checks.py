@@ -405,7 +405,7 @@ def test_a_run_too_short_for_any_warm_up_is_said_to_have_none():
     ("rows", "said"),
     [
         (4, "every step sees a row more than once, and 1 step in all teaches next to nothing; --set global_batch=1"),
-        (40, "5 steps in all teach next to nothing; --epochs makes them more"),
+        (40, "5 steps in all teach next to nothing; more epochs or steps, or a smaller global_batch, make them more"),
         (160, "few; some hundreds teach a manner, thousands a skill"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from training.launch import Launch
-from training.starts import STARTS, Begun, note_end, note_start, read_starts, seconds_of
+from training.starts import STARTS, Begun, elsewhere, note_end, note_start, read_starts, seconds_of
 
 LAUNCH = Launch("tiny-20260101-000000", "", (), "training.node.finetune", (), "python", {}, command="fab train")
 
@@ -35,3 +35,11 @@ def test_a_line_that_was_cut_hides_no_other(tmp_path):
         file.write('{"ended": 1\n')
     note_start(tmp_path, LAUNCH, 20.0)
     assert [start.at for start in read_starts(tmp_path)] == [10.0, 20.0]
+
+
+def test_the_same_machines_in_another_order_are_no_others():
+    def on(*hosts):
+        return Begun(0.0, "fab train", hosts=hosts)
+
+    assert elsewhere([on("te1", "te2", "te3"), on("te2", "te1"), on("te1", "te2")]) == [(1, ("te1", "te2", "te3"))]
+    assert elsewhere([on("te1"), on()]) == elsewhere([]) == []

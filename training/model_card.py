@@ -68,9 +68,9 @@ class CardFacts:
         return tomllib.loads(self.recipe_text)
 
 
-def card(name: str, facts: CardFacts) -> str:
+def card(name: str, facts: CardFacts, *, published: bool = False) -> str:
     """README.md: front matter the hub reads, then words. `name`: what it is loaded by, a repository or a folder. The
-    licence is the base model's, which binds both."""
+    licence is the base model's, which binds both. `published`: for others than who has the base's folder here."""
     recipe = facts.recipe
     base = recipe["base_model"]
     known = not base.startswith(LOCAL)
@@ -96,7 +96,7 @@ def card(name: str, facts: CardFacts) -> str:
         "",
         "Licence: that of the base model.",
         *(line for each in facts.evaluations for line in _evaluation(each)),
-        *_use(name, facts),
+        *_use(name, facts, published),
         *_asked(facts),
         *_end(facts),
         "",
@@ -132,12 +132,14 @@ def _evaluation(found: Mapping[str, Any]) -> list[str]:
     return ["", title, "", "| | base | tuned |", "|--|--|--|", *rows]
 
 
-def _use(name: str, facts: CardFacts) -> list[str]:
-    code, serve = loading(name, facts)
+def _use(name: str, facts: CardFacts, published: bool) -> list[str]:
+    code, serve = loading(name, facts, at_hand=facts.here and not published)
     return ["", "## Use", "", "```python", *code, "```", "", "```sh", *serve, "```"]
 
 
-def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str], list[str]]:
+def loading(
+    name: str, facts: CardFacts, say: Say = ENGLISH, *, at_hand: bool | None = None
+) -> tuple[list[str], list[str]]:
     """Python that loads it with transformers and PEFT, and merges it; the command that has vLLM serve it. The base is
     named where it sees images, and where no hub has it."""
     base = base_name(facts.recipe["base_model"])
@@ -151,7 +153,7 @@ def loading(name: str, facts: CardFacts, say: Say = ENGLISH) -> tuple[list[str],
     else:
         code = ["from peft import AutoPeftModelForCausalLM"]
         code += [f"model = AutoPeftModelForCausalLM.from_pretrained({_python(name)})"]
-        if facts.sees or (local and not facts.here):
+        if facts.sees or (local and not (facts.here if at_hand is None else at_hand)):
             code = ["from peft import PeftModel", f"from transformers import {kind}"]
             code += [*where, f"base = {kind}.from_pretrained({_python(served)})"]
             code += [f"model = PeftModel.from_pretrained(base, {_python(name)})"]

@@ -22,7 +22,7 @@ OUTLINE = "training.node.outline"
 COUNTING_S = 300.0
 COUNTED_WITH = ("torch", "transformers")
 CURE = "pip install -e '.[train]' (README.md says how to take the small torch, without CUDA)"
-FORMAT = 2
+FORMAT = 3
 """Of what is kept; another one is counted anew."""
 Ask = Callable[[str, Path, float], Mapping[str, Any]]
 """Runs a module of training/node that builds the model of a folder from its config.json, for so many seconds at most;

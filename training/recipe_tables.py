@@ -49,9 +49,9 @@ class Lora(Table):
         """A list typed without its quotes is a text."""
         if not isinstance(value, str) or value == cls.model_fields[str(info.field_name)].default:
             return value
-        names = [each for each in re.split(r"[\s,，、\[\]\"']+", value) if each]
+        names = [each for each in re.split(r"[\s,，、\"']+", re.sub(r"^\[(.*)\]$", r"\1", value.strip())) if each]
         typed = shlex.quote(f"lora.{info.field_name}={json.dumps(names, ensure_ascii=False)}")
-        raise ValueError(f"a list of names is expected, not {value!r}: --set {typed}")
+        raise ValueError(f"a list of names is expected, not {value!r}{f': --set {typed}' if names else ''}")
 
     def rank_of_experts(self, sent_to: int) -> int:
         """Of each expert's pair, where a token is sent to so many of them."""

@@ -58,7 +58,8 @@ def read_starts(run: Path) -> list[Begun]:
 
 def elsewhere(starts: Sequence[Begun]) -> list[tuple[int, tuple[str, ...]]]:
     """The numbers, from 1, and machines of those that ran on others than the last one."""
-    return [(n, one.hosts) for n, one in enumerate(starts, 1) if one.hosts and one.hosts != starts[-1].hosts]
+    last = set(starts[-1].hosts) if starts else set()
+    return [(n, one.hosts) for n, one in enumerate(starts, 1) if last and one.hosts and {*one.hosts} != last]
 
 
 def seconds_of(starts: Sequence[Begun], until: float) -> float:

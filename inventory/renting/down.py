@@ -106,7 +106,8 @@ def plan_down(
     else:
         left = ledger.elsewhere(cloud.now())
         plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
-    plan = replace(plan, head_gone=_head_gone(ledger.past(cloud.now()), settings.name))
+    there = {each.instance_id for each in (*machines, *remaining)}
+    plan = replace(plan, head_gone=_head_gone(ledger.gone(there, cloud.now()), settings.name))
     return _with_outliving(cloud, plan, ledger, every) if settings.rental.budget else plan
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -158,6 +158,11 @@ class Ledger:
     def past(self, now: datetime) -> tuple[Entry, ...]:
         """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
         return tuple(each for e in self.read().values() if (each := self._over(e, now)).ended and each.kind == MACHINE)
+
+    def gone(self, there: Collection[str], now: datetime) -> tuple[Entry, ...]:
+        """`past`, and those that are no longer among the ids of what is `there`; nothing is written."""
+        open_here = {i: e for i, e in self.read().items() if e.kind == MACHINE and self.here.has(e) and i not in there}
+        return (*self.past(now), *changes(open_here, (), now))
 
     def _over(self, entry: Entry, now: datetime) -> Entry:
         elsewhere = not (entry.ended or self.here.has(entry))

@@ -195,10 +195,8 @@ def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
     if plan.head_gone is None or plan.head_gone.timestamp() <= held:
         return []
     newest = f"the newest snapshot is of {clock(datetime.fromtimestamp(held, UTC))}" if held else "no snapshot has any"
-    return [
-        f"{members.HEAD} was there until {clock(plan.head_gone)}, {newest}: what runs saved in between is on {disk} "
-        "alone; fab up brings it back, to look at or to snapshot"
-    ]
+    until = f"{members.HEAD} was there until {clock(plan.head_gone)} at the latest, {newest}"
+    return [f"{until}: what runs saved in between is on {disk} alone; fab up brings it back, to look at or to snapshot"]
 
 
 def _stake() -> tuple[Stake, str]:

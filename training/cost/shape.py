@@ -8,6 +8,7 @@ kind of layer its sums, and which layer is of which kind.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -235,8 +236,11 @@ def _refuse_impossible(shape: ModelShape) -> None:
     sides = [n for layer in shape.kinds for each in (layer.linears, layer.routed) for s in each.values() for n in s]
     of_layers = [getattr(layer, name) for layer in shape.kinds for name in NUMBERS]
     numbers = [shape.hidden, shape.vocab, shape.rest, *shape.order, *of_layers, *sides]
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
         raise ValueError("a number in it is none")
+    paths = [path for layer in shape.kinds for each in (layer.linears, layer.routed) for path in each]
+    if not all(re.fullmatch(r"\w+(\.\w+)*", path, re.ASCII) for path in paths):
+        raise ValueError("the name of a layer in it is none")
     if not shape.order or max(shape.order) >= len(shape.kinds):
         raise ValueError("its layers are of no kind")
     if not (isinstance(shape.kind, str) and shape.kind.isprintable() and isinstance(shape.tied, bool)):

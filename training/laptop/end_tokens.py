@@ -42,7 +42,8 @@ def spare_pad(folder: Path, template: str) -> str:
 
 
 def _spare(tokenizer: Declared) -> str:
-    free = [one for one in tokenizer.ids if one not in tokenizer.special_tokens_map.values()]  # those that have a row
+    used = tokenizer.special_tokens_map.values()
+    free = [one for one in tokenizer.ids if one not in used and one not in tokenizer.chat_template]  # those with a row
     return next((token for word in UNUSED for token in free if word in token.lower()), "")
 
 

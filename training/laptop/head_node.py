@@ -10,6 +10,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Callable
@@ -177,7 +178,8 @@ class HereHead:
 
     def put(self, archive: Path, folder: Path) -> None:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
-        shutil.unpack_archive(archive, folder, "gztar", filter="data")
+        how: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.11.4
+        shutil.unpack_archive(archive, folder, "gztar", **how)
 
     def start(self, launch: Launch) -> None:
         folder = Path(launch.run_dir)

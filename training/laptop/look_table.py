@@ -110,8 +110,7 @@ def _learned(look: Look, train: Rows) -> Iterator[str]:
     passes = (look.steps or 0) * look.global_batch / max(1, train.rows)
     yield f"{many(look.steps or 0, 'step')} of {many(look.global_batch, 'row')}: each row is seen {plain(passes)} times"
     if few := few_steps(look.steps or 0):
-        smaller = f"--set global_batch={max(1, train.rows // 4)} or " if train.rows < look.global_batch else ""
-        yield f"{few}; {smaller}--epochs makes them more"
+        yield f"{few}; more epochs or steps, or a smaller global_batch, make them more"
     if look.template_args:
         yield f"template_args: {', '.join(f'{name} = {value}' for name, value in look.template_args.items())}"
     if look.validation:

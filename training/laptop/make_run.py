@@ -44,9 +44,8 @@ def claimed(head: Head, name: str, now: datetime) -> Iterator[str]:
             drop(head, mine)
 
 
-def start(head: Head, mine: Turn, launch: Launch) -> None:
-    """Start what is ready, while it is this side's turn."""
-    mine.confirm()
+def start(head: Head, launch: Launch) -> None:
+    """Start what is ready; that it is this side's turn was confirmed."""
     keep(head, launch.run_id)
     head.start(launch)
 
@@ -67,7 +66,8 @@ def start_ranks(
         launch = replace(launch, env={**launch.env, **(env or {})})
         plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
         put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **(files or {})})
-        start(head, mine, launch)
+        mine.confirm()
+        start(head, launch)
     return launch
 
 

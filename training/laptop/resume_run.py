@@ -59,8 +59,8 @@ def resume(
             with rental.nothing_started(cluster):
                 launch = _made_ready(cluster, run_id, overrides, force)
             mine.confirm()
-            head.start(launch)
             started = run_id
+            head.start(launch)
     return started
 
 

@@ -219,8 +219,9 @@ def start(
             with rental.nothing_started(cluster):
                 launch = _made_ready(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
             if launch is not None:
-                make_run.start(cluster.head, mine, launch)
+                mine.confirm()
                 started = run_id
+                make_run.start(cluster.head, launch)
     return started
 
 

@@ -48,7 +48,9 @@ def enough(recipe: Recipe, samples: int, rows: int, paired: bool, held_out: int 
         cure = f"every step sees a row more than once{more}; --set global_batch={max(recipe.micro_batch, rows // 4)}"
         return Check("records", "warning", value, cure)
     if few := few_steps(total):
-        return Check("records", "warning", value, f"{few}; --epochs makes them more")
+        return Check(
+            "records", "warning", value, f"{few}; more epochs or steps, or a smaller global_batch, make them more"
+        )
     if samples < FEW_RECORDS:
         return Check("records", "warning", value, "few; some hundreds teach a manner, thousands a skill")
     return Check("records", "ok", value)

@@ -29,7 +29,9 @@ def on_all_ranks(
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
     with make_run.alone(cluster) as mine, make_run.claimed(head, GENERATE, now) as run_id:
-        make_run.start(head, mine, _made_ready(cluster, run_id, about, questions, sampling))
+        launch = _made_ready(cluster, run_id, about, questions, sampling)
+        mine.confirm()
+        make_run.start(head, launch)
     seen = attach.attach(head, run_id)
     if seen is None:
         stop_run.ask_to_stop(head, run_id)

@@ -106,7 +106,7 @@ def parcel(run: Path, repo: str, merged: bool, private: bool) -> Parcel:
         files[SUMS] = folder / SUMS
     else:
         files["adapter_config.json"] = _portable(folder / "adapter_config.json", facts)
-    files["README.md"] = card(repo, facts).encode()
+    files["README.md"] = card(repo, facts, published=True).encode()
     return Parcel(repo, dict(sorted(files.items())), private)
 
 

@@ -30,6 +30,14 @@ Choose = Callable[[torch.Tensor | None, Sequence[int]], int]
 """The next token after all tokens so far."""
 WHO = frozenset({"system", "user", "human", "assistant", "model"})
 """What templates call the sides of a conversation."""
+OPENED = re.compile(r"<think>\s*(</think>)?\s*$")
+"""Thoughts, empty or begun, that a template asks an answer with."""
+
+
+def _words_of(part: str) -> str:
+    """What stands between two of a template's special tokens, without who says it and thoughts that it begins with."""
+    who, _, words = OPENED.sub("", part).strip().partition("\n")
+    return words.strip() if who.strip().lower() in WHO else f"{who}\n{words}".strip()
 
 
 class Chooser:
@@ -109,11 +117,9 @@ class Voice:
         no special tokens set turns apart."""
         text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
         special = sorted(filter(None, self.tokenizer.all_special_tokens), key=len, reverse=True)
-        parts = [part.strip() for part in re.split("|".join(map(re.escape, special)), text)] if special else [text]
-        turns = [part for part in parts if part and part.lower() not in WHO]
-        said = turns[-1] if len(parts) > 1 and turns else ""
-        who, _, words = said.partition("\n")
-        return (words.strip() if who.strip().lower() in WHO else said) or self.text(ids)
+        parts = re.split("|".join(map(re.escape, special)), text) if special else []
+        said = [words for part in parts if (words := _words_of(part))] if len(parts) > 1 else []
+        return said[-1] if said else self.text(ids)
 
     def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """The answer's tokens one after another, until the model stops by itself or has said enough."""
