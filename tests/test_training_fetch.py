@@ -423,13 +423,45 @@ def test_an_adapter_that_would_do_nothing_or_not_load_is_refused(tmp_path: Path,
     path = tmp_path / "adapter_model.safetensors"
     path.write_bytes(content)
     with pytest.raises(FetchError, match=words):
-        verify_adapter(path, RANK)
+        verify_adapter(path, {"r": RANK})
 
 
 def test_a_good_adapter_passes(tmp_path: Path):
     path = tmp_path / "adapter_model.safetensors"
     path.write_bytes(adapter_bytes())
-    verify_adapter(path, RANK)
+    verify_adapter(path, {"r": RANK})
+
+
+EXPERTS = {"r": 16, "rank_pattern": {r"mlp\\.experts\\.down_proj": 8}, "target_parameters": ["mlp.experts.down_proj"]}
+LAYER = "base_model.model.model.layers.0"
+
+
+def of_experts(inner: int, other: int = 0) -> bytes:
+    pair = {"lora_A.weight": [inner, 64], "lora_B.weight": [48, other or inner]}
+    plain = {"lora_A.weight": [16, 64], "lora_B.weight": [48, 16]}
+    tensors = {f"{LAYER}.mlp.experts.base_layer.{name}": shape for name, shape in pair.items()}
+    return safetensors_of(
+        tensors | {f"{LAYER}.mlp.shared_expert.up_proj.{name}": shape for name, shape in plain.items()}
+    )
+
+
+def test_the_matrices_of_experts_lie_side_by_side(tmp_path: Path):
+    path = tmp_path / "adapter_model.safetensors"
+    named_by_weight = {"target_parameters": [*EXPERTS["target_parameters"], "mlp.shared_expert.up_proj.weight"]}
+    for inner in (8, 32, 1024):
+        path.write_bytes(of_experts(inner))
+        verify_adapter(path, EXPERTS | named_by_weight)
+    for inner, other, words in (
+        (0, 0, "it is empty"),
+        (12, 0, "no adapter of rank 16 has"),
+        (32, 24, "does not go with"),
+    ):
+        path.write_bytes(of_experts(inner, other))
+        with pytest.raises(FetchError, match=words):
+            verify_adapter(path, EXPERTS)
+    path.write_bytes(of_experts(32))
+    with pytest.raises(FetchError, match=r"shape \(32, 64\), which no adapter of rank 16 has"):
+        verify_adapter(path, {"r": 16})
 
 
 def safetensors_of(tensors: dict[str, list[int]], value: bytes = b"\x80\x3f") -> bytes:
@@ -453,10 +485,10 @@ def test_magnitudes_token_rows_and_whole_modules_belong_to_a_good_adapter(tmp_pa
         "lm_head.weight": [16, 8],
     }
     path.write_bytes(safetensors_of(good))
-    verify_adapter(path, RANK)
+    verify_adapter(path, {"r": RANK})
     path.write_bytes(safetensors_of({**good, "q_proj.lora_magnitude_vector": [0]}))
     with pytest.raises(FetchError, match=r"lora_magnitude_vector has shape \(0,\), it is empty"):
-        verify_adapter(path, RANK)
+        verify_adapter(path, {"r": RANK})
 
 
 def make_full_checkpoint(run: Path, step: int) -> Path:

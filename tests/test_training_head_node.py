@@ -314,7 +314,11 @@ def test_files_are_unpacked_by_a_python_that_knows_no_filters_too(here: HereHead
     """As Debian 12's own, 3.11.2."""
     unpack = shutil.unpack_archive
     monkeypatch.delattr(tarfile, "data_filter")
-    monkeypatch.setattr(shutil, "unpack_archive", lambda archive, folder, kind: unpack(archive, folder, kind))
+
+    def of_before(archive, folder, kind):
+        unpack(archive, folder, kind)
+
+    monkeypatch.setattr(shutil, "unpack_archive", of_before)
     (tmp_path / "a.txt").write_text("a")
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "a.txt", "b/a.txt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def _verify(folder: Path, base_model_hash: str | None) -> None:
         return
     adapter = folder / "adapter"
     config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    verify_adapter(adapter / ADAPTER_WEIGHTS, int(config["r"]))
+    verify_adapter(adapter / ADAPTER_WEIGHTS, config)
 
 
 def verify_model(folder: Path) -> None:
@@ -69,18 +70,24 @@ def verify_model(folder: Path) -> None:
         raise FetchError(f"{folder} has no weights")
 
 
-def verify_adapter(path: Path, rank: int) -> None:
-    """Every LoRA matrix full-shaped for `rank`, A and B in pairs, B not all zero; else FetchError."""
+def verify_adapter(path: Path, config: Mapping[str, Any]) -> None:
+    """Every LoRA matrix full-shaped for the ranks of adapter_config.json, A and B in pairs, B not all zero; else
+    FetchError."""
     tensors, data_at = whole_tensors(path)
+    rank, stacks = int(config["r"]), _stacks(config)
+    ranks = {rank, *map(int, (config.get("rank_pattern") or {}).values())} - {0}
     shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items() if _is_lora_matrix(name)}
     pairs = {name.replace(".lora_A.", ".lora_B.") for name in shapes if ".lora_A." in name}
     b_names = {name for name in shapes if ".lora_B." in name}
     if not pairs or pairs != b_names:
         raise FetchError(f"{path}: its LoRA A and B tensors do not come in pairs")
     for name, shape in shapes.items():
-        side = 0 if ".lora_A." in name else 1
-        if len(shape) != 2 or shape[side] != rank:
+        inner = shape[0 if ".lora_A." in name else 1] if len(shape) == 2 else 0
+        stacked = any(f".{stack}." in name for stack in stacks)
+        if not (inner and any(inner % each == 0 for each in ranks) if stacked else inner == rank):
             raise FetchError(f"{path}: {name} has shape {shape}, which no adapter of rank {rank} has")
+        if stacked and inner != shapes[_other(name)][1 if ".lora_A." in name else 0]:
+            raise FetchError(f"{path}: {name} has shape {shape}, which does not go with {_other(name)}")
     with path.open("rb") as file:
         for name in b_names:
             begin, end = tensors[name]["data_offsets"]
@@ -88,6 +95,19 @@ def verify_adapter(path: Path, rank: int) -> None:
             if any(file.read(end - begin)):
                 return
     raise FetchError(f"{path}: every LoRA B is zero, so the adapter changes nothing")
+
+
+def _stacks(config: Mapping[str, Any]) -> set[str]:
+    """The modules whose parameters PEFT adapts as such, the experts of a mixture: each has a pair of matrices of its
+    own, and all of them lie side by side. A linear module that is named by its weight is none."""
+    names = (str(name).rpartition(".") for name in config.get("target_parameters") or ())
+    return {module for module, _, parameter in names if parameter != "weight"}
+
+
+def _other(name: str) -> str:
+    """The other matrix of a pair."""
+    one, other = (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
+    return name.replace(one, other)
 
 
 def _is_lora_matrix(name: str) -> bool:
