@@ -3,6 +3,8 @@ cost, and what is refused."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
@@ -25,6 +27,8 @@ from training.node.model import causal_model, trainable_parameters, whole_model 
 from training.node.outline import model_shape  # noqa: E402
 from training.recipe import RecipeError, with_changes  # noqa: E402
 from training.recipe_tables import Lora  # noqa: E402
+from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS  # noqa: E402
+from training.verify import verify_adapter  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -140,6 +144,7 @@ def test_peft_reads_the_adapter_again_and_merges_the_same_and_so_does_our_merge_
     assert proof.relative(before, right) > 0.1
     assert proof.relative(logits(adapted(kind, EXPERTS).model), right) < 1e-5
     assert proof.relative(logits(loaded.merge_and_unload()), right) < 1e-5
+    verify_adapter(adapter / ADAPTER_WEIGHTS, json.loads((adapter / ADAPTER_CONFIG).read_text()))
     if kind in RENAMED:
         with pytest.raises(AdapterError, match="is not for this model, which has no"):
             merge.merge(base, adapter, tmp_path / "merged")
