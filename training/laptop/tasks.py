@@ -82,7 +82,7 @@ def train(
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    with sentences(), ExitStack() as stack:
+    with sentences("interrupted; fab runs lists what was started"), ExitStack() as stack:
         from training.laptop import (
             after_loss,
             attach,
