@@ -394,7 +394,10 @@ def test_the_models_of_the_settings_come_from_their_recipes() -> None:
 
 
 def test_an_unknown_recipe_is_told_with_the_nearest() -> None:
-    with pytest.raises(RecipeError, match=r"'tinny'; did you mean tiny\? --model OWNER/NAME takes a model of the Hub; fab models lists all "):
+    with pytest.raises(
+        RecipeError,
+        match=r"'tinny'; did you mean tiny\? --model OWNER/NAME takes a model of the Hub; fab models lists all ",
+    ):
         models.base_models(["tiny", "tinny"])
 
 

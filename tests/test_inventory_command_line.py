@@ -89,6 +89,12 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
             "fab models.list knows no 'tiny'; did you mean fab plan --model tiny? fab --help models.list",
         ),
         (["train", "a b.jsonl"], "fab train knows no 'a b.jsonl'; did you mean --data 'a b.jsonl'? fab --help train"),
+        (
+            ["train", "--set", "lora.targets=[q_proj,", "k_proj,", "v_proj]"],
+            'fab train knows no \'k_proj,\'; did you mean --set \'lora.targets=["q_proj", "k_proj", "v_proj"]\'? '
+            "fab --help train",
+        ),
+        (["train", "--set", "lora.targets=[q_proj]", "v_proj"], "fab train knows no 'v_proj'; fab --help train"),
         (["train", "docs"], "fab train knows no 'docs'; did you mean --data docs? fab --help train"),
         (
             ["generate", "--run", "a", "who are you?"],

@@ -254,6 +254,17 @@ def test_a_name_with_blanks_or_marks_is_one_word_of_the_command_and_one_string_o
     assert strings == ({f"runs/{name}"} if merged else {f"runs/{name}", f"path/to/{name}"})
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_where_a_run_of_this_machine_merged_the_base_is_where_it_is_served_from(here):
+    merged = "tiny-20261124-101500/merged"
+    recipe = parse_recipe(RECIPE % "acme/tiny", None, "here").to_toml().replace("acme/tiny", f"folder:/x/runs/{merged}")
+    facts = CardFacts("run", 3, recipe, "b", "d", 1.0, None, (), merged=False, here=here)
+    _, serve = loading("x", facts)
+    assert serve[-1].split()[2] == (f"runs/{merged}" if here else "path/to/tiny-20261124-101500-merged")
+    assert len(serve) == (1 if here else 2), "where it may lie is said where that is not known"
+    assert f"serve path/to/{merged.replace('/', '-')} " in card("x", facts, published=True)
+
+
 @pytest.mark.parametrize(("rank", "room"), [(4, 8), (16, 16), (48, 64)])
 def test_the_card_serves_an_adapter_with_the_smallest_room_vllm_knows(rank, room):
     text = (RECIPE % "acme/tiny").replace("rank = 4", f"rank = {rank}")

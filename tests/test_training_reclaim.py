@@ -220,26 +220,27 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
     notice(head.folder, "te2", in_s=-20, noticed_ago_s=320)
     refusals.refuse_reclaimed(cluster)
     notice(head.folder, "te2", in_s=200)
-    with pytest.raises(LaunchError, match=r"^te2 is being reclaimed at \d\d:\d\d UTC \(spot\): ") as refused:
+    with pytest.raises(
+        LaunchError, match=r"^te2 is being reclaimed at 2\d{3}-\d\d-\d\d \d\d:\d\d \(spot\): "
+    ) as refused:
         refusals.refuse_reclaimed(cluster)
     assert str(refused.value).endswith(
-        "when it is gone, the same again starts on the machines that are left; "
-        "to have all again, before it: fab rebuild, or fab up and the base deploy where there is no snapshot"
+        "when it is gone, this command starts on the machines that are left; "
+        "to start on all of them, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
     )
     notice(head.folder, "te1", in_s=200)
     with pytest.raises(LaunchError) as refused:
         refusals.refuse_reclaimed(cluster)
-    way = "when it is gone: fab rebuild, or fab up and the base deploy where there is no snapshot, then the same again"
-    assert str(refused.value).endswith(way), "without the head nothing starts"
+    way = "fab rebuild, or fab up and the base deploy where there is no snapshot, then this command again"
+    assert str(refused.value).endswith(f"when it is gone: {way}"), "without the head nothing starts"
 
 
 def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("reclaimed", saved=True, step=30))
     attach.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "go on when it is gone: fab train --resume tiny-20260131-154500, on the machines that are left; to have all "
-        "again, which a head that is gone needs, before it: fab rebuild, or fab up and the base deploy where there is "
-        "no snapshot"
+        "go on when it is gone: fab train --resume tiny-20260131-154500, on the machines that are left; on all of "
+        "them, and where the head is gone, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
     )
 
 

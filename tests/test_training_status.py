@@ -2,6 +2,9 @@
 
 import json
 import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
 
 from tests.support.heads import node
 from training.causes import Cause
@@ -41,18 +44,27 @@ class NoticedHead(HereHead):
         return super().shell(command.replace("/run/spotune/reclaim", str(self.runs.parent / "notices")), timeout_s)
 
 
-def test_a_node_that_is_being_taken_back_is_named_with_the_time_the_head_was_told(tmp_path, capsys):
+@pytest.fixture
+def in_shanghai(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_node_that_is_being_taken_back_is_named_with_its_time_by_the_clock_here(tmp_path, capsys, in_shanghai):
     cluster = Nodes(NoticedHead(tmp_path / "runs"), (node(0), node(1)))
     status.show(cluster)
     assert "reclaimed" not in capsys.readouterr().out
     (tmp_path / "notices").mkdir()
-    at = release_text(time.time() + 200)
+    gone = datetime.now(UTC) + timedelta(seconds=200)
+    at = release_text(gone.timestamp())
     (tmp_path / "notices/te2.json").write_text(json.dumps({"node": "te2", "at": at, "noticed": at}))
     status.show(cluster)
-    assert (
-        f"te2 is being reclaimed at {at[11:16]} UTC (spot); when it is gone: fab rebuild, or "
-        in capsys.readouterr().out
-    )
+    when = f"{gone + timedelta(hours=8):%Y-%m-%d %H:%M}"
+    said = capsys.readouterr().out
+    assert f"te2 is being reclaimed at {when} (spot); when it is gone: fab rebuild, or " in said
 
 
 def test_where_there_are_no_runs_that_is_said(tmp_path, capsys):

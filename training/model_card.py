@@ -31,9 +31,19 @@ def base_name(base: str) -> str:
     merged its id."""
     if not base.startswith(FOLDER):
         return base
-    run_id, _, name = base.rpartition("/")
-    run_id = run_id.rpartition("/")[2]
+    run_id, name = _folder_and_name(base)
     return f"{run_id}-{name}" if is_run_id(run_id) else name
+
+
+def _merged_here(base: str) -> str:
+    """Where the base lies that a run of this machine merged, as it is typed here; empty of any other."""
+    run_id, name = _folder_and_name(base)
+    return f"{LOCAL_RUNS}/{run_id}/{name}" if is_run_id(run_id) else ""
+
+
+def _folder_and_name(base: str) -> tuple[str, str]:
+    folder, _, name = base.rpartition("/")
+    return folder.rpartition("/")[2], name
 
 
 @dataclass(frozen=True)
@@ -142,18 +152,20 @@ def loading(
 ) -> tuple[list[str], list[str]]:
     """Python that loads it with transformers and PEFT, and merges it; the command that has vLLM serve it. The base is
     named where it sees images, and where no hub has it."""
-    base = base_name(facts.recipe["base_model"])
+    named = facts.recipe["base_model"]
+    at_hand = facts.here if at_hand is None else at_hand
     kind = "AutoModelForImageTextToText" if facts.sees else "AutoModelForCausalLM"
-    local = facts.recipe["base_model"].startswith(LOCAL)
-    served = f"path/to/{base.removeprefix(BUILT_IN)}" if local else base
-    where = [f"# {say('path/to: wherever the folder of the base lies')}"] if local else []
+    local = named.startswith(LOCAL)
+    merged_here = _merged_here(named) if at_hand else ""
+    served = merged_here or (f"path/to/{base_name(named).removeprefix(BUILT_IN)}" if local else named)
+    where = [f"# {say('path/to: wherever the folder of the base lies')}"] if local and not merged_here else []
     if facts.merged:
         code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
         serve = [shlex.join(["vllm", "serve", name])]
     else:
         code = ["from peft import AutoPeftModelForCausalLM"]
         code += [f"model = AutoPeftModelForCausalLM.from_pretrained({_python(name)})"]
-        if facts.sees or (local and not (facts.here if at_hand is None else at_hand)):
+        if facts.sees or (local and not at_hand):
             code = ["from peft import PeftModel", f"from transformers import {kind}"]
             code += [*where, f"base = {kind}.from_pretrained({_python(served)})"]
             code += [f"model = PeftModel.from_pretrained(base, {_python(name)})"]

@@ -14,6 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 ONECYCLE_DIV, ONECYCLE_FINAL_DIV = 25.0, 1e4
 
 
+def list_as_set(key: str, typed: str) -> str:
+    """A list of names that lost its quotes, as --set takes it; empty where it has no name."""
+    names = [each for each in re.split(r"[\s,，、\"']+", re.sub(r"^\[(.*)\]$", r"\1", typed.strip())) if each]
+    return f"--set {shlex.quote(f'{key}={json.dumps(names, ensure_ascii=False)}')}" if names else ""
+
+
 class Table(BaseModel):
     """Base of every table: unknown keys are errors, values never change once read."""
 
@@ -49,9 +55,8 @@ class Lora(Table):
         """A list typed without its quotes is a text."""
         if not isinstance(value, str) or value == cls.model_fields[str(info.field_name)].default:
             return value
-        names = [each for each in re.split(r"[\s,，、\"']+", re.sub(r"^\[(.*)\]$", r"\1", value.strip())) if each]
-        typed = shlex.quote(f"lora.{info.field_name}={json.dumps(names, ensure_ascii=False)}")
-        raise ValueError(f"a list of names is expected, not {value!r}{f': --set {typed}' if names else ''}")
+        typed = list_as_set(f"lora.{info.field_name}", value)
+        raise ValueError(f"a list of names is expected, not {value!r}{f': {typed}' if typed else ''}")
 
     def rank_of_experts(self, sent_to: int) -> int:
         """Of each expert's pair, where a token is sent to so many of them."""

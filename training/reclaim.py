@@ -11,7 +11,7 @@ import calendar
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,9 @@ BEFORE_RELEASE_S = 300.0
 """A run leaves so long before the machines are released, as at a spot notice; earlier where its ranks need longer."""
 EVERYBODY = ""
 """As the node of a notice: all of them."""
+
+Clock = Callable[[float], str]
+"""Writes seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -85,29 +88,29 @@ def read_release(folder: Path) -> float | None:
     return None
 
 
+def _utc(at: float) -> str:
+    return f"{time.strftime('%H:%M', time.gmtime(at))} UTC"
+
+
 def pending(notices: Iterable[Notice], nodes: Iterable[str], now: float) -> list[Notice]:
     """Those of these nodes whose time is still to come, the soonest first."""
     wanted = set(nodes)
     return sorted((n for n in notices if n.node in wanted and n.at > now), key=lambda n: (n.at, n.node))
 
 
-def words(notices: Sequence[Notice]) -> str:
-    """Who goes when, as the beginning of a sentence."""
+def words(notices: Sequence[Notice], clock: Clock = _utc) -> str:
+    """Who goes when, as the beginning of a sentence. `clock` writes a moment: in UTC on a node."""
     all_go = [
-        f"the machines are released at {_clock(notice)}, when their time is over"
+        f"the machines are released at {clock(notice.at)}, when their time is over"
         for notice in notices
         if notice.node == EVERYBODY
     ]
     spot = [notice for notice in notices if notice.node != EVERYBODY]
-    return "; ".join([*([_spot_words(spot)] if spot else []), *all_go])
+    return "; ".join([*([_spot_words(spot, clock)] if spot else []), *all_go])
 
 
-def _clock(notice: Notice) -> str:
-    return f"{time.strftime('%H:%M', time.gmtime(notice.at))} UTC"
-
-
-def _spot_words(notices: Sequence[Notice]) -> str:
-    each = [(notice.node, _clock(notice)) for notice in notices]
+def _spot_words(notices: Sequence[Notice], clock: Clock) -> str:
+    each = [(notice.node, clock(notice.at)) for notice in notices]
     verb = "is" if len(each) == 1 else "are"
     if len({at for _, at in each}) == 1:
         return f"{_list([node for node, _ in each])} {verb} being reclaimed at {each[0][1]} (spot)"

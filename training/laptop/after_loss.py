@@ -139,7 +139,7 @@ def say(cluster: OpenCluster, run_id: str) -> Standing:
     except InventoryError as error:
         print(
             f"which machines still stand is not known: {error}; fab train --resume {run_id} goes on on those that do; "
-            f"to have all again, before it: {ALL_AGAIN}"
+            f"to go on with all of them, first: {ALL_AGAIN}"
         )
         return Standing.UNKNOWN
     if loss is None:

@@ -28,8 +28,8 @@ from training.run_folder import LOCAL_RUNS, REPORT
 WATCH_EVERY_S = 5.0
 NEXT_STEPS: dict[CauseKind, str] = {
     "asked": "go on: {resume}",
-    "reclaimed": "go on when it is gone: {resume}, on the machines that are left; to have all again, which a head that "
-    f"is gone needs, before it: {ALL_AGAIN}",
+    "reclaimed": "go on when it is gone: {resume}, on the machines that are left; on all of them, and where the "
+    f"head is gone, first: {ALL_AGAIN}",
     "released": f"go on: fab up --hours N while they are there, else {ALL_AGAIN}; then {{resume}}",
 }
 """How a run that was stopped goes on."""

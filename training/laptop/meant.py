@@ -10,6 +10,7 @@ from training.data.readers import SUFFIXES
 from training.key_names import called
 from training.model_names import has_recipe, is_folder
 from training.recipe import known_keys
+from training.recipe_tables import list_as_set
 
 MODEL, DATA, PROMPT, PROMPTS, SET = "--model", "--data", "--prompt", "--prompts", "--set"
 
@@ -19,7 +20,7 @@ def meant(word: str, flags: Collection[str], words: Sequence[str] = ()) -> str:
     known of it. `words`: all that were typed."""
     if word.startswith("-"):
         return _setting(word, words) if SET in flags else ""
-    if whole := _with_blanks(word, words):
+    if whole := (SET in flags and _list_in_parts(word, words)) or _with_blanks(word, words):
         return whole
     is_folder_model = not has_recipe(word) and (Path(word) / "config.json").is_file()
     is_model = has_recipe(word) or is_folder_model
@@ -47,6 +48,18 @@ def _value(flag: str, words: Sequence[str]) -> str:
             return word.removeprefix(f"{flag}=")
         if word == flag:
             return behind if not behind.startswith("-") or behind[1:2].isdigit() else ""
+    return ""
+
+
+def _list_in_parts(word: str, words: Sequence[str]) -> str:
+    """The list whose quotes the shell took and which it cut at its blanks, of which this word is a later part, as
+    --set takes it; empty where there is none."""
+    place = words.index(word) if word in words else 0
+    for start in range(place - 1, -1, -1):
+        key, opens, first = words[start].removeprefix(f"{SET}=").partition("=[")
+        if opens:
+            typed = " ".join([first, *words[start + 1 :]]).partition("]")[0]
+            return list_as_set(key, typed) if key in known_keys() and "]" not in first else ""
     return ""
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
+from inventory.shown import clock
 from training import reclaim
 from training.laptop import runs
 from training.laptop.head_node import Head
@@ -49,17 +52,22 @@ def under_notice(cluster: OpenCluster) -> list[reclaim.Notice]:
     return reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], float(now))
 
 
+def who_goes(notices: Sequence[reclaim.Notice]) -> str:
+    """Which machines go and when, by this machine's clock."""
+    return reclaim.words(notices, lambda at: clock(datetime.fromtimestamp(at, UTC)))
+
+
 def refuse_reclaimed(cluster: OpenCluster) -> None:
     """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
     if soon := under_notice(cluster):
         without_head = cluster.head.name in {notice.node for notice in soon}
         way = (
-            f"when it is gone: {reclaim.ALL_AGAIN}, then the same again"
+            f"when it is gone: {reclaim.ALL_AGAIN}, then this command again"
             if without_head
-            else "when it is gone, the same again starts on the machines that are left; "
-            f"to have all again, before it: {reclaim.ALL_AGAIN}"
+            else "when it is gone, this command starts on the machines that are left; "
+            f"to start on all of them, first: {reclaim.ALL_AGAIN}"
         )
-        raise LaunchError(f"{reclaim.words(soon)}: nothing is started; {way}")
+        raise LaunchError(f"{who_goes(soon)}: nothing is started; {way}")
 
 
 def refuse_other_disk(cluster: OpenCluster) -> None:

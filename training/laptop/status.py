@@ -8,7 +8,7 @@ from inventory.shown import console, length, table
 from training import reclaim
 from training.laptop import runs
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.refusals import disk_record, under_notice
+from training.laptop.refusals import disk_record, under_notice, who_goes
 from training.laptop.terminal import runs_table
 
 BOOTED = "ps -o etimes= -p 1"
@@ -30,7 +30,7 @@ def show(cluster: OpenCluster) -> None:
         rows = [[n.name, n.address, since(str(answers[n.name]))] for n in cluster.nodes]
         console().print(table(["node", "address", "state"], rows, {"state"}))
         if soon := under_notice(cluster):
-            print(f"{reclaim.words(soon)}; when it is gone: {reclaim.ALL_AGAIN}")
+            print(f"{who_goes(soon)}; when it is gone: {reclaim.ALL_AGAIN}")
         print(f"the head is {cluster.nodes[0].name}, {cluster.nodes[0].address}: fab ssh")
         if record := disk_record(head):
             print(f"/data on {head.name}: of the cluster {record.cluster}, generation {record.generation}")
