@@ -268,3 +268,14 @@ def test_who_follows_a_run_is_told_once_that_it_is_being_stopped_and_why():
         status = Status("tiny-20260131-154500", "running", reason=reason)
         show(SimpleNamespace(state="running", metrics=(), status=status, evaluation=None))
     assert lines == ["running", "te3 is being reclaimed"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_run_that_saves_and_leaves_is_not_told_with_the_time_its_other_steps_would_take(asked):
+    lines: list[str] = []
+    status = Status(
+        "tiny-20260131-154500", "running", "stopping" * asked, Cause("asked") if asked else Cause("unknown")
+    )
+    row = {"step": 3, "total_steps": 9, "loss": 1.0, "lr": 1e-4, "tokens_per_s": 5, "memory_gib": 1, "step_s": 2}
+    _plain(lines.append)(Look(status, alive=True, metrics=(row,)))
+    assert any("step 3/9" in line for line in lines) != asked

@@ -72,8 +72,10 @@ FAULTS = {
     ),
     "{what} is empty": "{what} 是空的",
     # of all of them, or of a file
-    "all records of a run have one shape; these are {counts}: take the others out, or convert them": (
-        "一次训练的所有记录必须是同一种格式，这里有 {counts}：请去掉其他的，或转换格式"
+    "all records of a run have one shape; these are {counts}: take the others out, or write them as those "
+    "(docs/data.md has a record of each shape)": (
+        "一次训练的所有记录必须是同一种格式，这里有 {counts}：请去掉其他的，"
+        "或改写成同一种（每种格式的样例见 docs/data.zh.md）"
     ),
     "no record can be used; {bad} is bad": "没有一条记录可用；有错误的有 {bad} 条",
     "no record can be used; {bad} are bad": "没有一条记录可用；有错误的有 {bad} 条",

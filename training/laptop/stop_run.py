@@ -21,6 +21,7 @@ def stop(cluster: OpenCluster, run_id: str | None) -> None:
     seen = runs.look(head, run_id)
     if not seen.over:
         ask_to_stop(head, run_id)
+        print(f"{run_id} is asked to save and to leave")
         seen = attach.attach(head, run_id) or seen
     # a run whose supervisor is gone has nobody else to end its ranks
     code = str(SOURCE.parent) if head.here else ""

@@ -94,7 +94,7 @@ def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
         row = seen.metrics[-1] if seen.metrics else None
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - said["at"] > PLAIN_EVERY_S
-        if row is not None and row["step"] != said["step"] and (due or last):
+        if row is not None and row["step"] != said["step"] and (due or last) and not stopping(seen):
             write(f"{headline(row, eta_s(seen.metrics))}  {details(row, seen.evaluation, seen.money)}")
             said.update(step=row["step"], at=time.monotonic())
 

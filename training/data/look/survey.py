@@ -85,7 +85,8 @@ class Survey:
             return "\n".join([*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])])
         if len(self.shapes) > 1:
             counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
-            return f"all records of a run have one shape; these are {counts}: take the others out, or convert them"
+            cure = "take the others out, or write them as those (docs/data.md has a record of each shape)"
+            return f"all records of a run have one shape; these are {counts}: {cure}"
         if not self.shapes:
             are = "is" if self.bad == 1 else "are"
             return f"no record can be used; {self.bad} {are} bad" if self.bad else "no record can be used"
