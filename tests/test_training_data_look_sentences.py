@@ -131,6 +131,7 @@ def test_why_nothing_can_be_trained_is_said_in_chinese():
     files = (FileSurvey("a.jsonl", 9, {"text": 3, "alpaca": 1}, 0),)
     look = Look(Survey(files, 0, ()), 0, (), False, refused=Survey(files, 0, ()).refused)
     assert next(remarks(look, CHINESE)) == (
-        "一次训练的所有记录必须是同一种格式，这里有 3 条 text, 1 条 alpaca：请去掉其他的，或改写成同一种（每种格式的样例见 docs/data.zh.md）"
+        "一次训练的所有记录必须是同一种格式，这里有 3 条 text, 1 条 alpaca：请去掉其他的，"
+        "或改写成同一种（每种格式的样例见 docs/data.zh.md）"
     )
     assert next(remarks(look, ENGLISH)) == look.refused
