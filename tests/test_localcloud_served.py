@@ -1,5 +1,11 @@
 """Serving the local cloud's API as a process of its own."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 from invoke import Exit
 
@@ -72,3 +78,37 @@ def test_a_cloud_with_nothing_in_it_goes_at_once_and_one_that_cannot_be_read_ask
     with pytest.raises(Exit, match="remove what its damaged record does not tell, and all that is on them"):
         tasks.down.body(None)
     assert removed == ["drill"] * 2
+
+
+def test_what_a_killed_server_was_running_is_ended_and_nothing_else(tmp_path, monkeypatch):
+    """A server's session, with what it runs in the cloud's folder and elsewhere; and somebody else's program there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    places = Places.of("bare")
+    places.folder.mkdir(parents=True)
+    stays, goes = f"sleep 600 {tmp_path}/else", f"sleep 600 {places.folder}/hosts/m1"
+    loop = "import sys, time; print(flush=True); time.sleep(600)"
+    script = "for each in '{}' '{}'; do \"$PYTHON\" -c \"$LOOP\" $each & done; wait"
+    server = subprocess.Popen(
+        ["sh", "-c", script.format(stays, goes)],
+        env={**os.environ, "PYTHON": sys.executable, "LOOP": loop},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    other = subprocess.Popen([sys.executable, "-c", loop, *goes.split()], stdout=subprocess.PIPE)
+    try:
+        for each in (server, server, other):
+            each.stdout.readline()
+        server.kill()
+        server.wait()
+        (places.folder / "api.json").write_text(json.dumps({"pid": server.pid, "endpoint": "127.0.0.1:1"}))
+        served._end_what_it_ran(places)
+        assert [served._command_line(pid).split("\0")[-2] for pid in served._in_session(server.pid)] == [
+            f"{tmp_path}/else"
+        ]
+        assert other.poll() is None
+        served._end_what_it_ran(Places.of("another"))
+    finally:
+        for pid in served._in_session(server.pid):
+            os.kill(pid, signal.SIGKILL)
+        other.kill()
+        other.wait()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -98,11 +99,16 @@ def _address(places: Places) -> dict[str, object] | None:
 
 def _is_ours(places: Places, pid: int) -> bool:
     """Whether the process is this cloud's server: ids are used again."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return False
+    words = _command_line(pid).split("\0")
     return SERVER in words and f"--cloud={places.cloud}" in words
+
+
+def _command_line(pid: int) -> str:
+    """Its words, each ended by a NUL; empty where no such process runs."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def end(places: Places) -> None:
@@ -121,6 +127,31 @@ def end(places: Places) -> None:
         time.sleep(0.05)
 
 
+def _end_what_it_ran(places: Places) -> None:
+    """End the programs of a server that was killed, which outlive it in its session. Raises LocalCloudError."""
+    told = _address(places)
+    session = int(str(told["pid"])) if told else 0
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while left := [pid for pid in _in_session(session) if str(places.folder) in _command_line(pid)]:
+        if time.monotonic() > deadline:
+            raise LocalCloudError(f"what the ECS API was running (process {left[0]}) does not end")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _in_session(session: int) -> list[int]:
+    """The processes of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
 def down(places: Places) -> None:
     """End the API and remove everything of this cloud.
 
@@ -128,6 +159,7 @@ def down(places: Places) -> None:
     """
     with alone(places.lock):
         end(places)
+        _end_what_it_ran(places)
         for group in cgroups.groups_named(places.group_prefix):
             host.stop(places, group.removeprefix(places.group_prefix))
         unmount_below(places.folder)
