@@ -85,7 +85,7 @@ def test_what_a_killed_server_was_running_is_ended_and_nothing_else(tmp_path, mo
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     places = Places.of("bare")
     places.folder.mkdir(parents=True)
-    stays, goes = f"sleep 600 {tmp_path}/else", f"sleep 600 {places.folder}/hosts/m1"
+    stays, goes = f"{tmp_path}/else", f"{places.folder}/hosts/m1"
     loop = "import sys, time; print(flush=True); time.sleep(600)"
     script = "for each in '{}' '{}'; do \"$PYTHON\" -c \"$LOOP\" $each & done; wait"
     server = subprocess.Popen(
@@ -94,7 +94,7 @@ def test_what_a_killed_server_was_running_is_ended_and_nothing_else(tmp_path, mo
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
-    other = subprocess.Popen([sys.executable, "-c", loop, *goes.split()], stdout=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", loop, goes], stdout=subprocess.PIPE)
     try:
         for each in (server, server, other):
             each.stdout.readline()
@@ -102,9 +102,7 @@ def test_what_a_killed_server_was_running_is_ended_and_nothing_else(tmp_path, mo
         server.wait()
         (places.folder / "api.json").write_text(json.dumps({"pid": server.pid, "endpoint": "127.0.0.1:1"}))
         served._end_what_it_ran(places)
-        assert [served._command_line(pid).split("\0")[-2] for pid in served._in_session(server.pid)] == [
-            f"{tmp_path}/else"
-        ]
+        assert [served._command_line(pid).split("\0")[-2] for pid in served._in_session(server.pid)] == [stays]
         assert other.poll() is None
         served._end_what_it_ran(Places.of("another"))
     finally:

@@ -109,7 +109,7 @@ def test_replicas_that_learn_apart_are_as_good_as_together_after_as_many_tokens(
     untrained = together["losses"][0]
     print(f"first {untrained:.3f}, {together['held_out']:.1f} together, {apart['held_out']:.1f} apart")
     assert together["losses"][-1] < 0.9 * untrained, "there was something to learn"
-    assert apart["held_out"] < 1.05 * together["held_out"], "1.01 to 1.02, by the docstrings of this Python"
+    assert apart["held_out"] < 1.02 * together["held_out"]
     assert apart["losses"][1:] != together["losses"][1:]
 
 

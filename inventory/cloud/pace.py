@@ -12,8 +12,7 @@ from typing import TypeVar
 from inventory.cloud.errors import LATER, CloudError, Kind
 
 Result = TypeVar("Result")
-SHORTEST_LIMIT_S = 5.0
-"""However short the waits are made: a busy machine takes a second for what takes none."""
+SHORTEST_LIMIT_S = 1.0
 SHORTEST_KNOWN_S = 0.2
 
 
@@ -45,14 +44,16 @@ class CallPace:
         return max(SHORTEST_LIMIT_S, usual_s * self.patience)
 
     def until(self, look: Callable[[], Result | None], what: str, limit_s: float | None = None) -> Result:
-        """What `look` finds, asked every few seconds. Raises CloudError (WAIT) past the limit, saying for what."""
+        """What `look` finds, asked every few seconds. Raises CloudError (WAIT) where a look that began past the limit
+        found nothing: one that took so long itself says nothing of now. The error says for what was waited."""
         limit_s = self.wait_limit_s if limit_s is None else limit_s
         started = time.monotonic()
         while True:
+            late = time.monotonic() - started >= limit_s
             found = look()
             if found is not None:
                 return found
-            if time.monotonic() - started >= limit_s:
+            if late:
                 raise CloudError(f"{what}: still not after {limit_s:.0f} s; {LATER}", Kind.WAIT)
             time.sleep(self.poll_s)
 
