@@ -5,6 +5,7 @@ Real ranks over gloo, as in test_training_strategies, whose probe trains the cas
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support import forked_rank, sum_probe  # noqa: E402
+from tests.support.fixed_texts import fixed_docstrings  # noqa: E402
 from tests.support.sum_probe import APART, ELEMENTS, RANKS, gradient, moved_by  # noqa: E402
 from tests.test_training_engine import EXACT as STEP_BY_STEP  # noqa: E402
 from tests.test_training_engine import _finish, _metrics, _new_run, _of, _start, _train  # noqa: E402
@@ -77,16 +79,21 @@ def test_replicas_that_meet_take_torchs_nesterov_step_over_what_they_moved_by_th
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
-    tiny.write_model(folder / "tiny", steps=30)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tiny, "docstrings", fixed_docstrings)
+        tiny.write_model(folder / "tiny", steps=30)
+        (folder / "questions.json").write_text(json.dumps(tiny.questions()))
     return folder
 
 
 def _texts(house):
-    """Questions and answers as the tiny model reads them: those to learn from, and others."""
+    """Questions and answers as the model reads them: those to learn from, and others. The same under every Python:
+    with the docstrings of 3.11.2 replicas that learn apart are 2.2 % worse, with those of 3.11.7 1 %."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(house / "tiny")
-    texts = [tokenizer.apply_chat_template(r["messages"], tokenize=False) for r in tiny.questions()[:260]]
+    questions = json.loads((house / "questions.json").read_text())
+    texts = [tokenizer.apply_chat_template(r["messages"], tokenize=False) for r in questions[:260]]
     samples = [(ids, ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     return samples[:240], samples[240:]
 
