@@ -59,3 +59,14 @@ def test_the_fused_loss_in_bf16_agrees_with_plain_fp32(bias):
     loss.backward()
     assert loss.item() == pytest.approx(right.item(), rel=1e-2)
     close(on_card.grad, hidden.grad, 3e-2)
+
+
+def test_compiled_kernels_of_a_hybrid_keep_the_samples_of_a_row_apart():
+    if None in map(importlib.util.find_spec, ("fla", "causal_conv1d")):
+        pytest.skip("flash-linear-attention and causal-conv1d are not installed")
+    from tests.test_training_types import config_of
+    from training.node import mixer_kernels
+
+    chosen = mixer_kernels.choose(config_of("qwen3_5_text"), torch.bfloat16, "cuda")
+    mixer_kernels.AT_ONCE.clear()
+    assert chosen.taken, chosen.words

@@ -34,7 +34,7 @@ targets = torch.randint(1000, (1, 20)); targets[0, :5] = -100
 both = loss.fuse(head, 16)(hidden[None], targets)
 both[0].backward()
 own = loss.own_cross_entropy(hidden[5:].detach(), head.weight, None, targets[0, 5:], 16)
-print(json.dumps([found.value, found.gradient, chosen.liger, len(calls) - before, both.tolist(), own.tolist()]))
+print(json.dumps([found.value, found.gradient, chosen.taken, len(calls) - before, both.tolist(), own.tolist()]))
 """
 
 
@@ -71,7 +71,7 @@ def _ours(hidden, weight, targets):
 def test_kernels_that_agree_are_used(stood_in):
     stood_in(_ours)
     chosen = liger.choose(WIDTH, VOCABULARY, torch.float32, "cpu")
-    assert chosen.liger and "computed by Liger's kernels" in chosen.words
+    assert chosen.taken and "computed by Liger's kernels" in chosen.words
     assert liger.loss_for(torch.zeros(1)) is _ours
 
 
@@ -107,7 +107,7 @@ WRONG = {
 def test_kernels_that_do_not_agree_are_left_and_that_is_said(stood_in, wrong):
     stood_in(WRONG[wrong])
     chosen = liger.choose(WIDTH, VOCABULARY, torch.float32, "cpu")
-    assert not chosen.liger and "not used" in chosen.words and "\n" not in chosen.words
+    assert not chosen.taken and "not used" in chosen.words and "\n" not in chosen.words
     assert liger.loss_for(torch.zeros(1)) is None
     hidden, weight = torch.randn(8, WIDTH), torch.randn(VOCABULARY, WIDTH)
     targets = torch.randint(VOCABULARY, (8,))
@@ -122,7 +122,7 @@ def test_without_a_gpu_there_is_nothing_to_choose(monkeypatch):
 def test_kernels_are_left_where_the_head_they_are_tried_on_is_not_known(stood_in):
     stood_in(_ours)
     chosen = liger.choose(None, VOCABULARY, torch.float32, "cpu")
-    assert not chosen.liger and "does not say" in chosen.words
+    assert not chosen.taken and "does not say" in chosen.words
     assert liger.loss_for(torch.zeros(1)) is None
 
 
@@ -135,7 +135,7 @@ def test_kernels_are_left_where_the_head_they_are_tried_on_is_not_known(stood_in
     ids=["another name", "text beside images"],
 )
 def test_a_heads_shape_is_known_whatever_the_configuration_calls_it(tmp_path, config, shape):
-    from training.node.finetune import head_shape
+    from training.node.kernels import head_shape
 
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert head_shape(tmp_path) == shape
@@ -153,15 +153,14 @@ def test_a_heads_shape_is_known_whatever_the_configuration_calls_it(tmp_path, co
     ],
 )
 def test_a_run_takes_our_own_loss_where_its_plan_knows_it_as_the_faster(tmp_path, stood_in, monkeypatch, plan, ours):
-    from training.node import finetune
+    from training.node import kernels
 
     stood_in(_ours)
-    monkeypatch.setattr(finetune, "head_shape", lambda _: (WIDTH, VOCABULARY))
+    monkeypatch.setattr(kernels, "head_shape", lambda _: (WIDTH, VOCABULARY))
     if plan is not None:
         (tmp_path / "plan.json").write_text(plan)
     said = []
     rank = SimpleNamespace(run=tmp_path, on_head=lambda work: work(), say=said.append)
-    work = SimpleNamespace(model_dir=tmp_path, recipe=SimpleNamespace(dtype="float32"))
-    finetune.choose_loss(work, rank)
+    kernels.choose_loss(tmp_path, torch.float32, "cpu", rank)
     assert (liger.loss_for(torch.zeros(1)) is None) is ours
     assert len(said) == 1 and ("the faster on these cards" in said[0]) is ours

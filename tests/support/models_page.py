@@ -104,9 +104,11 @@ REST = f"""
   bits too. `tuning = "full"` is refused there: its routers would drift.
 {_read_as_experts()}
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
-  Where `flash-linear-attention` or `causal-conv1d` is installed on the nodes, transformers computes each of these calls
-  with it; the base deploy installs neither, and that was not tried here. The states of such layers (Qwen3.5, Qwen3.6)
-  are memory that no plan counts; `fab plan` says so below its table.
+  Where `flash-linear-attention` and `causal-conv1d` (or `mamba-ssm`) are installed on the nodes, a packed run tries
+  them before it begins, on a small copy on its own card: a row in one call, told where its samples begin, against
+  sample by sample, value and gradient. Where both agree the run takes rows in one call, and says so; else it says why
+  not. The base deploy installs none of them, and no card has tried them yet. The states of such layers (Qwen3.5,
+  Qwen3.6) are memory that no plan counts; `fab plan` says so below its table.
 {_refused()}
 - A folder of yours of another type trains with `--set batching=padded`, where the copy shows that the logits are the
   model's own. Of the Hub's models those of the types above are taken alone.

@@ -11,7 +11,6 @@ from __future__ import annotations
 from training.node.slow_imports import all_imported
 
 import argparse
-import json
 import math
 import time
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from transformers import AutoConfig
 
 from training.began_with import WEIGHTS, stages_of
 from training.causes import OF_CODE
@@ -35,7 +33,7 @@ from training.data.prepared import Prepared, open_prepared
 from training.errors import AdapterError
 from training.events import Failed, Resumed, emit
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
-from training.node import checkpoint, liger, rng, strategies
+from training.node import checkpoint, kernels, rng, strategies
 from training.node.adapter import portable
 from training.node.adapter.model_files import places
 from training.node.checkpoint import CheckpointError, TrainerState
@@ -166,8 +164,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     if begun.whole.unread:
         raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
     work = replace(work, whole=begun.whole)
-    if not recipe.prefers:  # Liger's kernels give no log-probability of each token
-        choose_loss(work, rank)
+    kernels.choose(begun.recipe, work.model_dir, rank)
     strategy = strategies.build(begun.recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, work, strategy, rank)
@@ -183,38 +180,6 @@ def as_it_was_begun(work: Work, rank: Rank, start: Start | None) -> Work:
         return work
     rank.say(f"the adapter goes on as it was begun, with {', '.join(recipe.lora.targets)} alone")
     return replace(work, recipe=recipe, whole=whole_model(recipe, work.model_dir))
-
-
-def choose_loss(work: Work, rank: Rank) -> None:
-    """Our own where the plan knows it to be the faster on these cards, else Liger's where they compute the same: tried
-    before the model takes the memory. Each rank has its own card to try."""
-    if rank.on_head(lambda: own_loss_is_faster(rank.run)):
-        rank.say(liger.leave("ours was measured as the faster on these cards").words)
-        return
-    width, vocabulary = head_shape(work.model_dir)
-    dtype, device = getattr(torch, work.recipe.dtype), get_accelerator().current_device_name()
-    chosen = liger.choose(width, vocabulary, dtype, device)
-    if chosen and chosen.liger:
-        rank.say(chosen.words)
-    elif chosen:
-        print(f"{rank.place}: {chosen.words}", flush=True)
-
-
-def own_loss_is_faster(run: Path) -> bool:
-    """What the plan of a run says; of one without a plan nobody knows."""
-    try:
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-        return plan["predicted"]["own_loss"] is True
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def head_shape(model_dir: Path) -> tuple[int | None, int | None]:
-    """Width and vocabulary, whatever its configuration calls them, and of its text where it knows more than text."""
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False).get_text_config(
-        decoder=True
-    )
-    return getattr(config, "hidden_size", None), getattr(config, "vocab_size", None)
 
 
 def steps(run: Run, progress: Progress) -> int:

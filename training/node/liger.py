@@ -40,9 +40,9 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whose loss a run computes."""
+    """Whether a run takes compiled kernels."""
 
-    liger: bool
+    taken: bool
     words: str
 
 

@@ -1,13 +1,15 @@
 """Layers that mix tokens by a convolution or a running state, in rows that hold several samples: each of these modules
 is called once a sample, so that no sample reads the one before it.
 
-It is exact, and needs no kernel. transformers' own arguments for this (cu_seq_lens, seq_idx) need compiled packages,
-and some models leave them out without a word (read and tried in 5.23).
+It is exact, and needs no kernel. transformers' own arguments for this (cu_seq_lens_q, seq_idx) need compiled packages,
+and some models leave them out without a word (read and tried in 5.23): they are passed, and a row is computed at once,
+where `mixer_kernels` saw that this keeps samples apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +21,9 @@ from training.node.attention import Segments
 
 MIXERS = ("GatedDeltaNet", "ShortConv", "MambaLayer", "MambaMixer", "Mamba2Mixer", "Mixer", "LightningAttention")
 """How the names of their classes end."""
+
+AT_ONCE: set[tuple[type, str]] = set()
+"""Classes, and types of devices, whose kernels keep the samples of a row apart by themselves."""
 
 
 class Row:
@@ -45,35 +50,86 @@ def keep_apart(model: PreTrainedModel) -> None:
     text_part(model).register_forward_pre_hook(begin, with_kwargs=True)
     for module in found:
         module.whole_row = module.forward
-        module.forward = one_by_one(module.forward, row)
+        module.forward = _kept_apart(type(module), module.forward, row)
 
 
-def one_by_one(forward: Callable[..., Any], row: Row) -> Callable[..., Any]:
-    """`forward` of (1, length, width) hidden states, called with each sample's alone."""
-
+def _kept_apart(kind: type, forward: Callable[..., Any], row: Row) -> Callable[..., Any]:
     def apart(hidden_states: torch.Tensor, *args: Any, **given: Any) -> Any:
-        lengths = () if row.segments is None else row.segments.lengths
-        if len(lengths) < 2:
+        if row.segments is None or len(row.segments.lengths) < 2:
             return forward(hidden_states, *args, **given)
-        assert row.segments is not None
-        parts = [_cut(value, row.segments, hidden_states.shape[1]) for value in args]
-        named = {key: _cut(value, row.segments, hidden_states.shape[1]) for key, value in given.items()}
-        outs = [
-            forward(hidden, *(part[n] for part in parts), **{key: part[n] for key, part in named.items()})
-            for n, hidden in enumerate(row.segments.whole(hidden_states, 1).split(lengths, dim=1))
-        ]
-        if isinstance(outs[0], torch.Tensor):
-            return row.segments.row(torch.cat(outs, dim=1), 1)
-        return (row.segments.row(torch.cat([out[0] for out in outs], dim=1), 1), *outs[0][1:])
+        way = at_once if (kind, hidden_states.device.type) in AT_ONCE else one_by_one
+        return way(forward, row.segments, hidden_states, args, given)
 
     return apart
 
 
+def one_by_one(
+    forward: Callable[..., Any],
+    segments: Segments,
+    hidden_states: torch.Tensor,
+    args: Sequence[Any] = (),
+    given: Mapping[str, Any] | None = None,
+) -> Any:
+    """`forward` of (1, length, width) hidden states, called with each sample's alone."""
+    length = hidden_states.shape[1]
+    parts = [_cut(value, segments, length) for value in args]
+    named = {key: _cut(value, segments, length) for key, value in (given or {}).items()}
+    outs = [
+        forward(hidden, *(part[n] for part in parts), **{key: part[n] for key, part in named.items()})
+        for n, hidden in enumerate(segments.whole(hidden_states, 1).split(segments.lengths, dim=1))
+    ]
+    if isinstance(outs[0], torch.Tensor):
+        return segments.row(torch.cat(outs, dim=1), 1)
+    return (segments.row(torch.cat([out[0] for out in outs], dim=1), 1), *outs[0][1:])
+
+
+def at_once(
+    forward: Callable[..., Any],
+    segments: Segments,
+    hidden_states: torch.Tensor,
+    args: Sequence[Any] = (),
+    given: Mapping[str, Any] | None = None,
+) -> Any:
+    """The same in one call, which is told where samples begin by as many of transformers' arguments as it takes."""
+    length = hidden_states.shape[1]
+    parts = [_whole(value, segments, length) for value in args]
+    named = {key: _whole(value, segments, length) for key, value in (given or {}).items()}
+    out = forward(segments.whole(hidden_states, 1), *parts, **named | _beginnings(forward, segments))
+    if isinstance(out, torch.Tensor):
+        return segments.row(out, 1)
+    return (segments.row(out[0], 1), *out[1:])
+
+
+def _beginnings(forward: Callable[..., Any], segments: Segments) -> dict[str, torch.Tensor]:
+    """Where the state begins anew, and of which sample each token is: the names are those of transformers 5.23."""
+    bounds = segments.bounds
+    numbers = torch.arange(len(segments.lengths), dtype=torch.int32, device=bounds.device)
+    of_tokens = torch.repeat_interleave(numbers, bounds.diff(), output_size=sum(segments.lengths))[None]
+    takes = inspect.signature(forward).parameters
+    any_name = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    told = {"cu_seq_lens_q": bounds, "seq_idx": of_tokens}
+    return {name: value for name, value in told.items() if any_name or name in takes}
+
+
 def _cut(value: Any, segments: Segments, length: int) -> list[Any]:
     """An argument's share of each sample: of what goes along a row of this length, its part; of anything else, all."""
-    lengths = segments.lengths
-    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == length:
-        return list(segments.whole(value, 1).split(lengths, dim=1))
-    if isinstance(value, tuple) and value and all(isinstance(part, torch.Tensor) for part in value):
+    if _goes_along(value, length):
+        return list(segments.whole(value, 1).split(segments.lengths, dim=1))
+    if _is_of_tensors(value):
         return list(zip(*(_cut(part, segments, length) for part in value), strict=True))
-    return [value] * len(lengths)
+    return [value] * len(segments.lengths)
+
+
+def _whole(value: Any, segments: Segments, length: int) -> Any:
+    """An argument with each sample whole, where it goes along a row of this length."""
+    if _goes_along(value, length):
+        return segments.whole(value, 1)
+    return tuple(_whole(part, segments, length) for part in value) if _is_of_tensors(value) else value
+
+
+def _goes_along(value: Any, length: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == length
+
+
+def _is_of_tensors(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(part, torch.Tensor) for part in value)
