@@ -168,9 +168,11 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
     return type(config).from_dict(values)
 
 
-def compared(config: PretrainedConfig, batching: str, asked: int = 1) -> Difference:
-    """Of two samples that begin with the same `asked` tokens."""
-    ours, theirs = (_made(config, attention) for attention in (attention_of(batching, config), "eager"))
+def compared(
+    config: PretrainedConfig, batching: str, asked: int = 1, dtype: torch.dtype = torch.float32
+) -> Difference:
+    """Of two samples that begin with the same `asked` tokens, in a model of this precision."""
+    ours, theirs = (_made(config, attention, dtype) for attention in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())
     ids = [torch.randint(VOCABULARY, (length,)).tolist() for length in LENGTHS]
     ids[1][:asked] = ids[0][:asked]
@@ -190,9 +192,15 @@ def compared(config: PretrainedConfig, batching: str, asked: int = 1) -> Differe
     return Difference(apart.item(), ((sums[0] - right).abs() / right).item())
 
 
-def _made(config: PretrainedConfig, attention: str) -> PreTrainedModel:
+def _made(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
     """Of a configuration of its own: two models of one would both have the attention that was asked for last."""
-    return build(copy.deepcopy(config), attn_implementation=attention).float().eval()
+    return precise(config, dtype, attention).eval()
+
+
+def precise(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """A model of its own of a precision. In 64 bits experts go one by one: no kernel multiplies them together."""
+    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    return build(copy.deepcopy(config), attn_implementation=attention, **experts).to(dtype)
 
 
 def _enlarge(ours: PreTrainedModel, theirs: PreTrainedModel, ids: list[int]) -> None:
