@@ -32,6 +32,30 @@ class RankCard:
     """In 16 bits; None where nobody knows."""
 
 
+def ram_needed(memory: Memory, ranks_per_node: int) -> float:
+    """Bytes of a node's RAM, besides the system's, for ranks that each hold so much."""
+    return memory.host * ranks_per_node + memory.saved
+
+
+@dataclass(frozen=True)
+class Room:
+    """What decides whether a rank holds something."""
+
+    usable_bytes: float
+    """What may be filled of its card, or of its part of a node's RAM."""
+    gpu: bool
+    ranks_per_node: int
+    ram_bytes: float
+    """Of a node."""
+
+    def missing_bytes(self, memory: Memory) -> float:
+        """For a rank that holds so much; below 0 what is left."""
+        ram = ram_needed(memory, self.ranks_per_node)
+        if not self.gpu:
+            return memory.total + ram / self.ranks_per_node - self.usable_bytes
+        return max(memory.total - self.usable_bytes, ram + SYSTEM - self.ram_bytes if ram else -inf)
+
+
 @dataclass(frozen=True)
 class Machines:
     """Where ranks would run, as far as anybody knows."""
@@ -80,7 +104,8 @@ class Machines:
         """Of the ranks of one copy of the model, or of one alone where all are alike, the one that lacks most: how many
         bytes, below 0 what is left, and which it is."""
         cards = self.by_stage(len(memories))
-        lacks = [self.missing_bytes(memory, card.usable_bytes) for memory, card in zip(memories, cards, strict=True)]
+        each = zip(memories, cards, strict=True)
+        lacks = [self.rank_room(card.usable_bytes).missing_bytes(memory) for memory, card in each]
         worst = max(range(len(lacks)), key=lambda rank: lacks[rank])
         return lacks[worst], worst
 
@@ -89,17 +114,13 @@ class Machines:
         mixed = tuple(replace(card, usable_bytes=card.usable_bytes + more) for card in self.mixed)
         return replace(self, usable_bytes=self.usable_bytes + more, mixed=mixed)
 
-    def missing_bytes(self, memory: Memory, usable_bytes: float) -> float:
-        """For a rank that holds so much: of a card of which so much may be filled, or of a node's RAM; below 0 what is
-        left."""
-        ram = self.ram_needed(memory)
-        if self.card is None:
-            return memory.total + ram / self.ranks_per_node - usable_bytes
-        return max(memory.total - usable_bytes, ram + SYSTEM - self.ram_bytes if ram else -inf)
+    def rank_room(self, usable_bytes: float) -> Room:
+        """Of a rank on a card of which so much may be filled, or with such a part of a node's RAM."""
+        return Room(usable_bytes, self.card is not None, self.ranks_per_node, self.ram_bytes)
 
     def ram_needed(self, memory: Memory) -> float:
         """Bytes of a node's RAM, besides the system's, for ranks that each hold so much."""
-        return memory.host * self.ranks_per_node + memory.saved
+        return ram_needed(memory, self.ranks_per_node)
 
 
 @dataclass(frozen=True)

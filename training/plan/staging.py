@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from training.cost.shape import ModelShape
 from training.cost.split import Filling, Split, even, fillings, first_so_many, shared_out
-from training.cost.strategies.pipeline import Stage, stage_memory, stage_time
+from training.cost.strategies.pipeline import Stage, StageBytes, StageWork, stage_bytes, stage_work
 from training.cost.strategies.zero0 import MicroBatch
 from training.data.order import micro_steps
-from training.plan.machines import Machines
+from training.plan.machines import Machines, Room
 from training.recipe import Recipe
 from training.recipe_tables import Pipeline
 
@@ -21,6 +22,9 @@ ANY_RATE = 1e12
 """FLOP/s where nobody knows the cards': the layers lie the same for any rate that all have."""
 MOVED_A_FLOP = 0.015
 """Bytes that a card's memory moves for each of them, where nobody knows: an A10's."""
+
+KEPT = 1024
+"""Places of which it stays known what they hold, so that it is reckoned once for all numbers of machines."""
 
 
 @dataclass(frozen=True)
@@ -86,34 +90,94 @@ class Staging:
             return None
         return [found[count - 1] for found, count in zip(filled, given, strict=True)]
 
-    def _stage(self, stages: int, stage: int, held: tuple[int, ...], fitting: bool) -> list[Filling]:
+    def _stage(self, stages: int, stage: int, held: tuple[int, ...], fitting: bool) -> Sequence[Filling]:
         """What one stage can hold."""
-        usable = self.machines.by_stage(stages)[stage].usable_bytes
-        rates = self.machines.rates.at_precision(self.recipe.dtype, self.machines.card is not None)
-        flops = rates.by_stage(stages)
-        rate = flops[stage] if flops else ANY_RATE
-        moved = (rates.memory_bytes_per_s if flops else None) or MOVED_A_FLOP * rate
-
-        def of(layers: int, again: int) -> Stage:
-            return Stage(layers, again, held[stage], first=stage == 0, last=stage == stages - 1)
-
-        def lacks(layers: int, again: int) -> float:
-            memory = stage_memory(self.shape, self.recipe, self.micro.tokens, of(layers, again))
-            return self.machines.missing_bytes(memory, usable)
-
-        def seconds(layers: int, again: int) -> float:
-            held_by = of(layers, again)
-            return stage_time(self.shape, self.recipe, self.micro, held_by, rate, memory_bytes_per_s=moved).both_s
-
-        most = self.shape.layers - stages + 1
+        total = self.shape.layers
+        if (most := total - stages + 1) < 1:
+            return ()
+        place = Place(
+            stage_bytes=self._bytes,
+            room=self.machines.rank_room(self.machines.by_stage(stages)[stage].usable_bytes),
+            layers=total,
+            again=self._again(stage),
+            held=held[stage],
+            first=stage == 0,
+            last=stage == stages - 1,
+        )
         if fitting:
-            return fillings(most, lambda n: self._again(stage, n), lambda n, again: lacks(n, again) <= 0, seconds)
-        return fillings(most, lambda n: self._again(stage, n)[-1:], lambda n, again: True, lacks)
+            rates = self.machines.rates.at_precision(self.recipe.dtype, self.machines.card is not None)
+            flops = rates.by_stage(stages)
+            rate = flops[stage] if flops else ANY_RATE
+            moved = (rates.memory_bytes_per_s if flops else None) or MOVED_A_FLOP * rate
+            found = fitting_fillings(place, self._work, rate, moved)
+        else:
+            found = least_fillings(place)
+        return found[:most]
 
-    def _again(self, stage: int, layers: int) -> Sequence[int]:
+    @cached_property
+    def _bytes(self) -> StageBytes:
+        return stage_bytes(self.shape, self.recipe, self.micro.tokens)
+
+    @cached_property
+    def _work(self) -> StageWork:
+        return stage_work(self.shape, self.recipe, self.micro)
+
+    def _again(self, stage: int) -> Again:
         """How many of a stage's layers may be checkpointed."""
         if given := self.recipe.pipeline.checkpointed:
-            return (given[stage],) if given[stage] <= layers else (layers,)
+            return Again(given[stage], given[stage])
+        total = self.shape.layers
         if "gradient_checkpointing" in self.free:
-            return range(layers + 1)
-        return (layers,) if self.recipe.checkpointed(self.shape.layers) else (0,)
+            return Again(0, total)
+        return Again(total, total) if self.recipe.checkpointed(total) else Again(0, 0)
+
+
+@dataclass(frozen=True)
+class Again:
+    """How many of a stage's layers may be checkpointed: of fewer than so many all."""
+
+    least: int
+    most: int
+
+    def of(self, layers: int) -> range:
+        return range(min(self.least, layers), min(self.most, layers) + 1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """All that decides what a stage can hold. Neither the number of stages is among it nor that of machines: the same
+    places are asked about with many of each."""
+
+    stage_bytes: StageBytes
+    room: Room
+    layers: int
+    """At most."""
+    again: Again
+    held: int
+    first: bool
+    last: bool
+
+    def stage(self, layers: int, checkpointed: int) -> Stage:
+        return Stage(layers, checkpointed, self.held, self.first, self.last)
+
+    def lacks(self, layers: int, checkpointed: int) -> float:
+        return self.room.missing_bytes(self.stage_bytes.memory(self.stage(layers, checkpointed)))
+
+
+@lru_cache(maxsize=KEPT)
+def fitting_fillings(place: Place, work: StageWork, flops: float, memory_bytes_per_s: float) -> tuple[Filling, ...]:
+    """What fits, by the seconds that it takes."""
+
+    def fits(layers: int, checkpointed: int) -> bool:
+        return place.lacks(layers, checkpointed) <= 0
+
+    def seconds(layers: int, checkpointed: int) -> float:
+        return work.time(place.stage(layers, checkpointed), flops, memory_bytes_per_s).both_s
+
+    return tuple(fillings(place.layers, place.again.of, fits, seconds))
+
+
+@lru_cache(maxsize=KEPT)
+def least_fillings(place: Place) -> tuple[Filling, ...]:
+    """With as little as can be held, whether it fits or not, by the bytes that it lacks."""
+    return tuple(fillings(place.layers, lambda n: place.again.of(n)[-1:], lambda n, again: True, place.lacks))

@@ -5,7 +5,7 @@ How the layers are shared out says training/cost/split.py, how long a step takes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from training.cost.flops import attention_flops
 from training.cost.memory import (
     NF4,
     WIDTH,
+    LayerActivations,
     Memory,
     Shares,
     layer_activations,
@@ -74,7 +75,8 @@ class Pipeline(Zero0):
         return [Stage(*values, place == ends[0], place == ends[1]) for place, values in enumerate(each)]
 
     def memories(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> tuple[Memory, ...]:
-        return tuple(stage_memory(shape, recipe, tokens, stage) for stage in self.laid_out(shape, recipe, ranks))
+        each = stage_bytes(shape, recipe, tokens)
+        return tuple(each.memory(stage) for stage in self.laid_out(shape, recipe, ranks))
 
     def memory(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
         """Of the rank that holds most."""
@@ -97,10 +99,8 @@ class Pipeline(Zero0):
         flops, moved = rates.by_stage(len(stages)), rates.memory_bytes_per_s
         if flops is None or (moved is None and recipe.base_precision == NF4):
             return Timing(None, None, received, None)
-        times = [
-            stage_time(shape, recipe, micro, *each, memory_bytes_per_s=moved)
-            for each in zip(stages, flops, strict=True)
-        ]
+        work = stage_work(shape, recipe, micro)
+        times = [work.time(stage, rate, moved) for stage, rate in zip(stages, flops, strict=True)]
         asked_s = recipe.reference_passes * max(time.forward_s for time in times)
         compute_s = count * (max(time.both_s for time in times) + asked_s)
         if rates.bytes_per_s is None:
@@ -201,34 +201,117 @@ def trained(shape: ModelShape, recipe: Recipe, stage: Stage) -> int:
     return stage.layers * shape.largest.trainable(lora) + before + after
 
 
-def stage_memory(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -> Memory:
-    """Of a stage's rank; embedding and head lie at the ends, tied ones at both."""
-    ends = shape.embedding_parameters * (stage.first + stage.last) + shape.rest * stage.last
-    mine = trained(shape, recipe, stage)
-    return Memory(
-        weights=stage.layers * layer_bytes(shape, recipe) + WIDTH[recipe.dtype] * ends,
-        gathered=unpacked_bytes(shape, recipe) + _folded_bytes(shape, recipe, stage),
-        trainable=trained_bytes(mine, recipe, Shares()),
-        activations=_activations(shape, recipe, tokens, stage) + MESSAGES * message_bytes(shape, recipe, tokens),
-        loss=loss_bytes(shape, recipe, tokens) if stage.last else 0,
-        host=offloaded_states(mine, recipe, Shares()),
+@dataclass(frozen=True)
+class StageBytes:
+    """What the memory of any stage of a model is reckoned from, with a recipe and so many tokens of a micro-batch.
+    Equal ones have the same memory, whatever else differs between their models and recipes."""
+
+    layer: float
+    first: int
+    last: int
+    """Weights of the ends, tied ones at both."""
+    unpacked: float
+    folded: int
+    """A layer's experts, each time that they have the adapter folded in."""
+    trained_by_layer: int
+    trained_by_first: int
+    trained_by_last: int
+    a_trained: float
+    """On the card, of a trained parameter."""
+    a_trained_offloaded: float
+    tokens: int
+    of_layer: LayerActivations
+    messages: int
+    loss: float
+
+    def memory(self, stage: Stage) -> Memory:
+        """Of a stage's rank."""
+        mine = (
+            stage.layers * self.trained_by_layer
+            + self.trained_by_first * stage.first
+            + self.trained_by_last * stage.last
+        )
+        return Memory(
+            weights=stage.layers * self.layer + (self.first * stage.first + self.last * stage.last),
+            gathered=self.unpacked + self._folded(stage),
+            trainable=mine * self.a_trained,
+            activations=self._activations(stage) + self.messages,
+            loss=self.loss if stage.last else 0,
+            host=mine * self.a_trained_offloaded,
+        )
+
+    def _folded(self, stage: Stage) -> float:
+        """As `folded_bytes`, kept for each micro-batch that is held."""
+        folds = stage.held * (stage.layers - stage.checkpointed) + bool(stage.checkpointed)
+        return float(self.folded * (folds + 1))
+
+    def _activations(self, stage: Stage) -> float:
+        """What all micro-batches keep that are held, and beside it what one layer's backward needs: all of that where
+        the layer is computed again. What of its own micro-batch is gone by then is not counted: no card has shown it
+        yet."""
+        of, again = self.of_layer, stage.checkpointed
+        held = stage.held * (of.input * again + of.kept * (stage.layers - again))
+        return self.tokens * (held + (of.working if again else of.working - of.kept))
+
+
+def stage_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> StageBytes:
+    width, ends, none = WIDTH[recipe.dtype], shape.embedding_parameters, Stage(0, 0, 0, False, False)
+    return StageBytes(
+        layer=layer_bytes(shape, recipe),
+        first=width * ends,
+        last=width * (ends + shape.rest),
+        unpacked=unpacked_bytes(shape, recipe),
+        folded=width * shape.largest.experts if recipe.adapts_experts else 0,
+        trained_by_layer=trained(shape, recipe, replace(none, layers=1)),
+        trained_by_first=trained(shape, recipe, replace(none, first=True)),
+        trained_by_last=trained(shape, recipe, replace(none, last=True)),
+        a_trained=trained_bytes(1, recipe, Shares()),
+        a_trained_offloaded=offloaded_states(1, recipe, Shares()),
+        tokens=tokens,
+        of_layer=layer_activations(shape, recipe),
+        messages=MESSAGES * message_bytes(shape, recipe, tokens),
+        loss=loss_bytes(shape, recipe, tokens),
     )
 
 
-def _folded_bytes(shape: ModelShape, recipe: Recipe, stage: Stage) -> float:
-    """As `folded_bytes`, kept for each micro-batch that is held."""
-    if not recipe.adapts_experts:
-        return 0.0
-    folds = stage.held * (stage.layers - stage.checkpointed) + bool(stage.checkpointed)
-    return float(WIDTH[recipe.dtype] * shape.largest.experts * (folds + 1))
+@dataclass(frozen=True)
+class StageWork:
+    """What the time of any stage of a model is reckoned from, with a recipe and its micro-batches. Equal ones take the
+    same time, whatever else differs between their models and recipes."""
+
+    tokens: int
+    forward: float
+    """FLOPs of a layer for a token."""
+    backward: float
+    head: float
+    packed: tuple[int, int] | None
+    """Weights of a layer that are unpacked in each pass, and where it is computed again; None without four bits."""
+
+    def time(self, stage: Stage, flops: float, memory_bytes_per_s: float | None = None) -> StageTime:
+        """Of a micro-batch."""
+        head = self.head if stage.last else 0
+        unpacked_s = again_s = 0.0
+        if self.packed is not None and memory_bytes_per_s is not None:
+            unpacked_s, again_s = (unpacking_s(size, 1, memory_bytes_per_s) for size in self.packed)
+        return StageTime(
+            self.tokens * (stage.layers * self.forward + head) / flops + stage.layers * unpacked_s,
+            self.tokens * (stage.layers * self.backward + stage.checkpointed * self.forward) / flops
+            + stage.layers * unpacked_s
+            + stage.checkpointed * again_s,
+        )
 
 
-def _activations(shape: ModelShape, recipe: Recipe, tokens: int, stage: Stage) -> float:
-    """What all micro-batches keep that are held, and beside it what one layer's backward needs: all of that where the
-    layer is computed again. What of its own micro-batch is gone by then is not counted: no card has shown it yet."""
-    of, again = layer_activations(shape, recipe), stage.checkpointed
-    held = stage.held * (of.input * again + of.kept * (stage.layers - again))
-    return tokens * (held + (of.working if again else of.working - of.kept))
+def stage_work(shape: ModelShape, recipe: Recipe, micro: MicroBatch) -> StageWork:
+    layer = shape.largest
+    thin, attention = layer.trainable(recipe.lora), attention_flops(layer.attention, layer.window, micro.span)
+    backward = 2 * layer.active + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
+    return StageWork(
+        tokens=micro.tokens,
+        forward=2 * layer.active + 2 * thin + attention,
+        backward=backward + (2 * layer.met if recipe.adapts_experts else 0),
+        head=4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD),
+        packed=(layer.packable, layer.packed) if recipe.base_precision == NF4 else None,
+    )
 
 
 def stage_time(
@@ -243,18 +326,4 @@ def stage_time(
     """Of a micro-batch; a layer that is computed again costs its forward once more in the backward. The head is all in
     the forward: the fused loss takes its gradient there. Layers in four bits are unpacked in each of these passes,
     which is counted where the rate of the card's memory is given."""
-    layer = shape.largest
-    thin, attention = layer.trainable(recipe.lora), attention_flops(layer.attention, layer.window, micro.span)
-    forward = 2 * layer.active + 2 * thin + attention
-    backward = 2 * layer.active + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
-    backward += 2 * layer.met if recipe.adapts_experts else 0
-    head = 4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD) if stage.last else 0
-    unpacked_s = again_s = 0.0
-    if recipe.base_precision == NF4 and memory_bytes_per_s is not None:
-        unpacked_s, again_s = (unpacking_s(size, 1, memory_bytes_per_s) for size in (layer.packable, layer.packed))
-    return StageTime(
-        micro.tokens * (stage.layers * forward + head) / flops + stage.layers * unpacked_s,
-        micro.tokens * (stage.layers * backward + stage.checkpointed * forward) / flops
-        + stage.layers * unpacked_s
-        + stage.checkpointed * again_s,
-    )
+    return stage_work(shape, recipe, micro).time(stage, flops, memory_bytes_per_s)
