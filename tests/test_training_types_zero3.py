@@ -14,6 +14,8 @@ from tests.support.ranks import together  # noqa: E402
 from tests.support.small_models import TRIED  # noqa: E402
 from tests.test_training_types import config_of  # noqa: E402
 from training.node import architecture  # noqa: E402
+from training.node.proof import LIMIT  # noqa: E402
+from training.node.zero3_rank import apart, gradients_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -79,11 +81,6 @@ def of_group(house):
     return found
 
 
-def _gradients(state):
-    """A tenth of each, as Adam's first moment has them after its first step."""
-    return {name: moment for name, moment in state.items() if name.startswith("exp_avg/")}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_zero3_learns_what_one_plain_rank_does(kind, of_group):
     on_one, on_two = of_group(KINDS.index(kind) % GROUPS)
@@ -93,9 +90,6 @@ def test_zero3_learns_what_one_plain_rank_does(kind, of_group):
         assert found["losses"] == pytest.approx(plain["losses"], rel=1e-6)
         assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4) and plain["norms"][0] > 0
         assert found["held_out"] == pytest.approx(plain["held_out"], rel=1e-3)
-        gradients = _gradients(plain["state"])
-        assert len(gradients) >= 2 and _gradients(found["state"]).keys() == gradients.keys()
-        for name, gradient in _gradients(found["state"]).items():
-            apart = (gradient - gradients[name]).norm() / gradients[name].norm()
-            assert apart < 1e-5, name
+        gradients = gradients_of(plain["state"])
+        assert len(gradients) >= 2 and apart(gradients_of(found["state"]), gradients) < LIMIT
     assert shown(kind.removesuffix("-experts"))["zero3"], "and docs/models.md says so"

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from training.isolation import ADMITTED, not_admitted, untrainable
 from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes, spare_pad
 from training.laptop.hub import another, hub_to_read
 from training.laptop.model_builder import builder
+from training.laptop.models.proving import parted, proved
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
 from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
 from training.new_recipe import Source, new_recipe, uncounted
@@ -26,11 +28,6 @@ from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
 SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
-LIMIT = 1e-4
-"""Of a proof on a copy as wide as the model's heads, as the look before each run has it: on random weights Gemma 4
-and Qwen3.5 enlarge what floating point rounds to some 1e-5 (Gemma 4 in 64 bits: 1e-14); what is wrong differs more."""
-PROOF = "training.node.proof"
-PROVING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -134,16 +131,6 @@ def refuse_untrainable(model: HubModel) -> None:
         raise RecipeError(f"{which}{not_admitted(str(kind))}")
 
 
-def proved(folder: Path, ask: Ask) -> dict[str, float]:
-    """What each proof found on a small copy of the model. RecipeError where one fails."""
-    found = ask(PROOF, folder, PROVING_S)
-    if not found or not all(isinstance(value, float) and name.isidentifier() for name, value in found.items()):
-        raise RecipeError(f"{folder.name}: the proofs of its type gave something else than numbers")
-    if failed := [f"{name} {value:.1g}" for name, value in found.items() if not value < LIMIT]:
-        raise RecipeError(f"it would learn something else than it says ({', '.join(failed)}; {LIMIT:g} is allowed)")
-    return dict(found)
-
-
 @dataclass(frozen=True)
 class Derived:
     """What a model of the Hub says of itself, counted and proved."""
@@ -162,11 +149,24 @@ class Derived:
 def derived(repo: str) -> Derived:
     """Look a model up, count it, and prove its type on a small copy: half a minute. Raises RecipeError and
     PlanError."""
+    with _small_copy(repo) as (model, folder, ask):
+        return _derived(model, folder, ask)
+
+
+def _derived(model: HubModel, folder: Path, ask: Ask) -> Derived:
+    shape = shape_of(folder, cached_outlines(), ask)
+    return Derived(model, shape, proved(folder, model.config, ask))
+
+
+@contextmanager
+def _small_copy(repo: str) -> Iterator[tuple[HubModel, Path, Ask]]:
+    """Inside the `with`, what the Hub says of a model, a folder with its config.json, and what builds small ones of
+    it."""
     with builder(repo) as ask, tempfile.TemporaryDirectory() as place:
         model, folder = looked_up(repo), Path(place) / own_name(repo)
         folder.mkdir()
         (folder / CONFIG).write_text(json.dumps(model.config), encoding="utf-8")
-        return Derived(model, shape_of(folder, cached_outlines(), ask), proved(folder, ask))
+        yield model, folder, ask
 
 
 def hub_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
@@ -194,13 +194,15 @@ def new_name(repo: str, name: str = "") -> str:
 
 def add(repo: str, named: str) -> tuple[Path, str, Mapping[str, float]]:
     """Write the recipe of a model of the Hub under a name that `new_name` gave; gives its file, its text and the
-    proofs. Raises RecipeError and PlanError."""
-    found = derived(repo)
+    proofs, ZeRO-3's among them: a minute. Raises RecipeError and PlanError."""
+    with _small_copy(repo) as (model, folder, ask):
+        found = _derived(model, folder, ask)
+        proofs = {**found.proofs, **parted(folder, model.config, ask)}
     text = found.recipe(named)
-    keep_outline(repo, found.model.config, found.shape)
+    keep_outline(repo, model.config, found.shape)
     path = RECIPES / f"{named}.toml"
     write_atomically(path, text)
-    return path, text, found.proofs
+    return path, text, proofs
 
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:
