@@ -168,9 +168,7 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
     return type(config).from_dict(values)
 
 
-def compared(
-    config: PretrainedConfig, batching: str, asked: int = 1, dtype: torch.dtype = torch.float32
-) -> Difference:
+def compared(config: PretrainedConfig, batching: str, asked: int = 1, dtype: torch.dtype = torch.float32) -> Difference:
     """Of two samples that begin with the same `asked` tokens, in a model of this precision."""
     ours, theirs = (_made(config, attention, dtype) for attention in (attention_of(batching, config), "eager"))
     theirs.load_state_dict(ours.state_dict())

@@ -18,7 +18,6 @@ from __future__ import annotations
 from training.node.slow_imports import all_imported
 
 import argparse
-import copy
 import json
 import sys
 from collections.abc import Callable
@@ -27,13 +26,13 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from training.data.collate import collate
 from training.data.sample import Sample
 from training.exit_codes import FINISHED, UNUSABLE
 from training.node import attached
-from training.node.architecture import ROUTERS, build, config_of, text_layers
+from training.node.architecture import ROUTERS, config_of, text_layers
 from training.node.attention import SEGMENTS
 from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, copies, precise
 from training.node.model import LossModel, causal_model, inputs, trainable
@@ -54,9 +53,7 @@ class Adapted:
     samples: list[Sample]
 
     @classmethod
-    def of(
-        cls, config: PretrainedConfig, recipe: Recipe = RECIPE, dtype: torch.dtype = torch.float32
-    ) -> Adapted:
+    def of(cls, config: PretrainedConfig, recipe: Recipe = RECIPE, dtype: torch.dtype = torch.float32) -> Adapted:
         base = precise(config, dtype, SEGMENTS)
         model = trainable(base, recipe, Path(config.model_type))
         assert isinstance(model, PeftModel)
