@@ -75,6 +75,9 @@ def test_of_the_hybrids_those_with_experts_are_known():
     assert found == set(isolation.WITH_EXPERTS)
 
 
+_one_segment = staticmethod(lambda positions, *_: attention.Segments((positions.shape[1],), None))
+
+
 def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
     """A window that is not applied, a head's scale and cap that are not, samples that see each other, a router that is
     trained, an adapter that is passed by, a layer that is not there."""
@@ -85,8 +88,7 @@ def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
         patched.setattr(loss.Logits, "of", classmethod(lambda cls, config: cls()))
         assert proof.padded(config_of("cohere")) > LIMIT and proof.packed(config_of("gemma2")) > LIMIT
     with monkeypatch.context() as patched:
-        one = staticmethod(lambda positions, *_: attention.Segments((positions.shape[1],), None))
-        patched.setattr(attention.Segments, "of", one)
+        patched.setattr(attention.Segments, "of", _one_segment)
         assert proof.apart(config_of("qwen3_moe")) > LIMIT
     with monkeypatch.context() as patched:
         patched.setattr(architecture, "ROUTERS", frozenset())
@@ -98,6 +100,16 @@ def test_each_proof_fails_where_there_is_something_to_find(monkeypatch):
         other = config_of("qwen3", num_hidden_layers=3)
         patched.setattr(proof, "model_shape", lambda config: model_shape(other))
         assert proof.counted(config_of("qwen3")) > LIMIT
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_what_32_bits_round_too_much_for_is_tried_in_64_and_what_is_wrong_stays_wrong(kind, monkeypatch):
+    found = {dtype: proof.merged(config_of(kind), dtype) for dtype in (torch.float32, torch.float64)}
+    assert found[torch.float64] < 1e-3 * found[torch.float32]
+    monkeypatch.setattr(proof, "LIMIT", found[torch.float32] / 10)  # as if 32 bits were too few
+    assert proof.proved(config_of(kind))["merged"] < proof.LIMIT
+    monkeypatch.setattr(attention.Segments, "of", _one_segment)
+    assert proof.proved(config_of(kind))["packed"] > 1e3 * LIMIT
 
 
 def test_what_is_nothing_for_a_mixture_is_refused_before_anything_is_loaded(tmp_path):

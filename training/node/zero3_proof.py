@@ -15,15 +15,11 @@ from training.node.slow_imports import all_imported
 import argparse
 import copy
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import torch
 from transformers import PretrainedConfig
@@ -34,41 +30,29 @@ from training.node.architecture import build, config_of
 from training.node.head_check import copies
 from training.node.outline import BROKEN, LONGEST
 from training.node.zero3_rank import PLAIN, ZERO3, apart, kept
+from training.node.zero3_ranks import GROUPS, RANK
 
-RANK = "training.node.zero3_rank"
-RANKS = (1, 2)
+RANKS = "training.node.zero3_ranks"
 WHOLE_S = 400.0
 """For all copies that are tried."""
-LOOK_S = 0.1
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-ON_CPU = {
-    "DS_ACCELERATOR": "cpu",
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": LOOPBACK,
-    "HF_HUB_OFFLINE": "1",
-}
+LEAVING_S = 30.0
+"""For the ranks to be ended."""
 
 
 class RankError(RuntimeError):
-    """A rank ended otherwise than it should; the message is its last line."""
+    """The ranks ended otherwise than they should; the message says why."""
 
 
-def proved(config: PretrainedConfig, until: float) -> float:
+def proved(config: PretrainedConfig, seconds: float = WHOLE_S, rank: str = RANK) -> float:
     """The largest difference of a gradient. Raises what the libraries do where a small model cannot be built or
-    trained, TimeoutError where that takes longer than `until`, of the monotonic clock."""
-    with tempfile.TemporaryDirectory(prefix="zero3-") as place:
+    trained; RankError is one of these. `rank`: the program of each."""
+    with tempfile.TemporaryDirectory(prefix="zero3-", ignore_cleanup_errors=True) as place:
         job = Path(place)
         _write_model(config, job)
-        with _started(job) as ranks:
-            _finish(ranks, until)
-        plain, *parted = (torch.load(kept(job, *one), weights_only=True) for one in _kept())
+        _run(job, seconds, rank)
+        plain = torch.load(kept(job, PLAIN, 1), weights_only=True)
+        parted = [torch.load(kept(job, ZERO3, many), weights_only=True) for many in GROUPS]
         return max(apart(one, plain) for one in parted)
-
-
-def _kept() -> list[tuple[str, int]]:
-    """What is left behind by all ranks together, the plain first."""
-    return [(PLAIN, 1), *((ZERO3, ranks) for ranks in RANKS)]
 
 
 def _write_model(config: PretrainedConfig, folder: Path) -> None:
@@ -77,57 +61,24 @@ def _write_model(config: PretrainedConfig, folder: Path) -> None:
         build(copy.deepcopy(config)).float().save_pretrained(folder)
 
 
-Rank = tuple[subprocess.Popen[bytes], IO[bytes]]
-"""A process, and what it prints."""
-
-
-@contextmanager
-def _started(job: Path) -> Iterator[Sequence[Rank]]:
-    """The ranks of all groups at once; none is left afterwards."""
-    ranks: list[Rank] = []
-    try:
-        for many in RANKS:
-            for number in range(many):
-                ranks.append(_start(job, number, many))
-        yield ranks
-    finally:
-        for process, said in ranks:
-            process.kill()
-            process.communicate()
-            said.close()
-
-
-def _start(job: Path, number: int, ranks: int) -> Rank:
-    said = tempfile.TemporaryFile()  # noqa: SIM115, for as long as the rank
-    place = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", RANK, "--job", str(job)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | ON_CPU | place,
-        stdin=subprocess.PIPE,  # it ends with this process, however that ends
-        stdout=said,
-        stderr=said,
-    )
-    return process, said
-
-
-def _finish(ranks: Sequence[Rank], until: float) -> None:
-    """Wait for all of them. RankError as soon as one fails: the others would wait for it."""
-    while any(process.poll() is None for process, _ in ranks):
-        if failed := [rank for rank in ranks if rank[0].returncode]:
-            raise RankError(_last_line(failed[0]))
-        if time.monotonic() > until:
-            raise TimeoutError
-        time.sleep(LOOK_S)
-    if failed := [rank for rank in ranks if rank[0].returncode]:
-        raise RankError(_last_line(failed[0]))
-
-
-def _last_line(rank: Rank) -> str:
-    process, said = rank
-    said.seek(0)
-    lines = said.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"a rank ended with {process.returncode}"
+def _run(job: Path, seconds: float, rank: str) -> None:
+    """All ranks, to their end. Raises RankError."""
+    with tempfile.TemporaryFile() as said:
+        ranks = subprocess.Popen(
+            [sys.executable, "-m", RANKS, "--job", str(job), "--seconds", str(seconds), "--rank", rank],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,  # they end when it does, which is when this process ends, however that ends
+            stdout=said,
+            stderr=said,
+        )
+        try:
+            code = ranks.wait(seconds + LEAVING_S)
+        finally:
+            ranks.communicate(timeout=LEAVING_S)
+        if code:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            raise RankError(lines[-1] if lines else f"its ranks ended with {code}")
 
 
 def main() -> int:
@@ -138,17 +89,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.attached:
         attached.end_with_input()
-    until, problem = time.monotonic() + WHOLE_S, "it has no configuration that can be made smaller"
-    tried = False
+    until, problem = time.monotonic() + WHOLE_S, ""
     for small in copies(config_of(args.config)):
         try:
-            print(json.dumps({"zero3": proved(small, until)}), flush=True)
+            print(json.dumps({"zero3": proved(small, until - time.monotonic())}), flush=True)
             return FINISHED
-        except BROKEN as error:  # the next copy is nearer to the model
-            problem, tried = problem if tried else " ".join(str(error).split())[:LONGEST], True
-        except TimeoutError:
-            problem = f"its ranks did not end within {WHOLE_S:.0f} s"
-            break
+        except BROKEN as error:
+            problem = problem or " ".join(str(error).split())[:LONGEST] or type(error).__name__
+        if time.monotonic() > until:
+            break  # else the next copy, which is nearer to the model
     print(f"no small copy of it can be trained with ZeRO-3: {problem}", file=sys.stderr)
     return UNUSABLE
 

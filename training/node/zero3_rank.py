@@ -1,10 +1,9 @@
-"""One rank that a proof of ZeRO-3 starts (training/node/zero3_proof.py): it leaves the gradients of one step beside the
-small model they are of.
+"""One rank of a proof of ZeRO-3 (training/node/zero3_ranks.py): it leaves the gradients of one step beside the small
+model they are of.
 
     RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 python -m training.node.zero3_rank --job DIR
 
-Alone it takes the step in plain torch first. It ends when its standard input does, and takes DIR with it: whoever
-started it has gone, and had no time to.
+Alone it takes the step in plain torch first.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from training.node.slow_imports import all_imported
 import argparse
 import os
 import random
-import shutil
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -110,21 +107,11 @@ def meet(job: Path) -> None:
     init_process_group(0, TIMEOUT_S)
 
 
-def end_with_input(job: Path) -> None:
-    def listen() -> None:
-        sys.stdin.read()
-        shutil.rmtree(job, ignore_errors=True)
-        os._exit(UNUSABLE)
-
-    threading.Thread(target=listen, daemon=True).start()
-
-
 def main() -> None:
     all_imported()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", type=Path, required=True, help="a folder with a small model")
     job = parser.parse_args().job
-    end_with_input(job)
     code = FINISHED
     try:
         meet(job)
@@ -136,7 +123,7 @@ def main() -> None:
         code = UNUSABLE
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # what listens, and DeepSpeed's threads, would be waited for
+    os._exit(code)  # DeepSpeed's threads would be waited for
 
 
 if __name__ == "__main__":
