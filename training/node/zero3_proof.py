@@ -92,7 +92,7 @@ def main() -> int:
     until, problem = time.monotonic() + WHOLE_S, ""
     for small in copies(config_of(args.config)):
         try:
-            print(json.dumps({"zero3": proved(small, until - time.monotonic())}), flush=True)
+            print(json.dumps({ZERO3: proved(small, until - time.monotonic())}), flush=True)
             return FINISHED
         except BROKEN as error:
             problem = problem or " ".join(str(error).split())[:LONGEST] or type(error).__name__
