@@ -6,6 +6,7 @@ Qwen3.5, called once a sample inside the one call that a mixer makes.
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -102,10 +103,20 @@ def test_otherwise_each_sample_is_a_call(monkeypatch):
     assert sum(proof.LENGTHS) not in CALLS and set(proof.LENGTHS) <= set(CALLS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [4, 8])
+def test_they_are_tried_at_any_width_in_any_precision(monkeypatch, heads, dtype):
+    """The projection that a mixer names first is its last, and as wide as its heads are together."""
+    _stand_in(monkeypatch, convolution, delta_rule)
+    chosen = mixer_kernels.tried(config_of(KIND, linear_num_value_heads=heads), dtype, "cpu")
+    assert chosen.taken, chosen.words
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_kernels_that_do_not_are_left_and_that_is_said_in_a_line(monkeypatch, wrong):
+def test_kernels_that_do_not_are_left_and_that_is_said_in_a_line(monkeypatch, wrong, dtype):
     _stand_in(monkeypatch, *WRONG[wrong])
-    chosen = mixer_kernels.tried(config_of(KIND), torch.float32, "cpu")
+    chosen = mixer_kernels.tried(config_of(KIND), dtype, "cpu")
     assert not chosen.taken and "one by one" in chosen.words and "\n" not in chosen.words
     assert ("differ by" in chosen.words) is ("leaks" in wrong or "nan" in wrong) and not mixers.AT_ONCE
 
@@ -119,29 +130,35 @@ def test_a_gradient_of_their_own_is_seen(monkeypatch):
             *args, cu_seqlens=cu_seqlens, **given
         ),
     )
-    assert not mixer_kernels.tried(config_of(KIND), torch.float32, "cpu").taken
+    chosen = mixer_kernels.tried(config_of(KIND), torch.float32, "cpu")
+    assert not chosen.taken and re.search(r"values differ by [0-9.]+e-0[6-9], gradients by 0\.", chosen.words)
 
 
 def test_pairs_that_share_a_beginning_are_whole_for_the_kernels_too(monkeypatch):
     _stand_in(monkeypatch, convolution, delta_rule)
-    (module,) = mixer_kernels.small_mixers(config_of(KIND), torch.float32, "cpu")
+    (module,), width = mixer_kernels.small_mixers(config_of(KIND), torch.float32, "cpu")
     segments = Segments.of_pairs([(5, 12, 9), (3, 4, 20)])
-    states = torch.randn(1, 12 + 4 + 4 + 17, config_of(KIND).hidden_size)
+    states = torch.randn(1, 12 + 4 + 4 + 17, width)
     together, apart = (way(module.forward, segments, states) for way in (mixers.at_once, mixers.one_by_one))
     assert together.shape == states.shape and torch.allclose(together, apart, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", sorted(HYBRIDS))
 def test_no_type_takes_a_row_at_once_where_no_kernel_is_installed(kind):
-    assert not mixer_kernels.tried(config_of(kind), torch.float32, "cpu").taken
+    chosen = mixer_kernels.tried(config_of(kind), torch.float32, "cpu")
+    assert not chosen.taken and re.search("can't keep packed|differ by [01]|position_embeddings", chosen.words)
 
 
-@pytest.mark.parametrize(("kind", "device"), [("qwen3", "meta"), (KIND, "cpu")])
-def test_there_is_nothing_to_choose_without_such_layers_or_a_gpu(kind, device):
+@pytest.mark.parametrize(("kind", "device"), [(KIND, "meta"), (KIND, "cpu")])
+def test_there_is_nothing_to_choose_without_a_kernel_or_a_gpu(kind, device):
     assert mixer_kernels.choose(config_of(kind), torch.float32, device) is None
 
 
-@pytest.mark.parametrize(("batching", "asked"), [("packed", True), ("padded", False)])
+def test_a_model_without_such_layers_is_not_told_of_them():
+    assert mixer_kernels.tried(config_of("qwen3"), torch.float32, "cpu") is None
+
+
+@pytest.mark.parametrize(("batching", "asked"), [("packed", True), ("padding-free", True), ("padded", False)])
 def test_a_run_tries_them_where_its_rows_hold_several_samples(tmp_path, monkeypatch, batching, asked):
     config_of(KIND).save_pretrained(tmp_path)
     seen, said = [], []

@@ -48,15 +48,17 @@ def test_a_rank_that_forgets_its_samples_shows():
 
 
 def test_a_rank_that_fails_ends_the_others_with_its_last_line():
+    before = psutil.Process().children(recursive=True)
     with pytest.raises(zero3_proof.RankError, match=r"No module named training\.no_such_rank"):
         zero3_proof.proved(config_of("qwen3"), rank="training.no_such_rank")
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 def test_ranks_that_take_too_long_are_ended():
+    before = psutil.Process().children(recursive=True)
     with pytest.raises(zero3_proof.RankError, match="its ranks did not end within 1 s"):
         zero3_proof.proved(config_of("qwen3"), 1.0)
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
 @pytest.mark.parametrize("ending", ["kill", "input ends"])

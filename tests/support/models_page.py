@@ -65,8 +65,9 @@ tried again on a thin copy of your model before each run. `gemma4` and `gemma4_t
 
 For a model of the Hub that no recipe is shipped for they are tried again, on a small copy of its own config.json, whose
 heads are as wide as the model's: all but `zero3` whenever a start derives its recipe, all seven by `fab models.add`,
-which writes nothing where one fails. Each must be below 1e-5 there too, where 32 bits round more than that in 64; of
-Gemma 4's wide copies, which round to 3e-5 and in part compute in 32 bits always, `packed` and `padded` below 1e-4.
+which writes nothing where one fails. Each must be below 1e-5 there too; `packed`, `padded`, `apart` and `merged` are
+tried in 64 bits where 32 round somewhat more than that, and of Gemma 4's wide copies, which round to 3e-5 and in part
+compute in 32 bits always, `packed` and `padded` need be below 1e-4 alone.
 `zero3` takes processes on the CPU of the machine that proves, which talk over its loopback alone.
 
 """

@@ -22,7 +22,7 @@ def choose(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
     dtype, device = getattr(torch, recipe.dtype), get_accelerator().current_device_name()
     if not recipe.prefers:  # Liger's kernels give no log-probability of each token
         choose_loss(model_dir, dtype, device, rank)
-    if recipe.batching == "packed":
+    if recipe.batching != "padded":
         _tell(rank, mixer_kernels.choose(config_of(model_dir), dtype, device))
 
 

@@ -73,8 +73,11 @@ def _run(job: Path, seconds: float, rank: str) -> None:
         )
         try:
             code = ranks.wait(seconds + LEAVING_S)
+        except subprocess.TimeoutExpired as error:
+            raise RankError(f"its ranks did not end within {seconds:.0f} s") from error
         finally:
-            ranks.communicate(timeout=LEAVING_S)
+            ranks.kill()
+            ranks.communicate()
         if code:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()

@@ -27,6 +27,7 @@ from training.exit_codes import FINISHED, UNUSABLE
 RANK = "training.node.zero3_rank"
 GROUPS = (1, 2)
 LOOK_S = 0.1
+GONE = "whoever asked has gone"
 ON_CPU = {
     "DS_ACCELERATOR": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
@@ -77,8 +78,7 @@ def problem_of(ranks: Sequence[Rank], job: Path, seconds: float) -> str:
         if time.monotonic() > until:
             return f"its ranks did not end within {seconds:.0f} s"
         if select.select([sys.stdin], [], [], LOOK_S)[0]:
-            shutil.rmtree(job, ignore_errors=True)
-            return "whoever asked has gone"
+            return GONE
 
 
 def main() -> int:
@@ -97,6 +97,8 @@ def main() -> int:
         for rank in ranks:
             rank.process.kill()
             rank.process.wait()
+    if problem == GONE:
+        shutil.rmtree(args.job, ignore_errors=True)
     if problem:
         print(problem, file=sys.stderr)
     return UNUSABLE if problem else FINISHED
