@@ -215,6 +215,7 @@ def run(run_dir: Path) -> None:
     if mine.type == "cuda":
         torch.cuda.set_device(mine)
     join_ranks("nccl" if mine.type == "cuda" else "gloo", TIMEOUT)
+    dist.barrier()  # a rank that is refused leaves; whoever was still connecting to it would wait for TIMEOUT
     began = time.monotonic()
     adapter = run_dir / "adapter" if (run_dir / "adapter").is_dir() else None
     stage = Stage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)
