@@ -78,9 +78,7 @@ def one_by_one(
         forward(hidden, *(part[n] for part in parts), **{key: part[n] for key, part in named.items()})
         for n, hidden in enumerate(segments.whole(hidden_states, 1).split(segments.lengths, dim=1))
     ]
-    if isinstance(outs[0], torch.Tensor):
-        return segments.row(torch.cat(outs, dim=1), 1)
-    return (segments.row(torch.cat([out[0] for out in outs], dim=1), 1), *outs[0][1:])
+    return _in_row(outs, segments)
 
 
 def at_once(
@@ -95,9 +93,14 @@ def at_once(
     parts = [_whole(value, segments, length) for value in args]
     named = {key: _whole(value, segments, length) for key, value in (given or {}).items()}
     out = forward(segments.whole(hidden_states, 1), *parts, **named | _beginnings(forward, segments))
-    if isinstance(out, torch.Tensor):
-        return segments.row(out, 1)
-    return (segments.row(out[0], 1), *out[1:])
+    return _in_row([out], segments)
+
+
+def _in_row(outs: Sequence[Any], segments: Segments) -> Any:
+    """What calls gave for the samples of a row, one behind another, as one call gives it: states, or states first."""
+    if isinstance(outs[0], torch.Tensor):
+        return segments.row(torch.cat(outs, dim=1), 1)
+    return (segments.row(torch.cat([out[0] for out in outs], dim=1), 1), *outs[0][1:])
 
 
 def _beginnings(forward: Callable[..., Any], segments: Segments) -> dict[str, torch.Tensor]:

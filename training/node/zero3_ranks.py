@@ -66,7 +66,7 @@ class Rank:
         return lines[-1] if lines else f"a rank ended with {self.process.returncode}"
 
 
-def problem_of(ranks: Sequence[Rank], job: Path, seconds: float) -> str:
+def problem_of(ranks: Sequence[Rank], seconds: float) -> str:
     """Wait for all of them: what went wrong, empty where nothing did."""
     until = time.monotonic() + seconds
     while True:
@@ -92,7 +92,7 @@ def main() -> int:
         for many in GROUPS:
             for number in range(many):
                 ranks.append(Rank.started(args.rank, args.job, number, many))
-        problem = problem_of(ranks, args.job, args.seconds)
+        problem = problem_of(ranks, args.seconds)
     finally:
         for rank in ranks:
             rank.process.kill()
