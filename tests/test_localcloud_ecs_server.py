@@ -17,10 +17,10 @@ from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import dispatch
 from inventory.localcloud.ecs.account import Disk
 from inventory.localcloud.ecs.actions import ACTIONS, ApiError, Cloud
+from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.client_files import control_socket
 from inventory.localcloud.ecs.dispatch import Dispatcher
 from inventory.localcloud.ecs.faults import Fault, FaultFile, struck
-from inventory.localcloud.ecs.server import Api
 from inventory.localcloud.places import Places
 from tests.support.ecs_api import EcsApi
 from tests.support.fake_machines import FakeMachines

@@ -9,6 +9,8 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 import fabfile
+from inventory.aliyun_ecs.machines import ROLE_POLICY
+from inventory.localcloud.ecs import ram_roles
 from inventory.settings import load_settings
 from tests.support.pages import CHINESE, ROOT, english_of, figures_of, led_to, sections, text_of
 from training.model_names import recipe_names
@@ -156,9 +158,16 @@ def test_the_commands_are_found_at_all():
 def test_the_policy_in_the_docs_allows_every_action_that_is_called_and_no_other():
     calls = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "inventory/aliyun_ecs").glob("*.py"))
     called = set(re.findall(r'(?:\bcall|pages|\bowned|_move|\bremove)\(\s*"([A-Z]\w+)"', calls))
-    policy = json.loads(re.search(r"```json\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL)[1])
-    allowed = {action.split(":")[1] for action in policy["Statement"][0]["Action"]}
-    assert allowed == called
+    policy, role, key = map(json.loads, re.findall(r"```json\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL))
+    assert actions_of(policy["Statement"][:1] + key) == called
+    assert actions_of(role["Statement"]) == ram_roles.ROLE_ALLOWS == actions_of(json.loads(ROLE_POLICY)["Statement"])
+
+
+def actions_of(statements):
+    """Of ECS, in a policy's statements."""
+    found = (each["Action"] for each in statements)
+    words = [word for some in found for word in ([some] if isinstance(some, str) else some)]
+    return {word.removeprefix("ecs:") for word in words if word.startswith("ecs:")}
 
 
 def test_the_example_of_cluster_toml_in_the_docs_can_be_read(tmp_path):

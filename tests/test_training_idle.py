@@ -16,6 +16,7 @@ from inventory.shown import clock
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
 from tests.support.run_folders import make_run
+from training import users
 from training.laptop import rental, starting
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
@@ -156,10 +157,10 @@ def test_a_program_with_a_model_is_found_on_a_node_and_the_question_itself_is_no
     head = HereHead(tmp_path)
     argv = [sys.executable, "-c", "import sys; sys.stdin.read()", "/data/models/of-this-test"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as program:
-        found = head.shell(rental.USERS)
+        found = head.shell(users.USERS)
         program.stdin.close()
     assert f"{program.pid} {' '.join(argv)}" in found and "pgrep" not in found
-    assert "of-this-test" not in head.shell(rental.USERS)
+    assert "of-this-test" not in head.shell(users.USERS)
 
 
 def test_a_run_that_goes_on_or_is_being_started_keeps_the_machines(opened, capsys, monkeypatch):

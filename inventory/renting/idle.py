@@ -1,7 +1,8 @@
 """`hours_idle`: machines that nothing uses are released sooner than planned, and as planned once something does again.
 
-A node has no credentials and a machine that is shut down is billed on, so only this machine can move the release time:
-when a run that it followed is over, and with the next command that uses the machines. The planned time waits in a tag.
+A machine that is shut down is billed on, so the release time is moved: by this machine, when a run that it followed is
+over and with the next command that uses the machines; and where a role is named for it, by the head, which needs no
+laptop for that (training/node/idle). The planned time waits in a tag.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import Instance
+from inventory.cloud.values import Instance, RoleAccess
 from inventory.renting import lease, members, tags
 from inventory.settings import Settings
 
@@ -49,6 +51,22 @@ def move_back(cloud: Cloud, settings: Settings) -> datetime | None:
     for instance_id, target in moved.items():
         cloud.set_release_time(instance_id, target)
     return min(moved.values(), default=None)
+
+
+def let_head_release(cloud: Cloud, settings: Settings) -> RoleAccess:
+    """Give the head the role by which it lets idle machines go, and note when all of them go by plan. Raises
+    CloudError, RentError."""
+    if not {Ability.ROLES, Ability.RELEASE_TIME} <= cloud.abilities:
+        raise RentError("this cloud gives machines no role by which they could do it themselves")
+    machines = _machines(cloud, settings)
+    head = next((each for each in machines if members.number(each) == 1), None)
+    if head is None:
+        raise RentError("the cloud lists no head")
+    access = cloud.give_role(head.instance_id, settings.rental.idle_role)
+    for each in machines:
+        if each.release_at and each.release_at != _planned(each):
+            cloud.tag("instance", [each.instance_id], {tags.PLANNED_TAG: tags.moment(each.release_at)})
+    return access
 
 
 def _planned(machine: Instance) -> datetime | None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from inventory.localcloud.ecs import client_files, clock
 from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.background import wait_until_idle
 from inventory.localcloud.ecs.faults import Fault, FaultFile
-from inventory.localcloud.ecs.server import Api, serving
+from inventory.localcloud.ecs.server import serving
 from inventory.localcloud.places import Places
 from tests.support.fake_machines import FakeMachines
 

@@ -13,15 +13,11 @@ from inventory.errors import InventoryError
 from inventory.renting import idle, lease
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.laptop import runs
+from training.laptop import idle_watch, runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.open_cluster import OpenCluster
 from training.reclaim import FOLDER, RELEASE, release_text
-
-_MODEL = "'[/]data/models/'"
-USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
-"""Prints who is logged in and which programs have a base model loaded, those apart that are just ending; its own words
-do not match."""
+from training.users import USERS, first_user
 
 
 def extend(cluster: OpenCluster, seconds: float) -> None:
@@ -78,7 +74,7 @@ def users_of(cluster: OpenCluster) -> str:
     """Who is logged in, or has a model loaded, on which node; empty where nobody."""
     answers = cluster.ask_all(USERS)
     silent = {name: f"is not known ({answer})" for name, answer in answers.items() if isinstance(answer, Exception)}
-    found = {name: str(answer).splitlines()[0][:100] for name, answer in answers.items() if str(answer).strip()}
+    found = {name: what for name, answer in answers.items() if (what := first_user(str(answer)))}
     return "; ".join(f"{name}: {what}" for name, what in (found | silent).items())
 
 
@@ -132,6 +128,8 @@ def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
             f"The cloud releases the machines at {clock(end)}, and nobody extends that now; the run saves and leaves "
             "before. Longer: follow it, or fab up --hours N"
         )
+        if later := idle_watch.said_beforehand(cluster.settings):
+            print(later)
     else:
         print("The machines cost until fab down")
 

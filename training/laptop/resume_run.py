@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import read_outline
-from training.laptop import attach, base_model, checkpoints, make_run, node_hardware, preparing, rental, runs
+from training.laptop import (
+    attach,
+    base_model,
+    checkpoints,
+    idle_watch,
+    make_run,
+    node_hardware,
+    preparing,
+    rental,
+    runs,
+)
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
@@ -61,6 +71,7 @@ def resume(
             mine.confirm()
             started = run_id
             head.start(launch)
+            idle_watch.start(cluster, launch)
     return started
 
 
