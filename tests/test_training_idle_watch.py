@@ -174,6 +174,40 @@ def test_a_time_that_was_moved_further_meanwhile_is_not_shortened_by_moving_back
     assert head.ends() == [20, 20]
 
 
+def test_a_time_that_somebody_moved_while_nobody_was_seen_is_a_use(tmp_path, capsys):
+    """`fab up --hours 20` asks the cloud alone; a command of half a minute falls between two looks."""
+    head = Clock(tmp_path, 2).minutes(90)
+    assert max(head.ends()) < 2.1
+    head.cloud.at = dict.fromkeys(head.cloud.at, head.start + 20 * HOUR)
+    head.minutes(60)
+    assert head.ends() == [20, 20] and "somebody moved the release time" in capsys.readouterr().out
+    head.minutes(40)
+    assert head.ends() == pytest.approx([1.5 + 2] * 2, abs=0.05)
+
+
+def test_a_machine_that_came_meanwhile_goes_as_soon_as_the_cloud_can(tmp_path):
+    head = Clock(tmp_path, 1).minutes(40)
+    head.cloud.at["i-3"] = head.start + 9 * HOUR
+    head.minutes(1)
+    assert head.ends() == pytest.approx([1, 1, (41 + 35) / 60], abs=0.05)
+    assert head.watch.planned["i-3"] == head.start + 9 * HOUR
+    assert reclaim.read_release(tmp_path) == head.cloud.at["i-1"], "a run leaves before the first goes"
+
+
+def test_a_login_that_is_over_already_is_read_out_of_the_journal(tmp_path):
+    """With what sshd writes; journalctl itself is asked on real hosts (test_localcloud_ecs_hosts.py)."""
+    told = "Accepted publickey for root from 203.0.113.9 port 51234 ssh2: ED25519 SHA256:abc\n"
+    told += "Accepted publickey for root from 2001:db8::9 port 5 ssh2: RSA SHA256:abc\n"
+    there = tmp_path / "journalctl"
+    there.write_text(f"#!/bin/sh\ncat <<'END'\n{told}END\n")
+    there.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    answer = subprocess.run(["sh", "-c", watch.LOGINS], env=env, capture_output=True, text=True, check=True).stdout
+    assert watch.use(answer, frozenset()) == "ssh from 203.0.113.9"
+    assert watch.use(answer, frozenset({"203.0.113.9"})) == "ssh from 2001:db8::9"
+    assert watch.use(answer, frozenset({"203.0.113.9", "2001:db8::9"})) == ""
+
+
 def test_a_cloud_that_does_not_answer_is_said_once_and_asked_again(tmp_path, capsys):
     head = Clock(tmp_path, 0.6)
     head.cloud.silent = True

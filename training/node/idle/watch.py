@@ -31,6 +31,11 @@ EARLIEST_S = 35 * 60.0
 SAME_S = 120.0
 NODE_S = 20.0
 RUNS = "systemctl list-units --plain --no-legend --state=active,activating,deactivating 'spotune-*' || echo unknown"
+LOGINS = (
+    f"journalctl -q -u ssh -u sshd --since -{EVERY_S + 15:.0f}s -o cat --grep '^Accepted' 2>/dev/null | "
+    r"sed -n 's/^Accepted .* from \([^ ]*\) port \([0-9]*\).*/session - - - \1:\2/p'"
+)
+"""Who came by ssh since the last look, and may be gone again."""
 _RUN = re.compile(r"spotune-(\S+-\d{8}-\d{6}\S*)\.service|unknown")
 
 
@@ -54,6 +59,8 @@ class Watch:
     idle_since: float | None = None
     planned: dict[str, float] = field(default_factory=dict)
     """When the machines that go sooner were to go, by their ids."""
+    sooner: dict[str, float] = field(default_factory=dict)
+    """When they go now."""
     said: str = ""
 
     def step(self) -> None:
@@ -77,12 +84,18 @@ class Watch:
 
     def _bring_forward(self, ahead_s: float) -> None:
         found = self.cloud.releases()
+        if any(at and at - self.sooner.get(each, at) > SAME_S for each, at in found.at.items()):
+            self.planned.clear()
+            self.sooner.clear()
+            self.idle_since = self.clock()
+            self._say("somebody moved the release time: the machines idle from now on")
+            return
         sooner = found.now + ahead_s
         for each, at in found.at.items():
             if at is not None and at - sooner > SAME_S:
                 self.cloud.release(each, sooner)
-                self.planned[each] = max(at, self.planned.get(each, at))
-                self._tell_runs(sooner)
+                self.planned[each], self.sooner[each] = at, sooner
+                self._tell_runs(min(self.sooner.values()))
                 self._say(f"nothing uses the machines: they are released at {release_text(sooner)} (hours_idle)")
 
     def _move_back(self, users: str) -> None:
@@ -93,6 +106,7 @@ class Watch:
                 self.cloud.release(each, planned)
         self._tell_runs(min((max(at, self.planned.get(each, at)) for each, at in found.at.items() if at), default=0))
         self.planned.clear()
+        self.sooner.clear()
         self._say(f"{users}: the machines stay as planned")
 
     def _tell_runs(self, at: float) -> None:
@@ -116,7 +130,7 @@ def users_of(nodes: Sequence[str], own: Iterable[str], port: int) -> str:
     `own`: the nodes' addresses, among which ssh is no use. A node that does not answer is used by nobody: what was on
     it went with it, or ended with its run.
     """
-    sessions = f"ss -Htn state established '( sport = :{port} )' | sed 's/^/session /'"
+    sessions = f"ss -Htn state established '( sport = :{port} )' | sed 's/^/session /'; {LOGINS}"
     questions = [["sh", "-c", f"{RUNS}; {USERS}; {sessions}"]]
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "UpdateHostKeys=no")
     questions += [["ssh", *options, node, f"{USERS}; {sessions}"] for node in nodes[1:]]
