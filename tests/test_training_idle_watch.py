@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from urllib.parse import parse_qs
 
@@ -383,6 +383,16 @@ def test_what_the_head_moved_the_next_command_moves_back(rented, tmp_path):
         paid.cloud.set_release_time(each, soon)  # as the head does
     assert idle.move_back(paid.cloud, paid.settings)
     assert all(abs(each.release_at - planned[each.instance_id]) < lease.SAME for each in paid.cloud.instances())
+
+
+def test_what_a_start_noted_does_not_undo_a_later_extension(rented, tmp_path):
+    paid = rented(hours_idle=1, idle_role="spotune-idle")
+    idle_watch.start(cluster_of(paid, tmp_path), LAUNCH)
+    lease.extend(paid.cloud, paid.settings, timedelta(hours=9), print)
+    for each in paid.cloud.instances():
+        paid.cloud.set_release_time(each.instance_id, datetime.now(UTC) + timedelta(minutes=40))  # as the head does
+    moved = idle.move_back(paid.cloud, paid.settings)
+    assert moved and abs(moved - datetime.now(UTC) - timedelta(hours=9)) < lease.SAME
 
 
 @pytest.mark.parametrize("table", [{}, {"hours_idle": 1}, {"idle_role": "spotune-idle"}])

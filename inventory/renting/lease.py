@@ -96,6 +96,9 @@ def extend(
         target = next_release(now, each.release_at, wanted, latest)
         if target is not None:
             cloud.set_release_time(each.instance_id, target)
+            planned = tags.moment_of(each.tags, tags.PLANNED_TAG)
+            if planned and planned < target:  # idle machines are moved back to it
+                cloud.tag("instance", [each.instance_id], {tags.PLANNED_TAG: tags.moment(target)})
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
         budget = money(settings.rental.budget, currency_of(machines), MONTH)
