@@ -221,7 +221,9 @@ def test_a_head_with_a_role_lets_its_idle_machine_go_and_keeps_one_that_somebody
     planned = datetime.now(UTC) + timedelta(hours=5)
     stamp = planned.strftime("%Y-%m-%dT%H:%M:00Z")
     tag = {"ResourceType": "instance", "ResourceId__1": first, "Tag__1__Key": "spotune:cluster"}
-    rented.call("TagResources", **tag, Tag__1__Value=NAME)
+    rented.call("TagResources", **tag, Tag__1__Value=NAME, Tag__2__Key="spotune:planned", Tag__2__Value=stamp)
+    address = next(each for each in rented.instances() if each["InstanceId"] == first)["VpcAttributes"]
+    (address,) = address["PrivateIpAddress"]["IpAddress"]
     rented.call("ModifyInstanceAutoReleaseTime", InstanceId=first, AutoReleaseTime=stamp)
     ids = json.dumps([first])
 
@@ -233,7 +235,7 @@ def test_a_head_with_a_role_lets_its_idle_machine_go_and_keeps_one_that_somebody
     argv = (
         f"python3 -u -m training.node.idle.watch --endpoint http://{METADATA} --metadata {METADATA} --every 0.3 "
         f"--region cn-hangzhou --role spotune-idle --tag-key spotune:cluster --tag-value {NAME} --hours-idle 0.1 "
-        "--nodes te1 te2 --own 10.213.91.2"  # te2 is not there
+        f"--nodes te1 te2 --own {address}"  # te2 is not there
     )
     watch = f"cd /opt/watch && {{ timeout 4 {argv}; test $? = 124; }} 2>&1"
     assert "HTTP 404" in rented.on(first, watch) and ahead() > timedelta(hours=4)

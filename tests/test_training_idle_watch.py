@@ -32,7 +32,8 @@ from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.launch import Host, Launch
 from training.node.idle import ecs, watch
-from training.node.idle.ecs import Ecs, Refused, Releases, signed_query
+from training.node.idle.ecs import Ecs, Machine, Refused, Releases, signed_query
+from training.node.idle.watch import Use
 
 HOUR, MINUTE = 3600.0, 60.0
 CLUSTER = "spotune:cluster"
@@ -54,12 +55,15 @@ OWN = frozenset({"10.0.0.1", "10.0.0.2"})
         ("4711 python -m vllm serve /data/models/tiny\n", "4711 python -m vllm serve /data/models/tiny"),
         ("session 0 0 10.0.0.1:22 10.0.0.2:41000\n", ""),
         ("session 0 0 [::ffff:10.0.0.1]:22 [::ffff:10.0.0.2]:41000\n", ""),
+        ("login 10.0.0.2:41000\n", ""),
+        ("login 203.0.113.9:5\n", "ssh from 203.0.113.9, over by now"),
+        ("login 203.0.113.9:5\nanna is logged in\n", "anna is logged in"),
         ("session 0 0 10.0.0.1:22 203.0.113.9:51234\n", "ssh from 203.0.113.9"),
         ("session 0 0 [2001:db8::1%eth0]:22 [2001:db8::9%eth0]:5\n", "ssh from 2001:db8::9"),
     ],
 )
 def test_what_a_node_printed_says_whether_something_uses_it(answer, said):
-    assert watch.use(answer, OWN) == said
+    assert watch.use(answer, OWN) == Use(said, is_now=bool(said) and "over by now" not in said)
 
 
 def test_an_ssh_session_of_this_machine_is_seen_unless_it_is_of_the_nodes_own(monkeypatch):
@@ -68,10 +72,23 @@ def test_an_ssh_session_of_this_machine_is_seen_unless_it_is_of_the_nodes_own(mo
     monkeypatch.setattr(watch, "USERS", "true")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert watch.users_of(["te1"], [], port) == ""
+        assert watch.users_of(["te1"], [], port) == Use()
         with socket.create_connection(("127.0.0.1", port)), server.accept()[0]:
-            assert watch.users_of(["te1"], [], port) == "te1: ssh from 127.0.0.1"
-            assert watch.users_of(["te1"], ["127.0.0.1"], port) == ""
+            assert watch.users_of(["te1"], [], port) == Use("te1: ssh from 127.0.0.1", is_now=True)
+            assert watch.users_of(["te1"], ["127.0.0.1"], port) == Use()
+
+
+@pytest.mark.parametrize("wrong", ["sleep 5", "exit 1"])
+def test_a_head_that_cannot_answer_itself_may_have_a_run(monkeypatch, wrong):
+    monkeypatch.setattr(watch, "NODE_S", 0.3)
+    monkeypatch.setattr(watch, "RUNS", wrong)
+    assert watch.users_of(["te1"], [], 22) == Use("te1: its users are not known", is_now=True)
+
+
+def test_another_node_that_does_not_answer_is_used_by_nobody(monkeypatch):
+    monkeypatch.setattr(watch, "RUNS", "true")
+    monkeypatch.setattr(watch, "USERS", "true")
+    assert watch.users_of(["te1", "te2.invalid"], [], 1) == Use()
 
 
 # When machines go
@@ -79,22 +96,28 @@ def test_an_ssh_session_of_this_machine_is_seen_unless_it_is_of_the_nodes_own(mo
 
 @dataclass
 class CloudOnPaper:
-    """Two machines; `now` is its clock."""
+    """Two machines; `now` is its clock. `lost`: so many answers are lost after the call was done."""
 
     at: dict
+    planned: dict = field(default_factory=dict)
     now: float = 1_800_000_000.0
     silent: bool = False
+    lost: int = 0
     calls: list = field(default_factory=list)
 
     def releases(self):
         if self.silent:
             raise Refused("DescribeInstances does not answer: TimeoutError")
-        return Releases(dict(self.at), self.now)
+        machines = {k: Machine(at, self.planned.get(k), f"10.0.0.{k[2:]}") for k, at in self.at.items()}
+        return Releases(machines, self.now)
 
     def release(self, instance_id, at):
         assert at >= self.now + 30 * MINUTE, "the cloud takes no time nearer than that"
         self.calls.append((instance_id, at))
         self.at[instance_id] = at
+        if self.lost:
+            self.lost -= 1
+            raise Refused("ModifyInstanceAutoReleaseTime does not answer: TimeoutError")
 
 
 class Clock:
@@ -102,9 +125,11 @@ class Clock:
 
     def __init__(self, folder, hours_idle, planned_h=(10, 10), users=""):
         start = CloudOnPaper({}).now
-        self.cloud = CloudOnPaper({f"i-{k}": start + hours * HOUR for k, hours in enumerate(planned_h, 1)})
-        self.start, self.users, self.elapsed = start, users, 0.0
-        self.watch = watch.Watch(hours_idle * HOUR, self.cloud, lambda: self.users, folder, lambda: self.elapsed)
+        at = {f"i-{k}": start + hours * HOUR for k, hours in enumerate(planned_h, 1)}
+        self.cloud = CloudOnPaper(at, dict(at))
+        self.start, self.users, self.is_now, self.elapsed = start, users, True, 0.0
+        told = lambda: Use(self.users, self.is_now and bool(self.users))  # noqa: E731
+        self.watch = watch.Watch(hours_idle * HOUR, self.cloud, told, OWN, folder, lambda: self.elapsed)
 
     def minutes(self, count):
         for _ in range(count):
@@ -146,7 +171,7 @@ def test_who_comes_before_gets_the_planned_time_back_and_leaving_starts_anew(tmp
     assert "te2: ssh from 203.0.113.9: the machines stay as planned" in capsys.readouterr().out
     head.users = ""
     head.minutes(40)
-    assert max(head.ends()) < 42 / 60 + 1.1 and head.watch.planned.keys() == {"i-1", "i-2"}
+    assert max(head.ends()) < 42 / 60 + 1.1 and head.watch.sooner.keys() == {"i-1", "i-2"}
 
 
 def test_somebody_who_comes_and_goes_keeps_the_machines(tmp_path):
@@ -160,7 +185,7 @@ def test_somebody_who_comes_and_goes_keeps_the_machines(tmp_path):
 
 
 def test_machines_that_go_sooner_anyway_or_never_are_left_alone(tmp_path):
-    head = Clock(tmp_path, 3, planned_h=(1, 2))
+    head = Clock(tmp_path, 3, planned_h=(1, 3.5))
     head.cloud.at["i-3"] = None
     head.minutes(240)
     assert head.cloud.calls == []
@@ -179,19 +204,65 @@ def test_a_time_that_somebody_moved_while_nobody_was_seen_is_a_use(tmp_path, cap
     head = Clock(tmp_path, 2).minutes(90)
     assert max(head.ends()) < 2.1
     head.cloud.at = dict.fromkeys(head.cloud.at, head.start + 20 * HOUR)
+    head.cloud.planned = dict(head.cloud.at)
     head.minutes(60)
     assert head.ends() == [20, 20] and "somebody moved the release time" in capsys.readouterr().out
     head.minutes(40)
     assert head.ends() == pytest.approx([1.5 + 2] * 2, abs=0.05)
 
 
-def test_a_machine_that_came_meanwhile_goes_as_soon_as_the_cloud_can(tmp_path):
-    head = Clock(tmp_path, 1).minutes(40)
-    head.cloud.at["i-3"] = head.start + 9 * HOUR
+def test_machines_that_are_not_asked_or_have_no_plan_are_left_alone(tmp_path):
+    """`fab up` made one after the start: nobody asks it who uses it."""
+    head = Clock(tmp_path, 1, planned_h=(10, 10, 10))
+    del head.cloud.planned["i-2"]
+    head.minutes(60)
+    assert head.ends()[0] < 1.1 and head.ends()[1:] == [10, 10]
+
+
+def test_what_the_laptop_brought_forward_is_given_back_to_who_is_there(tmp_path):
+    """Somebody with a plain `ssh`, which the laptop's own question does not see."""
+    head = Clock(tmp_path, 1, users="te1: ssh from 203.0.113.9").minutes(30)
+    assert head.cloud.calls == []
+    head.cloud.at = dict.fromkeys(head.cloud.at, head.cloud.now + HOUR)
+    assert head.minutes(6).ends() == [10, 10]
+
+
+def test_a_visit_that_is_over_starts_the_hours_anew_and_leaves_the_laptops_end(tmp_path):
+    head = Clock(tmp_path, 2).minutes(60)
+    head.cloud.at = dict.fromkeys(head.cloud.at, head.cloud.now + 2 * HOUR)
+    head.users, head.is_now = "te1: ssh from 203.0.113.9, over by now", False
     head.minutes(1)
-    assert head.ends() == pytest.approx([1, 1, (41 + 35) / 60], abs=0.05)
-    assert head.watch.planned["i-3"] == head.start + 9 * HOUR
-    assert reclaim.read_release(tmp_path) == head.cloud.at["i-1"], "a run leaves before the first goes"
+    head.users = ""
+    head.minutes(100)
+    assert head.cloud.calls == [] and head.ends() == [3, 3]
+
+
+def test_a_visit_to_machines_that_go_soon_gives_them_back(tmp_path):
+    head = Clock(tmp_path, 1).minutes(40)
+    head.users, head.is_now = "te1: ssh from 203.0.113.9, over by now", False
+    assert head.minutes(1).ends() == [10, 10]
+
+
+def test_an_answer_that_is_lost_loses_no_planned_time(tmp_path):
+    head = Clock(tmp_path, 1)
+    head.cloud.lost = 1
+    head.minutes(40)
+    assert max(head.ends()) < 1.1 and reclaim.read_release(tmp_path) == pytest.approx(
+        min(head.cloud.at.values()), abs=1
+    )
+    head.users, head.cloud.lost = "te1: run tiny-2", 1
+    head.minutes(1)
+    head.users = ""
+    head.minutes(1)
+    head.users = "te1: run tiny-3"
+    assert head.minutes(6).ends() == [10, 10]
+
+
+def test_what_is_given_back_never_goes_beyond_the_plan_that_the_budget_left(tmp_path):
+    head = Clock(tmp_path, 1).minutes(40)
+    head.cloud.planned = dict.fromkeys(head.cloud.at, head.start + 5 * HOUR)  # by the laptop's move_back
+    head.users = "te1: ssh from 203.0.113.9"
+    assert head.minutes(1).ends() == [5, 5]
 
 
 def test_a_login_that_is_over_already_is_read_out_of_the_journal(tmp_path):
@@ -203,9 +274,9 @@ def test_a_login_that_is_over_already_is_read_out_of_the_journal(tmp_path):
     there.chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     answer = subprocess.run(["sh", "-c", watch.LOGINS], env=env, capture_output=True, text=True, check=True).stdout
-    assert watch.use(answer, frozenset()) == "ssh from 203.0.113.9"
-    assert watch.use(answer, frozenset({"203.0.113.9"})) == "ssh from 2001:db8::9"
-    assert watch.use(answer, frozenset({"203.0.113.9", "2001:db8::9"})) == ""
+    assert watch.use(answer, frozenset({"2001:db8::9"})) == Use("ssh from 203.0.113.9, over by now")
+    assert watch.use(answer, frozenset({"203.0.113.9"})) == Use("ssh from 2001:db8::9, over by now")
+    assert watch.use(answer, frozenset({"203.0.113.9", "2001:db8::9"})) == Use()
 
 
 def test_a_cloud_that_does_not_answer_is_said_once_and_asked_again(tmp_path, capsys):
@@ -253,11 +324,12 @@ def head(tmp_path):
 
 def test_the_head_reads_and_moves_its_release_time(head):
     head.attach()
-    assert head.ecs.releases().at == {head.instance.instance_id: None}
+    one = head.instance.instance_id
+    assert head.ecs.releases().machines == {one: Machine(None, None, "127.0.0.1")}
     at = head.paper.cloud.now() // 60 * 60 + 2 * HOUR
     head.ecs.release(head.instance.instance_id, at)
     found = head.ecs.releases()
-    assert found.at == {head.instance.instance_id: at} and abs(found.now - head.paper.cloud.now()) < 5
+    assert found.machines[one].at == at and abs(found.now - head.paper.cloud.now()) < 5
     head.paper.hurry(HOUR)
     assert abs(head.ecs.releases().now - found.now - HOUR) < 5, "the time is the cloud's"
 
@@ -265,7 +337,7 @@ def test_the_head_reads_and_moves_its_release_time(head):
 def test_other_clusters_machines_are_not_seen(head):
     head.attach()
     head.paper.run(SpotStrategy="SpotAsPriceGo", Tag__1__Key=CLUSTER, Tag__1__Value="other")
-    assert list(head.ecs.releases().at) == [head.instance.instance_id]
+    assert list(head.ecs.releases().machines) == [head.instance.instance_id]
 
 
 def test_without_a_role_there_are_no_credentials(head):
@@ -275,7 +347,7 @@ def test_without_a_role_there_are_no_credentials(head):
 
 def test_a_role_may_do_nothing_else_and_no_more_than_it_was_narrowed_to(head):
     head.attach(Policy='{"Version":"1","Statement":[{"Effect":"Allow","Action":"ecs:DescribeInstances"}]}')
-    assert head.ecs.releases().at
+    assert head.ecs.releases().machines
     with pytest.raises(Refused, match=r"ModifyInstanceAutoReleaseTime: Forbidden\.RAM"):
         head.ecs.release(head.instance.instance_id, head.paper.cloud.now() + HOUR)
     with pytest.raises(Refused, match=r"DeleteInstances: Forbidden\.RAM"):
@@ -326,7 +398,7 @@ def rented(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
     cloud = MemoryCloud()
-    for module in (idle_watch, rental):
+    for module in (idle_watch, rental, lease):
         monkeypatch.setattr(module, "open_cloud", lambda settings: cloud)
     monkeypatch.setattr(lease, "kept", lambda *_: nullcontext())
 
@@ -347,11 +419,11 @@ class Head(HereHead):
 
     def shell(self, command, **given):
         self.told.append(command)
-        return ""
+        return "active\n" if "is-active" in command else ""
 
 
 def cluster_of(rented, tmp_path):
-    nodes = tuple(SimpleNamespace(name=f"te{k}", private_address=f"10.0.0.{k}") for k in (1, 2))
+    nodes = tuple(SimpleNamespace(name=f"te{k}", private_address=f"10.0.0.{k}", port=22) for k in (1, 2))
     return OpenCluster(Head(tmp_path / "runs"), nodes, rented.settings)
 
 
@@ -404,6 +476,41 @@ def test_nothing_watches_where_it_was_not_asked_for(rented, tmp_path, capsys, ta
     assert cluster.head.told == [] and paid.cloud.roles == {} and capsys.readouterr().out == ""
 
 
+def test_the_plan_in_the_tags_is_what_the_head_reads(head):
+    head.attach()
+    at = head.paper.cloud.now() // 60 * 60 + 3 * HOUR
+    one = head.instance.instance_id
+    tag = tags.moment(datetime.fromtimestamp(at, UTC))
+    told = {"ResourceType": "instance", "ResourceId__1": one, "Tag__1__Key": tags.PLANNED_TAG}
+    head.paper.call("TagResources", **told, Tag__1__Value=tag)
+    assert head.ecs.releases().machines[one].planned == at
+    head.paper.call("TagResources", **told, Tag__1__Value="soon")
+    assert head.ecs.releases().machines[one].planned is None
+    assert ecs.PLANNED == tags.PLANNED_TAG
+
+
+def test_a_watch_that_does_not_run_is_not_promised(rented, tmp_path, capsys, monkeypatch):
+    paid = rented(hours_idle=1, idle_role="spotune-idle")
+    monkeypatch.setattr(Head, "shell", lambda self, command, **given: "inactive\n")
+    rental.say_until(cluster_of(paid, tmp_path))
+    assert "spotune-idle does not run on" in capsys.readouterr().out
+
+
+def test_a_start_ends_the_watch_of_an_earlier_one_whatever_is_set_by_now(rented, tmp_path):
+    cluster = cluster_of(rented(), tmp_path)
+    rental.extend(cluster, 60)
+    assert cluster.head.told[0] == "systemctl stop spotune-idle 2>/dev/null; true"
+
+
+def test_a_plan_that_the_budget_cuts_is_cut_in_the_tags_too(rented, tmp_path):
+    paid = rented(hours_idle=1, idle_role="spotune-idle")
+    idle_watch.start(cluster_of(paid, tmp_path), LAUNCH)
+    (machine, *_) = paid.cloud.instances()
+    lease.note_plan(paid.cloud, machine, machine.release_at - timedelta(hours=2))
+    (machine, *_) = paid.cloud.instances()
+    assert machine.release_at - tags.moment_of(machine.tags, tags.PLANNED_TAG) >= timedelta(hours=1.9)
+
+
 def test_a_role_that_cannot_be_given_is_said_and_ends_no_start(rented, tmp_path, capsys, monkeypatch):
     paid = rented(hours_idle=1, idle_role="spotune-idle")
 
@@ -424,13 +531,14 @@ def test_a_role_that_cannot_be_given_is_said_and_ends_no_start(rented, tmp_path,
     [
         ({}, ""),
         ({"hours_idle": 1}, "memory.idle_role in cluster.toml names a role"),
-        ({"hours_idle": 1, "idle_role": "spotune-idle"}, "have used them for 1 h, the head lets them go sooner"),
+        ({"hours_idle": 1, "idle_role": "spotune-idle"}, "has used them for 1 h, the head lets them go sooner"),
+        ({"hours_idle": 0.1, "idle_role": "r"}, "for 35 min, the least that the cloud takes, the head lets them go"),
     ],
 )
 def test_who_leaves_a_run_alone_is_told_what_comes_after_it(rented, tmp_path, capsys, table, said):
     rental.say_until(cluster_of(rented(**table), tmp_path))
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + bool(said) and said.replace("have", "has") in lines[-1]
+    assert len(lines) == 1 + bool(said) and said in lines[-1]
 
 
 def test_a_role_is_a_name(tmp_path):

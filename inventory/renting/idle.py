@@ -22,6 +22,14 @@ def released_at(cloud: Cloud, settings: Settings) -> datetime | None:
     return _first(_machines(cloud, settings))
 
 
+def idle_text(settings: Settings) -> str:
+    """How long machines idle before they go, in words: no less than the cloud takes."""
+    hours, least = settings.rental.hours_idle, lease.EARLIEST
+    if timedelta(hours=hours) >= least:
+        return f"{hours:g} h"
+    return f"{least.total_seconds() / 60:g} min, the least that the cloud takes,"
+
+
 def bring_forward(cloud: Cloud, settings: Settings) -> tuple[datetime | None, datetime | None]:
     """Nothing uses the machines: let them go `hours_idle` from now, where they would stay longer. When the first one
     would have gone, and when it does now. Raises CloudError."""
@@ -50,6 +58,8 @@ def move_back(cloud: Cloud, settings: Settings) -> datetime | None:
     }
     for instance_id, target in moved.items():
         cloud.set_release_time(instance_id, target)
+        if planned[instance_id] - target > lease.SAME:  # as far as the budget reaches: no further later on
+            cloud.tag("instance", [instance_id], {tags.PLANNED_TAG: tags.moment(target)})
     return min(moved.values(), default=None)
 
 

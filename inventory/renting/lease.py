@@ -96,14 +96,21 @@ def extend(
         target = next_release(now, each.release_at, wanted, latest)
         if target is not None:
             cloud.set_release_time(each.instance_id, target)
-            planned = tags.moment_of(each.tags, tags.PLANNED_TAG)
-            if planned and planned < target:  # idle machines are moved back to it
-                cloud.tag("instance", [each.instance_id], {tags.PLANNED_TAG: tags.moment(target)})
+            note_plan(cloud, each, target)
         ends.append(target or each.release_at or wanted)
     if latest is not None and latest < wanted:
         budget = money(settings.rental.budget, currency_of(machines), MONTH)
         report(f"the budget of {budget} ends at {clock(latest)}: the machines go then")
     return min(ends)
+
+
+def note_plan(cloud: Cloud, machine: Instance, target: datetime) -> None:
+    """The release time moves: what idle machines are moved back to goes with it, later, or sooner by the budget. Where
+    they idle just now, a time before the planned one is none of its own."""
+    planned = tags.moment_of(machine.tags, tags.PLANNED_TAG)
+    cut = machine.release_at is not None and target < machine.release_at
+    if planned and (planned < target or cut):
+        cloud.tag("instance", [machine.instance_id], {tags.PLANNED_TAG: tags.moment(target)})
 
 
 @contextmanager

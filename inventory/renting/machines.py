@@ -92,6 +92,7 @@ def _release_later(cloud: Cloud, machines: Sequence[Instance], plan: UpPlan) -> 
         target = lease.next_release(cloud.now(), each.release_at, plan.release_at, None)
         if target is not None:
             cloud.set_release_time(each.instance_id, target)
+            lease.note_plan(cloud, each, target)
 
 
 def running(

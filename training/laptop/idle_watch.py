@@ -27,16 +27,31 @@ def role_of(settings: Settings | None) -> str:
     return settings.rental.idle_role if settings.rental.hours_idle else ""
 
 
-def said_beforehand(settings: Settings | None) -> str:
+def said_beforehand(cluster: OpenCluster) -> str:
     """What becomes of the machines after a run that nobody follows, where `hours_idle` says anything of it."""
+    settings = cluster.settings
     if settings is None or not settings.is_rented or not settings.rental.hours_idle:
         return ""
     if not role_of(settings):
         return ROLE_MISSING.format(key=settings.rental.key("idle_role"))
+    try:
+        watches = cluster.head.shell(f"systemctl is-active {UNIT}; true").strip() == "active"
+    except HeadError:
+        watches = False
+    if not watches:
+        return f"hours_idle waits for the next command of this laptop: {UNIT} does not run on {cluster.head.name}"
     return (
-        f"When no run, no program with a model and no ssh has used them for {settings.rental.hours_idle:g} h, the head "
-        "lets them go sooner (hours_idle); its data disk stays as keep_data_disk says"
+        f"When no run, no program with a model and no ssh has used them for "
+        f"{idle.idle_text(settings).rstrip(',')}, the head lets them go sooner "
+        "(hours_idle); its data disk stays as keep_data_disk says"
     )
+
+
+def stop(cluster: OpenCluster) -> None:
+    """Before a start moves the release time: the watch that an earlier one left ends, whatever is set by now. Raises
+    HeadError."""
+    if cluster.settings and cluster.settings.is_rented:
+        cluster.head.shell(f"systemctl stop {UNIT} 2>/dev/null; true")
 
 
 def start(cluster: OpenCluster, launch: Launch) -> None:
@@ -62,7 +77,7 @@ def _restarted(cluster: OpenCluster, settings: Settings, launch: Launch, access:
         *(launch.python, "-u", "-m", "training.node.idle.watch"),
         *("--endpoint", access.endpoint, "--region", settings.rental.region, "--role", settings.rental.idle_role),
         *("--metadata", access.metadata, "--tag-key", CLUSTER_TAG, "--tag-value", settings.name),
-        *("--hours-idle", f"{settings.rental.hours_idle:g}", "--port", str(settings.ssh.port)),
+        *("--hours-idle", f"{settings.rental.hours_idle:g}", "--port", str(cluster.nodes[0].port)),
         *("--nodes", *(node.name for node in cluster.nodes)),
         *("--own", *(node.private_address for node in cluster.nodes)),
     ]

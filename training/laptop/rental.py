@@ -22,7 +22,8 @@ from training.users import USERS, first_user
 
 def extend(cluster: OpenCluster, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
-    RentError."""
+    RentError, HeadError."""
+    idle_watch.stop(cluster)
     used(cluster.settings)
     if cluster.settings and cluster.extends_rental:
         lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head))
@@ -34,8 +35,9 @@ def kept(cluster: OpenCluster) -> Iterator[None]:
     if not cluster.settings:
         yield
         return
-    if hours := hours_idle(cluster.settings):
-        print(f"when nothing uses the machines any more, they are released {hours:g} h later (hours_idle)", flush=True)
+    if hours_idle(cluster.settings):
+        later = idle.idle_text(cluster.settings)
+        print(f"when nothing uses the machines any more, they are released {later} later (hours_idle)", flush=True)
     own = RemoteHead(cluster.nodes[0])  # over a connection of its own: for another thread
     try:
         with closing(own), lease.kept(cluster.settings, print, partial(tell_release, own)):
@@ -128,7 +130,7 @@ def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
             f"The cloud releases the machines at {clock(end)}, and nobody extends that now; the run saves and leaves "
             "before. Longer: follow it, or fab up --hours N"
         )
-        if later := idle_watch.said_beforehand(cluster.settings):
+        if later := idle_watch.said_beforehand(cluster):
             print(later)
     else:
         print("The machines cost until fab down")

@@ -61,6 +61,8 @@ def chosen_recipe(
     overrides = overrides_of(settings, steps, epochs)
     load = load or _how_to_load(name)
     recipe = load(name, overrides)
+    if name.lower() not in (recipe.name, recipe.base_model.lower()) and has_recipe(name):
+        print(f"{name}: that is {recipe.name} ({recipe.base_model})", file=sys.stderr)
     if overrides.get("goal") == DPO and LR not in overrides:
         print(
             f"learning rate: {recipe.optimizer.lr:g}, as goal = dpo wants less than sft; {LR} sets it", file=sys.stderr

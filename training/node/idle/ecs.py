@@ -37,12 +37,27 @@ class Refused(OSError):
     """The API, or the metadata service, gave no answer that can be used. Its text holds no credentials."""
 
 
+PLANNED = "spotune:planned"
+"""The tag in which the laptop writes when a machine goes by plan."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Times in seconds since 1970."""
+
+    at: float | None
+    """When it is released; None: never."""
+    planned: float | None
+    """When it is by plan; None where nobody wrote that."""
+    address: str
+    """Private."""
+
+
 @dataclass(frozen=True)
 class Releases:
-    """Until when the cluster's machines are there, by their ids, and what time it is, by the cloud's clock. Seconds
-    since 1970; None: never released."""
+    """The cluster's machines by their ids, and what time it is, by the cloud's clock."""
 
-    at: Mapping[str, float | None]
+    machines: Mapping[str, Machine]
     now: float
 
 
@@ -67,8 +82,8 @@ class Ecs:
         )
         try:
             found = answer["Instances"]["Instance"]
-            return Releases({str(each["InstanceId"]): _time(each.get("AutoReleaseTime")) for each in found}, now)
-        except (KeyError, TypeError, ValueError) as error:
+            return Releases({str(each["InstanceId"]): _machine(each) for each in found}, now)
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise Refused(f"DescribeInstances: the answer cannot be read ({type(error).__name__})") from None
 
     def release(self, instance_id: str, at: float) -> None:
@@ -143,6 +158,16 @@ def _document(text: str, what: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise Refused(f"{what}: the answer is no object")
     return answer
+
+
+def _machine(shown: Mapping[str, Any]) -> Machine:
+    """Of DescribeInstances' answer. Raises LookupError, AttributeError, TypeError, ValueError."""
+    tags = {each["TagKey"]: each["TagValue"] for each in (shown.get("Tags") or {}).get("Tag", ())}
+    addresses = shown["VpcAttributes"]["PrivateIpAddress"]["IpAddress"]
+    planned = None
+    with contextlib.suppress(ValueError):  # somebody's own text
+        planned = _time(tags.get(PLANNED))
+    return Machine(_time(shown.get("AutoReleaseTime")), planned, str(addresses[0]) if addresses else "")
 
 
 def _time(text: str | None) -> float | None:

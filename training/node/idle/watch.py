@@ -3,25 +3,27 @@
 python -m training.node.idle.watch --hours-idle 1 --nodes te1 te2 ... (training/laptop/idle_watch.py starts it)
 
 Once a minute it asks all nodes who uses them. When nobody did for `hours_idle`, less the half hour that the cloud
-wants ahead, it lets the machines go as soon as those hours are over; who comes before gets the planned time back.
-It never lets a machine stay longer than planned, and what it cannot do is left as it was planned.
+wants ahead, it lets the machines go as soon as those hours are over; who comes before gets the planned time back,
+which the laptop wrote into the machines' tags. It never lets a machine stay longer than that, moves only machines that
+it asks, and what it cannot do is left as it was planned.
 """
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
+import math
 import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from training.node.idle.ecs import Ecs, Releases
+from training.node.idle.ecs import Ecs, Machine, Releases
 from training.reclaim import FOLDER, RELEASE, release_text
 from training.users import USERS, first_user
 
@@ -29,11 +31,15 @@ EVERY_S = 60.0
 EARLIEST_S = 35 * 60.0
 """The cloud takes no release time nearer than 30 minutes and drops the seconds."""
 SAME_S = 120.0
+AGAIN_S = 300.0
+"""While somebody uses the machines the cloud is asked so often whether they stay as planned."""
 NODE_S = 20.0
+ASKED = "asked-all"
+"""Ends an answer that is whole."""
 RUNS = "systemctl list-units --plain --no-legend --state=active,activating,deactivating 'spotune-*' || echo unknown"
 LOGINS = (
     f"journalctl -q -u ssh -u sshd --since -{EVERY_S + 15:.0f}s -o cat --grep '^Accepted' 2>/dev/null | "
-    r"sed -n 's/^Accepted .* from \([^ ]*\) port \([0-9]*\).*/session - - - \1:\2/p'"
+    r"sed -n 's/^Accepted .* from \([^ ]*\) port \([0-9]*\).*/login \1:\2/p'"
 )
 """Who came by ssh since the last look, and may be gone again."""
 _RUN = re.compile(r"spotune-(\S+-\d{8}-\d{6}\S*)\.service|unknown")
@@ -47,20 +53,29 @@ class Cloud(Protocol):
     def release(self, instance_id: str, at: float) -> None: ...
 
 
+class Use(NamedTuple):
+    """Who uses a node, in words; empty where nobody does."""
+
+    words: str = ""
+    is_now: bool = False
+    """He is there; else he was since the last look."""
+
+
 @dataclass
 class Watch:
-    """One head's watch. `users` says who uses the machines, in words; empty: nobody."""
+    """One head's watch over the machines with these addresses."""
 
     idle_s: float
     cloud: Cloud
-    users: Callable[[], str]
+    users: Callable[[], Use]
+    own: Collection[str]
     folder: Path = FOLDER
     clock: Callable[[], float] = time.monotonic
     idle_since: float | None = None
-    planned: dict[str, float] = field(default_factory=dict)
-    """When the machines that go sooner were to go, by their ids."""
     sooner: dict[str, float] = field(default_factory=dict)
-    """When they go now."""
+    """When the machines go that this brought forward, by their ids."""
+    moved_back: float = -math.inf
+    """When that was done last: somebody else may bring the end forward."""
     said: str = ""
 
     def step(self) -> None:
@@ -71,43 +86,55 @@ class Watch:
             self._say(f"the machines go as planned: {error}")
 
     def _step(self) -> None:
-        users, now = self.users(), self.clock()
-        if users:
+        use, now = self.users(), self.clock()
+        if use.words:
+            came = self.idle_since is not None or now - self.moved_back >= AGAIN_S
+            if self.sooner or (use.is_now and came):
+                self._move_back(use)
+                self.moved_back = now
             self.idle_since = None
-            if self.planned:
-                self._move_back(users)
             return
         self.idle_since = now if self.idle_since is None else self.idle_since
         idle_s = now - self.idle_since
         if idle_s >= self.idle_s - EARLIEST_S:
             self._bring_forward(max(EARLIEST_S, self.idle_s - idle_s))
 
-    def _bring_forward(self, ahead_s: float) -> None:
+    def _watched(self) -> tuple[dict[str, Machine], float]:
+        """The machines whose users are asked for, by their ids; and the time."""
         found = self.cloud.releases()
-        if any(at and at - self.sooner.get(each, at) > SAME_S for each, at in found.at.items()):
-            self.planned.clear()
+        return {name: each for name, each in found.machines.items() if each.address in self.own}, found.now
+
+    def _bring_forward(self, ahead_s: float) -> None:
+        machines, now = self._watched()
+        if any(each.at and each.at - self.sooner.get(name, each.at) > SAME_S for name, each in machines.items()):
             self.sooner.clear()
             self.idle_since = self.clock()
             self._say("somebody moved the release time: the machines idle from now on")
             return
-        sooner = found.now + ahead_s
-        for each, at in found.at.items():
-            if at is not None and at - sooner > SAME_S:
-                self.cloud.release(each, sooner)
-                self.planned[each], self.sooner[each] = at, sooner
+        sooner = now + ahead_s
+        for name, each in machines.items():
+            # what is planned half an hour later at least can be given back until the last moment
+            if each.at is not None and each.planned and each.at - sooner > EARLIEST_S:
+                self.sooner[name] = sooner  # before: an answer may be lost
                 self._tell_runs(min(self.sooner.values()))
+                self.cloud.release(name, sooner)
                 self._say(f"nothing uses the machines: they are released at {release_text(sooner)} (hours_idle)")
 
-    def _move_back(self, users: str) -> None:
-        found = self.cloud.releases()
-        for each, at in found.at.items():
-            planned = self.planned.get(each)
-            if planned and at is not None and planned - at > SAME_S and planned > found.now + EARLIEST_S:
-                self.cloud.release(each, planned)
-        self._tell_runs(min((max(at, self.planned.get(each, at)) for each, at in found.at.items() if at), default=0))
-        self.planned.clear()
+    def _move_back(self, use: Use) -> None:
+        machines, now = self._watched()
+        ends = []
+        for name, each in machines.items():
+            if each.at is None:
+                continue
+            wanted = each.planned if use.is_now or name in self.sooner else None
+            is_later = wanted is not None and wanted - each.at > SAME_S and wanted > now + EARLIEST_S
+            if wanted is not None and is_later:
+                self.cloud.release(name, wanted)
+                self._say(f"{use.words}: the machines stay as planned")
+            self.sooner.pop(name, None)
+            ends.append(wanted if wanted is not None and is_later else each.at)
         self.sooner.clear()
-        self._say(f"{users}: the machines stay as planned")
+        self._tell_runs(min(ends, default=0.0))
 
     def _tell_runs(self, at: float) -> None:
         """A run that starts meanwhile leaves before that."""
@@ -124,21 +151,24 @@ class Watch:
             print(line, flush=True)
 
 
-def users_of(nodes: Sequence[str], own: Iterable[str], port: int) -> str:
-    """Who uses the nodes, the head first, in words; empty where nobody does.
+def users_of(nodes: Sequence[str], own: Collection[str], port: int) -> Use:
+    """Who uses the nodes, the head first.
 
-    `own`: the nodes' addresses, among which ssh is no use. A node that does not answer is used by nobody: what was on
-    it went with it, or ended with its run.
+    `own`: the nodes' addresses, among which ssh is no use. Another node that does not answer is used by nobody: what
+    was on it went with it, or ended with its run. A head that cannot answer itself may have a run.
     """
     sessions = f"ss -Htn state established '( sport = :{port} )' | sed 's/^/session /'; {LOGINS}"
-    questions = [["sh", "-c", f"{RUNS}; {USERS}; {sessions}"]]
+    questions = [["sh", "-c", f"{RUNS}; {USERS}; {sessions}; echo {ASKED}"]]
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "UpdateHostKeys=no")
-    questions += [["ssh", *options, node, f"{USERS}; {sessions}"] for node in nodes[1:]]
+    questions += [["ssh", *options, node, f"{USERS}; {sessions}; echo {ASKED}"] for node in nodes[1:]]
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(_answer, questions))
+    if ASKED not in answers[0].splitlines():
+        return Use(f"{nodes[0]}: its users are not known", is_now=True)
     among = frozenset(own)
-    found = (use(answer, among) for answer in answers)
-    return "; ".join(f"{node}: {what}" for node, what in zip(nodes, found, strict=True) if what)
+    found = [(node, use(answer, among)) for node, answer in zip(nodes, answers, strict=True)]
+    words = "; ".join(f"{node}: {each.words}" for node, each in found if each.words)
+    return Use(words, any(each.is_now for _, each in found))
 
 
 def _answer(argv: Sequence[str]) -> str:
@@ -148,22 +178,26 @@ def _answer(argv: Sequence[str]) -> str:
         return ""
 
 
-def use(answer: str, own: frozenset[str]) -> str:
-    """What uses a node, by what it printed; empty where nothing does. Pure."""
-    others = []
+def use(answer: str, own: frozenset[str]) -> Use:
+    """Who uses a node, by what it printed. Pure."""
+    others, visit = [], Use()
     for line in answer.splitlines():
-        if line.startswith("session "):
-            if (peer := _peer(line)) not in own:
-                return f"ssh from {peer}"
-        elif not line.startswith("spotune-") and line != "unknown":
-            others.append(line)
+        if line.startswith(("session ", "login ")):
+            if (peer := _peer(line)) in own:
+                continue
+            if line.startswith("session "):
+                return Use(f"ssh from {peer}", is_now=True)
+            visit = Use(f"ssh from {peer}, over by now")
         elif match := _RUN.match(line):
-            return f"run {match[1]}" if match[1] else "its runs are not known"
-    return first_user("\n".join(others))
+            return Use(f"run {match[1]}" if match[1] else "its runs are not known", is_now=True)
+        elif not line.startswith("spotune-") and line != ASKED:
+            others.append(line)
+    present = first_user("\n".join(others))
+    return Use(present, is_now=True) if present else visit
 
 
 def _peer(line: str) -> str:
-    """The address behind a line of ss: Recv-Q, Send-Q, here, there."""
+    """The address behind a line: of ss (Recv-Q, Send-Q, here, there), or of a login."""
     text = line.rsplit(maxsplit=1)[-1].rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(text)
@@ -186,7 +220,7 @@ def main() -> None:
     os.umask(0o022)
     cloud = Ecs(asked.endpoint, asked.region, asked.role, asked.metadata, (asked.tag_key, asked.tag_value))
     own = [*asked.own, "127.0.0.1", "::1"]
-    watch = Watch(asked.hours_idle * 3600, cloud, lambda: users_of(asked.nodes, own, asked.port))
+    watch = Watch(asked.hours_idle * 3600, cloud, lambda: users_of(asked.nodes, own, asked.port), own)
     while True:
         watch.step()
         time.sleep(asked.every)
