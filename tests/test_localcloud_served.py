@@ -62,7 +62,10 @@ def test_a_cloud_with_machines_disks_and_snapshots_goes_only_with_a_yes(tmp_path
     paper.call("DetachDisk", DiskId=kept, InstanceId=paper.cloud.account.disks[kept].instance_id)
     paper.settle()
     account.save(places.world, paper.cloud.account)
-    with pytest.raises(Exit, match=r"remove 2 machines, 1 kept disk, 1 snapshot, and all that is on them\?") as refused:
+    with pytest.raises(
+        Exit,
+        match=r"remove 2 machines, 1 kept disk, 1 snapshot, and all that is on them, runs that did not come home too\?",
+    ) as refused:
         tasks.down.body(None)
     assert refused.value.message.endswith("to say yes: fab local.down --yes") and removed == []
     tasks.down.body(None, yes=True)

@@ -68,7 +68,11 @@ def down(c: Any, yes: bool = False) -> None:
 
         places = _places()
         if there := served.what_is_there(places):
-            ask(yes, f"remove {there}, and all that is on them?", yes_command("local.down", down))
+            ask(
+                yes,
+                f"remove {there}, and all that is on them, runs that did not come home too?",
+                yes_command("local.down", down),
+            )
         served.down(places)
     say("nothing is left")
 

@@ -132,7 +132,8 @@ def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
     for phrase in fetched.damaged:
         print(f"passed over: {phrase}")
     if fetched.step is None:
-        print(f"{fetched.folder}: metadata and logs, there is no checkpoint")
+        goes_on = "yet; the run goes on" if runs.look(head, run_id).active else "on the head"
+        print(f"{fetched.folder}: metadata and logs, there is no checkpoint {goes_on}")
     else:
         chosen = fetched.newest != fetched.step and not fetched.damaged
         best = f", the best by validation loss; the newest is step {fetched.newest}"
