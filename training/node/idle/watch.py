@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import itertools
 import math
 import os
 import re
@@ -207,7 +208,7 @@ def _peer(line: str) -> str:
 
 
 def main() -> None:
-    """Watch until ended."""
+    """Watch until ended, or for so many looks."""
     parser = argparse.ArgumentParser(prog="python -m training.node.idle.watch")
     for name in ("endpoint", "region", "role", "metadata", "tag-key", "tag-value"):
         parser.add_argument(f"--{name}", required=True)
@@ -216,12 +217,13 @@ def main() -> None:
     parser.add_argument("--own", nargs="+", required=True, help="their addresses")
     parser.add_argument("--port", type=int, default=22, help="of ssh")
     parser.add_argument("--every", type=float, default=EVERY_S, help="seconds between two looks")
+    parser.add_argument("--looks", type=int, default=0, help="ends after so many; 0: never")
     asked = parser.parse_args()
     os.umask(0o022)
     cloud = Ecs(asked.endpoint, asked.region, asked.role, asked.metadata, (asked.tag_key, asked.tag_value))
     own = [*asked.own, "127.0.0.1", "::1"]
     watch = Watch(asked.hours_idle * 3600, cloud, lambda: users_of(asked.nodes, own, asked.port), own)
-    while True:
+    for _ in range(asked.looks) if asked.looks else itertools.count():
         watch.step()
         time.sleep(asked.every)
 
