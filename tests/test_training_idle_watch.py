@@ -532,7 +532,7 @@ def test_a_role_that_cannot_be_given_is_said_and_ends_no_start(rented, tmp_path,
         ({}, ""),
         ({"hours_idle": 1}, "memory.idle_role in cluster.toml names a role"),
         ({"hours_idle": 1, "idle_role": "spotune-idle"}, "has used them for 1 h, the head lets them go sooner"),
-        ({"hours_idle": 0.1, "idle_role": "r"}, "for 35 min, the least that the cloud takes, the head lets them go"),
+        ({"hours_idle": 0.1, "idle_role": "r"}, "for 35 min (the least that the cloud takes), the head lets them go"),
     ],
 )
 def test_who_leaves_a_run_alone_is_told_what_comes_after_it(rented, tmp_path, capsys, table, said):

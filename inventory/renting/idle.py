@@ -27,7 +27,7 @@ def idle_text(settings: Settings) -> str:
     hours, least = settings.rental.hours_idle, lease.EARLIEST
     if timedelta(hours=hours) >= least:
         return f"{hours:g} h"
-    return f"{least.total_seconds() / 60:g} min, the least that the cloud takes,"
+    return f"{least.total_seconds() / 60:g} min (the least that the cloud takes)"
 
 
 def bring_forward(cloud: Cloud, settings: Settings) -> tuple[datetime | None, datetime | None]:

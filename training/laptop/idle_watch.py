@@ -41,8 +41,8 @@ def said_beforehand(cluster: OpenCluster) -> str:
     if not watches:
         return f"hours_idle waits for the next command of this laptop: {UNIT} does not run on {cluster.head.name}"
     return (
-        f"When no run, no program with a model and no ssh has used them for "
-        f"{idle.idle_text(settings).rstrip(',')}, the head lets them go sooner "
+        "When no run, no program with a model and no ssh has used them for "
+        f"{idle.idle_text(settings)}, the head lets them go sooner "
         "(hours_idle); its data disk stays as keep_data_disk says"
     )
 

@@ -128,12 +128,13 @@ class Watch:
             if each.at is None:
                 continue
             wanted = each.planned if use.is_now or name in self.sooner else None
-            is_later = wanted is not None and wanted - each.at > SAME_S and wanted > now + EARLIEST_S
-            if wanted is not None and is_later:
+            end = each.at
+            if wanted is not None and wanted - end > SAME_S and wanted > now + EARLIEST_S:
                 self.cloud.release(name, wanted)
                 self._say(f"{use.words}: the machines stay as planned")
+                end = wanted
             self.sooner.pop(name, None)
-            ends.append(wanted if wanted is not None and is_later else each.at)
+            ends.append(end)
         self.sooner.clear()
         self._tell_runs(min(ends, default=0.0))
 
