@@ -219,7 +219,8 @@ def test_a_head_with_a_role_lets_its_idle_machine_go_and_keeps_one_that_somebody
     code = base64.b64encode(packed.getvalue()).decode()
     rented.on(first, f"mkdir -p /opt/watch; echo {code} | base64 -d | tar -xz -C /opt/watch")
     # the login of the test before is a visit, for a minute and a quarter
-    rented.on(first, "journalctl -q --rotate && journalctl -q --vacuum-time=1s && ! journalctl -q -b --grep '^Accepted'")
+    no_visit = "journalctl -q --rotate && journalctl -q --vacuum-time=1s && ! journalctl -q -b --grep '^Accepted'"
+    rented.on(first, no_visit)
     planned = datetime.now(UTC) + timedelta(hours=5)
     stamp = planned.strftime("%Y-%m-%dT%H:%M:00Z")
     tag = {"ResourceType": "instance", "ResourceId__1": first, "Tag__1__Key": "spotune:cluster"}

@@ -63,7 +63,7 @@ def test_keeping_what_is_there_can_be_too_much_too():
 
 
 def amounts(line):
-    return [Decimal(found) for found in re.findall(r"\d+\.\d\d", line)]
+    return [Decimal(found) for found in re.findall(r"(?<!<)\b\d+\.\d\d", line)]
 
 
 @pytest.mark.parametrize("risen", [0, 0.84])

@@ -301,7 +301,7 @@ def test_without_a_head_and_a_tokenizer_the_files_are_looked_at_all_the_same(tmp
     asked = Question((str(file),), "qwen3-8b", load_recipe("qwen3-8b"))
     look = data_look.look(asked, datetime.now(UTC), lambda *_: None)
     assert look.survey.records == 1 and look.bad == 1 and not look.usable
-    assert "pip install no_such_library" in look.refused and "there is no cluster" in look.refused
+    assert "no_such_library: pip install -e '.[data]'" in look.refused and "there is no cluster" in look.refused
 
 
 def test_without_a_model_the_files_are_looked_at(tmp_path):
@@ -348,7 +348,7 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     assert look.survey.records == 1, "what can be seen without it is shown"
     monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
-    assert "this Python lacks no_such_library: pip install no_such_library; without" in look.refused
+    assert "this Python lacks no_such_library: pip install -e '.[data]'; without" in look.refused
 
 
 def test_a_page_needs_a_folder_that_is_there(tmp_path):

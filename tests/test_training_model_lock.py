@@ -106,6 +106,8 @@ def test_a_model_that_the_next_deploy_fetches_needs_that_alone(tmp_path: Path, m
             base_model.base_model_on_head(_Shell(), launch, "tiny", names)
         assert ("has as 'tiny'; run the base deploy: " in str(refused.value)) == is_named
         assert ("add what --model said" in str(refused.value)) != is_named
+    with pytest.raises(LaunchError, match=r"base.py, which fetches 29\.\d GB \(fab models says whether it fits\)$"):
+        base_model.base_model_on_head(_Shell(), launch, "qwen", (), "Qwen/Qwen2.5-14B-Instruct")
 
 
 class _Shell:

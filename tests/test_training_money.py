@@ -32,7 +32,11 @@ AMOUNTS = re.compile(r"price|trade|cost|budget|spent|paid|money|committed|spot\.
         (20, "", HOUR, "20.00 an hour"),
         (0.00418, "USD", HOUR, "0.0042 USD an hour"),
         (-0.001, "CNY", "", "0.00 CNY"),
-        (1e-7, "CNY", MONTH, "0.00 CNY a month"),
+        (0, "CNY", MONTH, "0.00 CNY a month"),
+        (1e-7, "CNY", MONTH, "<0.01 CNY a month"),
+        (0.005, "", "", "<0.01"),
+        (0.0051, "", "", "0.01"),
+        (0.00004, "CNY", HOUR, "<0.0001 CNY an hour"),
     ],
 )
 def test_an_amount_has_its_currency_and_what_it_is_for(amount, currency, per, text):
@@ -41,8 +45,14 @@ def test_an_amount_has_its_currency_and_what_it_is_for(amount, currency, per, te
 
 def test_what_is_shown_adds_up_to_its_last_digit():
     amounts = [0.005, 1.114, 1.114, 1.114]
-    shown = sum(float(money(amount)) for amount in amounts)
+    shown = sum(float(money(amount)) for amount in amounts[1:])
     assert money(added(amounts)) == money(shown) == "3.33"
+
+
+def test_amounts_too_small_to_be_shown_are_a_sum_all_the_same():
+    assert money(added(iter([0.004]))) == "<0.01"
+    assert money(added([0.004, 0.004])) == "0.01"
+    assert money(added([])) == "0.00"
 
 
 def by_hand(source):

@@ -22,7 +22,10 @@ def bare(amount: float | None, currency: str = "", per: str = "") -> str:
     """The same where a heading, or words in another language, say what it is for."""
     if amount is None:
         return ""
-    text = f"{rounded(amount, per):f}"
+    shown = rounded(amount, per)
+    if amount > 0 and not shown:  # seconds of a machine are no gift
+        return f"<{FINE if per == HOUR else COARSE} {currency}".rstrip()
+    text = f"{shown:f}"
     if per == HOUR:
         whole, _, rest = text.partition(".")
         text = f"{whole}.{rest.rstrip('0').ljust(2, '0')}"
@@ -35,5 +38,7 @@ def rounded(amount: float, per: str = "") -> Decimal:
 
 
 def added(amounts: Iterable[float], per: str = "") -> float:
-    """The sum of amounts as they are shown, so that a table adds up in its last digit."""
-    return float(sum((rounded(amount, per) for amount in amounts), Decimal(0)))
+    """The sum of amounts as they are shown, so that a table adds up in its last digit; of those that are all too small
+    to be shown, what they are."""
+    found = list(amounts)
+    return float(sum((rounded(amount, per) for amount in found), Decimal(0))) or float(sum(found))

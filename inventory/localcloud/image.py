@@ -77,7 +77,7 @@ def ensure_image(recipe: ImageRecipe, report: Report) -> Path:
     """The folder of the unpacked image, built where it is not cached. Raises LocalCloudError."""
 
     def build(root: Path) -> None:
-        report("making the base image (once; about a minute)")
+        report("making the base image (once; one to three minutes)")
         run(*bootstrap_command(recipe, root))
         _make_bare(root, recipe)
 

@@ -12,10 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+CACHED = ("images", "wheelhouse")
+"""The folders of the cache that are the local cloud's."""
+
 
 def cache_folder() -> Path:
     """What can be made again: images and wheels."""
     return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def cache_size_bytes() -> int:
+    """What lies there of them, links not followed."""
+    files = [each for made in CACHED for each in (cache_folder() / made).rglob("*") if not each.is_symlink()]
+    return sum(each.stat().st_size for each in files if each.is_file())
 
 
 @contextmanager

@@ -65,6 +65,8 @@ def down(c: Any, yes: bool = False) -> None:
     """Remove the hosts, their disks, their network, snapshots and the ECS API."""
     with sentences():
         from inventory.localcloud import served
+        from inventory.localcloud.places import cache_folder, cache_size_bytes
+        from training.counting import size_text
 
         places = _places()
         if there := served.what_is_there(places):
@@ -74,7 +76,10 @@ def down(c: Any, yes: bool = False) -> None:
                 yes_command("local.down", down),
             )
         served.down(places)
+        cached = cache_size_bytes()
     say("nothing is left")
+    if cached:
+        say(f"image and packages stay for the next one, {size_text(cached)} in {cache_folder()}")
 
 
 @task

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from training import tiny
+from training.cost.disk import file_bytes
+from training.cost.shape import known_shape
+from training.counting import size_text
 from training.laptop import folder_model
 from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
@@ -55,7 +58,8 @@ def find_base_model(head: Head, recipe: Recipe, launch: Launch, names: Sequence[
         sums = (folder / SUMS).read_text(encoding="utf-8") if (folder / SUMS).is_file() else ""
         found = BaseModel({**_record(folder), "hash": digest}, sums)
     else:
-        found = _of_this_machine(base_model_on_head(head, launch, recipe.model_dir, names), recipe.base_model)
+        there = base_model_on_head(head, launch, recipe.model_dir, names, recipe.base_model)
+        found = _of_this_machine(there, recipe.base_model)
     if said := disagreement(read_pins(), found.record, recipe.base_model, recipe.revision):
         raise LaunchError(
             f"{said}; nothing is started. The base deploy fetches what the recipe and {LOCK.name} say; to take what "
@@ -72,8 +76,11 @@ def _of_this_machine(found: BaseModel, base_model: str) -> BaseModel:
     return found
 
 
-def base_model_on_head(head: Head, launch: Launch, model_dir: str, names: Sequence[str] = ()) -> BaseModel:
-    """What the base deploy recorded for a model on the head. LaunchError where the node is not ready."""
+def base_model_on_head(
+    head: Head, launch: Launch, model_dir: str, names: Sequence[str] = (), base_model: str = ""
+) -> BaseModel:
+    """What the base deploy recorded for a model on the head. LaunchError where the node is not ready. `base_model`: as
+    the recipe names it, to say how much there is to fetch."""
     folder = shlex.quote(f"{launch.models}/{model_dir}")
     read = f"cat {folder}/{ORIGIN} 2>/dev/null; echo; echo {SUMS}; cat {folder}/{SUMS} 2>/dev/null; true"
     env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && echo env; {read}").partition("\n")
@@ -85,8 +92,16 @@ def base_model_on_head(head: Head, launch: Launch, model_dir: str, names: Sequen
         what = f"{head.name} has no model {model_dir} at {launch.models}"
         if name := name_of_folder(names, model_dir):
             raise LaunchError(f"{what}, which [models] names in cluster.toml has as {name!r}; {deploy}")
-        raise LaunchError(f"{what}; add what --model said to [models] names in cluster.toml, then {deploy}")
+        raise LaunchError(
+            f"{what}; add what --model said to [models] names in cluster.toml, then {deploy}{_to_fetch(base_model)}"
+        )
     return BaseModel(json.loads(record), sums)
+
+
+def _to_fetch(base_model: str) -> str:
+    """How much a base deploy fetches for a model; empty where its shape is not known."""
+    shape = known_shape(base_model)
+    return f", which fetches {size_text(file_bytes(shape), 1000)} (fab models says whether it fits)" if shape else ""
 
 
 def refuse_no_environment(head: Head, launch: Launch) -> None:

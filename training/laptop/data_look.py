@@ -34,6 +34,7 @@ from training.words import Words
 
 KIND = "look"
 """What the folder of a look on the head is called by."""
+EXTRA = "pip install -e '.[data]'"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
         return look_into(
             source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
         )
-    lacks = lacks or ("" if find_spec("pyarrow") else "reading Parquet needs pyarrow, which is not in this Python")
+    lacks = lacks or ("" if find_spec("pyarrow") else f"reading Parquet needs pyarrow: {EXTRA}")
     instead = LOOKS_HERE if given.from_hub and not lacks else ""
     if asked.of_folder:
         raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
@@ -162,7 +163,7 @@ def _source(asked: Question, given: Data, leave_to_head: bool) -> Source | None:
 def _lacks(asked: Question, home: Path | None) -> str:
     """What this machine lacks to tokenise; empty where it has all."""
     if missing := tokenizer_here.missing():
-        return f"this Python lacks {', '.join(missing)}: pip install {' '.join(missing)}"
+        return f"this Python lacks {', '.join(missing)}: {EXTRA}"
     if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
         repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
         fetch = download_command(f"{repo} --include '*.json' --include '*.jinja' --include tokenizer.model", mirror())

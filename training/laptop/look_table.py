@@ -94,7 +94,7 @@ def show(look: Look, terminal: Console | None = None) -> None:
 def _file(file: FileSurvey) -> list[str]:
     shapes = ", ".join(f"{shape}" if len(file.shapes) == 1 else f"{n} {shape}" for shape, n in file.shapes.items())
     trouble = "cannot be read" if file.trouble else NONE
-    return [file.name, size_text(file.size, 1000), str(file.records), shapes or trouble, str(file.bad or "")]
+    return [file.name, size_text(file.size, 1000), str(file.records), shapes or trouble, str(file.bad)]
 
 
 def _learned(look: Look, train: Rows) -> Iterator[str]:

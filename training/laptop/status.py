@@ -23,7 +23,7 @@ def show_rented() -> None:
 
 
 def show(cluster: OpenCluster) -> None:
-    """Whether every node answers, whose data disk the head has, all runs with their state."""
+    """Whether every node answers, whose data disk the head has, all runs with their state, the newest first."""
     head = cluster.head
     if cluster.nodes:
         answers = cluster.ask_all(BOOTED)
@@ -34,7 +34,7 @@ def show(cluster: OpenCluster) -> None:
         print(f"the head is {cluster.nodes[0].name}, {cluster.nodes[0].address}: fab ssh")
         if record := disk_record(head):
             print(f"/data on {head.name}: of the cluster {record.cluster}, generation {record.generation}")
-    runs_table(runs.all_runs(head))
+    runs_table(runs.all_runs(head)[::-1])
 
 
 def since(answer: str) -> str:
