@@ -211,15 +211,19 @@ def rebuild(
         from inventory.renting.state_files import StateFiles
         from snapshots import show
         from snapshots.rebuild import Rebuilding, machines_asked, next_step, planned
+        from training.laptop.models.wanted import perhaps_sent, refuse_unknown
 
         wanted = machines_asked(nodes)
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
+        notes = refuse_unknown(settings.models.names) + perhaps_sent(settings.models.names)
         known = [_model_folder(name) for name in settings.models.names]
         with phases.phase("plan"):
             plan = planned(cloud, settings, snapshot, wanted, hours, with_image=image, others=others)
         show.print_rebuild(plan)
+        for note in notes:
+            say(note)
         if dry:
             show.print_where_things_live()
         if dry or not plan.steps:

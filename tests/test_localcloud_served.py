@@ -64,7 +64,7 @@ def test_a_cloud_with_machines_disks_and_snapshots_goes_only_with_a_yes(tmp_path
     account.save(places.world, paper.cloud.account)
     with pytest.raises(
         Exit,
-        match=r"remove 2 machines, 1 kept disk, 1 snapshot, and all that is on them, runs that did not come home too\?",
+        match=r"remove 2 machines, 1 kept disk, 1 snapshot, with all that lies there, runs not fetched too\?",
     ) as refused:
         tasks.down.body(None)
     assert refused.value.message.endswith("to say yes: fab local.down --yes") and removed == []
@@ -78,7 +78,7 @@ def test_a_cloud_with_nothing_in_it_goes_at_once_and_one_that_cannot_be_read_ask
     tasks.down.body(None)
     assert removed == ["drill"] * 2
     Places.of("drill").world.write_text("{")
-    with pytest.raises(Exit, match="remove what its damaged record does not tell, and all that is on them"):
+    with pytest.raises(Exit, match="remove what its damaged record does not tell, with all that lies there"):
         tasks.down.body(None)
     assert removed == ["drill"] * 2
 

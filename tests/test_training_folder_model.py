@@ -15,7 +15,7 @@ from tests.support.small_models import EXPERTS, LINEAR
 from training.cost.shape import PlanError
 from training.laptop import folder_model, start_run
 from training.laptop.folder_model import WEIGHT_INDEX, folder_recipe, folder_shape, gone, recipe_text
-from training.laptop.models.wanted import folder_faults
+from training.laptop.models.wanted import folder_faults, perhaps_sent
 from training.model_names import is_folder
 from training.recipe import RecipeError
 from training.sums import ORIGIN, SUMS
@@ -280,6 +280,8 @@ def test_a_folder_among_the_names_is_looked_at_and_one_that_the_head_may_have_ne
     (fault,) = folder_faults(names, sent_before=False)
     assert fault == f"[models] names in cluster.toml: {gone}: there is no such folder"
     assert folder_faults(names, sent_before=True) == []
+    (note,) = perhaps_sent(names)
+    assert note.startswith(f"[models] names in cluster.toml: there is no folder {gone} on this machine; ")
     (folder / "tokenizer_config.json").unlink()
     (fault,) = folder_faults(names, sent_before=True)
     assert fault == f"[models] names in cluster.toml: {folder}: it has no tokenizer (tokenizer_config.json)"

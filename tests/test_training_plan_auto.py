@@ -170,7 +170,7 @@ def test_where_neither_card_nor_network_is_known_it_is_always_the_same_and_says_
     assert "taking a card for 40 TFLOP/s: fab prove measures it; taking the network for 16 Gbit/s: " in reason
     assert plans[0].predicted["step_s"] is None
     (rates,) = [check.value for check in plans[0].checks if check.name == "rates"]
-    assert rates == "computing not known; network not known"
+    assert rates == "computing not known; network not measured yet (fab check)"
 
 
 RESUMED = load_recipe("qwen2.5-14b", {"strategy": "zero0", "micro_batch": "2", "gradient_checkpointing": "0"})

@@ -353,7 +353,7 @@ def test_a_chinese_page_has_no_blank_behind_a_full_stop_and_calls_a_share_as_the
     assert "50.0%" in text
     if "完全匹配率" in text:
         assert "模型看到的样子：绿色的要学，其余只读，特殊 token带下划线。" in text  # this parser strips
-        assert "其中 40 个参与学习（train_on = assistant）；packed：3 行，填充率 90.0%。" in text
+        assert "其中 40 个参与学习（train_on = assistant）；packed：3 行，装满 90.0%。" in text
     else:
         assert "As the model sees them:green is learned, the rest is read,special tokensare underlined." in text
 
@@ -558,7 +558,7 @@ def test_a_report_calls_the_data_as_their_user_does_and_places_in_its_own_langua
     (run / "data" / NAMES).write_text(names_text({"data/train.jsonl": Path("/home/anna/对话.jsonl")}))
     text = make_report(run).read_text("utf-8")
     assert "对话.jsonl 第 3 条" in text and "anna" not in text and there not in text
-    assert "填充率" in text and "共 9 步" not in text  # of the run they were prepared for
+    assert "装满" in text and "共 9 步" not in text  # of the run they were prepared for
     assert text.count("15.8 kB") == 2 and "15772" not in text and "KiB" not in text.partition("对话.jsonl")[2][:200]
     assert content(run, BEGAN)["files"][0][0] == "对话.jsonl"
 

@@ -136,6 +136,9 @@ def test_unknown_names_are_refused_before_machines_are_rented(tmp_path):
 def test_names_that_nobody_could_be_asked_about_are_noted_and_refuse_nothing(settings, nobody, monkeypatch):
     settings(f'[mirrors]\nhub = "{nobody}"')
     assert refuse_unknown(["tiny", "Qwen/Qwen3-8B"]) == []  # recipes: nobody is asked
+    assert refuse_unknown(["qwen2.5-14"]) == [
+        "[models] names in cluster.toml: qwen2.5-14 is qwen2.5-14b (Qwen/Qwen2.5-14B-Instruct)"
+    ]
     (note,) = refuse_unknown([REPO])
     assert note.startswith(f"[models] names in cluster.toml: {REPO} was not looked up: {nobody} does not answer")
     with Hub({REPO: {}}, gated={REPO}) as hub:

@@ -20,6 +20,7 @@ from training.model_names import FOLDER
 from training.run_folder import LOCAL_RUNS, is_run_id
 from training.words import ENGLISH, Say
 
+TINY_LIES = "path/to: ~/.cache/spotune/models, where fab train --model tiny --here makes it"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What its --max-lora-rank takes."""
 LICENCES = ("apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4")
@@ -158,7 +159,8 @@ def loading(
     local = named.startswith(LOCAL)
     merged_here = _merged_here(named) if at_hand else ""
     served = merged_here or (f"path/to/{base_name(named).removeprefix(BUILT_IN)}" if local else named)
-    where = [f"# {say('path/to: wherever the folder of the base lies')}"] if local and not merged_here else []
+    lies = TINY_LIES if named.startswith(BUILT_IN) else "path/to: wherever the folder of the base lies"
+    where = [f"# {say(lies)}"] if local and not merged_here else []
     if facts.merged:
         code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
         serve = [shlex.join(["vllm", "serve", name])]

@@ -170,7 +170,7 @@ ZH = {
     "Speed": "速度",
     "Memory": "显存或内存",
     "Utilisation": "利用率",
-    "Waiting": "等待占比",
+    "Waiting": "等待其他进程的时间占比",
     "training": "训练",
     "validation": "验证",
     "chosen": "较好的回答",
@@ -226,6 +226,9 @@ ZH = {
     "with PEFT; merged": "用 PEFT 加载；合并",
     "served by vLLM": "用 vLLM 提供服务",
     "path/to: wherever the folder of the base lies": "path/to：换成基座模型目录实际所在的位置",
+    "path/to: ~/.cache/spotune/models, where fab train --model tiny --here makes it": (
+        "path/to：~/.cache/spotune/models，由 fab train --model tiny --here 生成"
+    ),
     "no hub has the base; without its folder: {command}, then": "Hub 上没有这个基座；没有它的目录时：{command}，然后",
     "a plain model, where one is wanted": "需要普通模型时才用这一行",
     "vLLM serves no such adapter: merge it, and serve the merged model": (
@@ -245,7 +248,7 @@ ZH = {
     "tokens": "token",
     "tokens learned from": "参与学习的 token",
     "rows": "行",
-    "rows filled": "行的填充率",
+    "rows filled": "行的装满程度",
     "longest sample after cutting, tokens": "最长样本（截断之后，token）",
     "longest pair in its row, tokens": "一行里最长的一对回答（token）",
     "cut at the longest length": "因过长被截断",
@@ -284,12 +287,12 @@ ZH = {
     "rows a step": "每步行数",
     "rows a rank holds at once": "每个进程一次处理的行数",
     "tokens of a record, at most": "每条记录最多 token 数",
-    "batching": "成批方式",
+    "batching": "批处理方式",
     "epochs": "轮数",
     "computed in": "计算精度",
     "base model kept in": "基座模型保存精度",
     "strategy": "策略",
-    "layers computed again": "重新计算的层",
+    "layers computed again": "梯度检查点（重新计算的层）",
     "share held out": "留作验证的比例",
     "seed": "随机种子",
     "Versions": "版本",
@@ -338,7 +341,7 @@ ZH = {
     "{samples} samples of {tokens} tokens, {learned} of them learned (train_on = {train_on}); {batching}: "
     "{rows} rows, {full}% full.": (
         "{samples} 个样本，共 {tokens} 个 token，其中 {learned} 个参与学习（train_on = {train_on}）；"
-        "{batching}：{rows} 行，填充率 {full}%。"
+        "{batching}：{rows} 行，装满 {full}%。"
     ),
     "{steps} steps.": "共 {steps} 步。",
     "Held out: {records} records, {tokens} tokens.": "留作验证：{records} 条记录，{tokens} 个 token。",

@@ -72,7 +72,7 @@ def down(c: Any, yes: bool = False) -> None:
         if there := served.what_is_there(places):
             ask(
                 yes,
-                f"remove {there}, and all that is on them, runs that did not come home too?",
+                f"remove {there}, with all that lies there, runs not fetched too?",
                 yes_command("local.down", down),
             )
         served.down(places)

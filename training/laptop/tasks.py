@@ -116,7 +116,7 @@ def train(
         elif data or dry or anyway or skip_bad or from_adapter:
             raise LaunchError(
                 "a resumed run keeps its data and what it began with; leave --data, --from-adapter, --dry, --anyway "
-                "and --skip-bad out, or start a new run without --resume"
+                "and --skip-bad out, or start a new run without --resume (--from-adapter RUN_ID)"
             )
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)

@@ -111,7 +111,11 @@ def rates(it: Situation) -> Check:
     """Whose word the estimate of time goes by."""
     computing = f"computing from {it.flops_from}" if it.flops_from else "computing not known"
     link = it.facts.bytes_per_s
-    network = f"network {plain(link / 1e9)} GB/s from {it.facts.link_from}" if link else "network not known"
+    network = (
+        f"network {plain(link / 1e9)} GB/s from {it.facts.link_from}"
+        if link
+        else "network not measured yet (fab check)"
+    )
     corrected = f"; seconds {it.correction.words}" if it.correction else ""
     return Check("rates", "ok", f"{computing}; {network}{corrected}")
 

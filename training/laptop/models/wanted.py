@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from training.hub_access import HubError, SilentHubError
 from training.laptop.folder_model import whole_config
 from training.laptop.hub import another, hub_to_read
-from training.model_names import ID, base_model_of, did_you_mean, has_recipe, is_folder, named_model
+from training.model_names import ID, base_model_of, did_you_mean, has_recipe, is_folder, named_model, recipe_name
 from training.own_model import folder_of
 from training.recipe import RecipeError
 
@@ -16,7 +16,7 @@ NAMES = "[models] names in cluster.toml"
 
 def refuse_unknown(names: Iterable[str]) -> list[str]:
     """RecipeError for a name that means no recipe, and for an id that the hub does not know; gives what could not be
-    found out."""
+    found out, and what short names stand for."""
     notes = []
     for name in names:
         try:
@@ -25,6 +25,8 @@ def refuse_unknown(names: Iterable[str]) -> list[str]:
             raise RecipeError(f"{NAMES}: {error}") from error
         if is_folder(name):
             continue
+        if not ID.fullmatch(name) and recipe_name(name) != name:
+            notes.append(f"{NAMES}: {name} is {recipe_name(name)} ({repo})")
         if ID.fullmatch(name) and not has_recipe(name) and (note := _asked(repo)):
             notes.append(note)
     return notes
@@ -34,6 +36,16 @@ def refuse_incomplete(names: Iterable[str], *, sent_before: bool) -> None:
     """RecipeError for what `folder_faults` finds."""
     if faults := folder_faults(names, sent_before=sent_before):
         raise RecipeError("; ".join(faults))
+
+
+def perhaps_sent(names: Iterable[str]) -> list[str]:
+    """A note for each folder among the names that only a head's disk may have: a deploy ends there where it has not."""
+    return [
+        f"{NAMES}: there is no folder {folder} on this machine; the base deploy takes the copy on the head's disk, and "
+        "ends where there is none"
+        for name in filter(is_folder, names)
+        if not (folder := folder_of(base_model_of(name))).is_dir()
+    ]
 
 
 def folder_faults(names: Iterable[str], *, sent_before: bool) -> list[str]:
