@@ -150,7 +150,7 @@ def test_a_machine_that_nobody_wants_back_writes_and_says_nothing(node: Node, se
     node.watch()
     wait_for(lambda: service.questions() > 3)
     assert not node.here.exists() or list(node.here.iterdir()) == []
-    assert node.calls() == 0
+    assert node.calls() == 1, "the head forgets an earlier te3 once"
     assert [method for method, _ in service.asked].count("PUT") == 1, "one token serves many questions"
 
 
@@ -165,8 +165,27 @@ def test_a_notice_is_written_here_and_on_the_head_once(node: Node, service: Serv
     assert here == node.told()
     assert (here["node"], here["at"]) == ("te3", service.at)
     assert abs(spot_watch.seconds(here["noticed"]) - time.time()) < 15
-    assert node.calls() == 1
+    assert node.calls() == 2, "once before it, once with it"
     assert "BatchMode=yes" in (node.there / "argv").read_text()
+
+
+def test_a_machine_that_stays_takes_the_notice_of_the_one_before_it_from_the_head(node: Node, service: Service) -> None:
+    others = node.there / "te2.json"
+    earlier = Notice("te3", in_five_minutes(900), in_five_minutes(-300)).text
+    for notice in (others, node.there / "te3.json"):
+        notice.write_text(earlier)
+    (node.there / "down").touch()
+    node.watch()
+    wait_for(lambda: node.calls() > 1)
+    assert node.told(), "the head could not be asked yet"
+    (node.there / "down").unlink()
+    wait_for(lambda: node.told() is None)
+    assert others.exists()
+    service.at = in_five_minutes()
+    wait_for(node.told)
+    asked = service.questions()
+    wait_for(lambda: service.questions() > asked + 3)
+    assert (node.told() or {})["at"] == service.at, "its own stays"
 
 
 def test_the_head_is_told_until_it_hears(node: Node, service: Service) -> None:
@@ -237,7 +256,7 @@ def test_where_no_service_is_the_watcher_calms_down_and_where_one_was_it_stays_a
     nothing = Watch("te3", "te1", Metadata("127.0.0.1:9"), tmp_path)
     pauses = [nothing.step() for _ in range(9)]
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    there = Watch("te3", "te1", Metadata(service.address), tmp_path)
+    there = Watch("te3", "te1", Metadata(service.address), tmp_path, withdrawn=True)
     assert there.step() == 5
     there.metadata = Metadata("127.0.0.1:9")
     assert [there.step() for _ in range(5)] == [5, 10, 20, 20, 20]

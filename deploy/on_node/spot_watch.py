@@ -5,7 +5,8 @@ node. Standard library only, Python 3.10 or newer: it runs by whatever python3 t
 
 The answer is 404 (or empty) until the cloud takes the machine back, then the time of that, five minutes ahead. It
 becomes /run/spotune/reclaim/NODE.json {"node", "at", "noticed"} here and on the head, where the supervisor of a run
-looks for it. /run is empty after a reboot, and so is the notice then.
+looks for it. /run is empty after a reboot, and so is the notice then. A machine that stays takes the notice of the one
+whose name it has from the head: a run may start before that one's time has come.
 """
 
 from __future__ import annotations
@@ -129,13 +130,21 @@ def put_command(folder: Path, node: str) -> str:
 
 
 def tell(head: str, notice: Notice, folder: Path) -> str:
-    """Put a notice on the head, over the trust between the nodes; "" when it is there, else why not."""
+    """Put a notice on the head; "" when it is there, else why not."""
+    return _on_head(head, put_command(folder, notice.node), notice.text)
+
+
+def withdraw(head: str, node: str, folder: Path) -> str:
+    """Take a node's notice from the head; "" when it is not there any more, else why not."""
+    return _on_head(head, f"rm -f {shlex.quote(str(folder / f'{node}.json'))}")
+
+
+def _on_head(head: str, command: str, text: str = "") -> str:
+    """Over the trust between the nodes."""
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-o", "UpdateHostKeys=no")
-    argv = ["ssh", *options, head, put_command(folder, notice.node)]
+    argv = ["ssh", *options, head, command]
     try:
-        done = subprocess.run(
-            argv, input=notice.text, capture_output=True, text=True, timeout=TELL_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=TELL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"no answer within {TELL_TIMEOUT_S:.0f} s"
     except OSError as error:
@@ -154,6 +163,8 @@ class Watch:
     clock: Callable[[], float] = time.time
     answered: bool = False
     misses: int = 0
+    withdrawn: bool = False
+    """Whether the head has nothing of an earlier machine of this name."""
     said: set[str] = field(default_factory=set)
 
     def step(self) -> float:
@@ -168,6 +179,8 @@ class Watch:
             self.answered, self.misses, pause = True, 0, EVERY_S
             if at:
                 self._note(at)
+            else:
+                self._withdraw()
         return pause if self._delivered() else min(pause, TELL_EVERY_S)
 
     def _calm_s(self) -> float:
@@ -181,6 +194,14 @@ class Watch:
             now = time.strftime(TIME, time.gmtime(self.clock()))
             write(self._file(".json"), Notice(self.node, at, now).text)
             print(f"{self.node} is reclaimed at {at}", flush=True)
+
+    def _withdraw(self) -> None:
+        """Once, while this machine has had no notice of its own."""
+        if self.withdrawn or self.node == self.head or self._read(".json") is not None:
+            return
+        if reason := withdraw(self.head, self.node, self.folder):
+            self._say_once(f"{self.head} could not be asked to forget an earlier {self.node}: {reason}")
+        self.withdrawn = not reason
 
     def _delivered(self) -> bool:
         """Whether nothing is left to tell the head; tries to."""

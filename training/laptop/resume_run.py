@@ -56,6 +56,8 @@ def resume(
     head = cluster.head
     longer = bool(force and overrides.keys() & {"steps", "epochs"})
     run_id = runs.find_learned(head, run_id, model, to_resume=not longer)
+    if head.here:
+        runs.read_launch(head, run_id)  # of a run that was fetched nothing else is looked at
     if runs.look(head, run_id).state == "finished" and not longer:
         where = f"{run_id}{' --here' if head.here else ''}"
         print(

@@ -20,7 +20,16 @@ from training.launch import (
     LaunchError,
     parse_launch,
 )
-from training.run_folder import CHECKPOINTS, LAUNCH, LAUNCHER_LOG, PROVE, checkpoint_steps, is_run_id, recipe_of
+from training.run_folder import (
+    CHECKPOINTS,
+    LAUNCH,
+    LAUNCHER_LOG,
+    PROVE,
+    checkpoint_steps,
+    is_run_id,
+    recipe_of,
+    was_made_in,
+)
 
 CHECK = "check"
 GENERATE = "generate"
@@ -77,6 +86,7 @@ def find(head: Head, run_id: str | None, recipe: str | None = None) -> str:
             raise LaunchError(f"no run {run_id!r} on {head.name}; {newest}: {named}")
         return run_id
     wanted = [known_id for known_id in known if recipe_of(known_id) == recipe or (not recipe and trains(known_id))]
+    wanted = _own(head, wanted)
     if not wanted:
         raise LaunchError(f"no run{f' of {recipe}' if recipe else ''} on {head.name} yet")
     return wanted[-1]
@@ -90,7 +100,7 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
         return newest
     looks = {seen.run_id: seen for seen in all_runs(head)}
     learned = with_checkpoint(head)
-    same = [name for name in looks if (recipe_of(name) == recipe if recipe else trains(name))]
+    same = _own(head, [name for name in looks if (recipe_of(name) == recipe if recipe else trains(name))])
     others = [name for name in same if name in learned and not (to_resume and looks[name].state == "finished")]
     if newest in learned or not others:
         return newest
@@ -100,6 +110,11 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
         raise LaunchError(f"{said}; these have one, say which: {', '.join(reversed(others[-5:]))}")
     print(f"{said}: taking {others[0]}", flush=True)
     return others[0]
+
+
+def _own(head: Head, run_ids: list[str]) -> list[str]:
+    """On this machine those that were made here, where some were: of what was fetched nothing is run here."""
+    return [each for each in run_ids if was_made_in(head.runs / each)] or run_ids if head.here else run_ids
 
 
 def with_checkpoint(head: Head) -> frozenset[str]:
@@ -149,9 +164,15 @@ def believed(launch: Launch, head: Head, run_id: str) -> Launch:
     which programs it runs too."""
     folder = head.runs / run_id
     if (launch.run_id, launch.run_dir) != (run_id, str(folder)) or not MODULE.fullmatch(launch.module):
+        if head.here and launch.run_id == run_id:
+            card = folder / "adapter" / "README.md"
+            load = f", or load what it learned as {card} says" if card.is_file() else ""
+            raise LaunchError(
+                f"{run_id} was made at {launch.run_dir!r}; a run that was fetched is no run of this machine: leave "
+                f"--here out{load}"
+            )
         raise LaunchError(
             f"{run_id} was not made at {folder}: its {LAUNCH} is of {launch.run_id!r} at {launch.run_dir!r}"
-            + ("; a run that was fetched is no run of this machine: leave --here out" if head.here else "")
         )
     if not head.here:
         return launch
