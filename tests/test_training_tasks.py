@@ -126,7 +126,8 @@ def make_run(folder: Path, **status: object) -> Path:
     """A run of this machine that is over."""
     run = folder / "runs" / RUN
     (run / "logs").mkdir(parents=True)
-    (run / "launch.json").write_text("{}")
+    launch = Launch(RUN, str(run), (Host("localhost", "", 1),), "training.node.finetune", (), "python", {}, here=True)
+    (run / "launch.json").write_text(launch_text(launch))
     (run / "status.json").write_text(json.dumps({"run_id": RUN, "reason": "rank 0 said so", **status}))
     return run
 
