@@ -184,8 +184,31 @@ def test_nothing_of_a_fetched_run_is_executed_here(tmp_path: Path, words: tuple[
         assert done.returncode == 0, done.stderr
 
 
+def test_the_newest_run_here_is_one_that_was_made_here(tmp_path: Path):
+    make_run(tmp_path, state="finished")
+    fetched = tmp_path / "runs" / "tiny-20260131-160000"
+    fetched.mkdir()
+    launch = Launch(
+        fetched.name, f"/data/runs/{fetched.name}", (Host("te1", "", 1),), "training.node.finetune", (), "python", {}
+    )
+    (fetched / "launch.json").write_text(launch_text(launch))
+    (fetched / "status.json").write_text(json.dumps({"run_id": fetched.name, "state": "finished"}))
+    done = fab(tmp_path, "train", "--resume", "--here")
+    assert f"{RUN} is finished" in done.stdout, done.stderr
+    for words in (["--force", "--steps", "9"], []):
+        said = refused(fab(tmp_path, "train", "--resume", fetched.name, "--here", *words))
+        assert f"was made at '/data/runs/{fetched.name}'" in said and "leave --here out" in said
+    assert "README.md" not in said, "no adapter came home"
+    (fetched / "adapter").mkdir()
+    (fetched / "adapter" / "README.md").write_text("# loaded so")
+    said = refused(fab(tmp_path, "train", "--resume", fetched.name, "--here"))
+    assert f"load what it learned as {fetched}/adapter/README.md says" in said
+
+
 def test_one_cut_status_does_not_hide_the_other_runs(tmp_path: Path):
-    (make_run(tmp_path, state="finished") / "status.json").write_text('{"run_id": "tiny-2026')
+    run = make_run(tmp_path, state="finished")
+    (run / "launch.json").write_text("{}")
+    (run / "status.json").write_text('{"run_id": "tiny-2026')
     other = tmp_path / "runs" / "tiny-20260131-160000"
     other.mkdir()
     (other / "launch.json").write_text("{}")

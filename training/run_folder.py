@@ -78,10 +78,19 @@ def begun(run_id: str) -> float:
 
 def was_made_in(folder: Path) -> bool:
     """Whether the run of a folder of this machine ran there, and was not fetched. The path is absolute."""
+    return _made_at(folder) == str(folder)
+
+
+def was_fetched_to(folder: Path) -> bool:
+    """Whether it says that it ran elsewhere; one that says nothing may have ended before it could."""
+    return _made_at(folder) not in {"", str(folder)}
+
+
+def _made_at(folder: Path) -> str:
     try:
-        return bool(json.loads((folder / LAUNCH).read_text(encoding="utf-8"))["run_dir"] == str(folder))
+        return str(json.loads((folder / LAUNCH).read_text(encoding="utf-8"))["run_dir"])
     except (KeyError, OSError, TypeError, ValueError):
-        return False
+        return ""
 
 
 def is_run_id(text: str) -> bool:

@@ -28,7 +28,7 @@ from training.run_folder import (
     checkpoint_steps,
     is_run_id,
     recipe_of,
-    was_made_in,
+    was_fetched_to,
 )
 
 CHECK = "check"
@@ -113,8 +113,8 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
 
 
 def _own(head: Head, run_ids: list[str]) -> list[str]:
-    """On this machine those that were made here, where some were: of what was fetched nothing is run here."""
-    return [each for each in run_ids if was_made_in(head.runs / each)] or run_ids if head.here else run_ids
+    """On this machine all but those that were fetched, where there are others: nothing of what was is run here."""
+    return [each for each in run_ids if not was_fetched_to(head.runs / each)] or run_ids if head.here else run_ids
 
 
 def with_checkpoint(head: Head) -> frozenset[str]:
