@@ -84,12 +84,13 @@ def planned(
 
 
 def next_step(trainings: Sequence[tuple[str, str]] | None) -> str:
-    """What to type after a rebuild, by the trainings on the head and their states; None: nobody knows them."""
+    """What to type after a rebuild, by the trainings on the head that have a checkpoint, and their states; None:
+    nobody knows them."""
     new = "fab train --model NAME --data FILE"
     if trainings is None:
         return f"next: fab train --resume, or {new}"
     if not trainings:
-        return f"next: {new}; no training is on the head"
+        return f"next: {new}; no training on the head has a checkpoint"
     run_id, state = trainings[-1]
     if state == "finished":
         return f"next: {new}; {run_id}, the newest run, is finished: fab generate --run {run_id} asks what it learned"

@@ -241,7 +241,8 @@ def rebuild(
 
 
 def _trainings(cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None:
-    """The trainings on the head and their states, the oldest first; None where it does not tell."""
+    """The trainings on the head that have a checkpoint, and their states, the oldest first; None where it does
+    not tell."""
     from contextlib import closing
 
     from inventory.errors import InventoryError
@@ -252,7 +253,9 @@ def _trainings(cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None
 
     try:
         with closing(RemoteHead(rented_nodes(cloud, settings)[0])) as head:
-            return [(seen.run_id, seen.state) for seen in runs.all_runs(head) if runs.trains(seen.run_id)]
+            learned = runs.with_checkpoint(head)
+            trainings = [seen for seen in runs.all_runs(head) if runs.trains(seen.run_id) and seen.run_id in learned]
+            return [(seen.run_id, seen.state) for seen in trainings]
     except (InventoryError, HeadError, LaunchError, OSError):
         return None  # the rebuild is done all the same; then both ways on are said
 

@@ -200,7 +200,7 @@ def test_a_quote_that_never_ends_is_named_by_the_line_it_begins_in(tmp_path):
     ("header", "said"),
     [
         ("question,answer", "line 1 must name the columns of messages, conversations, prompt and completion"),
-        ("Question,Reply", "it has Question, Reply; rename them in that line, as the other files have them"),
+        ("Question,Reply", "it has Question, Reply; rename them in that line, as in prompt,completion"),
         (
             "prompt;completion",
             "they seem to be set apart by ';', .csv is by ','); save it with that sign, or convert it",

@@ -226,8 +226,8 @@ ZH = {
     "with PEFT; merged": "用 PEFT 加载；合并",
     "served by vLLM": "用 vLLM 提供服务",
     "path/to: wherever the folder of the base lies": "path/to：换成基座模型目录实际所在的位置",
-    "path/to: ~/.cache/spotune/models, where fab train --model tiny --here makes it": (
-        "path/to：~/.cache/spotune/models，由 fab train --model tiny --here 生成"
+    "path/to: HOME/.cache/spotune/models, no ~; fab train --model tiny --here makes it there": (
+        "path/to：主目录/.cache/spotune/models（写完整路径，不能用 ~），由 fab train --model tiny --here 生成"
     ),
     "no hub has the base; without its folder: {command}, then": "Hub 上没有这个基座；没有它的目录时：{command}，然后",
     "a plain model, where one is wanted": "需要普通模型时才用这一行",

@@ -56,5 +56,7 @@ def show_machines(settings: Settings) -> None:
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
         show.show(show.machines_table(instances, settings, cloud.now()))
+        if stopped := [members.label(each) for each in instances if each.status == "Stopped"]:
+            show.show(f"stopped: {', '.join(stopped)}; fab up starts what is stopped")
         if lacking := members.lacking(members.names(members.present(instances)), settings):
             show.show(f"{lacking.message}: {lacking.mend}")

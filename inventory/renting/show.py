@@ -40,7 +40,8 @@ def up_table(plan: UpPlan) -> Any:
 
 def _up(plan: UpPlan) -> list[Any]:
     if not plan.numbers:
-        return [*plan.notes, f"{_there(plan)}; none is missing", *_later_lines(plan)]
+        done = f"to start: {', '.join(map(members.label, plan.stopped))}" if plan.stopped else "none is missing"
+        return [*plan.notes, f"{_there(plan)}; {done}", *_later_lines(plan)]
     spot_price = "spot price 3 days (low/median/high)"
     offers = table(
         [

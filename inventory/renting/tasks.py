@@ -86,7 +86,9 @@ def up(
         if dry:
             return
         again = yes_command("up", up, nodes=nodes, hours=hours, partial=partial, others=others, record=record)
-        if plan.numbers or plan.stopped:
+        if plan.stopped and not plan.numbers:
+            ask(yes, f"start {', '.join(map(members.label, plan.stopped))}?", again)
+        elif plan.numbers:
             ask(yes, f"rent {members.so_many(len(plan.numbers))}?", again)
         elif plan.longer:
             ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)

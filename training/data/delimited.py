@@ -54,9 +54,7 @@ def _header(file: Path, reader: Iterator[list[str]], delimiter: str) -> list[str
         raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
         other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), "")
-        cure = (
-            _other_sign(file, other, delimiter) if other else "; rename them in that line, as the other files have them"
-        )
+        cure = _other_sign(file, other, delimiter) if other else "; rename them in that line, as in prompt,completion"
         raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}{cure}")
     if twice := next((name for name in names if name and names.count(name) > 1), ""):
         raise DataError(f"{file}: line 1 names the column {twice!r} twice")

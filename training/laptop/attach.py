@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from training.launch import LaunchError
 from training.plan.ladder import ladder, ladder_lines
 from training.recipe import Recipe
 from training.reclaim import ALL_AGAIN
-from training.run_folder import LOCAL_RUNS, REPORT
+from training.run_folder import LAUNCHER_LOG, LOCAL_RUNS, REPORT, STATUS
 
 WATCH_EVERY_S = 5.0
 NEXT_STEPS: dict[CauseKind, str] = {
@@ -164,7 +165,16 @@ def say_what_to_ask(head: Head, run_id: str) -> None:
     where = f"--run {run_id}{' --here' if head.here else ''}"
     home = head.runs if head.here else LOCAL_RUNS
     measures = "measures both on its validation split" if _has_split(home / run_id) else "--data FILE measures both"
-    print(f"next: fab generate {where} asks it and its base; fab evaluate {where} {measures}")
+    begin = "next" if _is_finished(home / run_id) else "what it has learned so far"
+    print(f"{begin}: fab generate {where} asks it and its base; fab evaluate {where} {measures}")
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether a run at home was at its end when it came there."""
+    try:
+        return bool(json.loads((run / STATUS).read_text(encoding="utf-8"))["state"] == "finished")
+    except (KeyError, OSError, TypeError, ValueError):
+        return False
 
 
 def _has_split(run: Path) -> bool:
@@ -204,5 +214,7 @@ def show_log(cluster: OpenCluster, run_id: str, rank: int, facts: bool) -> None:
     elif facts:
         print("\n".join(nccl_lines(head, run_id)))
     else:
-        print(head.shell(f"tail -n 100 {shlex.quote(str(head.runs / run_id))}/logs/launcher.log"))
+        log = shlex.quote(str(head.runs / run_id / LAUNCHER_LOG))
+        if lines := head.shell(f"tail -n 100 {log} 2>/dev/null; true"):
+            print(lines)
         print(ending(run_id, runs.look(head, run_id)))

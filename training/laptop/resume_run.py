@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from training import reclaim
 from training.cost.shape import read_outline
 from training.laptop import (
     attach,
@@ -32,6 +33,7 @@ from training.plan.deciding import decided_again, layout_keys
 from training.plan.hardware import NodeHardware, machines_of, rank_cards
 from training.plan.machines import Machines, Workload
 from training.recipe import Recipe, flat, read_recipe
+from training.run_folder import LOCAL_RUNS
 
 RECIPE, PLAN = "recipe.toml", "plan.json"
 OTHER_TENSORS = (
@@ -93,6 +95,8 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
     change = fitted(cluster, launch, nodes, change, step=step, said=overrides.keys())
     rental.extend(cluster, left_s(head, launch, change, step))
     runs.wait_for_reports(head, run_id)
+    if (home := reclaim.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
+        print(f"{LOCAL_RUNS}/{run_id} has step {home} already, the head step {step}: what is between is learned again")
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
     launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
