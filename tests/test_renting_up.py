@@ -138,6 +138,9 @@ def test_a_stopped_machine_is_started(cluster):
     cluster.cloud.call("StopInstances", {"RegionId": "cn-hangzhou", "InstanceId": [one.instance_id]})
     plan = cluster.plan(1)
     assert plan.numbers == () and [i.instance_id for i in plan.stopped] == [one.instance_id]
+    asked = cluster.fab("up", "--nodes", "1")
+    assert "1 machine is there; to start: te1" in asked.stdout and "start te1?" in asked.stderr
+    assert "stopped: te1; fab up starts what is stopped" in cluster.fab("status").stdout
     (again,) = cluster.up(1)
     assert (again.instance_id, again.status) == (one.instance_id, "Running")
 

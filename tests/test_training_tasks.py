@@ -184,6 +184,12 @@ def test_nothing_of_a_fetched_run_is_executed_here(tmp_path: Path, words: tuple[
         assert done.returncode == 0, done.stderr
 
 
+def test_the_log_of_a_run_that_no_rank_began_is_how_it_ended(tmp_path: Path):
+    make_run(tmp_path, state="failed")
+    done = fab(tmp_path, "logs", "--here")
+    assert done.returncode == 0 and "rank 0 said so" in done.stdout and "cannot open" not in done.stdout + done.stderr
+
+
 def test_the_newest_run_here_is_one_that_was_made_here(tmp_path: Path):
     make_run(tmp_path, state="finished")
     fetched = tmp_path / "runs" / "tiny-20260131-160000"
