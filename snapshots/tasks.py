@@ -211,14 +211,14 @@ def rebuild(
         from inventory.renting.state_files import StateFiles
         from snapshots import show
         from snapshots.rebuild import Rebuilding, machines_asked, next_step, planned
-        from training.laptop.models.wanted import perhaps_sent, refuse_unknown
+        from training.laptop.models.wanted import perhaps_sent, short_names
 
         wanted = machines_asked(nodes)
         phases = Phases()
         folder = _model_folder(model) if model else ""
         settings, cloud = _rented()
-        notes = refuse_unknown(settings.models.names) + perhaps_sent(settings.models.names)
         known = [_model_folder(name) for name in settings.models.names]
+        notes = short_names(settings.models.names) + perhaps_sent(settings.models.names)
         with phases.phase("plan"):
             plan = planned(cloud, settings, snapshot, wanted, hours, with_image=image, others=others)
         show.print_rebuild(plan)

@@ -279,6 +279,6 @@ def test_a_run_with_a_validation_split_is_measured_on_it(tmp_path, monkeypatch, 
     attach.say_what_to_ask(SimpleNamespace(here=False), run.name)
     assert said in (line := capsys.readouterr().out) and ("--data" in line) == (not fraction)
     assert line.startswith("what it has learned so far: fab generate ")
-    (run / "status.json").write_text('{"state": "finished"}')
+    (run / "status.json").write_text(f'{{"run_id": "{run.name}", "state": "finished"}}')
     attach.say_what_to_ask(SimpleNamespace(here=False), run.name)
     assert capsys.readouterr().out.startswith("next: fab generate ")

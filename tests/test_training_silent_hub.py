@@ -17,7 +17,7 @@ from training.errors import AdapterError
 from training.hub_access import SilentHubError, hub_at
 from training.laptop import hub as laptop_hub
 from training.laptop.adapter.publish import HuggingFace
-from training.laptop.models.wanted import refuse_unknown
+from training.laptop.models.wanted import refuse_unknown, short_names
 from training.recipe import RecipeError
 
 CURE = '[mirrors] hub = "https://HOST" in cluster.toml names another'
@@ -136,7 +136,7 @@ def test_unknown_names_are_refused_before_machines_are_rented(tmp_path):
 def test_names_that_nobody_could_be_asked_about_are_noted_and_refuse_nothing(settings, nobody, monkeypatch):
     settings(f'[mirrors]\nhub = "{nobody}"')
     assert refuse_unknown(["tiny", "Qwen/Qwen3-8B"]) == []  # recipes: nobody is asked
-    assert refuse_unknown(["qwen2.5-14"]) == [
+    assert short_names(["tiny", "qwen2.5-14", "./mine", REPO]) == [  # a rebuild has the models: it asks no hub
         "[models] names in cluster.toml: qwen2.5-14 is qwen2.5-14b (Qwen/Qwen2.5-14B-Instruct)"
     ]
     (note,) = refuse_unknown([REPO])

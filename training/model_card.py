@@ -21,6 +21,7 @@ from training.run_folder import LOCAL_RUNS, is_run_id
 from training.words import ENGLISH, Say
 
 TINY_LIES = "path/to: HOME/.cache/spotune/models, no ~; fab train --model tiny --here makes it there"
+"""Where the base of `tiny` is on the reader's machine, which no hub has."""
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What its --max-lora-rank takes."""
 LICENCES = ("apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4")

@@ -66,7 +66,7 @@ def up(
         from inventory.renting.machines import apply_plan
         from inventory.renting.plan import Wish, plan_up
         from inventory.settings import load_settings
-        from training.laptop.models.wanted import perhaps_sent, refuse_incomplete, refuse_unknown
+        from training.laptop.models.wanted import perhaps_sent, refuse_incomplete, refuse_unknown, short_names
 
         settings = load_settings()
         notes = refuse_unknown(settings.models.names)
@@ -75,7 +75,7 @@ def up(
         cloud = _cloud(settings, record)
         plan = plan_up(cloud, settings, wish)
         refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
-        notes += perhaps_sent(settings.models.names)
+        notes += short_names(settings.models.names) + perhaps_sent(settings.models.names)
         show.show(show.up_table(plan), *notes)
         if settings.on_this_machine:
             show.show("this machine's own cloud takes no money: prices are made up, and nothing is billed")

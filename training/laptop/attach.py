@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from training.launch import LaunchError
 from training.plan.ladder import ladder, ladder_lines
 from training.recipe import Recipe
 from training.reclaim import ALL_AGAIN
-from training.run_folder import LAUNCHER_LOG, LOCAL_RUNS, REPORT, STATUS
+from training.run_folder import LAUNCHER_LOG, LOCAL_RUNS, REPORT, STATUS, parse_status
 
 WATCH_EVERY_S = 5.0
 NEXT_STEPS: dict[CauseKind, str] = {
@@ -172,8 +171,8 @@ def say_what_to_ask(head: Head, run_id: str) -> None:
 def _is_finished(run: Path) -> bool:
     """Whether a run at home was at its end when it came there."""
     try:
-        return bool(json.loads((run / STATUS).read_text(encoding="utf-8"))["state"] == "finished")
-    except (KeyError, OSError, TypeError, ValueError):
+        return parse_status((run / STATUS).read_text(encoding="utf-8")).state == "finished"
+    except (OSError, ValueError):
         return False
 
 

@@ -114,7 +114,9 @@ def find_learned(head: Head, run_id: str | None, recipe: str | None = None, *, t
 
 def _own(head: Head, run_ids: list[str]) -> list[str]:
     """On this machine all but those that were fetched, where there are others: nothing of what was is run here."""
-    return [each for each in run_ids if not was_fetched_to(head.runs / each)] or run_ids if head.here else run_ids
+    if not head.here:
+        return run_ids
+    return [each for each in run_ids if not was_fetched_to(head.runs / each)] or run_ids
 
 
 def with_checkpoint(head: Head) -> frozenset[str]:

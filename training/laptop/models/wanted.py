@@ -16,7 +16,7 @@ NAMES = "[models] names in cluster.toml"
 
 def refuse_unknown(names: Iterable[str]) -> list[str]:
     """RecipeError for a name that means no recipe, and for an id that the hub does not know; gives what could not be
-    found out, and what short names stand for."""
+    found out."""
     notes = []
     for name in names:
         try:
@@ -25,11 +25,16 @@ def refuse_unknown(names: Iterable[str]) -> list[str]:
             raise RecipeError(f"{NAMES}: {error}") from error
         if is_folder(name):
             continue
-        if not ID.fullmatch(name) and recipe_name(name) != name:
-            notes.append(f"{NAMES}: {name} is {recipe_name(name)} ({repo})")
         if ID.fullmatch(name) and not has_recipe(name) and (note := _asked(repo)):
             notes.append(note)
     return notes
+
+
+def short_names(names: Iterable[str]) -> list[str]:
+    """A note for each name that is short for a recipe's; nobody is asked. Raises RecipeError for an unknown one."""
+    typed = [name for name in names if not (is_folder(name) or ID.fullmatch(name))]
+    meant = {name: recipe for name in typed if (recipe := recipe_name(name)) != name}
+    return [f"{NAMES}: {name} is {recipe} ({named_model(name).repo})" for name, recipe in meant.items()]
 
 
 def refuse_incomplete(names: Iterable[str], *, sent_before: bool) -> None:
