@@ -27,7 +27,6 @@ SPREAD = {
     "zero2": {"strategy": "zero2"},
     "zero3": {"strategy": "zero3"},
     "zero3, nothing computed again": {"strategy": "zero3"} | NOTHING_AGAIN,
-    "stream": {"strategy": "stream"} | NOTHING_AGAIN,
     "pipeline": {"strategy": "pipeline"},
     "pipeline, nothing computed again": {"strategy": "pipeline"} | NOTHING_AGAIN,
 }

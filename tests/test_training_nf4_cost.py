@@ -295,7 +295,6 @@ def test_the_ladder_of_a_recipe_in_four_bits_leads_to_recipes_that_can_be_had(ra
     ("overrides", "said"),
     [
         ({"tuning": "full", "strategy": "zero0"}, "take tuning=lora, or base_precision=dtype"),
-        ({"strategy": "stream"}, "zero0, zero1, zero2 or pipeline, not stream"),
         ({"strategy": "zero3"}, "zero0, zero1, zero2 or pipeline, not zero3"),
         ({"strategy": "zero0", "offload__parameters": "true"}, "take one of the two"),
     ],

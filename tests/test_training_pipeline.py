@@ -69,7 +69,6 @@ SPREAD = {
     "zero0": {"strategy": "zero0"},
     "zero2": {"strategy": "zero2"},
     "zero3": {"strategy": "zero3"},
-    "stream": {"strategy": "stream"},
     "1": {"strategy": "pipeline"},
     "2": {"strategy": "pipeline"},
     "3": {"strategy": "pipeline"},
@@ -77,16 +76,15 @@ SPREAD = {
     "2 x 2": {"strategy": "pipeline", "pipeline.stages": "2"},
 }
 """Numbers are those of stages."""
-ON_FOUR = ["zero0", "zero2", "zero3", "4", "2 x 2", "stream"]
+ON_FOUR = ["zero0", "zero2", "zero3", "4", "2 x 2"]
 RESUMED = {
     4: [(before, after) for before in ON_FOUR for after in ("4", "2 x 2")],
     2: [
         *((before, "2") for before in [*ON_FOUR, "2"]),
-        *(("2 x 2", after) for after in [*ON_FOUR[:3], "stream"]),
-        *(("zero3", "stream"), ("stream", "zero3")),
+        *(("2 x 2", after) for after in ON_FOUR[:3]),
     ],
     3: [*((before, "3") for before in ("zero2", "4", "2")), *(("2", after) for after in ON_FOUR[:3])],
-    1: [*((before, "1") for before in ("zero3", "4", "2")), *(("4", after) for after in [*ON_FOUR[:3], "stream"])],
+    1: [*((before, "1") for before in ("zero3", "4", "2")), *(("4", after) for after in ON_FOUR[:3])],
 }
 """From and to, by the ranks that go on; four ranks begin, then two, three, one. What replicas make of one another is
 held in test_training_strategies.py."""

@@ -28,7 +28,6 @@ MADE = Calibration(
     card="NVIDIA A10",
     matmul_flops=56e12,
     memory_bytes_per_s=4.7e11,
-    to_device_bytes_per_s=2e10,
     link_bytes_per_s=1.5e9,
 )
 HOSTS = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))

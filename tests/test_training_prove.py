@@ -140,7 +140,7 @@ def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernel
     for name, said in old.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, said=said: said)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
-    for name in ("_allocation", "_matmul_rate", "_to_device_rate"):
+    for name in ("_allocation", "_matmul_rate"):
         monkeypatch.setattr(probes, name, _breaks)
     copied = passed(probes.COPY, "400 GB/s")
     monkeypatch.setattr(probes, "_copy_rate", lambda on, rates: rates.update(memory_bytes_per_s=4e11) or copied)
@@ -197,7 +197,7 @@ def test_what_a_node_sends_is_an_outcome_or_refused():
 
 
 def rates(flops: float, card: str | None = "NVIDIA A10", **more: float) -> dict:
-    return {"card": card, "matmul_flops": flops, "memory_bytes_per_s": 4e11, "to_device_bytes_per_s": 2e10, **more}
+    return {"card": card, "matmul_flops": flops, "memory_bytes_per_s": 4e11, **more}
 
 
 COMM = {

@@ -25,14 +25,12 @@ from training.encoding import EncodingError, text_of
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 from training.recipe_tables import (
-    OF_A_STRATEGY,
     Dpo,
     Logging,
     Lora,
     Offload,
     Optimizer,
     Pipeline,
-    Stream,
     Table,
     Validation,
 )
@@ -59,7 +57,6 @@ NOT_PART_OF_THE_MATHS = frozenset(
         "validation.every",
         *(f"offload.{key}" for key in ("optimizer", "parameters")),
         *(f"pipeline.{key}" for key in ("stages", "layers", "checkpointed", "held")),
-        "stream.layers",
         *(f"logging.{key}" for key in ("tensorboard", "wandb", "wandb_project")),
     }
 )
@@ -131,7 +128,7 @@ class Recipe(Table):
     base_precision: Literal["dtype", "nf4"] = "dtype"
     """What the frozen layers' matrices are kept in: `dtype`, or four bits each (NF4, arXiv 2305.14314), which rounds
     them; computed with in `dtype` either way."""
-    strategy: Literal["zero0", "zero1", "zero2", "zero3", "pipeline", "stream"] = "zero3"
+    strategy: Literal["zero0", "zero1", "zero2", "zero3", "pipeline"] = "zero3"
     auto: tuple[Literal["strategy", "micro_batch", "gradient_checkpointing"], ...] = ()
     """Which of these the plan decides before the launch: those that were given as "auto". Until then they have their
     leanest values."""
@@ -146,7 +143,6 @@ class Recipe(Table):
     optimizer: Optimizer = Optimizer()
     offload: Offload = Offload()
     pipeline: Pipeline = Pipeline()
-    stream: Stream = Stream()
     dpo: Dpo = Dpo()
     validation: Validation = Validation()
     logging: Logging = Logging()
@@ -227,11 +223,10 @@ class Recipe(Table):
 
     @property
     def left_open(self) -> tuple[str, ...]:
-        """Keys that the plan decides before the launch: those left to it, and what the strategy's own table leaves
-        empty, or that of any where the strategy is left."""
-        now_is = flat({"pipeline": self.pipeline.model_dump(), "stream": self.stream.model_dump()})
-        its = ("pipeline", "stream") if "strategy" in self.auto else (self.strategy,)
-        return (*self.auto, *(key for key in OF_A_STRATEGY if key.startswith(its) and not now_is[key]))
+        """Keys that the plan decides before the launch: those left to it, and what the table `pipeline` leaves empty,
+        where the strategy is that or is left."""
+        its = self.pipeline if self.staged or "strategy" in self.auto else ()
+        return (*self.auto, *(f"pipeline.{key}" for key, value in its if not value))
 
     def checkpointed(self, layers: int) -> int:
         """How many of a model's layers are."""

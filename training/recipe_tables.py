@@ -131,18 +131,8 @@ class Pipeline(Table):
     slow link."""
 
 
-class Stream(Table):
-    """What lies in the nodes' RAM under strategy stream."""
-
-    layers: Annotated[int, Field(ge=0)] = 0
-    """Decoder layers that do, spread over the model; 0 leaves it to the plan, and is all where nothing decides."""
-
-
-OF_A_STRATEGY: Mapping[str, Any] = {
-    **{f"pipeline.{key}": value for key, value in Pipeline()},
-    **{f"stream.{key}": value for key, value in Stream()},
-}
-"""Keys of the tables that belong to one strategy, as they are where nobody has decided anything."""
+OF_A_STRATEGY: Mapping[str, Any] = {f"pipeline.{key}": value for key, value in Pipeline()}
+"""Keys of the table that belongs to one strategy, as they are where nobody has decided anything."""
 
 
 class Validation(Table):

@@ -37,8 +37,6 @@ class Rates:
     bytes_per_s: float | None
     memory_bytes_per_s: float | None = None
     """Of the card's memory; asked for only where weights of four bits are unpacked."""
-    to_device_bytes_per_s: float | None = None
-    """From a node's RAM to a card."""
     each: tuple[float, ...] = ()
     """FLOP/s of each rank's card, in rank order, where they differ."""
 
@@ -60,7 +58,6 @@ class Pace:
     """Seconds of an optimizer step, None where the card or the network is unknown, and what a checkpoint weighs."""
 
     compute_s: float | None
-    """With what comes from RAM meanwhile."""
     wire_s: float | None
     wire_gb: float
     """Received by each GPU in an optimizer step."""

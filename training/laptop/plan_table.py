@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import inf
 from typing import Any
 
 from inventory.shown import console, table
 from training.cost.cards import lacks_bfloat16
-from training.cost.strategies import STRATEGIES
 from training.counting import decimals, many, plain
 from training.goal import DPO
 from training.isolation import once_a_sample
@@ -79,7 +77,6 @@ def show_json(asked: Asked) -> bool:
         "notes": [
             *asked.notes,
             *_taken(asked),
-            *_left_out(asked, choice),
             *_uncounted(asked),
             *at_worst(asked.recipe, asked.size),
             *_too_little(asked),
@@ -174,8 +171,6 @@ def _mark(option: Option, choice: Choice) -> str:
 def _cells(option: Option, asked: Asked) -> list[str]:
     has = "" if option.has_gib is None else f" of {decimals(option.has_gib)}"
     lacks = f", {decimals(option.missing_gib)} missing" if option.missing_gib else ""
-    if option.streamed and asked.machines.ram_bytes == inf:
-        lacks += f"; needs {option.ram_gib:.0f} GiB of RAM a node, not known"
     return [
         option.strategy,
         str(option.micro_batch),
@@ -229,16 +224,6 @@ def _uncounted(asked: Asked) -> Iterator[str]:
         yield said
 
 
-def _left_out(asked: Asked, choice: Choice) -> Iterator[str]:
-    looked_at = {option.strategy for option in choice.options}
-    if "strategy" not in asked.wish.free or not (missing := sorted(STRATEGIES.keys() - looked_at)):
-        return
-    timed = asked.machines.rates.to_device_bytes_per_s is not None
-    unknown = "how much RAM a node has is not known"
-    why = unknown if timed else "how fast weights come from RAM to a card was not measured"
-    yield f"left out: {', '.join(missing)}: {why}: fab prove"
-
-
 def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     now, chosen = choice.as_it_stands, choice.chosen
     left = asked.recipe.auto
@@ -248,7 +233,6 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     )
     yield from _figures_rest_on(asked, choice)
     yield from _taken(asked)
-    yield from _left_out(asked, choice)
     yield from _uncounted(asked)
     yield from at_worst(asked.recipe, asked.size)
     if chosen is not None and chosen.tokens_per_s and asked.machines.price_h is not None:
@@ -270,8 +254,6 @@ def _figures_rest_on(asked: Asked, choice: Choice) -> Iterator[str]:
     for option in fitting:
         if option.split:
             yield f"{option.strategy}: {_stages(option, asked)}"
-        if option.streamed:
-            yield f"{option.strategy}: {option.streamed} of {many(option.layers, 'layer')} wait in RAM"
     if rests := next((option.rests_on for option in fitting if option.rests_on), ""):
         weakest = "the weakest numbers are" if "; " in rests else "the weakest number is"
         yield f"{weakest} {rests}; times of rows bound by computing scale with it, and fab prove measures it"

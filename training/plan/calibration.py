@@ -50,7 +50,6 @@ class Calibration:
     matmul_flops: float
     """In bfloat16; in float16 on a card that has none."""
     memory_bytes_per_s: float
-    to_device_bytes_per_s: float | None
     link_bytes_per_s: float | None
     """All-gather's busbw; None for a single rank."""
     own_loss_s: float | None = None
@@ -66,10 +65,6 @@ class Calibration:
         """FLOP/s that training sustains on such a card, or where ranks compute on the CPU (None); None for another
         kind."""
         return OF_MATMUL * self.matmul_flops if card == self.card else None
-
-    def to_device(self, card: str) -> float | None:
-        """Bytes a second from RAM to such a card; None for another kind."""
-        return self.to_device_bytes_per_s if card == self.card else None
 
     def prefers_own_loss(self, card: str) -> bool:
         """Whether our own loss was faster than Liger's on such a card."""
@@ -98,10 +93,7 @@ def text(calibration: Calibration) -> str:
     return json.dumps(asdict(calibration), indent=1) + "\n"
 
 
-RANGES = {
-    "matmul_flops": FLOPS,
-    **dict.fromkeys(("memory_bytes_per_s", "to_device_bytes_per_s", "link_bytes_per_s"), BYTES_PER_S),
-}
+RANGES = {"matmul_flops": FLOPS, "memory_bytes_per_s": BYTES_PER_S, "link_bytes_per_s": BYTES_PER_S}
 
 
 def parse(content: str) -> Calibration:

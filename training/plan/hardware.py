@@ -105,9 +105,8 @@ def _mixed(base: Machines, cards: Sequence[Card], made: Calibration | None) -> M
     each = [by_kind[card] for card in cards]
     flops = [one.rates.flops for one in each]
     moved = [one.rates.memory_bytes_per_s for one in each]
-    coming = [one.rates.to_device_bytes_per_s for one in each]
     slowest = min(each, key=lambda one: one.rates.flops or 0.0)
-    rates = replace(base.rates, memory_bytes_per_s=_least(moved), to_device_bytes_per_s=_least(coming))
+    rates = replace(base.rates, memory_bytes_per_s=_least(moved))
     if None not in flops:
         rates = replace(rates, flops=slowest.rates.flops, each=tuple(rate or 0.0 for rate in flops))
     return replace(
@@ -136,7 +135,6 @@ def _with_card(base: Machines, card: Card, made: Calibration | None) -> Machines
         base.rates,
         # of the data sheet first: what is known of unpacking goes by that
         memory_bytes_per_s=memory_rate(card.name) or (its.memory_bytes_per_s if its else None),
-        to_device_bytes_per_s=its.to_device_bytes_per_s if its else None,
     )
     found = replace(base, card=card.name, card_bytes=card.bytes, usable_bytes=usable, spare_bytes=spare, rates=rates)
     if its:

@@ -32,11 +32,6 @@ class RankCard:
     """In 16 bits; None where nobody knows."""
 
 
-def ram_needed(memory: Memory, ranks_per_node: int) -> float:
-    """Bytes of a node's RAM, besides the system's, for ranks that each hold so much."""
-    return memory.host * ranks_per_node + memory.saved
-
-
 @dataclass(frozen=True)
 class Room:
     """What decides whether a rank holds something."""
@@ -50,7 +45,7 @@ class Room:
 
     def missing_bytes(self, memory: Memory) -> float:
         """For a rank that holds so much; below 0 what is left."""
-        ram = ram_needed(memory, self.ranks_per_node)
+        ram = memory.host * self.ranks_per_node + memory.saved  # of a node, besides the system's
         if not self.gpu:
             return memory.total + ram / self.ranks_per_node - self.usable_bytes
         return max(memory.total - self.usable_bytes, ram + SYSTEM - self.ram_bytes if ram else -inf)
@@ -117,10 +112,6 @@ class Machines:
     def rank_room(self, usable_bytes: float) -> Room:
         """Of a rank on a card of which so much may be filled, or with such a part of a node's RAM."""
         return Room(usable_bytes, self.card is not None, self.ranks_per_node, self.ram_bytes)
-
-    def ram_needed(self, memory: Memory) -> float:
-        """Bytes of a node's RAM, besides the system's, for ranks that each hold so much."""
-        return ram_needed(memory, self.ranks_per_node)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from training.cost.split import Split
 from training.cost.strategies import LEANEST_WHOLE, STRATEGIES, cost_of
 from training.cost.strategies.zero0 import MicroBatch, part_misfit
 from training.counting import size_text
-from training.plan.machines import SYSTEM, Machines, Workload
+from training.plan.machines import Machines, Workload
 from training.plan.staging import Staging
-from training.plan.stand_in import assumed, guessed, stood_in, unsure
+from training.plan.stand_in import assumed, stood_in
 from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
 from training.recipe_tables import Pipeline
 
@@ -72,10 +72,6 @@ class Option:
     """How the layers lie in stages; None where a rank computes all of them."""
     copies: int = 1
     """Of the model, each with its part of a step's rows."""
-    streamed: int = 0
-    """Layers that wait in the nodes' RAM."""
-    ram_gib: float = 0.0
-    """That a node needs then; 0 where none do."""
 
     @property
     def fits(self) -> bool:
@@ -85,7 +81,6 @@ class Option:
     def values(self) -> dict[str, Any]:
         """The recipe's keys that make it so, dotted where they are a table's."""
         own = dict(zip(LEFT_TO_THE_PLAN, (self.strategy, self.micro_batch, self.checkpointed), strict=True))
-        own |= {"stream.layers": self.streamed} if self.streamed else {}
         if self.split is None:
             return own
         lists = {key: list(values) for key, values in asdict(self.split).items()}
@@ -113,8 +108,6 @@ def choose(
     """The best of each strategy; of the recipe's keys those in `free` are chosen, whatever it says of them."""
     search = Search(shape, recipe, machines, work, free)
     options = tuple(search.best(name) for name in (STRATEGIES if "strategy" in free else [recipe.strategy]))
-    if "strategy" in free:
-        options = tuple(each for each in options if each.refused or not unsure(each.strategy, shape, recipe, machines))
     chosen, reason = _chosen(options)
     fitting = [option for option in options if option.fits]
     if len(fitting) > 1 and fitting[0].step_s is None and (said := assumed(machines)):
@@ -220,7 +213,7 @@ class Search:
         """Of a strategy with such micro-batches those worth comparing."""
         base = self.recipe.model_copy(update={"strategy": strategy, "micro_batch": micro_batch})
         if cost_of(base).split(self.shape, base, self.machines.ranks) is None:
-            return [self._leanest(way) for way in cost_of(base).ways(self.shape, base)]
+            return [self._leanest(base)]
         return Staging(self.shape, base, self.machines, self._micro(base), self.free).recipes()
 
     def _leanest(self, base: Recipe) -> Recipe:
@@ -270,8 +263,6 @@ class Search:
         assert speed.step_s is not None and speed.compute_s is not None and speed.wire_s is not None
         sure = rates.flops is not None and (rates.bytes_per_s is not None or not speed.wire_gb)
         sure = sure and (rates.memory_bytes_per_s is not None or not packed_weights(self.shape, recipe))
-        sure = sure and not guessed(recipe.strategy, self.shape, recipe, machines)
-        streamed = cost.streamed(self.shape.layers, recipe)
         per_s = recipe.global_batch * micro.tokens / recipe.micro_batch / speed.step_s if sure else None
         minutes = self._minutes(speed) if sure else None
         price_s = None if machines.price_h is None else machines.price_h / HOUR_S
@@ -294,8 +285,6 @@ class Search:
             order_s=speed.step_s,
             split=split,
             copies=cost.replicas(recipe, machines.ranks),
-            streamed=streamed,
-            ram_gib=(machines.ram_needed(memory) + SYSTEM) / GIB if streamed else 0.0,
         )
 
     def _minutes(self, speed: Pace) -> float | None:

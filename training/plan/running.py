@@ -124,8 +124,6 @@ def duration(it: Situation) -> Check:
     pace, minutes = it.pace, it.minutes
     if minutes is None or pace.step_s is None:
         unknown = "this kind of card" if pace.compute_s is None else "the network, which `fab check` measures"
-        if it.flops_from and pace.compute_s is None:
-            unknown = "how fast weights come from RAM, which `fab prove` measures"
         return Check("time", "ok", f"not estimated: nothing is known of {unknown}")
     value = f"about {minutes:.0f} min, {pace.step_s:.1f} s a step"
     rounded = it.four_bits.sentence(f"--set {SETTING}") if it.four_bits else ""

@@ -1,16 +1,12 @@
 """What is not known of machines: a rate for each that nobody knows, to choose by and not to show, with the words that
-say so; and what is no option then. `fab plan` alone shows figures that rest on a network it takes for so fast. Pure."""
+say so. `fab plan` alone shows figures that rest on a network it takes for so fast. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from training.cost.pace import LINE_SHARE, Rates
-from training.cost.shape import ModelShape
-from training.cost.strategies import STRATEGIES
 from training.plan.machines import Machines
-from training.recipe import Recipe
 
 CARD_FLOPS, CARD_MEMORY = 40e12, 600e9
 """An A10's."""
@@ -24,8 +20,6 @@ NETWORK = (
 )
 TAKEN = f"taken for {GBIT_S} Gbit/s"
 """Where a link that nobody knows is known from."""
-TO_DEVICE = 20e9
-"""From RAM to a card; not even to choose by."""
 
 
 def stood_in(machines: Machines) -> Rates:
@@ -36,7 +30,6 @@ def stood_in(machines: Machines) -> Rates:
         flops=known.flops or _flops(machines),
         bytes_per_s=known.bytes_per_s or LINK,
         memory_bytes_per_s=known.memory_bytes_per_s or CARD_MEMORY,
-        to_device_bytes_per_s=known.to_device_bytes_per_s or TO_DEVICE,
     )
 
 
@@ -61,16 +54,3 @@ def with_network(machines: Machines) -> Machines:
     if machines.ranks == 1 or rates.flops is None or rates.bytes_per_s is not None:
         return machines
     return replace(machines, rates=replace(rates, bytes_per_s=LINK), link_from=TAKEN)
-
-
-def guessed(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
-    """Whether its speed hangs on how fast weights come from RAM, and that was not measured."""
-    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
-    return bool(from_ram) and machines.rates.to_device_bytes_per_s is None
-
-
-def unsure(strategy: str, shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
-    """Whether weights wait in RAM, and nobody knows how fast they come from there, or how much there is: such a one is
-    no option."""
-    from_ram = STRATEGIES[strategy].from_host_bytes(shape, recipe)
-    return bool(from_ram) and (machines.ram_bytes == inf or machines.rates.to_device_bytes_per_s is None)

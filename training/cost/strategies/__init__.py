@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from training.cost.strategies.pipeline import Pipeline
-from training.cost.strategies.stream import Stream
 from training.cost.strategies.zero0 import Zero0
 from training.cost.strategies.zero1 import Zero1
 from training.cost.strategies.zero2 import BUCKET, Zero2
@@ -19,17 +18,15 @@ from training.cost.strategies.zero3 import Zero3
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
-__all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "STREAM", "ZERO3", "cost_of"]
+__all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "ZERO3", "cost_of"]
 
 ZERO3 = Zero3()
-STREAM = Stream()
 STRATEGIES: dict[str, Zero0] = {
     "zero0": Zero0(),
     "zero1": Zero1(),
     "zero2": Zero2(),
     "zero3": ZERO3,
     "pipeline": Pipeline(),
-    "stream": STREAM,
 }
 SIMPLEST = "zero0"
 LEANEST = "zero3"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,10 +22,6 @@ SUMMED = {"fp32": 4, "bf16": 2}
 """Bytes of a gradient on the network, by the recipe's `gradient_sum`."""
 MOMENTS = 2 * SUMMED["bf16"]
 """Bytes of Adam's moments there, where replicas that learn apart meet."""
-
-
-STREAM_UNHIDDEN = 0.1
-"""Of the shorter of computing and coming from RAM, what the longer one does not hide. An assumption: never measured."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +115,7 @@ class Zero0:
             linear, passes = packed - shape.experts, 2 + recipe.reference_passes
             seconds += unpacking_s(linear, passes + again, rates.memory_bytes_per_s)
             seconds += unpacking_s(shape.experts, passes, rates.memory_bytes_per_s)
-        if not (coming := self.from_host_bytes(shape, recipe)):
-            return seconds
-        if rates.to_device_bytes_per_s is None:
-            return None
-        coming_s = coming / rates.to_device_bytes_per_s
-        return max(seconds, coming_s) + STREAM_UNHIDDEN * min(seconds, coming_s)
+        return seconds
 
     def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
         """The network's part of an optimizer step in which every replica has so many micro-batches: here the gradients,
@@ -135,18 +125,6 @@ class Zero0:
         if recipe.sync_every > 1:
             crossing = (crossing + MOMENTS) / recipe.sync_every
         return Wire(2 * (ranks - 1) / ranks * crossing * shape.facts(recipe).trainable, unhidden=1.0)
-
-    def streamed(self, layers: int, recipe: Recipe) -> int:
-        """How many of a model's layers wait in the nodes' RAM."""
-        return 0
-
-    def ways(self, shape: ModelShape, recipe: Recipe) -> Sequence[Recipe]:
-        """What the recipe leaves open of it, each worth comparing with the others."""
-        return (recipe,)
-
-    def from_host_bytes(self, shape: ModelShape, recipe: Recipe) -> float:
-        """That come to a card from its node's RAM in a micro-batch, while it computes."""
-        return 0.0
 
     def needs(self, recipe: Recipe, gpu: bool) -> str:
         """Why the recipe cannot be run with it, on GPUs or without; empty where it can."""
@@ -162,7 +140,7 @@ class Zero0:
         """Why gradients cannot be summed as the recipe wants it; empty where they can."""
         if recipe.gradient_sum == "bf16" and self.STAGE:
             return (
-                f"gradient_sum = bf16 needs strategy zero0, stream or pipeline: DeepSpeed, under {recipe.strategy}, "
+                f"gradient_sum = bf16 needs strategy zero0 or pipeline: DeepSpeed, under {recipe.strategy}, "
                 "adds up in bf16 too"
             )
         if recipe.sync_every > 1 and type(self) is not Zero0:  # nor those made from it: none was tried

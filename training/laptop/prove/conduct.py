@@ -143,7 +143,6 @@ def calibrate(found: Mapping[str, Any], run_id: str, cluster: str, at: float) ->
         card=cards.pop(),
         matmul_flops=min(each["matmul_flops"] for each in rates),
         memory_bytes_per_s=min(each["memory_bytes_per_s"] for each in rates),
-        to_device_bytes_per_s=slowest("to_device_bytes_per_s"),
         link_bytes_per_s=link or None,
         own_loss_s=slowest("own_loss_s", max),
         liger_loss_s=slowest("liger_loss_s", max),

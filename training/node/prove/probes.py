@@ -31,20 +31,19 @@ SUSTAINED_S = {"cuda": (0.5, 1.0), "cpu": (0.0, 0.0)}
 """Seconds of products to warm up, and those that are measured."""
 COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
 """Bytes of the tensor that is copied within memory."""
-PINNED = 1 << 28
 ALLOCATED = 0.9
 """Of what is free on a card: a driver that hands out less than it says shows here, not in the middle of a run."""
 LEAST_RAM = 2e9
 NO_GPU = "no GPU"
 CAPABILITY, ALLOCATION, MATMUL = "compute capability", "allocation", "matmul"
-COPY, RAM, PINNED_COPY = "memory copy", "RAM", "pinned RAM to card"
+COPY, RAM = "memory copy", "RAM"
 
 Found = tuple[list[Outcome], dict[str, Any]]
 
 
 def measure(on: torch.device) -> Found:
-    """Outcomes, and rates: `card`, `matmul_flops`, `memory_bytes_per_s`, `to_device_bytes_per_s`, `ram_bytes`. A probe
-    that breaks is a failed outcome, and the others' rates stay."""
+    """Outcomes, and rates: `card`, `matmul_flops`, `memory_bytes_per_s`, `ram_bytes`. A probe that breaks is a failed
+    outcome, and the others' rates stay."""
     rates: dict[str, Any] = {"card": None}
     probes: dict[str, Callable[[torch.device, dict[str, Any]], Outcome]] = {
         CAPABILITY: _capability,
@@ -52,7 +51,6 @@ def measure(on: torch.device) -> Found:
         MATMUL: _matmul_rate,
         COPY: _copy_rate,
         RAM: _ram,
-        PINNED_COPY: _to_device_rate,
     }
     return [tried(name, functools.partial(probe, on, rates)) for name, probe in probes.items()], rates
 
@@ -101,15 +99,6 @@ def _copy_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
 def _ram(on: torch.device, rates: dict[str, Any]) -> Outcome:
     rates["ram_bytes"], ram = total_ram(), available_ram()
     return judged(RAM, ram > LEAST_RAM, f"{size_text(ram)} available")
-
-
-def _to_device_rate(on: torch.device, rates: dict[str, Any]) -> Outcome:
-    if on.type != "cuda":
-        return not_here(PINNED_COPY, NO_GPU)
-    source = torch.ones(PINNED, dtype=torch.uint8).pin_memory()
-    target = torch.empty(PINNED, dtype=torch.uint8, device=on)
-    rates["to_device_bytes_per_s"] = moved = PINNED / timed(on, lambda: target.copy_(source, non_blocking=True))
-    return passed(PINNED_COPY, f"{plain(moved / 1e9)} GB/s")
 
 
 def timed(on: torch.device, work: Callable[[], object]) -> float:

@@ -126,7 +126,6 @@ def engines() -> dict[str, type]:
     """By the name that recipes use; what each costs is in training/cost/strategies/."""
     from training.node.strategies.pipeline import Pipeline
     from training.node.strategies.replicated import Replicated
-    from training.node.strategies.stream import Streamed
     from training.node.strategies.zero import Zero12
     from training.node.strategies.zero3 import Zero3
 
@@ -136,5 +135,4 @@ def engines() -> dict[str, type]:
         "zero2": Zero12,
         "zero3": Zero3,
         "pipeline": Pipeline,
-        "stream": Streamed,
     }

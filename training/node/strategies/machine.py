@@ -11,11 +11,9 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from training.cost.cards import has_kernels
-from training.cost.memory import WIDTH, offloaded_bytes, saved_bytes
-from training.cost.shape import ModelShape
+from training.cost.memory import offloaded_bytes, saved_bytes
 from training.cost.strategies import cost_of
 from training.counting import size_text
-from training.node.outline import shape_of_folder
 from training.recipe import Recipe, RecipeError
 
 
@@ -63,9 +61,6 @@ def total_ram() -> int:
 def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
     """RecipeError where what is offloaded, and on the head's node what is saved, does not fit into this node's RAM."""
     ranks_here = int(os.environ.get("LOCAL_SIZE", "1"))
-    if cost_of(recipe).streamed(1, recipe):
-        shape = shape_of_folder(model_dir)
-        refuse_streamed(recipe, shape, ranks_here, available_ram())
     saves = recipe.tuning == "full" and int(os.environ.get("RANK", "0")) < ranks_here
     if not (recipe.offload.optimizer or recipe.offload.parameters or saves):
         return
@@ -81,15 +76,4 @@ def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
         raise RecipeError(
             f"{' and '.join(asked)} need{'s' if len(asked) == 1 else ''} {size_text(needed)} of RAM on this node, "
             f"{size_text(available)} are available; offload less, take more RAM, or tune less"
-        )
-
-
-def refuse_streamed(recipe: Recipe, shape: ModelShape, ranks_here: int, available: float) -> None:
-    """RecipeError where the layers that wait in RAM, a copy for each rank of the node, need more than there is."""
-    layer = ranks_here * WIDTH[recipe.dtype] * shape.layer_parameters
-    layers = cost_of(recipe).streamed(shape.layers, recipe)
-    if layers * layer > available:
-        raise RecipeError(
-            f"{layers} layers in RAM need {size_text(layers * layer)} on this node, {size_text(available)} are "
-            f"available; set stream.layers to {int(available // layer)} at most, or take more RAM"
         )
