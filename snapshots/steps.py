@@ -167,8 +167,6 @@ def _machines(machines: UpPlan, fresh: Sequence[str], kept: Mapping[str, Disk]) 
     reason = f"{wish.nodes} wanted, {len(instances)} there" if instances else "there are none"
     if len(instances) >= wish.nodes and 1 in machines.numbers:
         reason = "te1, the head, is not there"
-    if wish.image_id:
-        sources.append(f"system disks from {wish.image_id}, with every package that was installed")
     what = f"rent {members.so_many(len(machines.numbers))}: {'; '.join(sources)}"
     yield Step("machines", what, reason, _machine_cost(machines))
 

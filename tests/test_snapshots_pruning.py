@@ -164,7 +164,7 @@ def test_a_copy_from_another_region_needs_one_tag_and_then_serves():
         assert choose(asked, [copied], rented("demo", "cn-beijing")) == copied
     plan = diff(missing_machines(Wish(2, 4, copied), Existing((), ()), NOW), 120)
     assert plan.steps[0].what == "rent 2 machines: te1, te2 from s-9" and plan.notes == ()
-    assert list_rows([copied], [], SnapshotPrice(0.12), NOW)[0][5:] == ["complete", "-", "-", "-", "-", "-", "-"]
+    assert list_rows([copied], [], SnapshotPrice(0.12), NOW)[0][5:] == ["complete", "-", "-", "-", "-", "-"]
 
 
 def test_prune_all_takes_everything_that_no_disk_was_made_from_and_says_what_is_lost():
@@ -228,7 +228,6 @@ def test_the_list_says_what_one_wants_to_know_newest_first():
         "complete",
         "tiny-1 step 8",
         "tiny",
-        "-",
         "-",
         "-",
         "spotune-te1-data",
