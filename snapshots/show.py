@@ -1,4 +1,4 @@
-"""Snapshots, plans and checks as tables."""
+"""Snapshots and plans as tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from snapshots.contents import from_tags
 from snapshots.listing import made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild
-from snapshots.verify import Checked
 from training.counting import decimals, many
 
 LIST_HEADER = (
@@ -61,7 +60,7 @@ def list_rows(
 def _row(snapshot: Snapshot, disks: Sequence[Disk], price: SnapshotPrice, now: datetime) -> list[str]:
     inside, gib = from_tags(snapshot.tags), snapshot_gib(snapshot)
     run = inside.run and (inside.run if inside.step is None else f"{inside.run} step {inside.step}")
-    models = [model.folder for model in inside.models]
+    models = [*inside.models]
     models += [f"+{inside.models_unnamed}"] if inside.models_unnamed else []
     used = [disk.name or disk.disk_id for disk in made_from(snapshot, disks)]
     return [
@@ -107,16 +106,6 @@ def verdict_rows(verdicts: Sequence[Decision], price: SnapshotPrice, now: dateti
         ]
         for v in verdicts
     ]
-
-
-def print_checked(results: Sequence[Checked]) -> None:
-    """What a verify found."""
-    rows = []
-    for one in results:
-        more = f" and {one.count - 3} more" if one.count > 3 else ""
-        said = f"{'; '.join(one.problems[:3])}{more}" if one.count else "whole"
-        rows.append([one.label, said, f"{one.took_s:.0f} s"])
-    show(table(("folder", "", "took"), rows, {""}))
 
 
 def print_list(

@@ -1,4 +1,4 @@
-"""fab snapshots.create / list / prune / verify, and fab rebuild."""
+"""fab snapshots.create / list / prune, and fab rebuild."""
 
 from __future__ import annotations
 
@@ -134,33 +134,6 @@ def prune(
             say(line)
 
 
-@task(auto_shortflags=False, help={"snapshot": SNAPSHOT_HELP})
-def verify(c: Context, snapshot: str = "latest") -> None:
-    """Compare a snapshot with its checksums, on a scratch disk made from it."""
-    with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
-        from inventory.renting.standing import rented_nodes
-        from snapshots import listing, show
-        from snapshots.verify import compared
-
-        settings, cloud = _rented()
-        chosen = listing.chosen(cloud, settings, snapshot)
-        head = rented_nodes(cloud, settings)[0]
-        results = compared(
-            cloud,
-            settings,
-            head,
-            chosen,
-            manifest_source=_program("manifest.py").read_text(encoding="utf-8"),
-            report=say,
-        )
-        show.print_checked(results)
-    if broken := [one.label for one in results if one.count]:
-        raise Exit(
-            f"{chosen.snapshot_id} is damaged: {', '.join(broken)}. Rebuild from another: fab snapshots.list", FAILURE
-        )
-    say(f"{chosen.snapshot_id} is whole; rebuild from it: fab rebuild --snapshot {chosen.snapshot_id}")
-
-
 @task(
     auto_shortflags=False,
     help={
@@ -269,5 +242,5 @@ def _doctor(c: Context) -> None:
             raise Exit("the doctor found something broken; mend it as it says, then: fab doctor", FAILURE) from None
 
 
-snapshots = Collection("snapshots", create, list_snapshots, prune, verify)
+snapshots = Collection("snapshots", create, list_snapshots, prune)
 namespace = Collection(snapshots, rebuild)

@@ -31,7 +31,6 @@ from inventory.shown import Grid, console, table
 from snapshots import show as snapshots
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild, Step
-from snapshots.verify import Checked
 from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
 from training.data.look.lengths import lengths_of
@@ -189,9 +188,6 @@ CASES = {
         bill.past_table(
             [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), Amount(12.3456), "CNY", ended=NOW)], "demo", NOW
         )
-    ),
-    "snapshots/show.py print_checked": lambda *_: snapshots.print_checked(
-        [Checked("the model Mistral-Small-3.2-24B-Instruct-2506", (LONG, LONG), 2, 123.4)]
     ),
     "snapshots/show.py print_list": lambda *_: snapshots.print_list([SNAPSHOT], [DISK], GIB_PRICE),
     "snapshots/show.py print_phases": lambda *_: snapshots.print_phases([Phase("machines", 0.0, 1234.5)], 1234.5),

@@ -30,7 +30,7 @@ LOOK = {
     "mounted": True,
     "filesystem": "ext4",
     "used_bytes": 3 << 30,
-    "environment": {"stamp": {"hash": "0" * 64, "torch": "2.13.0", "python": "3.12"}, "manifest": "1" * 64},
+    "environment": {"stamp": {"hash": "0" * 64, "torch": "2.13.0", "python": "3.12"}},
     "models": [],
     "run": None,
 }
