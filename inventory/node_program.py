@@ -130,10 +130,10 @@ class Program:
 
 
 @contextlib.contextmanager
-def started(node: Node, source: Path, question: object, *, prefix: Sequence[str] = ()) -> Iterator[Program]:
+def started(node: Node, source: Path, question: object) -> Iterator[Program]:
     """Inside the `with`, a file of ours runs on a node as root, over a connection of its own; its argument is
     `question` as JSON. Raises SshError."""
-    command = shlex.join([*prefix, *argv(source, json.dumps(question))])
+    command = shlex.join(argv(source, json.dumps(question)))
     with ssh.connect(node) as connection, start(connection, command, node.name) as program:
         yield program
 

@@ -5,7 +5,7 @@ A snapshot can have 20 tags of 128 characters. Nothing else says what is inside 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -18,21 +18,10 @@ KEEP_TAG = f"{PREFIX}keep"
 """On snapshots that no prune deletes."""
 UNFROZEN_TAG = f"{PREFIX}unfrozen"
 """On snapshots taken while the file system was not at rest: as a power cut would leave it."""
-SCRATCH_TAG = f"{PREFIX}scratch"
-"""On disks made to look into a snapshot; whoever finds one may delete it."""
 YES = "yes"
 MAX_CHARACTERS = 128
 MODEL_TAGS = 4
 """Tags that may name models: all that the other facts and the call's own tag leave."""
-HASH_DIGITS = 16
-
-
-@dataclass(frozen=True)
-class ModelInside:
-    """A base model's folder below /data/models, and the sha256 of its SHA256SUMS (its first digits in a tag)."""
-
-    folder: str
-    manifest: str
 
 
 @dataclass(frozen=True)
@@ -44,18 +33,16 @@ class Contents:
     """Version that made the snapshot."""
     environment: str = ""
     """Hash of what was asked of the Python environment: interpreter, torch flavour, every pin."""
-    environment_manifest: str = ""
-    """sha256 of its SHA256SUMS: what was built."""
     torch: str = ""
     python: str = ""
-    models: tuple[ModelInside, ...] = ()
+    models: tuple[str, ...] = ()
+    """Folders below /data/models."""
     models_unnamed: int = 0
     """Models beyond those the tags have room for."""
     run: str = ""
     """The newest training."""
     step: int | None = None
     """Of its newest checkpoint."""
-    checkpoint_manifest: str = ""
     written_gib: float | None = None
     """What the file system says is used."""
     filesystem: str = ""
@@ -66,11 +53,9 @@ class Contents:
 TEXT_TAGS = {
     "version": "spotune",
     "env": "environment",
-    "env-manifest": "environment_manifest",
     "torch": "torch",
     "python": "python",
     "run": "run",
-    "checkpoint-manifest": "checkpoint_manifest",
     "filesystem": "filesystem",
 }
 """Tag, without its prefix -> field of Contents."""
@@ -90,8 +75,7 @@ def to_tags(contents: Contents) -> dict[str, str]:
     for tag, holds in ((KEEP_TAG, contents.keep), (UNFROZEN_TAG, contents.unfrozen)):
         if holds:
             tags[tag] = YES
-    models = (f"{quote(model.folder, safe='')}={model.manifest[:HASH_DIGITS]}" for model in contents.models)
-    lines, left = _packed(models)
+    lines, left = _packed(quote(folder, safe="") for folder in contents.models)
     for n, line in enumerate(lines, 1):
         tags[f"{PREFIX}models-{n}"] = line
     if unnamed := left + contents.models_unnamed:
@@ -119,7 +103,13 @@ def from_tags(tags: Tags) -> Contents:
     texts = {name: tags.get(PREFIX + tag, "") for tag, name in TEXT_TAGS.items()}
     return Contents(
         cluster=tags.get(CLUSTER_TAG, ""),
-        models=tuple(sorted(_models(tags), key=lambda model: model.folder)),
+        models=tuple(
+            sorted(
+                unquote(text.partition("=")[0])  # older ones go on with a hash
+                for n in range(1, MODEL_TAGS + 1)
+                for text in tags.get(f"{PREFIX}models-{n}", "").split()
+            )
+        ),
         models_unnamed=int(number(tags, f"{PREFIX}models-more") or 0),
         step=None if (step := number(tags, f"{PREFIX}step")) is None else int(step),
         written_gib=number(tags, WRITTEN_TAG),
@@ -129,13 +119,6 @@ def from_tags(tags: Tags) -> Contents:
     )
 
 
-def _models(tags: Tags) -> Iterator[ModelInside]:
-    for n in range(1, MODEL_TAGS + 1):
-        for text in tags.get(f"{PREFIX}models-{n}", "").split():
-            folder, _, manifest = text.partition("=")
-            yield ModelInside(unquote(folder), manifest)
-
-
 def from_look(seen: Mapping[str, Any], cluster: str, spotune: str, keep: bool) -> Contents:
     """What `on_node/look.py` saw on a head's data disk."""
     environment, run = seen["environment"], seen["run"] or {}
@@ -143,13 +126,11 @@ def from_look(seen: Mapping[str, Any], cluster: str, spotune: str, keep: bool) -
         cluster=cluster,
         spotune=spotune,
         environment=environment["stamp"].get("hash", ""),
-        environment_manifest=environment["manifest"],
         torch=environment["stamp"].get("torch", ""),
         python=environment["stamp"].get("python", ""),
-        models=tuple(ModelInside(m["folder"], m["manifest"][:HASH_DIGITS]) for m in seen["models"] if m["stamp"]),
+        models=tuple(m["folder"] for m in seen["models"] if m["stamp"]),
         run=run.get("id", ""),
         step=run.get("step"),
-        checkpoint_manifest=run.get("manifest", ""),
         written_gib=round(seen["used_bytes"] / 2**30, 1),
         filesystem=seen["filesystem"],
         keep=keep,
@@ -160,7 +141,7 @@ def in_words(contents: Contents) -> list[str]:
     """One line for each thing inside."""
     torch, python = contents.torch or "unknown", contents.python or "unknown"
     yes = f"environment {contents.environment[:12]} (torch {torch}, python {python})"
-    models = [model.folder for model in contents.models]
+    models = [*contents.models]
     models += [f"{contents.models_unnamed} more"] if contents.models_unnamed else []
     checkpoint = "no checkpoint" if contents.step is None else f"checkpoint of step {contents.step}"
     return [

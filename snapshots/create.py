@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.pace import repeated
@@ -191,20 +190,6 @@ class Window:
     lasted: bool | None = None
 
 
-@contextmanager
-def put_back(connection: Any, command: str, said: str, timeout_s: float) -> Iterator[Window]:
-    """Afterwards, also on errors and Ctrl-C, the node's disk is as it was, by a command that says `said` where it still
-    was as the snapshot needs it. `lasted` is False where the node's timer was faster, or nobody could be asked."""
-    window = Window()
-    try:
-        yield window
-    finally:
-        try:
-            window.lasted = said in run(connection, command, timeout_s=timeout_s)
-        except SshError:  # the timer does it
-            window.lasted = False
-
-
 def freeze_command(unit: str, mount: str = "/data") -> str:
     """Shell that writes out what is in memory, starts the timer, then freezes."""
     place = shlex.quote(mount)
@@ -228,8 +213,15 @@ def thaw_command(unit: str, mount: str = "/data") -> str:
 
 @contextmanager
 def frozen(node: Node) -> Iterator[Window]:
-    """Inside the `with` the node's /data is frozen. Raises SshError where it cannot be."""
-    unit = f"spotune-thaw-{secrets.token_hex(4)}"
-    with connect(node) as connection, put_back(connection, thaw_command(unit), FROZEN, THAW_S) as window:
-        run(connection, freeze_command(unit), timeout_s=SYNC_S)
-        yield window
+    """Inside the `with` the node's /data is frozen; afterwards, also on errors and Ctrl-C, it is not. `lasted` is False
+    where the node's timer was faster, or nobody could be asked. Raises SshError where it cannot be frozen."""
+    unit, window = f"spotune-thaw-{secrets.token_hex(4)}", Window()
+    with connect(node) as connection:
+        try:
+            run(connection, freeze_command(unit), timeout_s=SYNC_S)
+            yield window
+        finally:
+            try:
+                window.lasted = FROZEN in run(connection, thaw_command(unit), timeout_s=THAW_S)
+            except SshError:  # the timer does it
+                window.lasted = False

@@ -1,12 +1,12 @@
-"""The cluster's snapshots and images as the cloud lists them, in which state they are, and which one is meant."""
+"""The cluster's snapshots as the cloud lists them, in which state they are, and which one is meant."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from inventory.cloud.errors import RentError
-from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import CLUSTER_TAG, Disk, OwnImage, Snapshot
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
 from inventory.errors import InventoryError
 from inventory.renting import way_back
 from inventory.settings import Settings
@@ -41,11 +41,6 @@ def chosen(cloud: Cloud, settings: Settings, asked: str) -> Snapshot:
 def all_snapshots(cloud: Cloud, settings: Settings) -> tuple[Snapshot, ...]:
     """The cluster's own, as the cloud's tags say."""
     return cloud.snapshots(tags={CLUSTER_TAG: settings.name})
-
-
-def all_images(cloud: Cloud, settings: Settings) -> tuple[OwnImage, ...]:
-    """The cluster's own, as the cloud's tags say; none of a cloud that has no images."""
-    return cloud.own_images(tags={CLUSTER_TAG: settings.name}) if Ability.IMAGES in cloud.abilities else ()
 
 
 def newest_first(snapshots: Sequence[Snapshot]) -> list[Snapshot]:

@@ -15,8 +15,6 @@ CHECKOUT = Path(__file__).parents[1]
 COPY_TIMEOUT_S = 300
 MOUNTED_S = 120
 """From the beginning of a base deploy until its first steps have mounted a disk."""
-PRIVATE_MOUNTS = ("unshare", "--mount")
-"""What a program mounts is seen by it alone, and gone with it, however it ends."""
 
 
 def program(name: str) -> Path:

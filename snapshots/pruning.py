@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import Disk, OwnImage, Snapshot
+from inventory.cloud.values import Disk, Snapshot
 from snapshots.contents import from_tags
-from snapshots.images import Companions, companions
 from snapshots.listing import ACCOMPLISHED, FAILED, PROGRESSING, made_from, newest_first
 
 Say = Callable[[str], None]
@@ -118,24 +117,8 @@ def _verdict(snapshot: Snapshot, disks: Sequence[Disk], recent: set[str], keep_l
     return Decision(snapshot, True, f"older than the last {keep_last}" if keep_last else "not kept")
 
 
-def delete(
-    cloud: Cloud, going: Sequence[Snapshot], everything: Sequence[Snapshot], images: Sequence[OwnImage], say: Say
-) -> None:
-    """One after the other, each with the image made beside it, that first: a cut leaves no image without its snapshot.
-
-    A data snapshot never by force: one that a disk was made from meanwhile is refused by the cloud.
-    """
+def delete(cloud: Cloud, going: Sequence[Snapshot], say: Say) -> None:
+    """One after the other, never by force: one that a disk was made from meanwhile is refused by the cloud."""
     for snapshot in going:
-        delete_companions(cloud, companions(snapshot.snapshot_id, everything, images), say)
         cloud.delete_snapshot(snapshot.snapshot_id, force=False)
         say(f"deleted {snapshot.snapshot_id} ({snapshot.name})")
-
-
-def delete_companions(cloud: Cloud, beside: Companions, say: Say) -> None:
-    """Images, then the snapshots they were made of; system disks made from those go on."""
-    for image in beside.images:
-        cloud.delete_image(image.image_id)
-        say(f"deleted {image.image_id}, the image")
-    for of_system in beside.snapshots:
-        cloud.delete_snapshot(of_system.snapshot_id)
-        say(f"deleted {of_system.snapshot_id}, what the image was made of")

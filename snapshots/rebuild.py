@@ -24,8 +24,7 @@ from inventory.renting.plan import Wish, missing_machines, plan_up
 from inventory.renting.standing import rented_nodes
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.contents import YES
-from snapshots.images import newest_image
-from snapshots.listing import LATEST, SnapshotError, all_images, chosen
+from snapshots.listing import LATEST, SnapshotError, chosen
 from snapshots.node_disks import CHECKOUT, look, wait_for_data
 from snapshots.progress import progress, wait_until_usable
 from snapshots.steps import (
@@ -64,7 +63,6 @@ def planned(
     nodes: int = 0,
     hours: float = 0,
     *,
-    with_image: bool = True,
     others: bool = False,
 ) -> Rebuild:
     """The steps of a rebuild from the snapshot `asked` for; nodes, hours 0: as cluster.toml says; `others`: another
@@ -73,9 +71,7 @@ def planned(
         raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
     rental = settings.rental
     snapshot = chosen(cloud, settings, asked)
-    image = newest_image(snapshot.snapshot_id, all_images(cloud, settings)) if with_image else None
-    image_id = image.image_id if image else ""
-    wish = Wish(nodes or rental.nodes, hours or rental.hours, snapshot, image_id=image_id, others=others)
+    wish = Wish(nodes or rental.nodes, hours or rental.hours, snapshot, others=others)
     machines = missing_machines(wish, existing(cloud, settings), cloud.now())
     if asked != LATEST:
         refuse_another(settings.name, machines)

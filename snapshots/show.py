@@ -1,25 +1,23 @@
-"""Snapshots, plans and checks as tables."""
+"""Snapshots and plans as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from inventory.cloud.values import Disk, OwnImage, Snapshot
+from inventory.cloud.values import Disk, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import ABOUT, AT_MOST, SnapshotPrice, certainty, snapshot_gib
 from inventory.renting.show import show, up_table
 from inventory.shown import age, table
 from snapshots.contents import from_tags
-from snapshots.images import Companions, companions, ready_image
 from snapshots.listing import made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild
-from snapshots.verify import Checked
 from training.counting import decimals, many
 
 LIST_HEADER = (
-    *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "image", "disks from it"),
+    *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "disks from it"),
 )
 LIST_WORDS = ("models", "disks from it")
 """The columns that may wrap."""
@@ -37,8 +35,8 @@ WHERE_THINGS_LIVE = (
     ("runs, checkpoints, metrics, logs", "/data/runs", "yes", "the head's, as they were"),
     ("data sets, prepared data, models in four bits", "/data/cache, /data/runs/*/data", "yes", "as they were"),
     ("packages as .deb files", "/data/packages", "yes", "installed from there, without asking an archive"),
-    ("packages, the system's Python", "system disk", "no", "installed by the base deploy; an image brings them"),
-    ("NVIDIA driver", "system disk", "no", "installed by the base deploy, with a reboot; an image brings it"),
+    ("packages, the system's Python", "system disk", "no", "installed by the base deploy"),
+    ("NVIDIA driver", "system disk", "no", "installed by the base deploy, with a reboot"),
     ("host names, /etc/hosts, the interface for NCCL", "system disk", "no", "written for the new addresses"),
     ("ssh host keys", "system disk", "no", "new ones, read over the cloud's own channel before the first ssh"),
     ("keys between the nodes, sshd's rules", "system disk", "no", "made anew by the base deploy"),
@@ -54,21 +52,15 @@ def list_rows(
     disks: Sequence[Disk],
     price: SnapshotPrice,
     now: datetime,
-    images: Sequence[OwnImage] = (),
 ) -> list[list[str]]:
-    """One row a data snapshot, newest first; what was made beside it is in its price and its last columns."""
-    return [
-        _row(snapshot, companions(snapshot.snapshot_id, snapshots, images), disks, price, now)
-        for snapshot in newest_first(of_data(snapshots))
-    ]
+    """One row a data snapshot, newest first."""
+    return [_row(snapshot, disks, price, now) for snapshot in newest_first(of_data(snapshots))]
 
 
-def _row(
-    snapshot: Snapshot, beside: Companions, disks: Sequence[Disk], price: SnapshotPrice, now: datetime
-) -> list[str]:
+def _row(snapshot: Snapshot, disks: Sequence[Disk], price: SnapshotPrice, now: datetime) -> list[str]:
     inside, gib = from_tags(snapshot.tags), snapshot_gib(snapshot)
     run = inside.run and (inside.run if inside.step is None else f"{inside.run} step {inside.step}")
-    models = [model.folder for model in inside.models]
+    models = [*inside.models]
     models += [f"+{inside.models_unnamed}"] if inside.models_unnamed else []
     used = [disk.name or disk.disk_id for disk in made_from(snapshot, disks)]
     return [
@@ -76,13 +68,12 @@ def _row(
         snapshot.name,
         age((now - snapshot.created).total_seconds()),
         "?" if gib is None else decimals(gib),
-        price.bare(snapshot, *beside.snapshots),
+        price.bare(snapshot),
         state(snapshot),
         run or "-",
         ", ".join(models) or "-",
         inside.torch or "-",
         "yes" if inside.keep else "-",
-        ", ".join(image_words(image) for image in beside.images) or "-",
         ", ".join(used) or "-",
     ]
 
@@ -94,11 +85,6 @@ def state(snapshot: Snapshot) -> str:
     if snapshot.status == "failed":
         return "failed"
     return f"{'usable, ' if usable(snapshot) else ''}{snapshot.progress_percent} %"
-
-
-def image_words(image: OwnImage) -> str:
-    """Its id, and what is wrong with it."""
-    return image.image_id if ready_image(image) else f"{image.image_id} ({image.status} {image.progress})"
 
 
 def sum_words(snapshots: Sequence[Snapshot], price: SnapshotPrice) -> str:
@@ -122,32 +108,19 @@ def verdict_rows(verdicts: Sequence[Decision], price: SnapshotPrice, now: dateti
     ]
 
 
-def print_checked(results: Sequence[Checked]) -> None:
-    """What a verify found."""
-    rows = []
-    for one in results:
-        more = f" and {one.count - 3} more" if one.count > 3 else ""
-        said = f"{'; '.join(one.problems[:3])}{more}" if one.count else "whole"
-        rows.append([one.label, said, f"{one.took_s:.0f} s"])
-    show(table(("folder", "", "took"), rows, {""}))
-
-
 def print_list(
     snapshots: Sequence[Snapshot],
     disks: Sequence[Disk],
     price: SnapshotPrice,
-    images: Sequence[OwnImage] = (),
 ) -> None:
     """All of them, newest first, and what they cost together."""
-    rows = list_rows(snapshots, disks, price, datetime.now(UTC), images)
+    rows = list_rows(snapshots, disks, price, datetime.now(UTC))
     show(table(LIST_HEADER, rows, LIST_WORDS), sum_words(snapshots, price))
 
 
-def print_verdicts(verdicts: Sequence[Decision], stray: Companions, price: SnapshotPrice) -> None:
+def print_verdicts(verdicts: Sequence[Decision], price: SnapshotPrice) -> None:
     """What a prune would do, and why."""
     show(table(VERDICT_HEADER, verdict_rows(verdicts, price, datetime.now(UTC)), {"why"}))
-    for name in [*(i.name for i in stray.images), *(each.name for each in stray.snapshots)]:
-        show(f"delete  {name}: made beside a snapshot that is gone")
 
 
 def print_rebuild(plan: Rebuild) -> None:

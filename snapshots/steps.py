@@ -16,7 +16,7 @@ from inventory.renting import disks, members
 from inventory.renting.members import Existing
 from inventory.renting.plan import UpPlan, Wish
 from inventory.renting.way_back import holds, told
-from snapshots.contents import PREFIX, SCRATCH_TAG, UNFROZEN_TAG, YES
+from snapshots.contents import PREFIX, UNFROZEN_TAG, YES
 from snapshots.listing import size_note, usable
 from training.money import HOUR, money
 
@@ -167,8 +167,6 @@ def _machines(machines: UpPlan, fresh: Sequence[str], kept: Mapping[str, Disk]) 
     reason = f"{wish.nodes} wanted, {len(instances)} there" if instances else "there are none"
     if len(instances) >= wish.nodes and 1 in machines.numbers:
         reason = "te1, the head, is not there"
-    if wish.image_id:
-        sources.append(f"system disks from {wish.image_id}, with every package that was installed")
     what = f"rent {members.so_many(len(machines.numbers))}: {'; '.join(sources)}"
     yield Step("machines", what, reason, _machine_cost(machines))
 
@@ -213,7 +211,7 @@ def _warm(existing: Existing, fresh: Sequence[str], kept: Mapping[str, Disk]) ->
 
 def cold_disks(existing: Existing) -> tuple[Disk, ...]:
     """Data disks from a snapshot whose files nobody has read ahead yet."""
-    data = (disk for disk in existing.disks if disk.kind == "data" and SCRATCH_TAG not in disk.tags)
+    data = (disk for disk in existing.disks if disk.kind == "data")
     return tuple(disk for disk in data if disk.source_snapshot_id and disk.tags.get(WARMED_TAG) != YES)
 
 

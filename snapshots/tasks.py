@@ -1,4 +1,4 @@
-"""fab snapshots.create / list / prune / verify, and fab rebuild."""
+"""fab snapshots.create / list / prune, and fab rebuild."""
 
 from __future__ import annotations
 
@@ -40,36 +40,20 @@ def _rented() -> tuple[Settings, Cloud]:
         "keep": "no prune deletes it but prune --all",
         "stop_run": "stop a run that is going on, in order, as fab stop does",
         "detach": "come back as soon as it is begun",
-        "image": "the system disk too, as an image without keys: a rebuild installs no package and no driver then",
     },
 )
-def create(
-    c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False, image: bool = False
-) -> None:
+def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False) -> None:
     """Keep the head's data disk as it is now: environment, models, runs."""
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
-        from inventory.cloud.errors import RentError
-        from inventory.cloud.port import Ability
         from inventory.renting.standing import rented_nodes
-        from snapshots import images
         from snapshots.create import checked_name, take
         from snapshots.progress import attended
 
         settings, cloud = _rented()
-        called = checked_name(name, settings.name, "")
-        if image and detach:
-            raise RentError("--image and --detach: an image is made of a snapshot that is complete; leave one out")
-        if image and Ability.IMAGES not in cloud.abilities:
-            raise RentError("--image: no machine of this cloud can be made from an image of one's own; leave it out")
+        checked_name(name, settings.name, "")
         head = rented_nodes(cloud, settings)[0]
         _end_runs(c, head, stop_run)
-        if image:
-            gib = images.used_gib(head)
-            say(images.before_creating(gib, _price(cloud, settings)))
         snapshot_id = take(cloud, settings, head, name=name, keep=keep, packages=_program("keep_packages.py"), say=say)
-        if image:
-            made = images.take_image(cloud, settings, head, snapshot_id, name=called, gib=gib, say=say)
-            say(f"{made} is an image of the system disk without keys and logs; fab rebuild makes machines from it")
         if detach or not attended(cloud, snapshot_id):
             say("it goes on by itself: fab snapshots.list; stop or release no machine before it is complete")
             return
@@ -109,8 +93,7 @@ def list_snapshots(c: Context) -> None:
 
         settings, cloud = _rented()
         if found := listing.all_snapshots(cloud, settings):
-            images = listing.all_images(cloud, settings)
-            show.print_list(found, cloud.disks(), _price(cloud, settings), images)
+            show.print_list(found, cloud.disks(), _price(cloud, settings))
         else:
             say(f"no snapshots of cluster {settings.name!r} in {cloud.region_id}; make one: fab snapshots.create")
 
@@ -132,53 +115,23 @@ def prune(
     with sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
         from inventory.renting import owners
         from snapshots import listing, pruning, show
-        from snapshots.images import strays
 
         settings, cloud = _rented()
         everything, disks = listing.all_snapshots(cloud, settings), cloud.disks()
-        images = listing.all_images(cloud, settings)
         way = "fab snapshots.prune --others takes them for yours"
-        owners.refuse_foreign(settings, [*everything, *images], others, way)
-        found, stray = listing.of_data(everything), strays(everything, images)
-        verdicts = pruning.all_unused(found, disks) if all_ else pruning.prune(found, disks, keep_last)
-        show.print_verdicts(verdicts, stray, _price(cloud, settings))
+        owners.refuse_foreign(settings, everything, others, way)
+        of_data = listing.of_data(everything)
+        verdicts = pruning.all_unused(everything, disks) if all_ else pruning.prune(of_data, disks, keep_last)
+        show.print_verdicts(verdicts, _price(cloud, settings))
         going = pruning.going(verdicts)
-        if going or stray.images or stray.snapshots:
+        if going:
             if dry:
                 return
             again = yes_command("snapshots.prune", prune, keep_last=keep_last, all_=all_, others=others)
-            ask(yes, pruning.question(verdicts) if going else "delete them?", again)
-            pruning.delete_companions(cloud, stray, say)
-            pruning.delete(cloud, going, everything, images, say)
+            ask(yes, pruning.question(verdicts), again)
+            pruning.delete(cloud, going, say)
         for line in pruning.what_is_left(verdicts, everything=all_):
             say(line)
-
-
-@task(auto_shortflags=False, help={"snapshot": SNAPSHOT_HELP})
-def verify(c: Context, snapshot: str = "latest") -> None:
-    """Compare a snapshot with its checksums, on a scratch disk made from it."""
-    with sentences("interrupted; a scratch disk that is left is deleted by the next fab snapshots.verify or fab down"):
-        from inventory.renting.standing import rented_nodes
-        from snapshots import listing, show
-        from snapshots.verify import compared
-
-        settings, cloud = _rented()
-        chosen = listing.chosen(cloud, settings, snapshot)
-        head = rented_nodes(cloud, settings)[0]
-        results = compared(
-            cloud,
-            settings,
-            head,
-            chosen,
-            manifest_source=_program("manifest.py").read_text(encoding="utf-8"),
-            report=say,
-        )
-        show.print_checked(results)
-    if broken := [one.label for one in results if one.count]:
-        raise Exit(
-            f"{chosen.snapshot_id} is damaged: {', '.join(broken)}. Rebuild from another: fab snapshots.list", FAILURE
-        )
-    say(f"{chosen.snapshot_id} is whole; rebuild from it: fab rebuild --snapshot {chosen.snapshot_id}")
 
 
 @task(
@@ -188,7 +141,6 @@ def verify(c: Context, snapshot: str = "latest") -> None:
         "nodes": "how many machines; without it as cluster.toml says",
         "hours": "for how long; without it as cluster.toml says",
         "model": "recipe whose base model is read first; without it the newest run's",
-        "image": "machines from the image made with the snapshot, where there is one; --no-image: from the usual one",
         "others": "although machines or disks of the cluster are another owner's, by their tag",
         "dry": "only show the steps, and what a snapshot brings back",
         "yes": "do not ask",
@@ -200,7 +152,6 @@ def rebuild(
     nodes: str = "",  # as text, so that 0 is refused and not taken for nothing
     hours: float = 0.0,
     model: str = "",
-    image: bool = True,
     others: bool = False,
     dry: bool = False,
     yes: bool = False,
@@ -220,7 +171,7 @@ def rebuild(
         known = [_model_folder(name) for name in settings.models.names]
         notes = short_names(settings.models.names) + perhaps_sent(settings.models.names)
         with phases.phase("plan"):
-            plan = planned(cloud, settings, snapshot, wanted, hours, with_image=image, others=others)
+            plan = planned(cloud, settings, snapshot, wanted, hours, others=others)
         show.print_rebuild(plan)
         for note in notes:
             say(note)
@@ -228,7 +179,7 @@ def rebuild(
             show.print_where_things_live()
         if dry or not plan.steps:
             return
-        flags = {"snapshot": snapshot, "nodes": nodes, "hours": hours, "model": model, "image": image, "others": others}
+        flags = {"snapshot": snapshot, "nodes": nodes, "hours": hours, "model": model, "others": others}
         again = yes_command("rebuild", rebuild, **flags)
         with phases.phase("your answer"):
             ask(yes, "do that?", again)
@@ -291,5 +242,5 @@ def _doctor(c: Context) -> None:
             raise Exit("the doctor found something broken; mend it as it says, then: fab doctor", FAILURE) from None
 
 
-snapshots = Collection("snapshots", create, list_snapshots, prune, verify)
+snapshots = Collection("snapshots", create, list_snapshots, prune)
 namespace = Collection(snapshots, rebuild)

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -23,7 +22,6 @@ from inventory.localcloud.ecs.catalogue import IMAGE_ID
 from inventory.localcloud.ecs.client_files import key_of
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
-from snapshots.on_node import sysprep
 from tests.support.local_cluster import wait_for
 from tests.support.signed_calls import v3
 
@@ -291,32 +289,6 @@ def test_a_machine_from_the_snapshot_mounts_its_own_disk(rented, first):
     told = [rented.on(each, which).split() for each in (first, second)]
     assert told[0][0] != told[1][0]
     assert (told[0][1:], told[1][1:]) == (["after", "on"], ["mine"])
-
-
-def test_a_machine_from_an_image_has_what_was_installed_and_keys_of_its_own(rented, first):
-    """With the program that takes from the head what must not be in an image; nothing else has seen a real host."""
-    program = f"/{sysprep.STORE}/sysprep.py"
-    text = base64.b64encode(Path(sysprep.__file__).read_bytes()).decode()
-    rented.on(first, f"install -d -m 700 /{sysprep.STORE}; echo {text} | base64 -d >{program}; touch /opt/installed")
-    own = "cat /etc/machine-id; sha256sum /etc/ssh/ssh_host_*_key; grep -c . /root/.ssh/authorized_keys"
-    before = rented.on(first, own)
-    rented.on(first, f"python3 {program} strip")
-    snapshot = rented.call("CreateSnapshot", DiskId=rented.disks(first)["system"])["SnapshotId"]
-    assert rented.on(first, f"python3 {program} restore") == sysprep.WAS_STRIPPED
-    assert rented.on(first, own) == before, "the machine has lost nothing"
-    layers = rented.places.snapshot_layers(snapshot)
-    files = [file for file in layers.rglob("*") if file.is_file() and not file.is_symlink()]
-    assert [file for file in files if re.search(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----", file.read_bytes())] == []
-    control.hurry(rented.places, 60)
-    image = rented.call("CreateImage", SnapshotId=snapshot, ImageName="tecs-image")["ImageId"]
-    control.hurry(rented.places, 60)
-    made = rented.run("te9", ImageId=image)
-    lines, theirs = (text.split("\n") for text in (before, rented.on(made, f"ls /opt/installed && {own}")))
-    assert theirs[0] == "/opt/installed" and len(theirs[1]) == 32
-    assert not set(lines[:4]) & set(theirs), "another machine-id, other host keys"
-    rented.call("DeleteInstances", InstanceId__1=made, Force="true")
-    rented.call("DeleteImage", ImageId=image, Force="true")
-    rented.call("DeleteSnapshot", SnapshotId=snapshot)
 
 
 def test_a_disk_comes_and_goes_in_a_running_machine(rented, first):

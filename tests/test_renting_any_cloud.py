@@ -16,7 +16,6 @@ from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
 from snapshots import create
 from snapshots.create import Window, head_disk
-from snapshots.listing import all_images
 from snapshots.rebuild import planned
 from tests.support.amount import Amount
 from tests.support.memory_cloud import MemoryCloud
@@ -207,9 +206,3 @@ def test_where_nothing_is_released_by_itself_that_is_said_and_no_budget_is_taken
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=1), cluster.said.append) is None
     with pytest.raises(RentError, match=r"memory\.budget: this cloud releases no machine by itself"):
         rented(MemoryCloud(without), budget=100).plan(1)
-
-
-def test_where_there_are_no_images_none_is_asked_for(rented, monkeypatch):
-    cluster = rented(MemoryCloud(frozenset(Ability) - {Ability.IMAGES}))
-    monkeypatch.delattr(MemoryCloud, "own_images")
-    assert all_images(cluster.cloud, cluster.settings) == ()

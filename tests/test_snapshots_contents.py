@@ -12,7 +12,7 @@ import pytest
 from deploy.on_node import manifest
 from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting.tags import INTENT_TAG, OWNER_TAG
-from snapshots.contents import UNFROZEN_TAG, Contents, ModelInside, from_look, from_tags, in_words, to_tags
+from snapshots.contents import UNFROZEN_TAG, Contents, from_look, from_tags, in_words, to_tags
 from snapshots.on_node import look
 from snapshots.show import WHERE_HEADER, WHERE_THINGS_LIVE
 
@@ -22,13 +22,11 @@ FULL = Contents(
     cluster="spotune",
     spotune="0.1.0",
     environment=SHA,
-    environment_manifest=SHA,
     torch="2.13.0+cu130",
     python="3.12.9",
-    models=(ModelInside("qwen2.5-14b-instruct", SHA[:16]), ModelInside("tiny", SHA[16:32])),
+    models=("qwen2.5-14b-instruct", "tiny"),
     run="qwen2.5-14b-20261121-101500",
     step=1200,
-    checkpoint_manifest=SHA,
     written_gib=66.9,
     filesystem="ext4",
     keep=True,
@@ -49,9 +47,9 @@ def test_step_0_is_a_step():
     assert from_tags(to_tags(Contents("a", run="r", step=0))).step == 0
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 400])
+@pytest.mark.parametrize("count", [0, 1, 20, 21, 400])
 def test_the_tags_stay_within_the_clouds_limits_and_no_model_is_lost_uncounted(count):
-    models = tuple(ModelInside(f"some-model-{n:03}-instruct", SHA[:16]) for n in range(count))
+    models = tuple(f"some-model-{n:03}-instruct" for n in range(count))
     given = Contents(**{**FULL.__dict__, "models": models})
     tags = to_tags(given)
     assert len({*tags, INTENT_TAG, OWNER_TAG, UNFROZEN_TAG}) <= 20
@@ -61,18 +59,18 @@ def test_the_tags_stay_within_the_clouds_limits_and_no_model_is_lost_uncounted(c
     back = from_tags(tags)
     assert len(back.models) + back.models_unnamed == count
     assert set(back.models) <= set(models)
-    assert (count <= 12) == (back.models_unnamed == 0)
+    assert (count <= 20) == (back.models_unnamed == 0)
 
 
 def test_names_with_the_encodings_own_signs_survive_and_an_endless_one_is_counted():
-    odd = (ModelInside("a b=c,d é", SHA[:16]), ModelInside("x" * 200, SHA[:16]))
+    odd = ("a b=c,d é", "x" * 200)
     back = from_tags(to_tags(Contents("a", models=odd)))
     assert (back.models, back.models_unnamed) == (odd[:1], 1)
 
 
 def test_tags_somebody_wrote_by_hand_are_read_as_far_as_they_go():
-    strange = {"spotune:step": "many", "spotune:written-gib": "", "spotune:models-1": "x", "colour": "red"}
-    assert from_tags(strange) == Contents("", models=(ModelInside("x", ""),))
+    strange = {"spotune:step": "many", "spotune:written-gib": "", "spotune:models-1": "x y=0a", "colour": "red"}
+    assert from_tags(strange) == Contents("", models=("x", "y"))
 
 
 def make_disk(disk):
@@ -108,13 +106,8 @@ def test_a_look_at_a_disk_finds_what_is_finished_and_the_newest_checkpoint_of_th
     disk = make_disk(tmp_path)
     inside = from_look(seen_on(disk), "spotune", "0.1.0", keep=False)
     assert (inside.environment, inside.torch, inside.python) == (SHA, "2.13.0+cpu", "3.11.2")
-    assert inside.environment_manifest == manifest.file_sha256(disk / "env/SHA256SUMS")
-    sealed = json.loads((disk / "models/tiny/spotune-model.json").read_text())["hash"]
-    assert inside.models == (ModelInside("tiny", sealed[:16]),)
+    assert inside.models == ("tiny",)
     assert (inside.run, inside.step) == ("tiny-20261121-000001", 16)
-    assert inside.checkpoint_manifest == manifest.file_sha256(
-        disk / "runs/tiny-20261121-000001/checkpoints/step-16/SHA256SUMS"
-    )
     assert seen_on(disk)["run"]["model_dir"] == "tiny"
     assert seen_on(disk)["mounted"] is False
     assert from_tags(to_tags(inside)) == inside
@@ -144,7 +137,7 @@ def test_the_page_has_the_same_table_as_the_command():
 
 def test_programs_for_nodes_need_nothing_but_the_standard_library():
     programs = sorted((ROOT / "snapshots/on_node").glob("*.py"))
-    assert len(programs) > 3
+    assert len(programs) == 3
     for program in programs:
         lines = program.read_text(encoding="utf-8").splitlines()
         roots = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import ", "from "))}

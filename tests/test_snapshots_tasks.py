@@ -1,29 +1,24 @@
 """Snapshots against the local cloud's API with machines on paper, and the node's programs as nodes run them."""
 
 import contextlib
-import getpass
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from deploy.on_node import manifest
 from inventory import node_program
 from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node
 from inventory.renting import down, members, tags
-from inventory.renting.intents import DISK, Intents
+from inventory.renting.intents import Intents
 from inventory.ssh import SshError
-from snapshots import node_disks, verify
-from snapshots.contents import KEEP_TAG, SCRATCH_TAG, UNFROZEN_TAG, YES, Contents, ModelInside, from_tags, to_tags
+from snapshots import node_disks
+from snapshots.contents import KEEP_TAG, UNFROZEN_TAG, YES, Contents, from_tags, to_tags
 from snapshots.create import (
     Window,
     checked_name,
@@ -37,7 +32,6 @@ from snapshots.create import (
     version,
 )
 from snapshots.listing import SnapshotError, chosen, usable, whole
-from snapshots.on_node import check_disk
 from snapshots.progress import wait
 from snapshots.rebuild import Rebuilding, planned
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG
@@ -215,81 +209,6 @@ def test_names_the_cloud_would_refuse_are_refused_here(name):
     assert checked_name("", "auto", "") == "spotune-auto-environment"
 
 
-def scratch_disks(cluster):
-    return [d for d in cluster.cloud.disks() if SCRATCH_TAG in d.tags]
-
-
-def scratch(cluster, snapshot_id):
-    head, _ = head_of(cluster)
-    return verify.scratch_disk(
-        cluster.cloud,
-        intents(cluster),
-        cluster.settings,
-        snapshot=all_of(cluster)[snapshot_id],
-        instance=head,
-        report=cluster.said.append,
-    )
-
-
-@pytest.mark.parametrize("ending", [None, RuntimeError, KeyboardInterrupt])
-def test_a_scratch_disk_is_attached_and_gone_afterwards_however_it_ends(cluster, ending):
-    head = cluster.up(1)[0]
-    snapshot_id = snapshot_of(cluster)
-    hurry(cluster)
-    with contextlib.suppress(ending or ZeroDivisionError):
-        with scratch(cluster, snapshot_id) as disk:
-            (there,) = scratch_disks(cluster)
-            assert (there.disk_id, there.instance_id) == (disk.disk_id, head.instance_id)
-            assert there.source_snapshot_id == snapshot_id and there.delete_with_instance
-            if ending:
-                raise ending
-    assert scratch_disks(cluster) == []
-    assert len(cluster.data_disks) == 1
-
-
-@pytest.mark.parametrize("action", ["CreateDisk", "AttachDisk", "DetachDisk", "DeleteDisk"])
-@pytest.mark.parametrize("kind", ["throttle", "error-500", "lost-answer", "time-out"])
-def test_a_fault_anywhere_in_a_verify_leaves_no_disk(cluster, action, kind):
-    cluster.up(1)
-    snapshot_id = snapshot_of(cluster)
-    hurry(cluster)
-    cluster.api.fault(action, kind, hold_s=0.1)
-    with scratch(cluster, snapshot_id):
-        assert len(scratch_disks(cluster)) == 1
-    assert scratch_disks(cluster) == []
-
-
-def test_a_disk_whose_order_was_never_answered_is_deleted_too(cluster, monkeypatch):
-    cluster.up(1)
-    snapshot_id = snapshot_of(cluster)
-    hurry(cluster)
-    cluster.api.fault("CreateDisk", "lost-answer", times=99)
-    with pytest.raises(CloudError):
-        with scratch(cluster, snapshot_id):
-            raise AssertionError("there is no disk")
-    assert scratch_disks(cluster) == [] and intents(cluster).pending() == {}
-
-
-def test_down_deletes_a_scratch_disk_that_a_crash_left(cluster, monkeypatch):
-    cluster.up(1)
-    snapshot_id = snapshot_of(cluster)
-    hurry(cluster)
-    monkeypatch.setattr(verify, "remove_scratch", lambda *_: None)  # as a kill -9
-    with scratch(cluster, snapshot_id) as disk:
-        cluster.cloud.detach_disk(disk.disk_id, disk.instance_id or cluster.machines["demo-te1"].instance_id)
-    assert len(scratch_disks(cluster)) == 1
-    cluster.down()
-    assert scratch_disks(cluster) == []
-
-
-def test_what_is_compared_is_what_the_tags_name():
-    inside = Contents(
-        "demo", environment="e", environment_manifest="m", models=(ModelInside("tiny", "t"),), run="r", step=0
-    )
-    assert [f["path"] for f in verify.folders_of(inside)] == ["env", "models/tiny", "runs/r/checkpoints/step-0"]
-    assert verify.folders_of(Contents("demo")) == []
-
-
 # --- the commands as a user types them ----------------------------------------------------------------------
 
 
@@ -299,7 +218,7 @@ def ended(done, code):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("argv", [["snapshots.list"], ["snapshots.prune"], ["snapshots.verify"], ["rebuild"]])
+@pytest.mark.parametrize("argv", [["snapshots.list"], ["snapshots.prune"], ["rebuild"]])
 def test_only_rented_clusters_have_snapshots(tmp_path, monkeypatch, argv):
     cluster = PaperCluster(tmp_path, monkeypatch)
     cluster.toml.write_text(
@@ -413,8 +332,8 @@ def node(tmp_path_factory):
         yield server.node(tmp_path_factory.mktemp("ssh"))
 
 
-def listen(node, program, question, heard, **more):
-    with node_program.started(node, program, question, **more) as running:
+def listen(node, program, question, heard):
+    with node_program.started(node, program, question) as running:
         for message in running.messages():
             heard(message)
 
@@ -438,15 +357,16 @@ def test_reading_ahead_reads_every_byte_in_the_order_asked(node, tmp_path):
 
 
 def test_a_program_ends_when_whoever_asked_has_gone(node, tmp_path):
-    fifo = tmp_path / "never"
-    fifo.mkdir()
-    question = {"serial": f"gone{os.getpid()}", "filesystem": "ext4", "manifest": "", "folders": []}
+    never = tmp_path / f"gone{os.getpid()}"
+    with never.open("wb") as file:
+        file.truncate(1 << 40)  # of holes: takes no room, and minutes to read
+    question = {"groups": [("files", [str(never)])], "readers": 1}
 
     def running():
         told = subprocess.run(["pgrep", "-f", f"gone{os.getpid()}"], capture_output=True, text=True, check=False)
         return [pid for pid in told.stdout.split() if int(pid) != os.getpid()]
 
-    with node_program.started(node, node_disks.program("check_disk.py"), question) as program:
+    with node_program.started(node, node_disks.program("read_ahead.py"), question) as program:
         next(program.messages())
         assert running()
     end = time.monotonic() + 10
@@ -460,89 +380,11 @@ def test_a_program_that_fails_says_its_last_words(node):
         listen(node, node_disks.program("read_ahead.py"), {}, print)
 
 
-def sealed_disk(root):
-    (root / "env").mkdir(parents=True)
-    (root / "env/python").write_text("python")
-    digest = manifest.write(root / "env")
-    step = root / "runs/r/checkpoints/step-8"
-    step.mkdir(parents=True)
-    (step / "state").write_text("8")
-    return Contents(
-        "demo",
-        environment="e",
-        environment_manifest=digest,
-        run="r",
-        step=8,
-        checkpoint_manifest=manifest.write(step),
-        filesystem="ext4",
-    )
-
-
-def compared(node, root, inside):
-    heard = []
-    question = {
-        "root": str(root),
-        "manifest": Path(manifest.__file__).read_text(),
-        "folders": verify.folders_of(inside),
-    }
-    listen(node, node_disks.program("check_disk.py"), question, heard.append)
-    return {m["label"]: m["problems"] for m in heard if "label" in m}
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda root: None, None),
-        (lambda root: (root / "env/python").write_text("pyth0n"), "python is not the file it was"),
-        (lambda root: shutil.rmtree(root / "env"), "env is not there"),
-        (lambda root: (root / "env/SHA256SUMS").write_text(""), "SHA256SUMS is not the one the snapshot was made with"),
-    ],
-)
-def test_a_disk_is_compared_with_its_manifests_and_with_the_tags(node, tmp_path, damage, problem):
-    inside = sealed_disk(tmp_path)
-    damage(tmp_path)
-    found = compared(node, tmp_path, inside)
-    assert found["environment"] == ([problem] if problem else [])
-    assert found["r step 8"] == []
-
-
 def test_a_look_refuses_a_node_whose_disk_is_not_mounted(node):
     if os.path.ismount("/data"):
         pytest.skip("this machine has a /data")
     with pytest.raises(SshError, match="no disk is mounted at /data"):
         node_disks.look(node, "pyinfra")
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mkfs.ext4"), reason="needs root and mkfs.ext4")
-def test_a_real_disk_is_mounted_where_nobody_else_sees_it(node, tmp_path):
-    image, place = tmp_path / "disk.img", tmp_path / "mnt"
-    source = tmp_path / "source"
-    inside = sealed_disk(source)
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-d", source, image], check=True)
-    loop = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=False)
-    if loop.returncode:
-        pytest.skip("no loop device is free")
-    device, serial = loop.stdout.strip(), f"sptest{os.getpid()}"
-    link = Path("/dev/disk/by-id") / f"virtio-{serial}"
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(device)
-    heard = []
-    question = {
-        "serial": serial,
-        "filesystem": "ext4",
-        "manifest": Path(manifest.__file__).read_text(),
-        "folders": verify.folders_of(inside),
-    }
-    try:
-        listen(node, node_disks.program("check_disk.py"), question, heard.append, prefix=node_disks.PRIVATE_MOUNTS)
-        assert device not in Path("/proc/self/mounts").read_text()
-    finally:
-        link.unlink()
-        subprocess.run(["losetup", "--detach", device], check=True)
-    assert [m["problems"] for m in heard if "label" in m] == [[], []]
-    assert not place.exists() and getpass.getuser()
 
 
 def test_warming_reads_on_all_nodes_and_names_the_one_that_fails(node, tmp_path):
@@ -601,22 +443,3 @@ def test_a_node_without_its_data_disk_is_not_frozen(node, tmp_path):
         ["sh", "-c", freeze_command("unit", str(tmp_path))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 9 and "no disk is mounted" in done.stderr
-
-
-def test_the_checker_finds_devices_by_serial_only(monkeypatch):
-    monkeypatch.setattr(check_disk, "APPEARS_S", 0.3)
-    with pytest.raises(SystemExit, match="no disk with serial nothing-has-this"):
-        check_disk.device_of("nothing-has-this")
-
-
-def test_hashes_in_tags_are_prefixes(tmp_path):
-    sealed_disk(tmp_path)
-    digest = hashlib.sha256((tmp_path / "env/SHA256SUMS").read_bytes()).hexdigest()
-    source = {"__name__": "manifest"}
-    exec(Path(manifest.__file__).read_text(), source)
-    assert check_disk.problems_of(tmp_path / "env", digest[:16], source) == []
-    assert check_disk.problems_of(tmp_path / "env", "0" * 16, source) != []
-
-
-def test_settling_knows_the_scratch_disks_order():
-    assert verify.INTENT.split()[0] == DISK

@@ -17,7 +17,7 @@ from deploy.doctor import Finding
 from deploy.doctor_table import print_findings
 from deploy.gpu import Held
 from inventory import shown
-from inventory.cloud.values import Disk, Instance, InstanceType, OwnImage, Price, Snapshot, SpotAdvice
+from inventory.cloud.values import Disk, Instance, InstanceType, Price, Snapshot, SpotAdvice
 from inventory.nodes import Node
 from inventory.phases import Phase
 from inventory.renting import bill
@@ -29,10 +29,8 @@ from inventory.renting.plan import UpPlan, Wish
 from inventory.settings import Settings, load_settings
 from inventory.shown import Grid, console, table
 from snapshots import show as snapshots
-from snapshots.images import Companions
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild, Step
-from snapshots.verify import Checked
 from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
 from training.data.look.lengths import lengths_of
@@ -60,7 +58,7 @@ RUN = "qwen2.5-14b-20260131-154500"
 TYPE, ZONE, ADDRESS = "ecs.gn7i-c16g1.4xlarge", "cn-hangzhou-j", "203.100.113.211"
 LONG = "a step takes 2.41 s, 1.7 times the 1.42 s of its plan; later plans go by it"
 INSTANCE_ID, DISK_ID = "i-bp67fbpjl9rbqprsnjhg", "d-bp1fcmq5q0hlkpq9v6ay"
-SNAPSHOT_ID, IMAGE_ID, SYSTEM_ID = "s-bp67fbpjl9rbqprsnjhg", "m-bp1g7004ksh0oeuc9ao2", "s-bp1g7004ksh0oeuc9ao3"
+SNAPSHOT_ID = "s-bp67fbpjl9rbqprsnjhg"
 LISTED = """
 provider = "static"
 [ssh]
@@ -96,7 +94,6 @@ SNAPSHOT = Snapshot(
 DISK = Disk(
     DISK_ID, "x", "data", 120, "cloud_essd", "In_use", ZONE, NOW, name="anna1-te1-data", source_snapshot_id=SNAPSHOT_ID
 )
-IMAGE = OwnImage(IMAGE_ID, "anna1", SYSTEM_ID, 60, "Creating", "40%", NOW, tags={"spotune:of": SNAPSHOT_ID})
 QUOTE = Quote(
     Offer(TYPE, ZONE, spot=Range(11.01, 12.02, 13.03, 12.0), advice=SpotAdvice(ZONE, TYPE, 20, 3, "0-3%"), reason=LONG),
     Price(Amount(12.3456), Amount(34.56), "CNY"),
@@ -192,16 +189,13 @@ CASES = {
             [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), Amount(12.3456), "CNY", ended=NOW)], "demo", NOW
         )
     ),
-    "snapshots/show.py print_checked": lambda *_: snapshots.print_checked(
-        [Checked("the model Mistral-Small-3.2-24B-Instruct-2506", (LONG, LONG), 2, 123.4)]
-    ),
-    "snapshots/show.py print_list": lambda *_: snapshots.print_list([SNAPSHOT], [DISK], GIB_PRICE, [IMAGE]),
+    "snapshots/show.py print_list": lambda *_: snapshots.print_list([SNAPSHOT], [DISK], GIB_PRICE),
     "snapshots/show.py print_phases": lambda *_: snapshots.print_phases([Phase("machines", 0.0, 1234.5)], 1234.5),
     "snapshots/show.py print_rebuild": lambda *_: snapshots.print_rebuild(
         Rebuild(UP, (Step("deploy", "base deploy", LONG, "12.30 CNY an hour, 49.20 CNY for 4 h"),))
     ),
     "snapshots/show.py print_verdicts": lambda *_: snapshots.print_verdicts(
-        [Decision(SNAPSHOT, True, f"{LONG} ({DISK_ID})")], Companions((), ()), GIB_PRICE
+        [Decision(SNAPSHOT, True, f"{LONG} ({DISK_ID})")], GIB_PRICE
     ),
     "snapshots/show.py print_where_things_live": lambda *_: snapshots.print_where_things_live(),
     "training/laptop/adapter/report.py show": lambda *_: an_evaluation(),

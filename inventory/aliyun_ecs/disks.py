@@ -19,10 +19,7 @@ from inventory.aliyun_ecs.fields import (
     whole,
 )
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import Disk, Image, NewDisk, OwnImage, Snapshot, Tags
-
-ANY_STATUS = "Creating,Waiting,Available,UnAvailable,CreateFailed"
-"""Without it the cloud lists those alone that can be used."""
+from inventory.cloud.values import Disk, Image, NewDisk, Snapshot, Tags
 
 
 class Disks(Caller):
@@ -117,24 +114,6 @@ class Disks(Caller):
             Kind.NOT_FOUND,
         )
 
-    def own_images(self, *, tags: Tags | None = None, ids: Sequence[str] = ()) -> tuple[OwnImage, ...]:
-        own = {"ImageOwnerAlias": "self", "Status": ANY_STATUS}
-        fields = own | given(ImageId=",".join(ids), Tag=tag_list(tags))
-        return tuple(self.numbered_pages("DescribeImages", fields, own_images_in))
-
-    def create_image(self, snapshot_id: str, name: str, tags: Tags, token: str) -> str:
-        fields = {
-            "RegionId": self.region_id,
-            "SnapshotId": snapshot_id,
-            "ImageName": name,
-            "Tag": tag_list(tags),
-            "ClientToken": token,
-        }
-        return str(self.call("CreateImage", fields)["ImageId"])
-
-    def delete_image(self, image_id: str) -> None:
-        self.remove("DeleteImage", {"RegionId": self.region_id, "ImageId": image_id, "Force": True})
-
 
 def new_disk_fields(region_id: str, zone_id: str, disk: NewDisk, labels: Tags, token: str) -> Fields:
     """CreateDisk; with a snapshot and a larger size the disk grows, without a size it is as large as it was."""
@@ -208,25 +187,3 @@ def images_in(answer: Answer) -> tuple[tuple[str, Image], ...]:
         (each.get("CreationTime", ""), Image(needed(each, "ImageId"), whole(each.get("Size"))))
         for each in listed(answer, "Images", "Image")
     )
-
-
-def own_images_in(answer: Answer) -> tuple[OwnImage, ...]:
-    """DescribeImages of images of one's own."""
-    return tuple(
-        OwnImage(
-            image_id=needed(each, "ImageId"),
-            name=each.get("ImageName", ""),
-            snapshot_id=_system_snapshot(each),
-            size_gib=whole(each.get("Size")),
-            status=each.get("Status", "Available"),
-            progress=each.get("Progress", ""),
-            created=moment(needed(each, "CreationTime")),
-            tags=tags(each),
-        )
-        for each in listed(answer, "Images", "Image")
-    )
-
-
-def _system_snapshot(image: Answer) -> str:
-    mappings = listed(image, "DiskDeviceMappings", "DiskDeviceMapping")
-    return next((each.get("SnapshotId", "") for each in mappings if each.get("Type", "system") == "system"), "")

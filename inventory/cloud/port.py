@@ -21,7 +21,6 @@ from inventory.cloud.values import (
     KeyPair,
     MachineRequest,
     NewDisk,
-    OwnImage,
     Price,
     RoleAccess,
     Rule,
@@ -47,8 +46,6 @@ class Ability(Enum):
     """Without it: each order is one machine."""
     ROLES = "a machine can be given a role by which it calls the API itself"
     """Without it: `give_role` is never called."""
-    IMAGES = "machines can be made from an image of one's own"
-    """Without it: `own_images`, `create_image` and `delete_image` are never called."""
 
 
 class Cloud(Protocol):
@@ -132,7 +129,7 @@ class Cloud(Protocol):
     def keep_disk(self, disk_id: str, delete_with_instance: bool) -> None:
         """Whether the disk goes when its machine does."""
 
-    # Snapshots and images
+    # Snapshots, and the image that machines are made from
 
     def snapshots(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, disk_id: str = ""
@@ -150,15 +147,6 @@ class Cloud(Protocol):
 
     def image(self, name: str) -> Image:
         """The vendor's or one's own image with this id, or the newest one of this family."""
-
-    def own_images(self, *, tags: Tags | None = None, ids: Sequence[str] = ()) -> tuple[OwnImage, ...]:
-        """The account's images with all these tags, one of these ids."""
-
-    def create_image(self, snapshot_id: str, name: str, tags: Tags, token: str) -> str:
-        """A new image's id, made of the snapshot of a system disk: of nothing else of its machine."""
-
-    def delete_image(self, image_id: str) -> None:
-        """Delete an image, its snapshot stays; machines made from it go on."""
 
     # Offers and prices
 

@@ -156,22 +156,6 @@ class Image:
 
 
 @dataclass(frozen=True)
-class OwnImage:
-    """An image that was made of a system disk's snapshot."""
-
-    image_id: str
-    name: str
-    snapshot_id: str
-    """Of the system disk."""
-    size_gib: int
-    status: str
-    """Creating, Waiting, Available, UnAvailable or CreateFailed."""
-    progress: str
-    created: datetime
-    tags: Tags = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class KeyPair:
     name: str
     fingerprint: str

@@ -88,14 +88,11 @@ def network_file(host: LocalHost, subnet: IPv4Network) -> str:
     )
 
 
-def prepare(places: Places, host: LocalHost, subnet: IPv4Network, layers: Path | None = None) -> None:
-    """Everything a boot needs: root file system, identity, disks. Repeating it changes nothing.
-
-    layers: what lies between the image and the host's own changes, where it boots from another host's (copy_root)
-    """
+def prepare(places: Places, host: LocalHost, subnet: IPv4Network) -> None:
+    """Everything a boot needs: root file system, identity, disks. Repeating it changes nothing."""
     root = places.root(host.name)
     if not mounts_below(MOUNTINFO.read_text(), root.resolve()):
-        _mount_root(places, host.name, layers)
+        _mount_root(places, host.name)
     if not (root / TOOLS / "address").exists():
         _give_identity(places, host, root, subnet)
     list_disks(places, host.name, host.disks)
@@ -116,36 +113,14 @@ def attached_disks(places: Places, name: str) -> str:
     return table.read_text() if table.exists() else ""
 
 
-def _mount_root(places: Places, name: str, layers: Path | None) -> None:
+def _mount_root(places: Places, name: str) -> None:
     folder, image = places.host(name), places.base_image
     for part in ("upper", "work", "root"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     if not image.exists():
         raise LocalCloudError(f"its image {image.readlink()} is gone; `fab local.down`, then `fab local.serve`")
-    own = folder / "layers"
-    if layers and not own.exists():  # links, so that the host outlives what it was made from
-        run("cp", "--archive", "--link", layers, own)
-    lower = ":".join(str(each) for each in [*_layers(own), image.resolve()])
-    options = f"lowerdir={lower},upperdir={folder / 'upper'},workdir={folder / 'work'}"
+    options = f"lowerdir={image.resolve()},upperdir={folder / 'upper'},workdir={folder / 'work'}"
     run("mount", "-t", "overlay", "overlay", "-o", options, folder / "root")
-
-
-def _layers(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir(), key=lambda each: int(each.name)) if folder.exists() else []
-
-
-def copy_root(places: Places, name: str, target: Path) -> int:
-    """What a host's system disk holds beyond the base image, as it is now, without what is this cloud's own in it."""
-    folder, half = places.host(name), target.with_suffix(".half")
-    remove_tree(half)
-    half.mkdir(parents=True)
-    run("cp", "--archive", folder / "upper", half / "0")
-    for number, each in enumerate(_layers(folder / "layers"), 1):
-        run("cp", "--archive", "--link", each, half / str(number))
-    for part in ("address", "disks", "metadata", "wheels"):
-        (half / "0" / TOOLS / part).unlink(missing_ok=True)
-    half.rename(target)
-    return int(run("du", "--summarize", "--block-size=1", target).split()[0])
 
 
 def _give_identity(places: Places, host: LocalHost, root: Path, subnet: IPv4Network) -> None:

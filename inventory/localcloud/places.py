@@ -76,10 +76,6 @@ class Places:
     def snapshot_image(self, snapshot_id: str) -> Path:
         return self.folder / "snapshots" / f"{snapshot_id}.img"
 
-    def snapshot_layers(self, snapshot_id: str) -> Path:
-        """What a system disk held beyond the base image: a folder a layer, the highest first."""
-        return self.folder / "snapshots" / f"{snapshot_id}.layers"
-
     @property
     def world(self) -> Path:
         """What the ECS API knows."""

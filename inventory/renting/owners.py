@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import Disk, Instance, OwnImage, Snapshot
+from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.hostkeys import HostKey
 from inventory.renting import keys, tags
 from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings
 
-Owned = Instance | Disk | Snapshot | OwnImage
+Owned = Instance | Disk | Snapshot
 LONGEST_NAME = 60
 
 

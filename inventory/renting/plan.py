@@ -40,8 +40,6 @@ class Wish:
     """Rather some machines than none, of several types and zones if need be."""
     extend: bool = False
     """Whether `hours` counts for machines that stand too, where none is made."""
-    image_id: str = ""
-    """Instead of the settings' image."""
     others: bool = False
     """Another owner's machines and disks are taken for ours."""
 
@@ -258,7 +256,7 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
         )
         if not asked:
             raise RentError(pinned)
-    image = cloud.image(plan.wish.image_id or settings.rental.image)
+    image = cloud.image(settings.rental.image)
     same_type = plan.there[0].instance_type if plan.there else ""
     try:
         found, said = offers.quotes(

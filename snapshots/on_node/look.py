@@ -7,7 +7,6 @@ Standard library only, Python 3.10 or newer. Prints one line of JSON.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -66,12 +65,12 @@ def filesystem(disk: Path) -> str:
 
 
 def sealed(folder: Path, stamp: str) -> dict[str, Any]:
-    """A folder's stamp and the sha256 of its manifest; both empty unless both are there."""
+    """A folder's stamp; empty where it has none, or no manifest: then it is not finished."""
     try:
         content = json.loads((folder / stamp).read_text(encoding="utf-8"))
-        return {"stamp": dict(content), "manifest": sha256(folder / MANIFEST)}
+        return {"stamp": dict(content) if (folder / MANIFEST).is_file() else {}}
     except (OSError, ValueError):
-        return {"stamp": {}, "manifest": ""}
+        return {"stamp": {}}
 
 
 def newest_run(runs: Path) -> dict[str, Any] | None:
@@ -81,14 +80,7 @@ def newest_run(runs: Path) -> dict[str, Any] | None:
         return None
     run = max(began, key=lambda path: (began[path], path.name))
     steps = [int(path.name[5:]) for path in run.glob("checkpoints/step-*") if path.name[5:].isdigit()]
-    step = max(steps, default=None)
-    manifest = run / f"checkpoints/step-{step}" / MANIFEST
-    return {
-        "id": run.name,
-        "model_dir": model_of(run / "recipe.toml"),
-        "step": step,
-        "manifest": sha256(manifest) if step is not None and manifest.is_file() else "",
-    }
+    return {"id": run.name, "model_dir": model_of(run / "recipe.toml"), "step": max(steps, default=None)}
 
 
 def model_of(recipe: Path) -> str:
@@ -98,10 +90,6 @@ def model_of(recipe: Path) -> str:
     except OSError:
         return ""
     return found[1] if found else ""
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":

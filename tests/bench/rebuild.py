@@ -1,9 +1,8 @@
 """A cluster from its snapshot against one from nothing, on the same cloud: seconds until the doctor finds it fine.
 
 From nothing: `fab up`, the base deploy, `fab doctor`. From the snapshot: `fab rebuild`, which does all of that and
-reads the files ahead that training needs; its packages come from the snapshot, its machines from the cloud's image.
-Once more with machines from an image of the head, told beside it. Images, wheels and the API's server are there for
-all of them beforehand.
+reads the files ahead that training needs; its packages come from the snapshot. Images, wheels and the API's server are
+there for both beforehand.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def rebuild_vs_fresh(cluster: LocalCluster) -> Row:
     pairs = [_pair(cluster, phases, first=number == 0) for number in range(PAIRS)]
     row = compared(pairs, digits=1)
     ratios = ", ".join(f"{fresh / rebuilt:.2f}" for rebuilt, fresh in pairs)
-    told = {"ratio of each pair": ratios, "all of it, machines from an image": f"{_from_image(cluster):.1f} s, once"}
-    return {**row, "parts": middle(phases) | told}
+    return {**row, "parts": middle(phases) | {"ratio of each pair": ratios}}
 
 
 def middle(phases: Sequence[dict[str, float]]) -> dict[str, str]:
@@ -59,21 +57,14 @@ def _pair(cluster: LocalCluster, phases: list[dict[str, float]], first: bool) ->
     """Seconds to a rebuilt cluster, and to a fresh one; the first fresh one's disk is what is rebuilt."""
     fresh = _timed(lambda: _from_nothing(cluster))
     if first:
-        checked(cluster.fab("snapshots.create", "--image", timeout=1500))
+        checked(cluster.fab("snapshots.create", timeout=1500))
     cluster.down()
-    rebuilt = _timed(lambda: cluster.rebuild("--no-image"))
+    rebuilt = _timed(cluster.rebuild)
     told = json.loads((cluster.state / "spotune" / "clusters" / cluster.name / "rebuild.json").read_text())
     phases.append({each["name"]: each["took_s"] for each in told["phases"]})
     checked(cluster.fab("doctor", timeout=1500))
     cluster.down()
     return rebuilt, fresh
-
-
-def _from_image(cluster: LocalCluster) -> float:
-    took = _timed(cluster.rebuild)
-    checked(cluster.fab("doctor", timeout=1500))
-    cluster.down()
-    return took
 
 
 def _from_nothing(cluster: LocalCluster) -> None:

@@ -70,7 +70,7 @@ class Drill(Range):
             seen[action] += 1
             calls.append(Call(action, seen[action], number))
         at = [n for n, action in enumerate(self.actions) if action == command.since]
-        return tuple(calls[at[command.nth - 1] if at else 0 :])
+        return tuple(calls[at[0] if at else 0 :])
 
     def wrong(self, command, said=""):
         """What is not as it should be after the command has ended well."""

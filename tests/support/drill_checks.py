@@ -30,7 +30,6 @@ def leaks(world, cluster, nodes, said=""):
             yield f"data disk {disk.disk_id} ({disk.name}) is attached to no machine, which nobody said"
         if disk.instance_id and disk.instance_id not in world.instances:
             yield f"{disk.disk_id} belongs to {disk.instance_id}, which is gone"
-    yield from (f"{i.image_id} is nobody's" for i in world.images.values() if i.tags.get(CLUSTER_TAG) != cluster)
     yield from (f"{s.snapshot_id} is nobody's" for s in world.snapshots.values() if s.tags.get(CLUSTER_TAG) != cluster)
 
 

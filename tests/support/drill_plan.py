@@ -92,8 +92,6 @@ class Command:
     disk_gib: int = 20
     since: str = ""
     """The first action that is disturbed; empty: from the first call on."""
-    nth: int = 1
-    """Which of its calls."""
 
 
 COMMANDS = (
@@ -108,16 +106,6 @@ COMMANDS = (
         since="RunInstances",
     ),
     Command("fab snapshots.create", keeping.create, (), "up", "Of the head of a cluster of two", "snapshot"),
-    Command(
-        "fab snapshots.create --image",
-        keeping.create,
-        (("image", True),),
-        "up",
-        "As above, and then of the head's system disk; the calls from there on",
-        "snapshot",
-        since="CreateSnapshot",
-        nth=2,
-    ),
     Command(
         "fab rebuild",
         keeping.rebuild,

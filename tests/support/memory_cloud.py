@@ -17,7 +17,6 @@ from inventory.cloud.values import (
     Instance,
     InstanceType,
     KeyPair,
-    OwnImage,
     Price,
     RoleAccess,
     SecurityGroup,
@@ -201,7 +200,7 @@ class MemoryCloud:
     def keep_disk(self, disk_id, delete_with_instance):
         self.all[disk_id] = replace(self.all[disk_id], delete_with_instance=delete_with_instance)
 
-    # Snapshots and images
+    # Snapshots, and the image that machines are made from
 
     def snapshots(self, *, tags=None, ids=None, disk_id=""):
         return tuple(each for each in self._found(Snapshot, tags, ids) if disk_id in ("", each.disk_id))
@@ -219,17 +218,6 @@ class MemoryCloud:
 
     def image(self, name):
         return Image(name, 20)
-
-    def own_images(self, *, tags=None, ids=()):
-        return self._found(OwnImage, tags, ids or None)
-
-    def create_image(self, snapshot_id, name, tags, token):
-        image_id = f"m-{next(self._count)}"
-        self.all[image_id] = OwnImage(image_id, name, snapshot_id, 20, "Available", "100%", self.now(), tags)
-        return image_id
-
-    def delete_image(self, image_id):
-        self.all.pop(image_id, None)
 
     # Offers and prices
 

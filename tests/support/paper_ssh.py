@@ -18,21 +18,19 @@ from unittest.mock import patch
 from inventory.localcloud.ecs import account as accounts
 from inventory.ssh import SshError
 from snapshots.create import FROZEN
-from snapshots.on_node.sysprep import WAS_STRIPPED
 from tests.support.fake_machines import FakeMachines
 
 WORLD = "SPOTUNE_PAPER_WORLD"
 MADE_BY_NAME = (
     "inventory.ssh.connect",
     "snapshots.create.connect",
-    "snapshots.images.connect",
 )
 """Every name under which a connection is opened."""
 LOOK = {
     "mounted": True,
     "filesystem": "ext4",
     "used_bytes": 3 << 30,
-    "environment": {"stamp": {"hash": "0" * 64, "torch": "2.13.0", "python": "3.12"}, "manifest": "1" * 64},
+    "environment": {"stamp": {"hash": "0" * 64, "torch": "2.13.0", "python": "3.12"}},
     "models": [],
     "run": None,
 }
@@ -83,8 +81,6 @@ class Connection:
             was = FROZEN if self.host in self.frozen else ""
             self.frozen.discard(self.host)
             return was
-        if "sysprep.py" in command or "spotune-image" in command:
-            return WAS_STRIPPED if command.endswith(" restore") else ""
         if command == "true" or "/data/runs" in command:  # that it answers; that there are no runs
             return ""
         if command.startswith("mkdir -p /run/spotune/reclaim"):  # until when it is rented
@@ -95,8 +91,6 @@ class Connection:
     def _told_by_program(self, arguments):
         if arguments == ["/data"]:  # snapshots/on_node/look.py
             return json.dumps(LOOK)
-        if arguments == ["used"]:  # snapshots/on_node/sysprep.py
-            return str(2 << 30)
         assert arguments == [], arguments  # deploy/on_node/keep_packages.py
         return json.dumps({"packages": 0, "bytes": 0})
 

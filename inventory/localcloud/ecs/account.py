@@ -33,8 +33,6 @@ class Instance(Resource):
     zone_id: str
     instance_type: str
     image_id: str
-    image_snapshot_id: str = ""
-    """Of an image of one's own: what its system disk began as."""
     vswitch_id: str
     vpc_id: str
     security_group_ids: list[str]
@@ -88,16 +86,6 @@ class Snapshot(Resource):
     available_at: float
     accomplished_at: float
     failed: bool = False
-
-
-class Image(Resource):
-    """An image of one's own; the cloud's is in the catalogue."""
-
-    image_id: str
-    name: str
-    snapshot_id: str
-    size_gib: int
-    available_at: float
 
 
 class SecurityGroup(Resource):
@@ -163,7 +151,6 @@ class Account(Record):
     instances: dict[str, Instance] = Field(default_factory=dict)
     disks: dict[str, Disk] = Field(default_factory=dict)
     snapshots: dict[str, Snapshot] = Field(default_factory=dict)
-    images: dict[str, Image] = Field(default_factory=dict)
     security_groups: dict[str, SecurityGroup] = Field(default_factory=dict)
     key_pairs: dict[str, KeyPair] = Field(default_factory=dict)
     vpcs: dict[str, Vpc] = Field(default_factory=dict)

@@ -14,7 +14,6 @@ from inventory.localcloud.ecs.account import Disk, Instance, Snapshot
 from inventory.localcloud.ecs.actions import Cloud
 from inventory.localcloud.ecs.faults import FaultFile
 from inventory.localcloud.image import TOOLS
-from inventory.localcloud.mounts import remove_tree
 from inventory.localcloud.places import Places
 
 FINISH_BOOT_S = 300
@@ -70,11 +69,9 @@ class Hosts:
         name, address = instance.machine, instance.address
         if not host.is_running(self.places, name):
             network.ensure_network(self.places, self.subnet)
-            began_as = instance.image_snapshot_id
-            layers = self.places.snapshot_layers(began_as) if began_as else None
             keys = f"{authorized_keys.strip()}\n" if authorized_keys.strip() else ""
             machine = host.LocalHost(name, instance.hostname, address, self._images(disks), keys)
-            host.prepare(self.places, machine, self.subnet, layers)
+            host.prepare(self.places, machine, self.subnet)
             host.start(self.places, machine)
         host.wait_for_ssh(self.places, name, address)
         try:
@@ -115,7 +112,7 @@ class Hosts:
 
     def take_snapshot(self, disk_: Disk, snapshot: Snapshot, machine: str) -> int:
         if disk_.kind == "system":
-            return host.copy_root(self.places, machine, self.places.snapshot_layers(snapshot.snapshot_id))
+            return 0  # nothing can be made from it here
         target = self.places.snapshot_image(snapshot.snapshot_id)
         image = self.places.disk_image(disk_.disk_id)
         loop = disk.device_of(image) or ""
@@ -133,7 +130,6 @@ class Hosts:
 
     def remove_snapshot(self, snapshot: Snapshot) -> None:
         self.places.snapshot_image(snapshot.snapshot_id).unlink(missing_ok=True)
-        remove_tree(self.places.snapshot_layers(snapshot.snapshot_id))
 
     def run(self, instance: Instance, script: str, timeout_s: float) -> tuple[int, bytes]:
         return inside.run_script(self.places, instance.machine, script, timeout_s)

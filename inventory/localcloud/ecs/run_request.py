@@ -40,7 +40,7 @@ def checked(cloud: Cloud, p: Parameters) -> RunRequest:
     """What a call asks for. Raises the API's refusal of the first thing that is wrong."""
     instance_type = type_named(p.needed("InstanceType")).name
     categories = catalogue.disk_categories(instance_type)
-    image = images.bootable(cloud, p.needed("ImageId"))
+    image_id = images.bootable(p.needed("ImageId"))
     vswitch = _vswitch(cloud, p)
     count = _count(cloud, p)
     strategy, limit = _spot(cloud, p, vswitch.zone_id)
@@ -49,8 +49,7 @@ def checked(cloud: Cloud, p: Parameters) -> RunRequest:
         raise ApiError(403, "InstanceDiskNumber.LimitExceed", "The total number of specified disk exceeds.")
     machine = {
         "instance_type": instance_type,
-        "image_id": image.image_id,
-        "image_snapshot_id": image.snapshot_id,
+        "image_id": image_id,
         "zone_id": vswitch.zone_id,
         "vswitch_id": vswitch.vswitch_id,
         "vpc_id": vswitch.vpc_id,
@@ -63,7 +62,7 @@ def checked(cloud: Cloud, p: Parameters) -> RunRequest:
         "public_mbps": _bandwidth(p),
         "tags": checked_tags(p),
     }
-    system = system_volume(p, categories, image.size_gib)
+    system = system_volume(p, categories, catalogue.IMAGE_GIB)
     data = tuple(ordered_volume(cloud, each, categories) for each in disks)
     request = RunRequest(tuple(names(p.text("InstanceName"), count)), machine, system, data)
     if not catalogue.in_stock(instance_type, cloud.account.stocked):

@@ -111,8 +111,6 @@ def delete_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         raise ApiError(403, "SnapshotCreatedDisk", "The snapshot has been used to create disk(s).")
     if any(disk.status == "Creating" for disk in made):
         raise ApiError(403, "Operation.Conflict", "The operation may conflicts with others, please retry later.")
-    if any(each.snapshot_id == snapshot.snapshot_id for each in cloud.account.images.values()):
-        raise ApiError(403, "SnapshotCreatedImage", "The snapshot has been used to create image(s).")
     end_dry_run(p)
     del cloud.account.snapshots[snapshot.snapshot_id]
     cloud.machines.remove_snapshot(snapshot)
