@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from inventory.setting_types import Section, spelled
+from inventory.setting_types import Section
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Money = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -62,8 +62,6 @@ class Rental(Section):
     hours_idle: Annotated[float, Field(ge=0, le=24 * 7)] = 0
     """When a run that was followed is over and nothing else uses the machines, they are released so much later instead;
     the next command that uses them moves that back. At least the half hour that the cloud wants; 0: off."""
-    idle_role: Annotated[str, spelled(r"[A-Za-z0-9._-]{0,64}", "a role's name is expected, as spotune-idle")] = ""
-    """By which the head applies `hours_idle` itself, after a run that nobody follows; empty: only this laptop does."""
     budget: Money = 0
     """Hard stop of a calendar month, in your account's currency: no order and no extension goes beyond it, with what
     disks without a machine cost. It deletes no disk; what one that stays makes of it is said before. 0: none."""

@@ -1,20 +1,17 @@
 """Rented machines that are real hosts: metadata, disks coming and going, snapshots, reclaim, the end."""
 
 import base64
-import io
 import json
 import os
 import shutil
 import socket
 import subprocess
-import tarfile
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-import training
 from inventory.localcloud import cgroups, control, host, inside, served
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs.actions import ECS, VPC
@@ -192,61 +189,6 @@ def test_metadata_takes_tokens_and_answers_machines_alone(rented, first):
     assert rented.on(first, script).split() == expected
     asked = ["curl", "--silent", "--max-time", "2", f"http://{METADATA}/latest/meta-data/"]
     assert b"instance-id" not in subprocess.run(asked, capture_output=True).stdout
-
-
-ON_HEAD = (
-    "__init__.py",
-    "causes.py",
-    "exit_codes.py",
-    "reclaim.py",
-    "run_folder.py",
-    "users.py",
-    "node/__init__.py",
-    "node/idle",
-)
-"""Of training/: what the watch of idle machines needs."""
-
-
-def test_a_head_with_a_role_lets_its_idle_machine_go_and_keeps_one_that_somebody_uses(rented, first):
-    """The real program on a real host: ss, systemd, credentials from its metadata, signed calls over the bridge."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name in ON_HEAD:
-            no_cache = {"filter": lambda info: None if "__pycache__" in info.name else info}
-            tar.add(Path(training.__file__).parent / name, f"training/{name}", **no_cache)
-    code = base64.b64encode(packed.getvalue()).decode()
-    rented.on(first, f"mkdir -p /opt/watch; echo {code} | base64 -d | tar -xz -C /opt/watch")
-    # the login of the test before is a visit, for a minute and a quarter
-    no_visit = "journalctl -q --rotate && journalctl -q --vacuum-time=1s && ! journalctl -q -b --grep '^Accepted'"
-    rented.on(first, no_visit)
-    planned = datetime.now(UTC) + timedelta(hours=5)
-    stamp = planned.strftime("%Y-%m-%dT%H:%M:00Z")
-    tag = {"ResourceType": "instance", "ResourceId__1": first, "Tag__1__Key": "spotune:cluster"}
-    rented.call("TagResources", **tag, Tag__1__Value=NAME, Tag__2__Key="spotune:planned", Tag__2__Value=stamp)
-    address = next(each for each in rented.instances() if each["InstanceId"] == first)["VpcAttributes"]
-    (address,) = address["PrivateIpAddress"]["IpAddress"]
-    rented.call("ModifyInstanceAutoReleaseTime", InstanceId=first, AutoReleaseTime=stamp)
-    ids = json.dumps([first])
-
-    def ahead():
-        (shown,) = rented.call("DescribeInstances", InstanceIds=ids)["Instances"]["Instance"]
-        at = datetime.strptime(shown["AutoReleaseTime"], "%Y-%m-%dT%H:%MZ").replace(tzinfo=UTC)
-        return at - datetime.now(UTC)
-
-    argv = (
-        f"python3 -u -m training.node.idle.watch --endpoint http://{METADATA} --metadata {METADATA} --every 0.3 "
-        f"--region cn-hangzhou --role spotune-idle --tag-key spotune:cluster --tag-value {NAME} --hours-idle 0.1 "
-        f"--nodes te1 te2 --own {address}"  # te2 is not there
-    )
-    watch = f"cd /opt/watch && {argv} --looks 2 2>&1"
-    assert "HTTP 404" in rented.on(first, watch) and ahead() > timedelta(hours=4)
-    rented.call("AttachInstanceRamRole", InstanceIds=ids, RamRoleName="spotune-idle")
-    unit = "systemd-run --quiet --collect --unit=spotune-tiny-20260131-154500 sleep 60"
-    assert rented.on(first, f"{unit} && {watch}") == "" and ahead() > timedelta(hours=4)
-    said = rented.on(first, f"systemctl stop spotune-tiny-20260131-154500; {watch}")
-    assert "nothing uses the machines" in said and timedelta(minutes=33) < ahead() < timedelta(minutes=40)
-    assert rented.on(first, "cat /run/spotune/reclaim/release")[:16] in said
-    rented.call("ModifyInstanceAutoReleaseTime", InstanceId=first, AutoReleaseTime="")
 
 
 def test_a_snapshot_of_a_mounted_disk_has_what_was_written_before_and_not_what_came_after(rented, first):

@@ -96,8 +96,6 @@ def everything(api):
     v3(api, "Reclaim", version="local", InstanceId=machine, NoticeSeconds=600)
     v3(api, "Hurry", version="local", Seconds=60)
     api.settle()
-    ids = json.dumps([machine])
-    call("AttachInstanceRamRole", InstanceIds=ids, RamRoleName="spotune-idle")
     script = {"Type": "RunShellScript", "CommandContent": "dHJ1ZQ==", "ContentEncoding": "Base64"}
     ran = call("RunCommand", InstanceId__1=machine, **script)
     api.settle()
@@ -105,7 +103,6 @@ def everything(api):
         "DescribeAvailableResource": [{"DestinationResource": kind} for kind in ("InstanceType", "DataDisk")],
         "DescribeImageFromFamily": [{"ImageFamily": "acs:debian_12_x64"}],
         "DescribeInvocationResults": [{"InvokeId": ran["InvokeId"]}],
-        "DescribeInstanceRamRole": [{"InstanceIds": ids}],
         "DescribeKeyPairs": [{"IncludePublicKey": True}],
         "DescribePrice": [{"ResourceType": "instance", **order}],
         "DescribeSecurityGroupAttribute": [{"SecurityGroupId": group}],

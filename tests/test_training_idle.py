@@ -16,7 +16,6 @@ from inventory.shown import clock
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
 from tests.support.run_folders import make_run
-from training import users
 from training.laptop import rental, starting
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
@@ -91,6 +90,16 @@ def test_a_time_that_a_run_extended_meanwhile_is_not_shortened_by_the_old_plan(r
     assert idle.move_back(cluster.cloud, cluster.settings) is None and ahead(cluster) > 4 * HOUR
 
 
+def test_a_plan_that_the_budget_cuts_is_cut_in_the_tags_too(rented):
+    cluster = rented(hours_idle=1)
+    cluster.up(1, hours=10)
+    idle.bring_forward(cluster.cloud, cluster.settings)
+    (machine,) = cluster.cloud.instances()
+    lease.note_plan(cluster.cloud, machine, cut := machine.release_at - 0.4 * HOUR)
+    (machine,) = cluster.cloud.instances()
+    assert abs(tags.moment_of(machine.tags, tags.PLANNED_TAG) - cut) < timedelta(seconds=2)
+
+
 class Cluster(OpenCluster):
     """One whose nodes say what they are told to."""
 
@@ -157,10 +166,10 @@ def test_a_program_with_a_model_is_found_on_a_node_and_the_question_itself_is_no
     head = HereHead(tmp_path)
     argv = [sys.executable, "-c", "import sys; sys.stdin.read()", "/data/models/of-this-test"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as program:
-        found = head.shell(users.USERS)
+        found = head.shell(rental.USERS)
         program.stdin.close()
     assert f"{program.pid} {' '.join(argv)}" in found and "pgrep" not in found
-    assert "of-this-test" not in head.shell(users.USERS)
+    assert "of-this-test" not in head.shell(rental.USERS)
 
 
 def test_a_run_that_goes_on_or_is_being_started_keeps_the_machines(opened, capsys, monkeypatch):
@@ -202,8 +211,11 @@ def test_a_run_that_nobody_follows_says_until_when_its_machines_are_there(opened
     rental.say_until(at_hand)
     said = capsys.readouterr().out
     assert said.startswith(f"The cloud releases the machines at {clock(release(cluster))}, and nobody extends that now")
+    assert said.count("\n") == 1
     rental.say_until(OpenCluster(at_hand.head, settings=Settings(provider="static")))
     assert capsys.readouterr().out == ""
+    rental.say_until(opened(hours_idle=1)[1])
+    assert capsys.readouterr().out.endswith("\nhours_idle waits for the next command of this laptop\n")
 
 
 def test_machines_that_a_cloud_never_releases_cost_until_fab_down(opened, capsys):

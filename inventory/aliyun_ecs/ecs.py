@@ -27,11 +27,9 @@ from inventory.aliyun_ecs.machines import Machines
 from inventory.aliyun_ecs.networks import Networks
 from inventory.aliyun_ecs.offers import Offers
 from inventory.aliyun_ecs.recording import VARIABLE, Recording
-from inventory.aliyun_settings import Aliyun
 from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability
-from inventory.cloud.values import RoleAccess
 from inventory.localcloud.places import Places
 from inventory.settings import Settings
 
@@ -58,8 +56,6 @@ class Endpoint:
     protocol: str = "https"
     credentials: Path | None = None
     """The local cloud's; None: the SDK's chain."""
-    metadata: str = Aliyun.notice_address
-    """Where its machines ask about themselves; the local cloud's answers their calls there too."""
 
     @property
     def is_loopback(self) -> bool:
@@ -81,8 +77,7 @@ def endpoint(settings: Settings) -> Endpoint:
         host = str(told["endpoint"])  # somebody else's process, but there
     except (OSError, ValueError, KeyError, TypeError):
         raise NoCloud(NOT_SERVED) from None
-    metadata = settings.local.metadata_address
-    return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini", metadata)
+    return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
 
 
 class Ecs(Machines, Assistant, Disks, Offers, Networks):
@@ -129,12 +124,6 @@ class Ecs(Machines, Assistant, Disks, Offers, Networks):
         if pace is None:
             pace = CallPace.of_local_cloud(settings.local.wait_factor) if settings.aliyun.is_local else CallPace()
         return cls(settings.aliyun.region, endpoint(settings), pace, recording)
-
-    def role_access(self) -> RoleAccess:
-        where = self._where
-        if where.credentials:
-            return RoleAccess(f"http://{where.metadata}", where.metadata)
-        return RoleAccess(f"{where.protocol}://{where.host or self._clients[ECS]._endpoint}", where.metadata)
 
     def once(self, action: str, fields: Mapping[str, Any], version: str) -> dict[str, Any]:
         """One request, signed and sent by the SDK, and its answer as it came."""

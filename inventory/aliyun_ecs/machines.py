@@ -28,23 +28,9 @@ from inventory.aliyun_ecs.fields import (
 )
 from inventory.aliyun_ecs.offers import WITH_LIMIT, priced_fields
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import Instance, KeyPair, MachineRequest, NewDisk, RoleAccess, Tags
+from inventory.cloud.values import Instance, KeyPair, MachineRequest, NewDisk, Tags
 
 TAGGED_AT_ONCE = 50
-ROLE_POLICY = json.dumps(
-    {
-        "Version": "1",
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Action": ["ecs:DescribeInstances", "ecs:ModifyInstanceAutoReleaseTime"],
-                "Resource": "*",
-            }
-        ],
-    },
-    separators=(",", ":"),
-)
-"""Narrows what the role may do on the head, whatever its own policy says."""
 TAKEN = ("KeyPair.AlreadyExist", "InvalidKeyPairName.Duplicate")
 
 
@@ -86,22 +72,6 @@ class Machines(Caller):
         fields = {"RegionId": self.region_id, "InstanceId": instance_id}
         self.call("ModifyInstanceAutoReleaseTime", {**fields, "AutoReleaseTime": stamp(at) if at else ""})
 
-    def give_role(self, instance_id: str, role: str) -> RoleAccess:
-        ids = {"RegionId": self.region_id, "InstanceIds": json.dumps([instance_id])}
-        found = roles_in(self.call("DescribeInstanceRamRole", ids)).get(instance_id, "")
-        if found not in ("", role):
-            told = f"{instance_id} has the role {found} already, and a machine has one: detach it, or name it"
-            raise CloudError(told, Kind.INPUT)
-        if not found:
-            answer = self.call("AttachInstanceRamRole", {**ids, "RamRoleName": role, "Policy": ROLE_POLICY})
-            if number(answer.get("FailCount")):
-                raise CloudError(f"the role {role} could not be attached to {instance_id}", Kind.INPUT)
-        return self.role_access()
-
-    def role_access(self) -> RoleAccess:
-        """Where a machine's programs find the API and their credentials."""
-        raise NotImplementedError
-
     def tag(self, kind: Literal["instance", "disk", "snapshot"], ids: Sequence[str], tags: Tags) -> None:
         for some in batches(ids, TAGGED_AT_ONCE):
             fields = {"RegionId": self.region_id, "ResourceType": kind, "ResourceId": list(some)}
@@ -125,12 +95,6 @@ class Machines(Caller):
 
     def delete_key_pair(self, name: str) -> None:
         self.remove("DeleteKeyPairs", {"RegionId": self.region_id, "KeyPairNames": json.dumps([name])})
-
-
-def roles_in(answer: Answer) -> dict[str, str]:
-    """DescribeInstanceRamRole: the role of each machine that has one."""
-    found = listed(answer, "InstanceRamRoleSets", "InstanceRamRoleSet")
-    return {str(each.get("InstanceId") or ""): str(each.get("RamRoleName") or "") for each in found}
 
 
 def launch_fields(region_id: str, order: MachineRequest, token: str) -> Fields:

@@ -22,7 +22,6 @@ from inventory.cloud.values import (
     MachineRequest,
     NewDisk,
     Price,
-    RoleAccess,
     Rule,
     SecurityGroup,
     Snapshot,
@@ -44,8 +43,6 @@ class Ability(Enum):
     """Without it: `MachineRequest.release_at` is None, `set_release_time` is never called, and no budget is taken."""
     ORDERED_NAMES = "one order makes several machines, each with its name"
     """Without it: each order is one machine."""
-    ROLES = "a machine can be given a role by which it calls the API itself"
-    """Without it: `give_role` is never called."""
 
 
 class Cloud(Protocol):
@@ -88,10 +85,6 @@ class Cloud(Protocol):
 
     def set_release_time(self, instance_id: str, at: datetime | None) -> None:
         """When the cloud releases the machine by itself, at least half an hour ahead; None: never."""
-
-    def give_role(self, instance_id: str, role: str) -> RoleAccess:
-        """Let programs on the machine read and move release times as this role, and nothing else. One that has it is
-        no error; CloudError (INPUT) where it has another."""
 
     def host_keys(self, instance_id: str) -> str:
         """A machine's public ssh host keys, a line each, over a channel that needs no ssh: nothing is trusted before.

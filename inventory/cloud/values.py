@@ -214,16 +214,6 @@ class NewDisk:
 
 
 @dataclass(frozen=True)
-class RoleAccess:
-    """How a program on a machine calls the API by the machine's role."""
-
-    endpoint: str
-    """https://HOST as the machine reaches it; http on the cloud of this very machine."""
-    metadata: str
-    """Address of what gives it the role's credentials."""
-
-
-@dataclass(frozen=True)
 class MachineRequest:
     """One order of machines. Every field goes into the request, so a repeated order must be equal to the first."""
 

@@ -1,8 +1,7 @@
 """`hours_idle`: machines that nothing uses are released sooner than planned, and as planned once something does again.
 
 A machine that is shut down is billed on, so the release time is moved: by this machine, when a run that it followed is
-over and with the next command that uses the machines; and where a role is named for it, by the head, which needs no
-laptop for that (training/node/idle). The planned time waits in a tag.
+over and with the next command that uses the machines. The planned time waits in a tag.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import Instance, RoleAccess
+from inventory.cloud.values import Instance
 from inventory.renting import lease, members, tags
 from inventory.settings import Settings
 
@@ -61,22 +59,6 @@ def move_back(cloud: Cloud, settings: Settings) -> datetime | None:
         if planned[instance_id] - target > lease.SAME:  # as far as the budget reaches: no further later on
             cloud.tag("instance", [instance_id], {tags.PLANNED_TAG: tags.moment(target)})
     return min(moved.values(), default=None)
-
-
-def let_head_release(cloud: Cloud, settings: Settings) -> RoleAccess:
-    """Give the head the role by which it lets idle machines go, and note when all of them go by plan. Raises
-    CloudError, RentError."""
-    if not {Ability.ROLES, Ability.RELEASE_TIME} <= cloud.abilities:
-        raise RentError("this cloud gives machines no role by which they could do it themselves")
-    machines = _machines(cloud, settings)
-    head = next((each for each in machines if members.number(each) == 1), None)
-    if head is None:
-        raise RentError("the cloud lists no head")
-    access = cloud.give_role(head.instance_id, settings.rental.idle_role)
-    for each in machines:
-        if each.release_at and each.release_at != _planned(each):
-            cloud.tag("instance", [each.instance_id], {tags.PLANNED_TAG: tags.moment(each.release_at)})
-    return access
 
 
 def _planned(machine: Instance) -> datetime | None:

@@ -18,7 +18,6 @@ from inventory.cloud.values import (
     InstanceType,
     KeyPair,
     Price,
-    RoleAccess,
     SecurityGroup,
     Snapshot,
     SpotAdvice,
@@ -79,7 +78,6 @@ class MemoryCloud:
         """What a token made."""
         self.group_rules = {}
         self.orders = []
-        self.roles = {}
         self._count = itertools.count(1)
 
     def now(self):
@@ -144,12 +142,6 @@ class MemoryCloud:
     def set_release_time(self, instance_id, at):
         assert Ability.RELEASE_TIME in self.abilities
         self.all[instance_id] = replace(self.all[instance_id], release_at=at)
-
-    def give_role(self, instance_id, role):
-        assert Ability.ROLES in self.abilities and instance_id in self.all
-        if self.roles.setdefault(instance_id, role) != role:
-            raise CloudError(f"{instance_id} has the role {self.roles[instance_id]}", Kind.INPUT)
-        return RoleAccess("https://api.nowhere", "192.0.2.1")
 
     def host_keys(self, instance_id):
         return HOST_KEY

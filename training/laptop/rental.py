@@ -13,17 +13,20 @@ from inventory.errors import InventoryError
 from inventory.renting import idle, lease
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.laptop import idle_watch, runs
+from training.laptop import runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.open_cluster import OpenCluster
 from training.reclaim import FOLDER, RELEASE, release_text
-from training.users import USERS, first_user
+
+_MODEL = "'[/]data/models/'"
+USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
+"""Prints who is logged in on a node and which programs have a base model loaded, those apart that are just ending; its
+own words do not match."""
 
 
 def extend(cluster: OpenCluster, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
     RentError, HeadError."""
-    idle_watch.stop(cluster)
     used(cluster.settings)
     if cluster.settings and cluster.extends_rental:
         lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head))
@@ -76,7 +79,7 @@ def users_of(cluster: OpenCluster) -> str:
     """Who is logged in, or has a model loaded, on which node; empty where nobody."""
     answers = cluster.ask_all(USERS)
     silent = {name: f"is not known ({answer})" for name, answer in answers.items() if isinstance(answer, Exception)}
-    found = {name: what for name, answer in answers.items() if (what := first_user(str(answer)))}
+    found = {name: lines[0][:100] for name, answer in answers.items() if (lines := str(answer).strip().splitlines())}
     return "; ".join(f"{name}: {what}" for name, what in (found | silent).items())
 
 
@@ -130,8 +133,8 @@ def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
             f"The cloud releases the machines at {clock(end)}, and nobody extends that now; the run saves and leaves "
             "before. Longer: follow it, or fab up --hours N"
         )
-        if later := idle_watch.said_beforehand(cluster):
-            print(later)
+        if hours_idle(cluster.settings):
+            print("hours_idle waits for the next command of this laptop")
     else:
         print("The machines cost until fab down")
 

@@ -17,7 +17,6 @@ from training.laptop import (
     attach,
     base_model,
     checkpoints,
-    idle_watch,
     make_run,
     node_hardware,
     preparing,
@@ -75,7 +74,6 @@ def resume(
             mine.confirm()
             started = run_id
             head.start(launch)
-            idle_watch.start(cluster, launch)
     return started
 
 

@@ -23,7 +23,7 @@ from training.data.look.naming import NAMES, names_text
 from training.data.preference import refuse_other_goal
 from training.data.readers import Source, called, left_aside, paths_of, placed
 from training.goal import DPO
-from training.laptop import attach, idle_watch, make_run, node_hardware, preparing, rental
+from training.laptop import attach, make_run, node_hardware, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
 from training.laptop.folder_model import folder_recipe, recipe_text, uncounted_recipe
@@ -224,7 +224,6 @@ def start(
                 mine.confirm()
                 started = run_id
                 make_run.start(cluster.head, launch)
-                idle_watch.start(cluster, launch)
     return started
 
 

@@ -32,8 +32,6 @@ class Api:
     secrets: Mapping[str, str]
     seen: Callable[[str, dict[str, str]], None] = lambda action, parameters: None
     """Told of every call that is rightly signed, before it is done."""
-    allow: Callable[[Caller, Request], None] = lambda caller, request: None
-    """Refuses what a caller may not do, by raising ApiError."""
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16, "call"))
 
     def __post_init__(self) -> None:
@@ -45,7 +43,6 @@ class Api:
         try:
             request = await _request(http)
             caller = verified(request, self.secrets, time.time())
-            self.allow(caller, request)
             self._use_nonce(caller)
             flat = {k: v for k, v in {**request.query, **request.form}.items() if k not in COMMON}
             self.seen(caller.action, flat)

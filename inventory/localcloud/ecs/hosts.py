@@ -12,7 +12,6 @@ from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import metadata
 from inventory.localcloud.ecs.account import Disk, Instance, Snapshot
 from inventory.localcloud.ecs.actions import Cloud
-from inventory.localcloud.ecs.faults import FaultFile
 from inventory.localcloud.image import TOOLS
 from inventory.localcloud.places import Places
 
@@ -33,9 +32,7 @@ class Hosts:
     def begin(self, cloud: Cloud) -> None:
         """Before the first call: bridge and metadata; what should run and does not is shown as stopped."""
         network.ensure_network(self.places, self.subnet)
-        self._metadata = metadata.start(
-            cloud, self.metadata_address, self.places.bridge, FaultFile(self.places.folder / "faults.json")
-        )
+        self._metadata = metadata.start(cloud, self.metadata_address, self.places.bridge)
         with cloud.lock:
             for instance in cloud.account.instances.values():
                 if instance.status == "Running" and not host.is_running(self.places, instance.machine):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import socket
 import threading
@@ -17,13 +16,8 @@ from inventory.localcloud.commands import LocalCloudError, run
 from inventory.localcloud.ecs import times
 from inventory.localcloud.ecs.account import Instance
 from inventory.localcloud.ecs.actions import Cloud
-from inventory.localcloud.ecs.api import Api
-from inventory.localcloud.ecs.faults import FaultFile
-from inventory.localcloud.ecs.role_keys import RoleKeys, role_api
 
 PORT = 80
-ROLE_KEYS = "role-keys"
-"""Stands in a tree where the service gives credentials."""
 TOKEN_HEADER = "X-aliyun-ecs-metadata-token"
 LONGEST_TOKEN_S = 21_600
 OWN_FILES = ("instance-id", "hostname", "image-id", "zone-id", "vpc-id", "vswitch-id")
@@ -35,9 +29,7 @@ def tree(cloud: Cloud, instance: Instance) -> Tree:
     about: Tree = {"instance-type": instance.instance_type, "instance-name": instance.name}
     if instance.noticed:
         about["spot"] = {"termination-time": times.second(instance.reclaim_at)}
-    role: Tree = {"ram": {"security-credentials": {instance.ram_role: ROLE_KEYS}}} if instance.ram_role else {}
     return {
-        **role,
         **{name: getattr(instance, name.replace("-", "_")) for name in OWN_FILES},
         "region-id": cloud.account.region_id,
         "private-ipv4": instance.address,
@@ -62,9 +54,6 @@ class Service:
     """Answers machines by the address they ask from."""
 
     cloud: Cloud
-    keys: RoleKeys = field(default_factory=RoleKeys)
-    api: Api | None = None
-    """Answers calls that are signed by a machine's role; None: nothing does."""
     _tokens: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Token -> the instance it was given to, and when it ends."""
     _loop: asyncio.AbstractEventLoop | None = None
@@ -75,9 +64,6 @@ class Service:
         app = web.Application()
         app.router.add_put("/latest/api/token", self._give_token)
         app.router.add_get("/latest/meta-data{path:(/.*)?}", self._meta_data)
-        if self.api:
-            app.router.add_get("/", self.api.handle)
-            app.on_response_prepare.append(self.api.date)
         return app
 
     def _asking(self, request: web.Request) -> Instance:
@@ -111,8 +97,6 @@ class Service:
             found = text(tree(self.cloud, instance), request.match_info["path"])
         if found is None:
             raise web.HTTPNotFound
-        if found == ROLE_KEYS:
-            found = json.dumps(self.keys.given(instance.instance_id))
         return web.Response(text=found)
 
     def listen(self, sock: socket.socket) -> None:
@@ -140,7 +124,7 @@ class Service:
             self._thread.join(timeout=5)
 
 
-def start(cloud: Cloud, address: str, bridge: str, faults: FaultFile) -> Service:
+def start(cloud: Cloud, address: str, bridge: str) -> Service:
     """Put the address on the bridge and answer there, to what comes in by this bridge only.
 
     Several clouds have the same address, each on its own bridge. Raises LocalCloudError.
@@ -157,7 +141,6 @@ def start(cloud: Cloud, address: str, bridge: str, faults: FaultFile) -> Service
         taken = f"the metadata service cannot listen at {address}:{PORT} on {bridge}: {error.strerror}"
         raise LocalCloudError(f"{taken}; local.metadata_address in cluster.toml names another address") from error
     sock.setblocking(False)
-    keys = RoleKeys()
-    service = Service(cloud, keys, role_api(cloud, keys, faults))
+    service = Service(cloud)
     service.listen(sock)
     return service

@@ -28,7 +28,6 @@ from inventory.localcloud.ecs import (
     lifecycle,
     network,
     offers,
-    ram_roles,
     region,
     security_groups,
     snapshots,
@@ -46,7 +45,7 @@ LONGEST_LINE = 256 * 1024
 TICK_S = 0.5
 ACTIONS_OF = (
     *(key_pairs, assistant, disks, clock, instances, lifecycle, network),
-    *(images, offers, ram_roles, region, security_groups, snapshots, tagging),
+    *(images, offers, region, security_groups, snapshots, tagging),
 )
 """The modules whose actions it answers: they have registered themselves."""
 log = logging.getLogger(__name__)
