@@ -62,7 +62,9 @@ FAULTS = {
         "带有 {what}，而这里只学文本；请去掉这样的记录"
     ),
     "{where} holds a NUL character": "{where} 中有 NUL 字符",
-    "{where} holds half of a surrogate pair, which is no character": "{where} 中有不成对的代理字符（surrogate）",
+    "{where} holds half of a surrogate pair, or bytes that are not UTF-8": (
+        "{where} 中有不成对的代理字符（surrogate），或不是 UTF-8 的字节"
+    ),
     "the model's chat template leaves out {what} of turn {turn}, so it cannot be learned; take it out, or take a "
     "model whose template shows it": (
         "模型的聊天模板不显示第 {turn} 轮的{what}，学不到；请把它去掉，或换一个模板能显示它的模型"
