@@ -85,9 +85,6 @@ FAULTS = {
     "{file}: not UTF-8; it looks like {encoding}, in which {excerpt} stands there; convert it: {command}": (
         "{file}：不是 UTF-8；看起来是 {encoding}，按它读出来有 {excerpt}；转换命令：{command}"
     ),
-    "{file}: not UTF-8; it is {encoding}, in which {excerpt} stands there; convert it: {command}": (
-        "{file}：不是 UTF-8；它是 {encoding}，按它读出来有 {excerpt}；转换命令：{command}"
-    ),
 }
 """What the readers of data say is wrong. The first whose words fit is taken."""
 
