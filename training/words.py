@@ -62,7 +62,9 @@ FAULTS = {
         "带有 {what}，而这里只学文本；请去掉这样的记录"
     ),
     "{where} holds a NUL character": "{where} 中有 NUL 字符",
-    "{where} holds half of a surrogate pair, which is no character": "{where} 中有不成对的代理字符（surrogate）",
+    "{where} holds half of a surrogate pair, or bytes that are not UTF-8": (
+        "{where} 中有不成对的代理字符（surrogate），或不是 UTF-8 的字节"
+    ),
     "the model's chat template leaves out {what} of turn {turn}, so it cannot be learned; take it out, or take a "
     "model whose template shows it": (
         "模型的聊天模板不显示第 {turn} 轮的{what}，学不到；请把它去掉，或换一个模板能显示它的模型"
@@ -82,9 +84,6 @@ FAULTS = {
     "no record can be used": "没有一条记录可用",
     "{file}: not UTF-8; it looks like {encoding}, in which {excerpt} stands there; convert it: {command}": (
         "{file}：不是 UTF-8；看起来是 {encoding}，按它读出来有 {excerpt}；转换命令：{command}"
-    ),
-    "{file}: not UTF-8; it is {encoding}, in which {excerpt} stands there; convert it: {command}": (
-        "{file}：不是 UTF-8；它是 {encoding}，按它读出来有 {excerpt}；转换命令：{command}"
     ),
 }
 """What the readers of data say is wrong. The first whose words fit is taken."""

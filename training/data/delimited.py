@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from training.counting import many
 from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import LISTS, ROLES, TURNS_OR_WORDS, is_known, known_shapes
-from training.encoding import converted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """By suffix."""
@@ -27,13 +26,13 @@ Row = tuple[str, Any]
 def rows(file: Path) -> Iterator[Row]:
     """Each row under the file's header. DataError where there is no header that names known columns."""
     csv.field_size_limit(FIELD_LIMIT)
-    delimiter = DELIMITERS[file.suffix.lower()]
     with file.open("rb") as stream:
         # a byte that is not UTF-8 spoils its own row alone: it is carried through as half a surrogate pair
         stream.seek(len(codecs.BOM_UTF8) if stream.read(3) == codecs.BOM_UTF8 else 0)
         lines = (line.decode("utf-8", "surrogateescape") for line in iter(lambda: stream.readline(FIELD_LIMIT), b""))
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        header = _header(file, reader, delimiter)
+        first = next(lines, "")
+        reader = csv.reader(chain([first], lines), delimiter=_delimiter(file, first), strict=True)
+        header = _header(file, reader)
         while True:
             place = f"line {reader.line_num + 1}"
             try:
@@ -47,28 +46,26 @@ def rows(file: Path) -> Iterator[Row]:
                 yield place, _record(header, fields)
 
 
-def _header(file: Path, reader: Iterator[list[str]], delimiter: str) -> list[str]:
+def _delimiter(file: Path, first: str) -> str:
+    """What separates the columns that line 1 names; by the file's name where no sign makes known ones of them."""
+    own = DELIMITERS[file.suffix.lower()]
+    return next((sign for sign in (own, ",", ";", "\t") if is_known(_names(first.split(sign)))), own)
+
+
+def _names(fields: Sequence[str]) -> list[str]:
+    return [field.strip().strip('"') for field in fields]
+
+
+def _header(file: Path, reader: Iterator[list[str]]) -> list[str]:
     try:
         names = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
         raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
-        other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), "")
-        cure = _other_sign(file, other, delimiter) if other else "; rename them in that line, as in prompt,completion"
-        raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}{cure}")
+        raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}")
     if twice := next((name for name in names if name and names.count(name) > 1), ""):
         raise DataError(f"{file}: line 1 names the column {twice!r} twice")
     return names
-
-
-def _other_sign(file: Path, other: str, delimiter: str) -> str:
-    """What to do with columns that another sign sets apart than the file's name says."""
-    said = f" (they seem to be set apart by {other!r}, {file.suffix} is by {delimiter!r})"
-    if suffix := next((suffix for suffix, sign in DELIMITERS.items() if sign == other), ""):
-        return f"{said}; rename it, so that it ends in {suffix}"
-    copy = f'csv.writer(sys.stdout,delimiter={json.dumps(delimiter)}).writerows(csv.reader(sys.stdin,delimiter=";"))'
-    command = f"python3 -c 'import csv,sys;{copy}' <"
-    return f"{said}; save it with that sign, or convert it: {converted(command, file, 'new', 'before')}"
 
 
 def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] | BadRecord:

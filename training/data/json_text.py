@@ -78,7 +78,7 @@ def refuse_unsound(value: Any, where: str) -> None:
         if "\0" in value:
             raise BadRecord(f"{where or 'the text'} holds a NUL character")
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            raise BadRecord(f"{where or 'the text'} holds half of a surrogate pair, which is no character")
+            raise BadRecord(f"{where or 'the text'} holds half of a surrogate pair, or bytes that are not UTF-8")
     elif isinstance(value, dict):
         for key, inner in value.items():
             refuse_unsound(key, f"a key of {where or 'the record'}")

@@ -19,7 +19,7 @@ from training.data.json_array import values
 from training.data.json_text import json_value
 from training.data.other_kinds import refuse_foreign, refuse_other_kind
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import Record, Shape, is_known, recognised
+from training.data.shapes import Record, Shape, recognised
 from training.sums import sha256_of
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
@@ -198,39 +198,25 @@ def raw(file: Path) -> Iterator[Raw]:
         refuse_foreign(file)
         if file.suffix.lower() in DELIMITERS:
             yield from rows(file)
-        elif file.suffix.lower() == ".json" and not _begins_with_object(file):
-            yield from ((f"record {number}", value) for number, value in enumerate(values(file), start=1))
-        else:
-            if file.suffix.lower() == ".json" and _is_one_object(file):
-                raise DataError(
-                    f"{file}: one JSON object, neither an array of records nor a record on each line; give the files "
-                    "of records alone"
-                )
+        elif _is_lines(file):
             yield from _json_lines(file)
+        else:
+            yield from ((f"record {number}", value) for number, value in enumerate(values(file), start=1))
     except OSError as error:
         raise DataError(f"{file}: {error.strerror or error}") from error
 
 
-def _begins_with_object(file: Path) -> bool:
-    """Whether a .json file is lines of JSON after all, as many on the Hub are."""
+def _is_lines(file: Path) -> bool:
+    """Whether a record stands on each line of a JSON file, whatever its name: neither in an array, nor over lines."""
     with file.open("rb") as stream:
-        return stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
-
-
-def _is_one_object(file: Path) -> bool:
-    """Whether a file is one object over several lines that is no record, such as a model's config.json. Larger ones
-    than a record may be are not looked into."""
-    with file.open("rb") as stream:
-        first = stream.readline(LINE_LIMIT)
-        if isinstance(_value(first), dict):
-            return False
-        rest = stream.read(LINE_LIMIT + 1)
-    found = _value(first + rest) if len(rest) <= LINE_LIMIT else None
-    return isinstance(found, dict) and not is_known(found)
-
-
-def _value(content: bytes) -> Any:
-    return json_value(content.removeprefix(codecs.BOM_UTF8))
+        lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in iter(lambda: stream.readline(LINE_LIMIT), b""))
+        first = next(filter(None, lines), b"")
+    if first.startswith(b"["):
+        return False
+    try:
+        return not isinstance(json_value(first), BadRecord) or not isinstance(next(values(file), None), dict)
+    except DataError:
+        return True  # the first line is broken, as others may be
 
 
 def _json_lines(file: Path) -> Iterator[Raw]:
