@@ -369,7 +369,7 @@ def with_value(whole, key, value):
     return json.dumps({**whole, key: "HERE"}).replace('"HERE"', value) + "\n"
 
 
-VALUES = (BIG, f"-{BIG}", "1e300", "-9e10", "NaN", "Infinity", "1e999", "[1]", "{}")
+VALUES = (BIG, "1e300", "-9e10")
 FIGURES = (
     *[("status.json", A_STATUS, key) for key in ("updated", "started", "ended", "price_h", "spent_before")],
     *[("status.json", A_STATUS, key) for key in ("exit_code", "failed_rank", "cause", "measured_step_s")],

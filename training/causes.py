@@ -20,6 +20,7 @@ CauseKind = Literal[
     "diverged",
     "unsaved",  # a checkpoint could not be written
     "disk_full",
+    "disk_read_only",
     "out_of_gpu_memory",
     "out_of_memory",
     "no_device",  # a GPU that cannot be used from the start

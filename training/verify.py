@@ -11,6 +11,9 @@ from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, STATE
 
+HEADER_BYTES = 16 << 20
+"""Of a safetensors file at most: some hundred bytes a tensor."""
+
 
 class FetchError(TrainingError, RuntimeError):
     """What was fetched is incomplete, damaged, or not what the run should have made."""
@@ -131,10 +134,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """A safetensors file's header, and where its data begin: 8 bytes of length, little-endian, then JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
+        if length > min(path.stat().st_size, HEADER_BYTES):
             raise FetchError(f"{path} is not a safetensors file")
         try:
-            header: dict[str, Any] = dict(bounded_json(file.read(length)))
+            header: dict[str, Any] = dict(bounded_json(file.read(length).decode()))
         except (TypeError, ValueError):
             raise FetchError(f"{path} is not a safetensors file") from None
     return header, 8 + length
