@@ -39,7 +39,7 @@ from training.money import MONTH, money
 
 Say = Callable[[str], None]
 INTENT = "snapshot"
-NAME = re.compile(r"^(?!auto)(?!https?://)[A-Za-z][A-Za-z0-9._:-]{1,127}$")
+NAME = re.compile(r"^(?!auto)(?!https?://)[A-Za-z][A-Za-z0-9._:-]{1,127}")
 THAW_AFTER_S = 60
 SYNC_S = 1800
 """Gigabytes of dirty pages on a slow disk take their time."""
@@ -62,7 +62,7 @@ def checked_name(name: str, cluster: str, run: str) -> str:
     """The name asked for, else one of cluster and run. Raises RentError for one the cloud would refuse."""
     if not name:
         return f"spotune-{cluster}-{run or 'environment'}"[:128]
-    if not NAME.match(name):
+    if not NAME.fullmatch(name):
         raise RentError(
             f"--name {name!r}: 2 to 128 letters, digits and any of . _ : - , a letter first; names that begin with "
             '"auto" are the cloud\'s own'

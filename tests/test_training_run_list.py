@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +14,16 @@ from invoke import Context, Exit
 
 from inventory.setting_types import SettingsError
 from tests.support.run_folders import make_run
+from training.bounded import bounded_json, figure_in
 from training.laptop import runs, tokenizer_here
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster, opened
-from training.laptop.run_list import copies, deleting, listing
+from training.laptop.run_list import copies, deleting, giving_back, listing
 from training.laptop.tasks import data, status, train
+from training.laptop.terminal import runs_table
 from training.launch import LaunchError
-from training.run_folder import STATUS, Status, status_text
-from training.starts import note_start
+from training.run_folder import STATUS, Status, is_run_id, status_text
+from training.starts import note_start, read_starts
 
 ROOT = Path(__file__).parent.parent
 OLD, NEW, MINE = "tiny-20260130-120000", "tiny-20260131-154500", "tiny-20260129-080000"
@@ -355,3 +358,63 @@ def test_a_run_that_learned_nothing_keeps_no_base_and_one_on_the_head_does(place
     with pytest.raises(LaunchError, match=f"is the base model of {NEW}"):
         deleting.refuse_bases(deleting.planned(found, [OLD], ""), found, home)
     deleting.refuse_bases(deleting.planned(found, [OLD, NEW], ""), found, home)
+
+
+BIG = "1" + "0" * 400
+A_STATUS = {"run_id": NEW, "state": "failed", "supervisor_pid": 0, "started": 1, "updated": 1, "price_h": 2.5}
+A_STEP = {"step": 1, "total_steps": 2, "loss": 1.0, "lr": 1.0, "tokens_per_s": 1.0, "memory_gib": 1.0, "step_s": 1.0}
+
+
+def with_value(whole, key, value):
+    return json.dumps({**whole, key: "HERE"}).replace('"HERE"', value) + "\n"
+
+
+VALUES = (BIG, "1e300", "-9e10")
+FIGURES = (
+    *[("status.json", A_STATUS, key) for key in ("updated", "started", "ended", "price_h", "spent_before")],
+    *[("status.json", A_STATUS, key) for key in ("exit_code", "failed_rank", "cause", "measured_step_s")],
+    *[("metrics.jsonl", A_STEP, key) for key in ("step", "total_steps", "loss", "step_s", "validation_loss")],
+    *[("starts.jsonl", {"at": 1.0, "command": "fab"}, key) for key in ("at", "hosts")],
+)
+
+
+def test_whatever_number_a_head_writes_its_runs_are_listed(tmp_path, capsys):
+    ids = []
+    for case, (value, (name, whole, key)) in enumerate(product(VALUES, FIGURES)):
+        ids.append(f"tiny-20260131-15{case // 60:02d}{case % 60:02d}")
+        folder = make_run(tmp_path, ids[-1])
+        (folder / name).write_text(with_value({**whole, "run_id": ids[-1]}, key, value))
+        read_starts(folder)
+    found = runs.all_runs(HereHead(tmp_path))
+    runs_table(found)
+    assert sorted(seen.run_id for seen in found) == ids and all(name in capsys.readouterr().out for name in ids[-1:])
+    ours = listing.rows(copies.on_laptop(tmp_path), {})
+    assert (
+        {line[0] for line in listing.lines(ours)} == {row["run"] for row in json.loads(listing.as_json(ours))} == {*ids}
+    )
+    giving_back.at_stake(HereHead(tmp_path), tmp_path / "home")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100 + "1" + "}" * 100, "9" * 10_000])
+def test_json_without_bounds_is_a_fault_of_its_run(tmp_path, text):
+    make_run(tmp_path, NEW)
+    (tmp_path / NEW / "status.json").write_text(text)
+    (tmp_path / NEW / "checkpoints" / f"step-{'9' * 200}").mkdir(parents=True)
+    (seen,) = runs.all_runs(HereHead(tmp_path))
+    assert (seen.status, seen.fault.split(" (")[0]) == (None, "its status.json cannot be read")
+    assert copies.on_laptop(tmp_path)[NEW].steps == ()
+    with pytest.raises(ValueError, match=r"nested|digits"):
+        bounded_json(text)
+
+
+def test_what_a_heads_shell_says_of_sizes_and_times_is_a_figure_or_nothing():
+    assert [figure_in(text) for text in ("12", "1700000000.25", BIG, "inf", "-1", "1e9", "١")] == [
+        12,
+        1700000000.25,
+        *[0] * 5,
+    ]
+
+
+@pytest.mark.parametrize("name", [f"{NEW}\n", f"{NEW}\n\n", "tiny-２０260131-154500", f" {NEW}"])
+def test_a_run_id_has_nothing_behind_its_time(name):
+    assert not is_run_id(name)

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +19,19 @@ import pytest
 from tests.support.checkpoints import with_checkpoint
 from tests.support.supervised import pid_of_rank, status_of, supervisors, wait_for, wait_for_output
 from training.causes import Cause
-from training.events import EVENTS, Ended, Failed, OffPlan, Started, parse_rows
+from training.events import EVENTS, Ended, Failed, OffPlan, Started, line_of, parse_rows
 from training.launch import MASTER_PORTS, Host, Launch, launch_text
 from training.node.diagnosis.xid import parse_xid
+from training.node.supervision import supervise
 from training.node.supervision.afterwards import bring_home, collect, evaluate
 from training.node.supervision.end_processes import processes_of
+from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
 from training.node.supervision.node_ssh import NodeError, master_port
 from training.node.supervision.supervise import Supervisor
+from training.reclaim import release_text
 from training.starts import read_starts
+
+RUN = "tiny-20260101-000000"
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("deepspeed", reason="needs the [train] extra: DeepSpeed's launcher starts the ranks")
@@ -245,7 +251,7 @@ def test_a_lost_ping_for_a_broken_ssh_configuration_counts_as_a_miss(tmp_path: P
     monkeypatch.setattr("training.node.supervision.supervise.PING_EVERY_S", 0.01)
     supervisor = make_supervisor(tmp_path / "run")
     supervisor._ping(supervisor.launch.hosts[1])
-    assert supervisor.events.get(timeout=1) == ("lost", "te2")
+    assert supervisor.lost.get(timeout=1) == "te2"
 
 
 def test_every_nodes_logs_come_to_the_head_and_only_those_of_its_own_ranks(tmp_path: Path, monkeypatch):
@@ -370,3 +376,89 @@ def test_what_the_driver_told_the_kernel_since_the_start_is_asked_of_every_node(
     supervisor = Supervisor(run_dir, tmp_path / "notices")
     supervisor._ask_drivers()
     assert supervisor.seen.xids == {"localhost": [parse_xid(lost)]}
+
+
+FLOOD = "yes '[0] some words of a rank that is very verbose about all that it does' & sleep 3; kill $!; sleep 1"
+
+
+def a_run_here(run: Path, monkeypatch, command: str) -> Supervisor:
+    """A supervisor of this machine whose launcher is a shell command."""
+    (run / "logs").mkdir(parents=True)
+    hosts = (Host("localhost", "127.0.0.1", 1),)
+    launch = Launch(run.name, str(run), hosts, "training.program", (), sys.executable, {}, here=True, hang_s=0)
+    (run / "launch.json").write_text(launch_text(launch))
+    monkeypatch.setattr(supervise, "runner_argv", lambda launch, port: ["sh", "-c", command])
+    return Supervisor(run, run.parent / "notices")
+
+
+def test_a_stop_waits_behind_no_line_and_lines_have_bounds(tmp_path, monkeypatch):
+    supervisor = a_run_here(tmp_path / RUN, monkeypatch, f"head -c 3000000 /dev/zero | tr '\\0' x; echo; {FLOOD}")
+    asked, taken = [], []
+    monkeypatch.setattr(supervisor.seen, "take", lambda line: taken.append(len(line)))
+    threading.Timer(1, lambda: asked.append(time.monotonic()) or supervisor.request_stop()).start()
+    monkeypatch.setattr(supervisor, "_ask_to_stop", lambda: asked.append(time.monotonic()))
+    assert supervisor.main() == 0
+    assert asked[1] - asked[0] < 1.5
+    assert max(taken) == taken[0] == LINE_BYTES and supervisor.events.maxsize == QUEUED
+    assert (supervisor.run_dir / "logs" / "launcher.log").read_bytes()[:3_000_000] == b"x" * 3_000_000
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of a few files, which a test may fill or make read-only."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=40,size=2m", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs root: it mounts a file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def fill_inodes(disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        for n in range(100):
+            (disk / f"file-{n}").touch()
+
+
+def test_without_an_inode_the_ranks_are_asked_to_stop_and_the_last_status_is_written(small_disk, monkeypatch):
+    supervisor = a_run_here(small_disk / RUN, monkeypatch, f"until [ -e {small_disk / RUN}/stop ]; do sleep 0.1; done")
+    threading.Timer(0.5, lambda: fill_inodes(small_disk) or supervisor.request_stop()).start()
+    assert supervisor.main() == 0
+    assert (status_of(supervisor.run_dir).state, status_of(supervisor.run_dir).cause.kind) == ("stopped", "asked")
+
+
+def test_a_supervisor_outlives_a_disk_that_becomes_read_only_and_names_it(small_disk, monkeypatch, capfd):
+    failed = "echo \"[0] OSError: [Errno 30] Read-only file system: 'x'\"; echo '[0] "
+    supervisor = a_run_here(small_disk / RUN, monkeypatch, f"{failed}{line_of(Ended(1))}'")
+    argv = supervise.runner_argv(supervisor.launch, 0)
+
+    def becomes_read_only(launch: Launch, port: int) -> list[str]:
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+        return argv
+
+    monkeypatch.setattr(supervise, "runner_argv", becomes_read_only)
+    assert supervisor.main() == 1
+    assert supervisor.status.cause == Cause("disk_read_only", code=1) and supervisor.status.ended
+    assert "its disk is read-only" in capfd.readouterr().err
+
+
+def test_a_start_on_a_full_disk_is_a_run_that_failed_for_it(small_disk, monkeypatch):
+    supervisor = a_run_here(small_disk / RUN, monkeypatch, "true")
+    (small_disk / "large").write_bytes(b"x" * 1_900_000)
+    assert supervisor.main() == 1
+    assert status_of(supervisor.run_dir).cause == Cause("disk_full")
+
+
+@pytest.mark.parametrize("jump_s", [-3600, 7200])
+def test_a_clock_that_is_set_neither_freezes_the_status_nor_ends_the_run(tmp_path, monkeypatch, jump_s):
+    supervisor = a_run_here(tmp_path / RUN, monkeypatch, "sleep 1.5")
+    monkeypatch.setattr(supervise, "STATUS_EVERY_S", 0.2)
+    (tmp_path / "notices").mkdir()
+    (tmp_path / "notices" / "release").write_text(release_text(time.time() + 3600))
+    real, written = time.time, []
+    monkeypatch.setattr(supervisor, "_write_status", lambda: written.append(supervisor.status))
+    monkeypatch.setattr("time.time", lambda: real() + jump_s)
+    assert supervisor.main() == 1
+    assert supervisor.status.cause.kind == "unheard" and len(written) > 4
+    assert supervisor.status.ended - supervisor.status.started < 30

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.bounded import bounded_json
 from training.sums import ADAPTER_WEIGHTS
 
 FOLDER = "began-with"
@@ -41,7 +42,7 @@ def record_text(stages: Sequence[Stage]) -> str:
 def parse_record(text: str) -> tuple[Stage, ...]:
     """The stages in it; none in an empty text. Raises ValueError where it is none."""
     try:
-        rows: list[Mapping[str, Any]] = json.loads(text) if text.strip() else []
+        rows: list[Mapping[str, Any]] = bounded_json(text) if text.strip() else []
         return tuple(Stage(str(r["run_id"]), int(r["step"]), str(r["adapter"]), str(r["data"])) for r in rows)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no {RECORD}: {error}") from error

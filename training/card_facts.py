@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from training.began_with import stages_of
+from training.bounded import bounded_json
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
 from training.model_card import CardFacts
@@ -21,7 +21,7 @@ COUNTS = {"records": "records", "samples": "samples", "tokens": "tokens", "learn
 def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
     """What the folder of a run says of the checkpoint. AdapterError where one of the two is not whole."""
     try:
-        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        state = bounded_json((checkpoint / STATE).read_text(encoding="utf-8"))
         recipe = (run / "recipe.toml").read_text(encoding="utf-8")
         metrics = (run / METRICS).read_bytes() if (run / METRICS).exists() else b""
     except OSError as error:
@@ -70,7 +70,7 @@ def _report(run: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = bounded_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from training.bounded import is_figure
 from training.exit_codes import NO_DEVICE, PEER_LOST, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
 
 CauseKind = Literal[
@@ -19,6 +20,7 @@ CauseKind = Literal[
     "diverged",
     "unsaved",  # a checkpoint could not be written
     "disk_full",
+    "disk_read_only",
     "out_of_gpu_memory",
     "out_of_memory",
     "no_device",  # a GPU that cannot be used from the start
@@ -70,8 +72,10 @@ NONE, UNKNOWN = Cause(), Cause("unknown")
 
 def parse_cause(content: Any) -> Cause:
     """A cause from JSON; what is none, or of a kind that is not known here, is UNKNOWN."""
-    if not isinstance(content, dict) or content.get("kind") not in get_args(CauseKind):
+    if not isinstance(content, dict) or str(content.get("kind")) not in get_args(CauseKind):
         return UNKNOWN
     names = [name for name in Cause.__dataclass_fields__ if name != "kind"]
-    figures = {name: content[name] for name in names if isinstance(content.get(name), int | float)}
+    figures: dict[str, Any] = {name: content[name] for name in names if is_figure(content.get(name))}
+    if isinstance(saved := content.get("saved"), bool):
+        figures["saved"] = saved
     return Cause(content["kind"], **figures)

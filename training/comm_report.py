@@ -6,11 +6,11 @@ by the share that crosses each rank's link, so that it compares with the line ra
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from training.bounded import bounded_json
 from training.counting import size_text
 
 BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
@@ -41,7 +41,7 @@ ROWS: Mapping[str, Mapping[str, type]] = {
 
 def parse_result(text: str) -> Result:
     """The result in a JSON text; ValueError where it is none, or misses what every result has."""
-    result = json.loads(text)
+    result = bounded_json(text)
     required = VALUES.keys() | ROWS.keys()
     missing = required - result.keys() if isinstance(result, dict) else required
     if missing:

@@ -3,11 +3,12 @@ their content. Standard library only."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from training.bounded import bounded_json
 
 SPLIT = "evaluation.json"
 SENT = "held_out-"
@@ -82,7 +83,7 @@ def read_evaluations(run: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = bounded_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from training.bounded import bounded_json
 from training.causes import CauseKind
 
 PIPE = "SPOTUNE_EVENTS"
@@ -108,7 +109,7 @@ def parse_line(line: str) -> Event | None:
     """The event in a line that rank_start passed on; None where it is the rank's own output."""
     if line.startswith(MARK):
         with contextlib.suppress(*NO_EVENT):
-            return _event(json.loads(line.removeprefix(MARK)))
+            return _event(bounded_json(line.removeprefix(MARK)))
     return None
 
 
@@ -127,7 +128,7 @@ def parse_rows(text: str) -> list[Told]:
     found = []
     for line in text.splitlines():
         with contextlib.suppress(*NO_EVENT):
-            content = json.loads(line)
+            content = bounded_json(line)
             content.pop("at")
             rank = int(content.pop("rank"))
             found.append(Told(rank, _event(content)))

@@ -20,6 +20,7 @@ _LOST_PEER = re.compile(
 with SIGABRT after such words, minutes or milliseconds after the partner did."""
 _MEANINGS: tuple[tuple[re.Pattern[str], CauseKind], ...] = (
     (re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded", re.IGNORECASE), "disk_full"),
+    (re.compile(r"Read-only file system|Errno 30\b|EROFS", re.IGNORECASE), "disk_read_only"),
     (re.compile(r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory"), "out_of_gpu_memory"),
     (
         re.compile(r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (not enough|can't)|bad_alloc"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from training.bounded import bounded_json
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 from training.run_folder import unit_of
@@ -132,12 +133,12 @@ def launch_text(launch: Launch) -> str:
 
 def parse_launch(text: str) -> Launch:
     """The launch in a JSON text. Raises ValueError where it is none."""
-    content: dict[str, Any] = json.loads(text)
+    content: dict[str, Any] = bounded_json(text)
     try:
         content["hosts"] = tuple(_host(host) for host in content["hosts"])
         content["arguments"] = tuple(content["arguments"])
         return Launch(**content)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no launch: {error}") from error
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.bounded import bounded_json
 from training.run_folder import CHECKPOINTS, checkpoint_folder, checkpoint_steps, newest_step
 from training.sums import BEST, SUMS, parse_sums, sha256_of
 from training.verify import DamagedError, FetchError, part_of, verify_checkpoint
@@ -69,7 +69,7 @@ def planned_base_model(run: Path) -> str | None:
     """The base model's hash a run was started with."""
     path = run / "plan.json"
     try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        plan: dict[str, Any] = bounded_json(path.read_text(encoding="utf-8"))
         return plan.get("base_model_hash")
     except (AttributeError, OSError, ValueError) as error:
         raise FetchError(f"{path} cannot be read, so nothing says which base model it was ({error})") from error

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from training.bounded import bounded_json
+
 RECORD = "spotune-disk.json"
 
 
@@ -34,7 +36,7 @@ def record_text(record: DiskRecord) -> str:
 def parse_record(text: str) -> DiskRecord | None:
     """The record in a file's text; None where it is none: a disk of an earlier version, or damaged."""
     try:
-        content = json.loads(text)
+        content = bounded_json(text)
         record = DiskRecord(str(content["cluster"]), tuple(str(disk) for disk in content["disks"]))
     except (ValueError, TypeError, KeyError):
         return None

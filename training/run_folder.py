@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from training.bounded import bounded_json, is_figure
 from training.causes import MISTAKES, NONE, Cause, parse_cause
 
 DATA_DISK = Path("/data")
@@ -53,13 +54,15 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("started", "updated", "spent_before"), int | float),
     **dict.fromkeys(("ended", "price_h"), int | float | None),
     **dict.fromkeys(("planned_step_s", "measured_step_s"), int | float | None),
+    **dict.fromkeys(("exit_code", "failed_rank"), int | None),
+    "failed_node": str | None,
     "currency": str,
     "last_lines": list,
     "supervisor_pid": int,
 }
 ENDED: frozenset[str] = frozenset({"finished", "failed", "stopped"})
-_CHECKPOINT = re.compile(r"step-(\d+)")
-_RUN_ID = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>\d{8}-\d{6})$")
+_CHECKPOINT = re.compile(r"step-([0-9]{1,11})")
+_RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)-(?P<time>[0-9]{8}-[0-9]{6})")
 
 
 def new_run_id(name: str, now: datetime) -> str:
@@ -69,11 +72,12 @@ def new_run_id(name: str, now: datetime) -> str:
 
 def begun(run_id: str) -> float:
     """When a run of this id was made, in seconds since 1970; 0 where the id says none."""
-    match = _RUN_ID.match(run_id)
+    match = _RUN_ID.fullmatch(run_id)
     try:
-        return datetime.strptime(match["time"], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp() if match else 0.0
+        at = datetime.strptime(match["time"], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp() if match else 0.0
     except ValueError:
         return 0.0
+    return at if at > 0 and is_figure(at) else 0.0
 
 
 def was_made_in(folder: Path) -> bool:
@@ -88,19 +92,19 @@ def was_fetched_to(folder: Path) -> bool:
 
 def _made_at(folder: Path) -> str:
     try:
-        return str(json.loads((folder / LAUNCH).read_text(encoding="utf-8"))["run_dir"])
+        return str(bounded_json((folder / LAUNCH).read_text(encoding="utf-8"))["run_dir"])
     except (KeyError, OSError, TypeError, ValueError):
         return ""
 
 
 def is_run_id(text: str) -> bool:
     """Whether a text can be a run id; nothing else is ever joined to a path or a command."""
-    return _RUN_ID.match(text) is not None
+    return _RUN_ID.fullmatch(text) is not None
 
 
 def recipe_of(run_id: str) -> str:
     """The recipe (or `check`) a run id begins with."""
-    match = _RUN_ID.match(run_id)
+    match = _RUN_ID.fullmatch(run_id)
     if match is None:
         raise ValueError(f"{run_id!r} is not a run id like tiny-20260131-154500")
     return match["name"]
@@ -184,14 +188,15 @@ def parse_status(text: str) -> Status:
     One of a version that wrote no cause has UNKNOWN for it, or what its `mistake` said.
     """
     known = set(Status.__dataclass_fields__)
-    found = json.loads(text)
+    found = bounded_json(text)
     if not isinstance(found, dict):
         raise ValueError("no status")
     content = {key: value for key, value in found.items() if key in known}
     for key, kinds in _KINDS.items():
         value = content.get(key)
-        if key in content and not (isinstance(value, kinds) and not isinstance(value, bool)):
-            raise ValueError(f"{key} is {value!r}")
+        sized = is_figure(value) if isinstance(value, int | float) else isinstance(value, kinds)
+        if key in content and not (sized and isinstance(value, kinds)):
+            raise ValueError(f"{key} is {value!r:.60}")
     if missing := {"run_id", "state"} - content.keys():
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     if content["state"] not in get_args(State):
@@ -221,7 +226,7 @@ def parse_metrics(data: bytes) -> tuple[list[dict[str, Any]], int, int]:
     rows, bad = [], 0
     for line in data[:end].decode("utf-8", errors="replace").split("\n"):
         try:
-            row = json.loads(line) if line.strip() else {}
+            row = bounded_json(line) if line.strip() else {}
         except ValueError:
             row = None
         if isinstance(row, dict):

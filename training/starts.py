@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from training.bounded import bounded_json, is_figure
 from training.launch import Launch
 
 STARTS = "starts.jsonl"
@@ -45,13 +46,15 @@ def read_starts(run: Path) -> list[Begun]:
     text = (run / STARTS).read_text(encoding="utf-8", errors="replace") if (run / STARTS).exists() else ""
     for line in text.splitlines():
         try:
-            row = json.loads(line)
+            row = bounded_json(line)
+            if not is_figure(row.get("at", row.get("ended"))):
+                continue
             if "at" in row:
                 hosts = tuple(map(str, row.get("hosts", ())))
                 found.append(Begun(float(row["at"]), str(row["command"]), hosts=hosts))
             elif found:
                 found[-1] = replace(found[-1], ended=float(row["ended"]))
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             continue
     return found
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from training.bounded import bounded_json
 from training.errors import TrainingError
 from training.exit_codes import UNUSABLE
 from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG, STATE
+
+HEADER_BYTES = 16 << 20
+"""Of a safetensors file at most: some hundred bytes a tensor."""
 
 
 class FetchError(TrainingError, RuntimeError):
@@ -42,7 +45,7 @@ def verify_checkpoint(folder: Path, base_model_hash: str | None) -> None:
 
 
 def _verify(folder: Path, base_model_hash: str | None) -> None:
-    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    state = bounded_json((folder / STATE).read_text(encoding="utf-8"))
     if base_model_hash and state["base_model"] != base_model_hash:
         raise FetchError(
             f"{folder}: trained on another base model than planned "
@@ -52,7 +55,7 @@ def _verify(folder: Path, base_model_hash: str | None) -> None:
         verify_model(folder / "model")
         return
     adapter = folder / "adapter"
-    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config = bounded_json((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     verify_adapter(adapter / ADAPTER_WEIGHTS, config)
 
 
@@ -63,7 +66,7 @@ def verify_model(folder: Path) -> None:
         found |= whole_tensors(path)[0].keys()
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        promised = json.loads(index.read_text(encoding="utf-8"))["weight_map"].keys()
+        promised = bounded_json(index.read_text(encoding="utf-8"))["weight_map"].keys()
         if missing := sorted(promised - found):
             raise FetchError(f"{folder}: {missing[0]} is in the index and in no file")
     if not found:
@@ -131,10 +134,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """A safetensors file's header, and where its data begin: 8 bytes of length, little-endian, then JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
+        if length > min(path.stat().st_size, HEADER_BYTES):
             raise FetchError(f"{path} is not a safetensors file")
         try:
-            header: dict[str, Any] = dict(json.loads(file.read(length)))
+            header: dict[str, Any] = dict(bounded_json(file.read(length).decode()))
         except (TypeError, ValueError):
             raise FetchError(f"{path} is not a safetensors file") from None
     return header, 8 + length

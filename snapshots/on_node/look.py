@@ -17,7 +17,7 @@ from typing import Any
 ENVIRONMENT_STAMP, MODEL_STAMP, MANIFEST = "spotune-env.json", "spotune-model.json", "SHA256SUMS"
 SECTOR = 512
 """What the kernel counts sizes in, whatever the disk does."""
-TRAINING = re.compile(r"^(?!check-|generate-|prove-)[a-z0-9][a-z0-9._-]*-(\d{8}-\d{6})$")
+TRAINING = re.compile(r"^(?!check-|generate-|prove-)[a-z0-9][a-z0-9._-]*-([0-9]{8}-[0-9]{6})\Z")
 """Folders of trainings, and when they began; checks and conversations leave folders too."""
 
 

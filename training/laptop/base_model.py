@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training import tiny
+from training.bounded import bounded_json
 from training.cost.disk import file_bytes
 from training.cost.shape import known_shape
 from training.counting import size_text
@@ -95,7 +96,10 @@ def base_model_on_head(
         raise LaunchError(
             f"{what}; add what --model said to [models] names in cluster.toml, then {deploy}{_to_fetch(base_model)}"
         )
-    return BaseModel(json.loads(record), sums)
+    try:
+        return BaseModel(dict(bounded_json(record)), sums)
+    except (TypeError, ValueError) as error:
+        raise LaunchError(f"{head.name}: {ORIGIN} of {model_dir} cannot be read ({error}); {deploy}") from error
 
 
 def _to_fetch(base_model: str) -> str:
@@ -172,7 +176,7 @@ def _typed(base_model: str) -> str:
 def _record(folder: Path) -> dict[str, str]:
     """What is known of a base model's folder; nothing of one that is missing or half made."""
     try:
-        record: dict[str, str] = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+        record: dict[str, str] = bounded_json((folder / ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return record

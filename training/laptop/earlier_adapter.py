@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from training.began_with import RECORD, WEIGHTS, Stage, parse_record, record_text
+from training.bounded import bounded_json
 from training.goal import DPO
 from training.laptop import checkpoints, make_run, runs
 from training.laptop.head_node import Head, HereHead
@@ -109,7 +109,7 @@ def _read(head: Head, run_id: str, step: int) -> EarlierAdapter:
     folder = f"{run}/{checkpoint_folder(step)}"
     try:
         sums = parse_sums(head.shell(f"cat {folder}/{SUMS}"))
-        state = json.loads(head.shell(f"cat {folder}/{STATE}"))
+        state = bounded_json(head.shell(f"cat {folder}/{STATE}"))
         before = parse_record(head.shell(f"cat {run}/{RECORD} 2>/dev/null; true"))
         digest = sums.get(f"adapter/{ADAPTER_WEIGHTS}")
         if digest is None:

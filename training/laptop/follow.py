@@ -5,13 +5,13 @@ The loop survives a broken connection for a while; the run does not depend on it
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.bounded import figure_in, is_figure
 from training.cost.money import cost
 from training.counting import size_text
 from training.money import money
@@ -119,7 +119,8 @@ def parse_look(text: str) -> Look:
     """A look from what `look_command` printed; what of it cannot be read is its fault, and the rest stands."""
     try:
         run_id, status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 5)
-        clock = float(now)
+        if not (clock := figure_in(now)):
+            raise ValueError(now)
     except ValueError:
         named = text.split(SEPARATOR, 1)[0]
         fault = "it cannot be looked at: its files hold control characters"
@@ -149,7 +150,7 @@ def parse_look(text: str) -> Look:
 def _has_numbers(row: dict[str, Any], keys: frozenset[str]) -> bool:
     """In place of a loss that is not finite stands null."""
     values = [row.get(key) for key in keys if not ("loss" in key and row.get(key, 0) is None)]
-    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    return all(map(is_figure, values))
 
 
 def parse_list(text: str) -> list[Look]:

@@ -166,7 +166,8 @@ class HereHead:
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         try:
-            done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=timeout_s, check=False)
+            argv = ["sh", "-c", command]
+            done = subprocess.run(argv, capture_output=True, errors="replace", timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise HeadError(f"{command.split(maxsplit=1)[0]}: no end within {timeout_s:.0f} s") from error
         if done.returncode != 0:

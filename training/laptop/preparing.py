@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from inventory.node_program import ProgramError
 from training import comm_report
+from training.bounded import bounded_json
 from training.comm_report import Result
 from training.cost.pace import LINE_SHARE
 from training.cost.strategies.pipeline import stages_of
@@ -55,7 +55,7 @@ def prepare(head: Head, launch: Launch, order: DataRequest) -> dict[str, Any]:
     """
     with head.talk(prepare_command(launch, order)) as program:
         try:
-            prepared: dict[str, Any] = json.loads(within(PREPARE_S, program.last_words).strip().splitlines()[-1])
+            prepared: dict[str, Any] = bounded_json(within(PREPARE_S, program.last_words).strip().splitlines()[-1])
         except ProgramError as error:
             if error.code == UNUSABLE:
                 raise DataError(renamed("\n".join(error.said), order.names)) from error
@@ -78,7 +78,7 @@ def order_of(head: Head, run_dir: str) -> DataRequest:
     pointer, _, report = head.shell(f"ls {data}/train{POINTER} 2>/dev/null; echo; cat {data}/report.json").partition(
         "\n"
     )
-    return DataRequest(skip_bad=json.loads(report)["report"]["bad"] > 0, from_hub=bool(pointer))
+    return DataRequest(skip_bad=bounded_json(report)["report"]["bad"] > 0, from_hub=bool(pointer))
 
 
 def prepare_command(launch: Launch, order: DataRequest) -> str:
@@ -114,7 +114,7 @@ def find_facts(
     generation = cluster.head.shell(
         f"cat {shlex.quote(str(folder / 'generation_config.json'))} 2>/dev/null || echo '{{}}'"
     )
-    metadata = ModelMetadata(recipe.base_model, prepared["model"], json.loads(generation))
+    metadata = ModelMetadata(recipe.base_model, prepared["model"], bounded_json(generation))
     return read_facts(prepared, metadata, nodes, known_of(cluster, launch, nodes))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from training.bounded import bounded_json
 from training.events import EVENTS, Told, parse_rows
 from training.laptop.follow import Look, follow, list_command, look_command, parse_list, parse_look
 from training.laptop.head_node import Head, HeadError
@@ -50,7 +50,7 @@ def plan_of(head: Head, run_id: str) -> dict[str, Any]:
     """A run's plan.json; empty where there is none. Raises LaunchError where it is cut."""
     text = head.shell(f"cat {_quoted(head, run_id)}/plan.json 2>/dev/null; true")
     try:
-        found = json.loads(text or "{}")
+        found = bounded_json(text or "{}")
     except ValueError as error:
         raise LaunchError(f"{run_id}: its plan.json on {head.name} cannot be read ({error}); start anew") from error
     return found if isinstance(found, dict) else {}

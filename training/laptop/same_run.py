@@ -5,11 +5,11 @@ The same id can be of two clusters, and of one disk and an older copy of it that
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection
 from pathlib import Path
 
+from training.bounded import bounded_json
 from training.laptop.download import Download
 from training.run_folder import CHECKPOINTS, CLAIM, METRICS, checkpoint_steps
 from training.verify import FetchError
@@ -53,7 +53,7 @@ def learned(metrics: Path, step: int) -> bytes:
     kept = b""
     for line in metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else ():
         try:
-            at = int(json.loads(line)["step"])
+            at = int(bounded_json(line)["step"])
         except (KeyError, OverflowError, TypeError, ValueError):  # a line that was cut: the rest is no proof
             break
         if at > step:

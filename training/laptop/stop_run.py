@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
+from training.bounded import bounded_json
 from training.laptop import attach, checkpoints, runs
 from training.laptop.attach import RunFailed
 from training.laptop.head_node import Head
@@ -57,6 +57,6 @@ def left_on(answers: Mapping[str, str | Exception]) -> list[str]:
     for name, answer in answers.items():
         if isinstance(answer, Exception):
             phrases.append(f"{name} could not be asked ({answer})")
-        elif left := json.loads(answer)["left"]:
+        elif left := bounded_json(answer)["left"]:
             phrases.append(f"{name} still has {len(left)} of its processes")
     return phrases

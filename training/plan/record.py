@@ -3,10 +3,11 @@ library only. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args, get_type_hints
+
+from training.bounded import bounded_json
 
 T = TypeVar("T")
 Range = tuple[float, float]
@@ -21,7 +22,7 @@ BYTES_PER_S: Range = (1e4, 1e13)
 def read(kind: type[T], content: str, ranges: Mapping[str, Range]) -> T:
     """A `kind` from its JSON; what it does not know is left out. `ranges`: of its numbers. Raises ValueError for what
     is none, with the first value that cannot be."""
-    found = json.loads(content)
+    found = bounded_json(content)
     if not isinstance(found, dict):
         raise ValueError("it is no table of values")
     hints, values = get_type_hints(kind), {}

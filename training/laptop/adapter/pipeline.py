@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
+from training.bounded import bounded_json
 from training.counting import size_text
 from training.errors import AdapterError
 from training.laptop import attach, make_run, stop_run
@@ -39,7 +40,7 @@ def on_all_ranks(
     attach.conclude(head, run_id, seen)
     if seen.state != "finished":
         raise LaunchError(f"{run_id} was stopped before it had answered")
-    result = json.loads(head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{RESULT}"))
+    result = bounded_json(head.shell(f"cat {shlex.quote(str(head.runs / run_id))}/{RESULT}"))
     sizes = ", ".join(size_text(nbytes) for nbytes in result["loaded_bytes"])
     print(f"each rank held its share of the layers: {sizes}")
     answers: list[dict[str, Any]] = result["answers"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from training.bounded import bounded_json
 from training.card_facts import read_facts
 from training.counting import size_text
 from training.errors import AdapterError
@@ -125,7 +126,7 @@ def _verified(folder: Path, below: str) -> list[str]:
 
 def _portable(path: Path, facts: CardFacts) -> bytes:
     """adapter_config.json with the base model's name in place of its folder on a node."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = bounded_json(path.read_text(encoding="utf-8"))
     base = facts.recipe["base_model"]
     config["base_model_name_or_path"] = base_name(base).removeprefix(BUILT_IN)
     if not base.startswith(LOCAL) and facts.recipe.get("revision", "main") != "main":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from training import comm_report, tiny
+from training.bounded import bounded_json
 from training.causes import CauseKind
 from training.cost.memory import GIB, with_reserve
 from training.cost.shape import PlanError
@@ -108,7 +109,7 @@ def _results_of(cluster: OpenCluster, launch: Launch) -> tuple[dict[str, Any], l
     head, rank = cluster.head, launch.world_size - 1
     seen = silently(head, launch.run_id)
     content = head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT} 2>/dev/null; true")
-    found: dict[str, Any] = json.loads(content or '{"outcomes": [], "done": false}')
+    found: dict[str, Any] = bounded_json(content or '{"outcomes": [], "done": false}')
     outcomes = read(found["outcomes"])
     reason = seen.status.reason if seen.status else "no status"
     if not found["done"]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from training.bounded import bounded_json
 from training.causes import CauseKind
 from training.counting import many
 from training.events import Started, Told
@@ -138,7 +138,7 @@ class Drill:
         self.say("its adapter beside the base, and merged")
         launch = self.launch()
         step, _ = checkpoints.whole_checkpoint(self.head, self.run_id)
-        model_dir = json.loads(self.head.shell(f"cat {shlex.quote(launch.run_dir)}/plan.json"))["model_dir"]
+        model_dir = bounded_json(self.head.shell(f"cat {shlex.quote(launch.run_dir)}/plan.json"))["model_dir"]
         argv = ["env", *(f"{key}={value}" for key, value in launch.env.items()), launch.python]
         argv += ["-m", "training.node.prove.agree", "--model", f"{launch.models}/{model_dir}"]
         argv += [
@@ -148,7 +148,7 @@ class Drill:
             f"{launch.run_dir}/merged",
         ]
         said = self.head.shell(f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)} 2>/dev/null", AGREE_S)
-        return read(json.loads(said.strip().splitlines()[-1]))[0]
+        return read(bounded_json(said.strip().splitlines()[-1]))[0]
 
     def end(self) -> list[Outcome]:
         """No rank of it is left; what keeps it from being ended."""
@@ -208,7 +208,7 @@ class Drill:
     def losses(self) -> dict[int, float]:
         """By step, as far as they are written down."""
         lines = self.head.shell(f"cat {shlex.quote(str(self.head.runs / self.run_id))}/metrics.jsonl").splitlines()
-        rows = [json.loads(line) for line in lines if line.endswith("}")]
+        rows = [bounded_json(line) for line in lines if line.endswith("}")]
         return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 

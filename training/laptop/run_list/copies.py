@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.bounded import figure_in
 from training.laptop import runs
 from training.laptop.follow import Look
 from training.laptop.head_node import Head, HereHead
@@ -79,13 +80,6 @@ def _details_command(folder: str) -> str:
     )
 
 
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
 def _base_model(line: str) -> str:
     try:
         return str(tomllib.loads(line).get("base_model", ""))
@@ -101,9 +95,9 @@ def _copies(looks: Mapping[str, Look], details: str, here: frozenset[str] = froz
             kib, claim, names, best, first, laid, base = rest
             steps = tuple(checkpoint_steps(names.split()))
             wanted = wanted_step(names.split(), best)
-            size_bytes = int(kib or 0) * 1024
+            size_bytes = int(figure_in(kib)) * 1024
             found[run_id] = Copy(
-                *(looks[run_id], size_bytes, claim.strip(), steps, wanted, _seconds(first), run_id in here, bool(laid)),
-                _base_model(base),
+                *(looks[run_id], size_bytes, claim.strip(), steps, wanted, figure_in(first), run_id in here),
+                *(bool(laid), _base_model(base)),
             )
     return found

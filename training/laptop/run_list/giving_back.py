@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.bounded import figure_in
 from training.laptop import runs
 from training.laptop.head_node import Head
 from training.laptop.run_list import copies, listing
@@ -147,8 +148,8 @@ def _saved(head: Head, steps: Mapping[str, int]) -> dict[str, float]:
         return {}
     names = " ".join(map(shlex.quote, folders))
     answer = head.shell(f"cd {shlex.quote(str(head.runs))} && stat -c '%Y %n' {names} 2>/dev/null; true")
-    lines = [line.split(" ", 1) for line in answer.splitlines()]
-    return {folders[name]: float(seconds) for seconds, name in lines if name in folders}
+    lines = [line.partition(" ") for line in answer.splitlines()]
+    return {folders[name]: figure_in(seconds) for seconds, _, name in lines if name in folders}
 
 
 def _hosts(head: Head, active: str) -> frozenset[str]:

@@ -2,7 +2,8 @@
 
 `python -m training.node.supervision.supervise --run DIR`, on the head in the run's systemd unit, or anywhere
 for `--here`.
-SIGTERM asks the ranks to save and leave. Standard library only: it must work when everything else is broken.
+SIGTERM asks the ranks to save and leave. Standard library only: it must work when everything else is broken, also the
+disk, and whatever the ranks print: their lines wait in a queue with an end, and nothing else waits behind them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from training import reclaim
 from training.causes import Cause
 from training.events import EVENTS, OffPlan, Told, row_of
+from training.foreign import meaning_of
 from training.launch import (
     LONGEST_STOP_S,
     STOP_GRACE_S,
@@ -42,6 +43,7 @@ from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import afterwards, hung_run
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
+from training.node.supervision.launcher_output import QUEUED, pass_on, say, waiting
 from training.node.supervision.node_ssh import (
     PING_TIMEOUT_S,
     NodeError,
@@ -74,10 +76,15 @@ class Supervisor:
         self.run_dir = run_dir
         self.launch: Launch = parse_launch((run_dir / LAUNCH).read_text(encoding="utf-8"))
         self.seen = Observation(self.launch)
-        self.events: queue.Queue[tuple[str, str]] = queue.Queue()
+        self.events: queue.Queue[str] = queue.Queue(QUEUED)
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.ended = threading.Event()
         self.stop_requested_at: float | None = None
+        self.stop_heeded = False
         self.stall = StallWatch(0 if self.launch.debug_rank is not None else self.launch.hang_s)
         now = time.time()
+        self.clock_began = now - time.monotonic()
+        self.refreshed_at = time.monotonic()
         self.reclaims = reclaim.Reclaims(tuple(host.name for host in self.launch.hosts), now, notices)
         self.leave_by = math.inf
         """By the monotonic clock: when the ranks must have left because a node goes."""
@@ -93,13 +100,28 @@ class Supervisor:
         )
 
     def request_stop(self, *_: object) -> None:
-        """SIGTERM: the ranks see the `stop` file, save and leave; the grace period starts."""
-        if self.stop_requested_at is None:
-            self.stop_requested_at = time.monotonic()
-            self.events.put(("stop", ""))
+        """SIGTERM: the ranks see the `stop` file, save and leave; the grace period starts. A queue would be no place
+        for it: the signal may come while its lock is held."""
+        self.stop_requested_at = self.stop_requested_at or time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since 1970; a clock that is set while the run goes changes nothing of it."""
+        return self.clock_began + time.monotonic()
 
     def main(self) -> int:
         """Returns 0 for a run that finished or was stopped, 1 for a failed one."""
+        try:
+            self._prepare_folder()
+            end, code = self._run()
+        except OSError as error:
+            end, code = Verdict("failed", f"the head could not go on: {error}", Cause(meaning_of(error))), None
+        self._write_end(end, code)
+        with contextlib.suppress(OSError):  # what they say goes to the disk too
+            afterwards.bring_home(self.launch)
+            afterwards.evaluate(self.launch)
+        return 0 if end.state in {"finished", "stopped"} else 1
+
+    def _prepare_folder(self) -> None:
         (self.run_dir / "logs").mkdir(exist_ok=True)
         (self.run_dir / STOP).unlink(missing_ok=True)
         (self.run_dir / RESERVE).write_bytes(b"\1" * RESERVE_BYTES)
@@ -107,22 +129,17 @@ class Supervisor:
             shutil.rmtree(self.run_dir / folder, ignore_errors=True)
         self._write_status()
         note_start(self.run_dir, self.launch, self.status.started)
-        end, code = self._run()
-        self._write_end(end, code)
-        afterwards.bring_home(self.launch)
-        afterwards.evaluate(self.launch)
-        return 0 if end.state in {"finished", "stopped"} else 1
 
     def _run(self) -> tuple[Verdict, int | None]:
         """From the first look at the nodes to the last rank's end; the launcher's exit code where it was started."""
         try:
-            if not self.reclaims.look(time.time(), self.launch.stop_grace_s):
+            if not self.reclaims.look(self.now(), self.launch.stop_grace_s):
                 ready(self.launch)
-                self.reclaims.look(time.time(), self.launch.stop_grace_s)
+                self.reclaims.look(self.now(), self.launch.stop_grace_s)
             if not self.reclaims.known:
                 return self._supervise()
         except NodeError as error:
-            if not self.reclaims.look(time.time()):
+            if not self.reclaims.look(self.now()):
                 reason = f"node {error.node} is not ready: {error}"
                 return Verdict("failed", reason, Cause("not_ready"), node=error.node), 1
         cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
@@ -132,7 +149,7 @@ class Supervisor:
         # on a machine of many uses two runs may start at once; a head has its ports to itself
         skip = os.getpid() if self.launch.here else 0
         argv = runner_argv(self.launch, master_port(self.launch.hosts[0].name, skip))
-        print(shlex.join(argv), flush=True)
+        say(shlex.join(argv))
         launcher = subprocess.Popen(
             argv,
             cwd=self.run_dir,
@@ -143,10 +160,12 @@ class Supervisor:
             start_new_session=True,
         )
         assert launcher.stdout is not None
-        threading.Thread(target=self._read, args=(launcher.stdout,), daemon=True).start()
+        output = (launcher.stdout, self.run_dir / LAUNCHER_LOG, self.events, self.ended)
+        threading.Thread(target=pass_on, args=output, daemon=True).start()
         for host in () if self.launch.here else self.launch.hosts[1:]:
             threading.Thread(target=self._ping, args=(host,), daemon=True).start()
         self._watch(launcher)
+        self.ended.set()
         code = launcher.poll()
         if self.launch.env.get("DS_ACCELERATOR") == "cuda" and not self.stop_requested_at and self.seen.symptoms():
             self._ask_drivers()
@@ -168,20 +187,7 @@ class Supervisor:
 
         answering = tuple(host for host in self.launch.hosts if host.name not in self.seen.lost_nodes)
         for error in on_hosts(answering, ask):
-            print(f"no word from the driver on {error.node}: {error}", file=sys.stderr, flush=True)
-
-    def _read(self, stream: IO[bytes]) -> None:
-        """Thread: the launcher's output, into its log and to the main thread."""
-        with (self.run_dir / LAUNCHER_LOG).open("ab", buffering=0) as log:
-            writable = True
-            for line in stream:
-                try:
-                    if writable:
-                        log.write(line)
-                except OSError as error:
-                    writable = False
-                    print(f"{LAUNCHER_LOG}: {error}", file=sys.stderr, flush=True)
-                self.events.put(("line", line.decode("utf-8", errors="replace").rstrip("\r\n")))
+            say(f"no word from the driver on {error.node}: {error}")
 
     def _ping(self, host: Host) -> None:
         """Thread: notice a node that vanished. ssh's keepalive does too, but only for idle connections."""
@@ -191,10 +197,10 @@ class Supervisor:
             try:
                 there = answers(host.private_address, ssh_port(host.name))
             except NodeError as error:  # ssh's own configuration could not be read
-                print(f"{host.name}: {error}", file=sys.stderr, flush=True)
+                say(f"{host.name}: {error}")
                 there = False
             misses = 0 if there else misses + 1
-        self.events.put(("lost", host.name))
+        self.lost.put(host.name)
 
     def _watch(self, launcher: subprocess.Popen[bytes]) -> None:
         """Until the run has ended, one way or another."""
@@ -204,7 +210,7 @@ class Supervisor:
             self._take_event()
             self._heed_notices()
             now = time.monotonic()
-            if time.time() - self.status.updated > STATUS_EVERY_S:
+            if now - self.refreshed_at > STATUS_EVERY_S:
                 self._refresh()
             if self.stop_requested_at and (now - self.stop_requested_at > self._stop_grace_s() or now > self.leave_by):
                 return
@@ -222,11 +228,11 @@ class Supervisor:
 
     def _heed_notices(self) -> None:
         """A node is to be taken back: what a stop does, within the time that is left."""
-        if self.reclaims.look(time.time(), self._stop_grace_s()):
-            self.leave_by = time.monotonic() + self.reclaims.left_s(time.time())
+        if self.reclaims.look(self.now(), self._stop_grace_s()):
+            self.leave_by = time.monotonic() + self.reclaims.left_s(self.now())
             self.status = self.status.changed(reason=self.reclaims.stopping, cause=self.reclaims.cause())
             self._refresh()
-            print(self.reclaims.stopping, flush=True)
+            say(self.reclaims.stopping)
             self.request_stop()
 
     def _stop_grace_s(self) -> float:
@@ -237,23 +243,28 @@ class Supervisor:
         return max(planned, min(3 * step_s + STOP_GRACE_S, LONGEST_STOP_S))
 
     def _take_event(self) -> None:
-        try:
-            kind, text = self.events.get(timeout=0.5)
-        except queue.Empty:
-            return
-        if kind == "line":
-            if told := self.seen.take(text):
+        """The lines that wait, as many as fit into a turn; then what does not wait behind them."""
+        for line in waiting(self.events):
+            if told := self.seen.take(line):
                 self._keep(told)
                 self._heed_pace(told)
-        elif kind == "lost":
-            self.seen.lose(text)
-        else:
-            (self.run_dir / STOP).touch()
-            if self.status.cause.kind == "none":  # else a notice said already why
-                self.status = self.status.changed(reason=STOPPING, cause=Cause("asked"))
-                self._refresh()
+        while not self.lost.empty():
+            self.seen.lose(self.lost.get())
+        if self.stop_requested_at and not self.stop_heeded:
+            self.stop_heeded = True
+            self._ask_to_stop()
         if self.status.state == "starting" and len(self.seen.started) == self.launch.world_size:
             self.status = self.status.changed(state="running")
+            self._refresh()
+
+    def _ask_to_stop(self) -> None:
+        """The ranks see the file. It is the reserve, as a full disk has room for no other."""
+        try:
+            (self.run_dir / RESERVE).rename(self.run_dir / STOP)  # which needs no room
+        except OSError as error:
+            say(f"{STOP}: {error}")
+        if self.status.cause.kind == "none":  # else a notice said already why
+            self.status = self.status.changed(reason=STOPPING, cause=Cause("asked"))
             self._refresh()
 
     def _keep(self, told: Told) -> None:
@@ -262,7 +273,7 @@ class Supervisor:
             with (self.run_dir / EVENTS).open("a", encoding="utf-8") as file:
                 file.write(row_of(told, time.time()))
         except OSError as error:
-            print(f"{EVENTS}: {error}", file=sys.stderr, flush=True)
+            say(f"{EVENTS}: {error}")
 
     def _heed_pace(self, told: Told) -> None:
         """A rank says that the run is far from its plan: whoever looks from outside is to know."""
@@ -285,7 +296,7 @@ class Supervisor:
         lost = set(self.seen.lost_nodes)
         reachable = tuple(host for host in self.launch.hosts if host.name not in lost)
         for error in on_hosts(reachable, lambda host: ssh(host.name, sweep_command(self.launch), 20)):
-            print(f"could not end the ranks on {error.node}: {error}", file=sys.stderr, flush=True)
+            say(f"could not end the ranks on {error.node}: {error}")
             lost.add(error.node)
         others = tuple(host for host in self.launch.hosts[1:] if host.name not in lost)
         # profiles are large, and the machines may go
@@ -299,11 +310,12 @@ class Supervisor:
         try:
             text = on_node(self.launch, end.node, command, 10)
         except NodeError as error:
-            print(f"no log of rank {end.rank}: {error}", file=sys.stderr, flush=True)
+            say(f"no log of rank {end.rank}: {error}")
             return end.last_lines
         return tuple(text.splitlines()) or end.last_lines
 
     def _refresh(self) -> None:
+        self.refreshed_at = time.monotonic()
         self.status = self.status.changed(updated=time.time())
         self._write_status()
 
@@ -311,19 +323,20 @@ class Supervisor:
         try:
             write_atomically(self.run_dir / STATUS, status_text(self.status))
         except OSError as error:
-            print(f"{STATUS}: {error}", file=sys.stderr, flush=True)
+            say(f"{STATUS}: {error}")
 
     def _write_end(self, end: Verdict, code: int | None) -> None:
         """The last status, written even when the disk is full: that is what the reserve is for."""
-        (self.run_dir / RESERVE).unlink(missing_ok=True)
-        now = time.time()
+        with contextlib.suppress(OSError):
+            for name in (RESERVE, STOP):  # whichever of the two it is
+                (self.run_dir / name).unlink(missing_ok=True)
         self.status = self.status.changed(
             state=end.state,
             reason=end.reason,
             cause=end.cause,
             exit_code=code,
-            updated=now,
-            ended=now,
+            updated=time.time(),
+            ended=(now := self.now()),
             failed_rank=end.rank,
             failed_node=end.node,
             last_lines=self._last_lines(end),
@@ -331,7 +344,7 @@ class Supervisor:
         self._write_status()
         with contextlib.suppress(OSError):  # a full disk: the status has its end too
             note_end(self.run_dir, now)
-        print(f"{end.state}{end.reason and f': {end.reason}'}", flush=True)
+        say(f"{end.state}{end.reason and f': {end.reason}'}")
 
 
 def main() -> int:
