@@ -69,11 +69,13 @@ def _of_the_text(model: PreTrainedModel, tensors: Iterable[str]) -> Iterator[str
     """Those that would lie in a layer, the embedding, the norm or the head, or among the layers. What guesses several
     tokens at once lies behind the last layer, and is not trained."""
     known, text = dict(model.named_modules()), architecture.text_modules(model)
-    guesses = getattr(model.config.get_text_config(), "num_nextn_predict_layers", None)
+    guesses = getattr(model.config.get_text_config(), "num_nextn_predict_layers", None) or 0
+    behind = [str(len(architecture.text_layers(model)) + number) for number in range(guesses)]
     for tensor in tensors:
         owner = tensor
         while owner not in known:
             owner = owner.rpartition(".")[0]
-        among_layers = isinstance(known[owner], torch.nn.ModuleList)
-        if owner in text and known[owner] is not architecture.text_part(model) and not (among_layers and guesses):
+        number = tensor.removeprefix(f"{owner}.").partition(".")[0]
+        is_guess = number in behind and isinstance(known[owner], torch.nn.ModuleList)
+        if owner in text and known[owner] is not architecture.text_part(model) and not is_guess:
             yield tensor
