@@ -21,6 +21,7 @@ from deploy import fan_out, models
 from deploy.on_node import fetch_model, hub_listing
 from deploy.send_folder import HALF, FileSums, send_commands
 from tests.support.hub import COMMIT, Hub
+from tests.support.paper_weights import write_weights
 from training.hub_access import HubError, file_name, hub_at
 from training.own_model import files_of
 from training.recipe import RecipeError
@@ -491,5 +492,7 @@ def test_a_folder_lies_where_the_run_from_it_looks(own: Path) -> None:
     config |= {"num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 16}
     (own / "config.json").write_text(json.dumps(config))
     (own / "tokenizer_config.json").write_text("{}")
+    (own / "tokenizer.json").write_text("{}")
+    write_weights(own)
     (wanted,) = models.base_models([str(own)])
     assert wanted.folder == folder_recipe(str(own), {}).model_dir

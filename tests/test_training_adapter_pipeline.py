@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
 from training.errors import AdapterError  # noqa: E402
+from training.model_files import weight_bytes  # noqa: E402
 from training.node.adapter.generate import Pair, answers  # noqa: E402
-from training.node.adapter.model_files import weight_bytes  # noqa: E402
 from training.node.stages import shares  # noqa: E402
 from training.questions import Sampling, from_prompts  # noqa: E402
 

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="needs the [train] extra")
 from tests.support.chat_templates import FORGETFUL, MARKED, OPENS_THOUGHTS
 from tests.support.hub import Hub
 from tests.support.no_torch import fab_without_torch
+from tests.support.paper_weights import write_shapes
 from training import tiny
 from training.data import IGNORED, DataError, Sample
 from training.data.bad_records import Bad
@@ -236,7 +237,7 @@ def test_a_model_in_a_folder_is_looked_at_without_torch_and_uncounted(tokenizer,
     tokenizer.save_pretrained(model)
     config = {"model_type": "qwen3", "vocab_size": len(tokenizer), "max_position_embeddings": 512}
     (model / "config.json").write_text(json.dumps(config))
-    (model / "model.safetensors").write_bytes(b"weights")
+    write_shapes(model / "model.safetensors", {"model.norm.weight": [4]})
     source = _written(tmp_path / "a.jsonl")
     done = fab_without_torch(tmp_path, "data", source, "--model", "./my-model", "--skip-bad", *here)
     assert done.returncode == 0, done.stdout + done.stderr

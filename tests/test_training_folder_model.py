@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.paper_cluster import PaperCluster
+from tests.support.paper_weights import shapes_of, write_shapes, write_weights
 from tests.support.small_models import EXPERTS, LINEAR
 from training.cost.shape import PlanError
 from training.laptop import folder_model, start_run
-from training.laptop.folder_model import WEIGHT_INDEX, folder_recipe, folder_shape, gone, recipe_text
+from training.laptop.folder_model import folder_recipe, folder_shape, gone, recipe_text
 from training.laptop.models.wanted import folder_faults, perhaps_sent
+from training.model_files import INDEX
 from training.model_names import is_folder
 from training.recipe import RecipeError
 from training.sums import ORIGIN, SUMS
@@ -36,13 +38,17 @@ CONFIG = {
 }
 
 
+FILES = {"config.json", "model.safetensors", "tokenizer_config.json", "tokenizer.json"}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     mine = tmp_path / "My Model"
     mine.mkdir()
     (mine / "config.json").write_text(json.dumps(CONFIG))
-    (mine / "model.safetensors").write_bytes(b"weights")
+    write_weights(mine)
     (mine / "tokenizer_config.json").write_text("{}")
+    (mine / "tokenizer.json").write_text("{}")
     return mine
 
 
@@ -268,9 +274,79 @@ def test_a_merged_model_that_is_gone_is_merged_again_while_its_run_is_there(tmp_
 
 def test_a_folder_that_lacks_one_of_its_files_of_weights_is_refused_by_its_name(folder: Path):
     files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / WEIGHT_INDEX).write_text(json.dumps({"weight_map": files}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
     (folder / "model.safetensors").rename(folder / files["a"])
     with pytest.raises(RecipeError, match=f"of its weights {files['b']} is missing, 1 of 2 files"):
+        folder_recipe(str(folder), {})
+
+
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def _only(folder: Path, name: str, content: str = "") -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_text(content)
+
+
+def _beside_shards(folder: Path) -> None:
+    for name in SHARDS:
+        (folder / name).write_bytes((folder / "model.safetensors").read_bytes())
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}))
+
+
+def _adapter(folder: Path, text: str) -> None:
+    (folder / "adapter_config.json").write_text(text)
+
+
+def _cut(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 2)
+
+
+def _header(folder: Path, text: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+DAMAGED = {
+    "stale beside shards": (_beside_shards, f"model.safetensors and {INDEX} are two sets of weights"),
+    "no index": (lambda f: (f / "model.safetensors").rename(f / SHARDS[0]), f"{SHARDS[0]} is there, but neither"),
+    "an index of nothing": (lambda f: _only(f, INDEX, "{}"), f"{INDEX} does not say which file holds which tensor"),
+    "no index at all": (lambda f: _only(f, INDEX, "[" * 99_999), f"{INDEX} cannot be read"),
+    "an index that leads out": (lambda f: _only(f, INDEX, '{"weight_map": {"a": "../x"}}'), "does not say which file"),
+    "an LFS pointer": (lambda f: _only(f, "model.safetensors", "version https://git-lfs"), "is a Git LFS pointer"),
+    "cut": (_cut, "not as long as its header says"),
+    "no header": (lambda f: _header(f, b"[1]"), "is not a safetensors file"),
+    "a deep header": (lambda f: _header(f, b"[" * 99_999), "is not a safetensors file"),
+    "an odd header": (lambda f: _header(f, b'{"a": {"shape": 1}}'), "is not a safetensors file"),
+    "pickles": (lambda f: _only(f, "pytorch_model.bin"), r"pytorch_model.bin is a pickle; .*save_pretrained"),
+    "gguf": (lambda f: _only(f, "x.Q4_K.gguf"), "x.Q4_K.gguf is GGUF"),
+    "an adapter": (lambda f: _adapter(f, '{"base_model_name_or_path": "a/b"}'), "it is an adapter of 'a/b'"),
+    "no adapter either": (lambda f: _adapter(f, "{"), "adapter_config.json cannot be read"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "there is no tokenizer.json"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_folder_that_holds_no_whole_model_is_refused_by_its_name_before_anything_is_built(folder, case, monkeypatch):
+    damage, said = DAMAGED[case]
+    damage(folder)
+    monkeypatch.setattr(folder_model, "_counted", None)
+    with pytest.raises(RecipeError, match=said) as refused:
+        folder_recipe(str(folder), {})
+    assert str(refused.value).startswith(f"--model {folder}") and "\n" not in str(refused.value)
+
+
+def test_an_index_that_names_the_single_file_is_no_second_set_of_weights(folder: Path):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    assert folder_recipe(str(folder), {}).max_length == 512
+
+
+def test_weights_that_the_config_does_not_want_are_refused_with_the_recipe(folder: Path, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert folder_recipe(str(folder), {}).max_length == 512
+    shapes = shapes_of(CONFIG)
+    del shapes["model.layers.1.self_attn.v_proj.weight"]
+    write_shapes(folder / "model.safetensors", shapes)
+    with pytest.raises(PlanError, match=r"My Model: .* the files lack model.layers.1.self_attn.v_proj.weight"):
         folder_recipe(str(folder), {})
 
 
@@ -311,7 +387,7 @@ def test_it_lies_among_models_as_links_and_is_hashed_anew_only_where_it_changed(
     placed = models / recipe.model_dir
     assert (placed / "model.safetensors").resolve() == folder / "model.safetensors"
     names = {path.name for path in folder.iterdir()}
-    assert (placed / SUMS).is_file() and names == {"config.json", "model.safetensors", "tokenizer_config.json"}
+    assert (placed / SUMS).is_file() and names == FILES
     with monkeypatch.context() as patched:
         patched.setattr(folder_model, "seal_model", None)
         assert folder_model.place(recipe, models) == before

@@ -15,6 +15,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from inventory.cloud.errors import NoCloud
 from tests.support.hub import Hub
 from tests.support.no_torch import fab_without_torch
+from tests.support.paper_weights import write_weights
 from training.cost.shape import PlanError
 from training.laptop import model_builder, plan_options, preparing, start_run
 from training.laptop.folder_model import folder_recipe
@@ -47,10 +48,11 @@ def folder(tmp_path):
     mine.mkdir()
     for name, text in {
         "config.json": json.dumps(CONFIG),
-        "model.safetensors": "w",
         "tokenizer_config.json": "{}",
+        "tokenizer.json": "{}",
     }.items():
         (mine / name).write_text(text)
+    write_weights(mine)
     return mine
 
 
@@ -96,6 +98,7 @@ def test_a_folder_is_counted_on_the_head_once_and_nothing_of_it_stays_there(head
     assert sorted(path.name for path in folder.iterdir()) == [
         "config.json",
         "model.safetensors",
+        "tokenizer.json",
         "tokenizer_config.json",
     ]
     laptop.undo()

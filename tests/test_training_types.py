@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from copy import deepcopy
 
@@ -15,12 +16,17 @@ from transformers import AutoConfig  # noqa: E402
 from tests.support.models_page import shown  # noqa: E402
 from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, TRIED, TYPES, VARIANTS, WRAPPERS  # noqa: E402
 from training import isolation  # noqa: E402
+from training.cost.shape import PlanError  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
+from training.errors import AdapterError  # noqa: E402
+from training.model_files import TENSORS, described  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
-from training.node import architecture, attention, loss, mixers, proof  # noqa: E402
+from training.node import architecture, attention, base_weights, head_check, loss, mixers, proof  # noqa: E402
 from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
+from training.node.known_outline import known_outline  # noqa: E402
 from training.node.model import whole_model  # noqa: E402
-from training.node.outline import model_shape  # noqa: E402
+from training.node.outline import model_shape, shape_of_folder  # noqa: E402
+from training.node.prepare import read_config  # noqa: E402
 from training.node.proof import LIMIT, proved  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 
@@ -54,6 +60,39 @@ def test_every_type_passes_every_proof(kind):
 def _small(kind, **changes):
     torch.manual_seed(0)
     return architecture.build(config_of(kind, **changes))
+
+
+@pytest.mark.parametrize("kind", sorted(TRIED))
+def test_every_type_is_read_back_as_it_was_saved_and_weights_that_are_not_its_own_are_refused(kind, tmp_path):
+    _small(kind).save_pretrained(tmp_path)
+    base_weights.refuse_other_weights(tmp_path)
+    assert known_outline(read_config(tmp_path)) is None
+    assert shape_of_folder(tmp_path) == model_shape(config_of(kind))
+    assert head_check.difference(tmp_path, "packed").worst < LIMIT
+    shapes = described(tmp_path)
+    names = sorted(shapes)
+    layer = next(name for name in names if ".layers.0." in name and "vision" not in name and "audio" not in name)
+    others = {
+        **{f"not {name}": {n: shape for n, shape in shapes.items() if n != name} for name in names[:: len(names) // 3]},
+        "a prefix": {f"_orig_mod.{name}": shape for name, shape in shapes.items()},
+        "wider": shapes | {layer: [size + 1 for size in shapes[layer]]},
+        "in a layer": shapes | {f"{layer.partition('.0.')[0]}.0.extra.weight": [4]},
+        "one layer more": shapes | {f"{layer.partition('.0.')[0]}.99.norm.weight": [4]},
+    }
+    for what, other in others.items():
+        (tmp_path / TENSORS).write_text(json.dumps(other))
+        with pytest.raises(AdapterError, match=r"the files (lack|hold)|its weights are not read as"):
+            base_weights.refuse_other_weights(tmp_path)
+            pytest.fail(what)
+    (tmp_path / TENSORS).write_text(json.dumps(shapes | {"mtp.norm.weight": [4]}))
+    base_weights.refuse_other_weights(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "falcon"])
+def test_a_type_whose_parts_have_other_names_is_refused_by_its_name(kind, tmp_path):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    with pytest.raises(PlanError, match=f"a {kind} is not trained"):
+        shape_of_folder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", sorted(MIXTURES.keys() | VARIANTS))

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import ModelShape, PlanError, read_outline
+from training.errors import AdapterError
+from training.model_files import described
 from training.run_folder import write_atomically
 
 OUTLINE = "training.node.outline"
 COUNTING_S = 300.0
 COUNTED_WITH = ("torch", "transformers")
 CURE = "pip install -e '.[train]' (README.md says how to take the small torch, without CUDA)"
-FORMAT = 3
+FORMAT = 4
 """Of what is kept; another one is counted anew."""
 Ask = Callable[[str, Path, float], Mapping[str, Any]]
 """Runs a module of training/node that builds the model of a folder from its config.json, for so many seconds at most;
@@ -66,7 +68,8 @@ def lacking() -> str:
 
 
 def shape_of(folder: Path, cache: Path, ask: Ask = ask_here) -> ModelShape:
-    """The shape of the model of a folder, from `cache` if it was counted before. Raises PlanError."""
+    """The shape of the model of a folder, from `cache` if it was counted before. Raises PlanError where it cannot be
+    counted, or where weights in the folder are not those that its config.json wants."""
     kept = cache / f"{_made_of(folder)}.json"
     try:
         return read_outline(json.loads(kept.read_text(encoding="utf-8")))
@@ -82,7 +85,10 @@ def _made_of(folder: Path) -> str:
     """What decides it; where this Python counts nothing, whatever library the head has."""
     try:
         config = (folder / "config.json").read_bytes()
+        tensors = json.dumps(described(folder), sort_keys=True)
     except OSError as error:
         raise PlanError(f"{folder}: its config.json cannot be read: {error.strerror}") from error
+    except AdapterError as error:
+        raise PlanError(str(error)) from error
     library = "" if lacking() else metadata.version("transformers")
-    return sha256(config + f"\n{library}\n{FORMAT}".encode()).hexdigest()
+    return sha256(config + f"\n{library}\n{FORMAT}\n{tensors}".encode()).hexdigest()

@@ -133,7 +133,10 @@ def whole_tensors(path: Path) -> tuple[dict[str, Any], int]:
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """A safetensors file's header, and where its data begin: 8 bytes of length, little-endian, then JSON."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        begins = file.read(8)
+        if begins == b"version ":
+            raise FetchError(f"{path} is a Git LFS pointer, not the file: git lfs pull fetches that")
+        length = int.from_bytes(begins, "little")
         if length > min(path.stat().st_size, HEADER_BYTES):
             raise FetchError(f"{path} is not a safetensors file")
         try:

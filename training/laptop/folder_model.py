@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import ModelShape
+from training.errors import AdapterError
 from training.isolation import untrainable
 from training.laptop.end_tokens import end_notes, spare_pad
 from training.laptop.small_files import in_16_bits, notes, positions, read_json, template_of
+from training.model_files import entries, refuse_no_tokenizer, shard_names
 from training.model_names import base_model_of
 from training.new_recipe import MERGED, Source, new_recipe, uncounted
 from training.own_model import files_of, folder_of, state_of
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import is_run_id, was_made_in
 from training.sums import read_origin, seal_model
-
-WEIGHTS = "*.safetensors"
-WEIGHT_INDEX = "model.safetensors.index.json"
-"""Which file has which tensor, where they lie in several."""
 
 
 def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
@@ -75,20 +73,18 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def whole_config(folder: Path, whose: str) -> dict[str, Any]:
-    """The config.json of a folder that holds a model, whole as far as names tell. RecipeError where it does not;
-    `whose`: how the user calls it."""
+    """The config.json of a folder that holds a model, whole as far as names and lengths tell. RecipeError where it does
+    not; `whose`: how the user calls it, last the folder."""
     if not folder.is_dir():
         raise RecipeError(f"{whose}: there is no such folder{_made_by(folder)}")
-    config = read_json(folder / "config.json", whose)
-    if not any(folder.glob(WEIGHTS)):
-        raise RecipeError(f"{whose}: it has no weights in safetensors files")
-    if (index := folder / WEIGHT_INDEX).is_file():
-        named = read_json(index, whose).get("weight_map")
-        wanted = {str(name) for name in named.values()} if isinstance(named, dict) else set()
-        if missing := sorted(name for name in wanted if not (folder / name).is_file()):
-            raise RecipeError(f"{whose}: of its weights {missing[0]} is missing, {len(missing)} of {len(wanted)} files")
-    if not (folder / "tokenizer_config.json").is_file():
-        raise RecipeError(f"{whose}: it has no tokenizer (tokenizer_config.json)")
+    try:
+        names = shard_names(folder)
+        config = read_json(folder / "config.json", whose)
+        for name in names:
+            entries(folder / name)
+        refuse_no_tokenizer(folder)
+    except AdapterError as error:
+        raise RecipeError(f"{whose.removesuffix(str(folder))}{error}") from error
     return config
 
 

@@ -3,6 +3,7 @@ machine where its Python has torch, else on the head."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.small_files import cached_outlines
 from training.laptop.starting import turn
 from training.launch import LaunchError
+from training.model_files import TENSORS, described
 from training.outline import CURE, OUTLINE, Ask, ask_here, lacking, last_object, shape_of
 
 KIND = "count"
@@ -64,7 +66,8 @@ def _ask_head(cluster: OpenCluster, module: str, folder: Path, limit_s: float) -
     head, place = cluster.head, f"model/{folder.name}"
     with turn(head), make_run.claimed(head, KIND, datetime.now(UTC)) as run_id:
         launch = cluster.launch(run_id, module)
-        make_run.put_new(head, launch, {f"{place}/{CONFIG}": folder / CONFIG})
+        tensors = {f"{place}/{TENSORS}": json.dumps(found)} if (found := described(folder)) else {}
+        make_run.put_new(head, launch, {f"{place}/{CONFIG}": folder / CONFIG, **tensors})
         arguments = ["--config", f"{launch.run_dir}/{place}", "--attached"]
         command = preparing.program_command(launch, module, arguments, from_hub=False)
         with head.talk(command) as program:

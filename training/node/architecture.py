@@ -19,6 +19,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from training.isolation import LIST
+from training.recipe import RecipeError
+
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """What models call the linear modules that send tokens to experts, or weigh what these give: never trained."""
 
@@ -108,9 +111,11 @@ def in_text(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
 
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """First to last; of a model that knows more than text, those of its text part."""
-    layers = text_part(model).layers
-    assert isinstance(layers, nn.ModuleList)
+    """First to last; of a model that knows more than text, those of its text part. RecipeError for an older type, as
+    gpt2, bloom, rwkv and falcon."""
+    layers = getattr(text_part(model), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise RecipeError(f"a {model.config.model_type} is not trained: its parts have other names than here; {LIST}")
     return list(layers)
 
 

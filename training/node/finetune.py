@@ -33,9 +33,11 @@ from training.data.prepared import Prepared, open_prepared
 from training.errors import AdapterError
 from training.events import Failed, Resumed, emit
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
+from training.model_files import AGAIN
 from training.node import checkpoint, kernels, rng, strategies
 from training.node.adapter import portable
-from training.node.adapter.model_files import places
+from training.node.adapter.weights import all_zero, first_tensor, not_finite
+from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
 from training.node.diagnosis import debug
@@ -216,7 +218,7 @@ def open_work(rank: Rank) -> Work:
     model_dir = models_folder(rank.run) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")
-    refuse_cut(model_dir)
+    refuse_damaged(model_dir)
     prepared = rank.run / "data" / "prepared"
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
@@ -225,11 +227,11 @@ def open_work(rank: Rank) -> Work:
     return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), whole)
 
 
-def refuse_cut(model_dir: Path) -> None:
-    """RecipeError for a base model of which a file is missing or shorter than its header says: every way to load it
-    would end in words of its own."""
+def refuse_damaged(model_dir: Path) -> None:
+    """RecipeError for a base model of which a file or a tensor is missing or of another size: each way to load it would
+    end in words of its own, or draw what is missing."""
     try:
-        places(model_dir)
+        refuse_other_weights(model_dir)
     except AdapterError as error:
         raise RecipeError(str(error)) from error
 
@@ -310,10 +312,7 @@ def optimizer_step(run: Run, progress: Progress) -> bool:
     if failures:
         run.rank.on_head(run.saver.finish)  # raises what went wrong in the background, on every rank
     if went_wrong(loss, stepped):
-        raise FloatingPointError(
-            f"the run diverged in step {progress.step}: loss {loss:g}, gradient norm {stepped.grad_norm:g}; "
-            f"try a lower optimizer.lr than {recipe.optimizer.lr:g}"
-        )
+        raise why_not(run, progress.step, loss, stepped.grad_norm)
     if run.recorder:
         seconds = time.monotonic() - began
         positions *= strategy.replicas / place.world_size  # each rank of a replica told all of its
@@ -345,6 +344,23 @@ def went_wrong(loss: float, stepped: Stepped) -> bool:
     if stepped.skipped:
         return False
     return not math.isfinite(stepped.grad_norm) or (stepped.grad_norm == 0 and loss > 0)
+
+
+def why_not(run: Run, step: int, loss: float, grad_norm: float) -> Exception:
+    """What a step without usable numbers ends with. In the first one nothing was learned yet: the base is at fault."""
+    recipe, base, numbers = run.work.recipe, run.work.model_dir, f"loss {loss:g}, gradient norm {grad_norm:g}"
+    if step > 1:
+        return FloatingPointError(
+            f"the run diverged in step {step}: {numbers}; try a lower optimizer.lr than {recipe.optimizer.lr:g}"
+        )
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if name := run.rank.on_head(lambda: first_tensor(base, all_zero if finite else not_finite)):
+        fault = "is all zeros" if finite else "holds values that are not finite"
+        return RecipeError(f"{base.name}: {name} {fault}: the base model is damaged, and no setting helps; {AGAIN}")
+    return FloatingPointError(
+        f"step 1 failed before anything was learned: {numbers}; the base model in {recipe.dtype} or the data give such "
+        "numbers, not optimizer.lr"
+    )
 
 
 def validate(run: Run, step: int) -> tuple[float | None, bool]:

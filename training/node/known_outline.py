@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from training.cost.shape import ModelShape, outlines, read_outline
@@ -23,7 +24,7 @@ def known_outline(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that config.json describes, whatever the model's name; None where it has to be counted."""
     try:
         asked = _deciding(config)
-    except (KeyError, TypeError, ValueError):  # counting says why
+    except (KeyError, StrictDataclassError, TypeError, ValueError):  # counting says why
         return None
     for shipped in outlines().values():
         made_of = shipped["config"]

@@ -30,8 +30,8 @@ from transformers import PreTrainedModel
 
 from training.cost.memory import NF4
 from training.data.cache import drop_unused, mark_used
+from training.model_files import places
 from training.node import architecture
-from training.node.adapter.model_files import places
 from training.node.checkpoint import base_model_hash
 from training.node.nf4_making import BLOCK, PACKED, RECORD, make
 from training.recipe import RecipeError

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 
 from training.errors import AdapterError
+from training.model_files import places
 from training.node.adapter.merge import EMBEDDING, HEAD
-from training.node.adapter.model_files import places
 
 LAYERS = "model.layers."
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

@@ -20,8 +20,8 @@ from transformers.generation import (
 
 from training.errors import AdapterError
 from training.isolation import text_settings
+from training.model_files import read_config
 from training.node.adapter.end_of_turn import all_ids, end_of_turn_id
-from training.node.adapter.model_files import read_config
 from training.questions import Messages, Sampling
 
 Forward = Callable[[Sequence[int]], torch.Tensor | None]

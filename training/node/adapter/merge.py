@@ -25,10 +25,7 @@ from safetensors import safe_open
 from training.counting import size_text
 from training.errors import AdapterError
 from training.isolation import text_settings
-from training.node import attached
-from training.node.adapter.end_of_turn import name_end_of_turn
-from training.node.adapter.experts import Experts
-from training.node.adapter.model_files import (
+from training.model_files import (
     INDEX,
     entries,
     places,
@@ -38,7 +35,11 @@ from training.node.adapter.model_files import (
     trainer_state,
     weight_bytes,
 )
+from training.node import attached
+from training.node.adapter.end_of_turn import name_end_of_turn
+from training.node.adapter.experts import Experts
 from training.node.adapter.weights import Adapter
+from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import base_model_hash
 from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
 
@@ -77,6 +78,7 @@ def merge(model_dir: Path, adapter_dir: Path, target: Path, begins: Callable[[],
     is called before the first file is written, after all that is refused beforehand."""
     adapter = Adapter(adapter_dir)
     base_hash = refuse_other_base(model_dir, adapter_dir)
+    refuse_other_weights(model_dir)
     adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         _refuse_other_content(target, adapter_dir, adapter_hash, base_hash)

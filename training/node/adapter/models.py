@@ -14,11 +14,12 @@ from transformers import DynamicCache
 
 from training.cost.memory import NF4
 from training.errors import AdapterError
+from training.model_files import read_config, trainer_state
 from training.node import architecture
 from training.node.adapter.decoding import Forward
 from training.node.adapter.merge import refuse_other_base
-from training.node.adapter.model_files import read_config, trainer_state
 from training.node.adapter.weights import refuse_not_finite
+from training.node.base_weights import refuse_other_weights
 from training.node.device import DeviceError, device
 from training.node.lora_modules import in_modules
 from training.recipe import RecipeError
@@ -32,6 +33,7 @@ def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
     """A base model in its own dtype, or in four bits where `adapter` was trained beside those; on the first GPU or
     where there is none on the CPU. Raises AdapterError."""
     read_config(model_dir)
+    refuse_other_weights(model_dir)
     try:
         mine = device()
     except DeviceError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 from training.errors import AdapterError
-from training.node.adapter.model_files import text_name
+from training.model_files import text_name
 from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 PREFIX = "base_model.model."
@@ -37,11 +38,27 @@ WITHIN = ".base_layer"
 
 def refuse_not_finite(folder: Path) -> None:
     """AdapterError names a tensor with values that are not finite: a model with it would say nothing, or anything."""
+    if name := first_tensor(folder, not_finite):
+        raise AdapterError(f"{folder}: {name} holds values that are not finite; the adapter is broken")
+
+
+def first_tensor(folder: Path, is_so: Callable[[torch.Tensor], bool]) -> str:
+    """The name of the first one in a folder's files of which `is_so`; empty where it is of none."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
-                if not bool(torch.isfinite(file.get_tensor(name)).all()):
-                    raise AdapterError(f"{folder}: {name} holds values that are not finite; the adapter is broken")
+                if is_so(file.get_tensor(name)):
+                    return str(name)
+    return ""
+
+
+def not_finite(tensor: torch.Tensor) -> bool:
+    return not bool(torch.isfinite(tensor).all())
+
+
+def all_zero(tensor: torch.Tensor) -> bool:
+    """Of a matrix; biases and norms may well be zero."""
+    return tensor.dim() > 1 and not bool(tensor.any())
 
 
 class Adapter:
