@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 
 import pytest
 
@@ -106,6 +108,15 @@ def test_a_batch_without_pairs_gives_nothing_and_a_gradient_of_nothing(folder):
     numbers[0].backward()
     grads = [p.grad for p in loaded.parameters() if p.requires_grad]
     assert all(grad is not None and not grad.any() for grad in grads)
+
+
+def test_a_base_with_dropout_of_its_own_begins_at_the_logarithm_of_two(folder, tmp_path):
+    base = shutil.copytree(folder, tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    of_pairs, _, _ = _loaded(base, moved=False)
+    numbers = of_pairs.train()(**model.inputs(collate(_pairs(), 0, "packed", pairs=True), "cpu"))
+    assert numbers[0].item() == pytest.approx(3 * math.log(2), abs=1e-6)
 
 
 WAYS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 
@@ -14,17 +15,19 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from transformers import AutoConfig  # noqa: E402
 
 from tests.support.models_page import shown  # noqa: E402
-from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, TRIED, TYPES, VARIANTS, WRAPPERS  # noqa: E402
+from tests.support.small_models import DENSE, HYBRIDS, MIXTURES, SMALL, TRIED, TYPES, VARIANTS, WRAPPERS  # noqa: E402
 from training import isolation  # noqa: E402
 from training.cost.shape import PlanError  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
+from training.data.collate import collate  # noqa: E402
+from training.data.sample import Sample  # noqa: E402
 from training.errors import AdapterError  # noqa: E402
 from training.model_files import TENSORS, described  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, attention, base_weights, head_check, loss, mixers, proof  # noqa: E402
 from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
 from training.node.known_outline import known_outline  # noqa: E402
-from training.node.model import whole_model  # noqa: E402
+from training.node.model import LossModel, inputs, trainable, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
 from training.node.prepare import read_config  # noqa: E402
 from training.node.proof import LIMIT, proved  # noqa: E402
@@ -55,6 +58,25 @@ def test_every_type_passes_every_proof(kind):
     found = proved(config)
     assert all(value < LIMIT for value in found.values()), found
     assert {"zero3", *found} == {name for name, passed in shown(config.model_type).items() if passed}
+
+
+@pytest.mark.parametrize("kind", [*sorted(TRIED), "opt"])
+def test_nothing_that_a_config_sets_acts_by_chance_in_training(kind):
+    """OPT, which is not admitted, leaves out layers, and has dropout in a layer's own forward."""
+    batching = "padded" if kind == "opt" else "packed"
+    own = SMALL | {"ffn_dim": 96, "word_embed_proj_dim": 64}
+    config = AutoConfig.for_model(kind, **own) if kind == "opt" else config_of(kind)
+    text = config.get_text_config()
+    for key in (key for key in text.to_dict() if "drop" in key or "jitter" in key):
+        setattr(text, key, 0.3)
+    base = architecture.build(config, attn_implementation=attention.SEGMENTS if batching == "packed" else "eager")
+    recipe = proof.RECIPE.model_copy(update={"batching": batching})
+    learns = LossModel(trainable(base, recipe, Path(kind)), recipe)
+    samples = [Sample(one, one) for one in ([5, 6, 7, 8, 9, 10, 11], [12, 13, 14])]
+    batch = inputs(collate([samples], 0, batching), "cpu")
+    first, again = (learns.train()(**batch).detach() for _ in range(2))
+    with torch.no_grad():
+        assert torch.equal(first, again) and torch.equal(first, learns.eval()(**batch))
 
 
 def _small(kind, **changes):

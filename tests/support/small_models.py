@@ -50,7 +50,7 @@ DENSE: dict[str, dict[str, Any]] = {
     **{kind: {"layer_types": [SLIDING, FULL]} for kind in ("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3")},
     "gemma4_unified_text": {"layer_types": [SLIDING, FULL]},
     "granite_swa": {},
-    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
+    "seed_oss": {},
     "minicpm3": LATENT | {"scale_emb": 2, "dim_model_base": 32},
     "ministral": {"layer_types": [SLIDING, FULL]},
     "gemma4_text": {
@@ -80,7 +80,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "afmoe": EXPERTS | {"layer_types": [SLIDING, FULL]},
     "granitemoe": LOCAL,
     "granitemoeshared": LOCAL | {"shared_intermediate_size": 32},
-    "phimoe": LOCAL | {"sliding_window": None, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
+    "phimoe": LOCAL | {"sliding_window": None},
     "cohere2_moe": EXPERTS | {"layer_types": [SLIDING, FULL]},
     "mimo_v2_flash": ROUTED | {"layer_types": [SLIDING, FULL]},
 }

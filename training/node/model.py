@@ -10,6 +10,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
 from training.node.lora_modules import as_peft_takes_them, in_modules
 from training.node.loss import HeadLoss, Logits, fuse
-from training.node.mixers import keep_apart
+from training.node.mixers import keep_apart, mixers
 from training.node.outline import active_experts, shape_of
 from training.recipe import Recipe, RecipeError
 from training.recipe_tables import Lora
@@ -149,6 +150,7 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
         base.enable_input_require_grads()
     # One gather a decoder layer instead of one a matrix: on Ethernet few large messages win.
     set_z3_leaf_modules(base, list({type(layer) for layer in layers}))
+    leave_nothing_to_chance(base)
     if recipe.tuning == "full":
         return base.train()
     # fp32 adapters would cost two thirds more activation memory; the optimizer's own copy is fp32 anyway.
@@ -159,6 +161,30 @@ def trainable(base: PreTrainedModel, recipe: Recipe, model_dir: Path) -> nn.Modu
         adapted = get_peft_model(base, lora_config(recipe, base, model_dir), autocast_adapter_dtype=False)
     draw(adapted, recipe.seed)
     return adapted.train()
+
+
+def leave_nothing_to_chance(base: PreTrainedModel) -> None:
+    """Whatever a config.json has act by chance in training (dropout, jitter and draws of a router, layers left out)
+    never acts, whoever calls `train`; the adapter's own dropout is the recipe's."""
+    for layer in text_layers(base):  # which stay in training, some with dropout in their own forward (OPT)
+        rates = [name for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)]
+        vars(layer).update(dict.fromkeys(rates, 0.0))
+    base.train = partial(_train, base)
+
+
+def _train(base: PreTrainedModel, mode: bool = True) -> PreTrainedModel:
+    """All of `base` is in evaluation, but what looks at the mode to compute again (layers) or to choose a kernel
+    (mixers, bitsandbytes), and what is the adapter's."""
+    type(base).train(base, False)
+    chosen = {id(module) for module in (*text_layers(base), *mixers(base))}
+    for module in base.modules():
+        if isinstance(module, LoraLayer):
+            module.training = mode
+            for part in (part for name, part in module.named_children() if name != "base_layer"):
+                part.train(mode)
+        elif id(module) in chosen or type(module).__module__.startswith("bitsandbytes."):
+            module.training = mode
+    return base
 
 
 def compute_again(base: PreTrainedModel, layers: Sequence[nn.Module], chosen: Collection[int]) -> None:
