@@ -107,6 +107,8 @@ class Survey:
     models: Sequence[str]
     """Folders under /data/models that training will need."""
     deploy_command: str
+    greetings: Mapping[str, str] = field(default_factory=dict)
+    """By node, the first line that its shell prints beside every answer; empty where it is silent."""
     rented: bool = False
     """Whether a cloud may take the nodes back."""
     reached: Mapping[str, Reached] = field(default_factory=dict)

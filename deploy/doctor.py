@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deploy.answers import Login, NodeAnswer, Survey, running
+from inventory.framed import SHELL_ADVICE
 from inventory.nodes import Node
 from training.launch import MASTER_PORTS
 
@@ -90,6 +91,12 @@ def _named(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if wrong:
         return "broken", "; ".join(wrong), survey.deploy_command
     return "fine", "all names resolve to private addresses"
+
+
+def _shell(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+    if greeting := survey.greetings.get(node.name):
+        return "warning", f"prints {greeting!r} beside every answer, which breaks sftp and rsync", SHELL_ADVICE
+    return "fine", "prints nothing by itself"
 
 
 def _trusted(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
@@ -252,6 +259,7 @@ def _spot_watch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None
 
 
 CHECKS: Mapping[str, Check] = {
+    "shell": _shell,
     "names": _named,
     "ssh": _trusted,
     "clock": _clock,

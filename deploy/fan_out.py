@@ -81,7 +81,7 @@ def state_command(path: str, stamp: str, check: str = "none", source: str = "", 
         look += f"; [ ! -s {file} ] || {{ {probe}; }}"
     look += f"; echo {_MARK}"
     if source:
-        look += f"; ssh -o BatchMode=yes {source} cat {file} 2>/dev/null"
+        look += f"; ssh -o BatchMode=yes {source} {shlex.quote(f'echo {_MARK}; cat {file}')} 2>/dev/null"
     return f"{look}; true"
 
 
@@ -93,8 +93,9 @@ def parse_state(lines: Iterable[str]) -> dict[str, Any]:
             sections.append([])
         else:
             sections[-1].append(line)
-    own, problems, source = [*sections, [], [], []][:3]
-    return {"stamp": _stamp(own), "problems": [p for p in problems if p.strip()], "source": _stamp(source)}
+    own, problems = [*sections, [], []][:2]
+    source = _stamp(sections[-1]) if len(sections) > 2 else {}  # behind what the other node's shell prints by itself
+    return {"stamp": _stamp(own), "problems": [p for p in problems if p.strip()], "source": source}
 
 
 def _stamp(lines: list[str]) -> dict[str, Any]:

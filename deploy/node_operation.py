@@ -13,6 +13,7 @@ from pyinfra.api.command import PyinfraCommand
 from pyinfra.facts.files import FileContents
 from pyinfra.operations import files
 
+import deploy.clean_answers  # noqa: F401
 from deploy.refusal import refuse
 
 Given = ParamSpec("Given")

@@ -32,6 +32,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     names = [node.name for node in cluster.nodes]
     offsets: dict[str, float] = {}
+    greetings: dict[str, str] = {}
     reached: dict[str, Reached] = {}
     far: dict[str, Sequence[str]] = {}
 
@@ -40,8 +41,8 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
         question = {"names": names, "ports": ports, "ssh_to": names if node.rank == 0 else []}
         with connect(node) as connection:
             before = time.time()
-            there = float(ssh.run(connection, "date +%s.%N"))
-            offsets[node.name] = there - (before + time.time()) / 2
+            there, greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
+            offsets[node.name] = float(there) - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
             if places := fetched_from(answer, cluster.settings, models, head=node.rank == 0):
                 far[node.name] = ssh.run(connection, far_command(places)).split()
@@ -59,6 +60,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
         answers=answers,
         unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
         offsets_s=offsets,
+        greetings=greetings,
         models=[model.folder for model in models],
         deploy_command=cluster.settings.deploy_command,
         rented=cluster.settings.is_rented,

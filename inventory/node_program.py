@@ -20,6 +20,7 @@ from paramiko.channel import ChannelFile, ChannelStdinFile
 
 from inventory import ssh
 from inventory.errors import USER_MISTAKE, InventoryError
+from inventory.framed import Frame
 from inventory.nodes import Node
 
 LAST_WORDS = 5
@@ -157,18 +158,31 @@ def start(connection: Any, command: str, where: str, *, as_root: bool = True) ->
     try:
         channel = connection.transport.open_session(timeout=OPEN_S)
         channel.set_combine_stderr(True)  # what the shell or sudo itself has to say
-        one_stream = f"exec 2>&1; {command}"  # as two, sshd may send a warning in the middle of a message
+        frame = Frame()
+        # as two streams, sshd may send a warning in the middle of a message
+        one_stream = f"exec 2>&1; {frame.opening}{command}"
         channel.exec_command(ssh.root_line(connection, one_stream) if as_root else one_stream)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise ProgramError(f"{where}: no program can be started there: {error or type(error).__name__}") from error
     return Program(
         where,
-        (line.decode("utf-8", errors="replace") for line in _Output(channel, "rb")),
+        _behind(frame.mark, (line.decode("utf-8", errors="replace") for line in _Output(channel, "rb"))),
         cast("IO[Any]", _Input(channel, "wb")),
         end=channel.recv_exit_status,
         drop=channel.close,
         alive=lambda: not channel.exit_status_ready() and channel.get_transport().is_active(),
     )
+
+
+def _behind(mark: str, lines: Iterator[str]) -> Iterator[str]:
+    """What the program says, without what the shell said before it; all of that where no program was started."""
+    greeting = list[str]()
+    for line in lines:
+        if line.rstrip("\r\n") == mark:
+            yield from lines
+            return
+        greeting.append(line)
+    yield from greeting
 
 
 def start_here(command: str) -> Program:

@@ -18,6 +18,7 @@ from fabric import Config, Connection
 from invoke.exceptions import ThreadException
 
 from inventory.errors import InventoryError
+from inventory.framed import Frame
 from inventory.nodes import Node
 
 # What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.
@@ -119,20 +120,29 @@ def run(connection: Connection, command: str, *, timeout_s: float = RUN_TIMEOUT_
     Raises SshError with the command's last words when it fails; and when it has not ended after `timeout_s`, which
     gives the connection up too.
     """
-    line = root_line(connection, command)
+    return run_greeted(connection, command, timeout_s=timeout_s)[0]
+
+
+def run_greeted(connection: Connection, command: str, *, timeout_s: float = RUN_TIMEOUT_S) -> tuple[str, str]:
+    """The same, with the first line that the node's shell printed by itself; empty where it is silent."""
+    frame = Frame()
+    line = root_line(connection, frame.around(command))
     result = _within(timeout_s, connection, line, textwrap.shorten(command, 60, placeholder=" ..."))
+    answer, greeting = frame.split(result.stdout)
     if result.failed:
-        words = (result.stderr or result.stdout).strip().splitlines()
+        words = (result.stderr or answer or greeting).strip().splitlines()
         raise SshError(
             f"{connection.host}: {command.split(maxsplit=1)[0]} ended with {result.exited}: "
             f"{words[-1] if words else 'no message'}"
         )
-    return str(result.stdout)
+    if answer is None:
+        raise SshError(f"{connection.host}: its shell runs no commands; it prints {greeting!r}")
+    return answer, greeting
 
 
 def root_line(connection: Connection, command: str) -> str:
-    """The command line that runs a shell command as root."""
-    return command if connection.user == "root" else f"sudo -n sh -c {shlex.quote(command)}"
+    """The command line that runs a shell command as root, whatever shell the user has."""
+    return f"{'' if connection.user == 'root' else 'sudo -n '}sh -c {shlex.quote(command)}"
 
 
 def _within(timeout_s: float, connection: Connection, line: str, command: str) -> Any:

@@ -7,12 +7,16 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, SshError, ask, connect, run, tunnel
+from inventory import node_program
+from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, SshError, ask, connect, run, run_greeted, tunnel
 from tests.support.local_cluster import wait_for
 from tests.support.ssh_server import SshServer, key_pair
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -25,6 +29,32 @@ def locked(node, server, tmp_path):
 def test_asking_brings_the_answer_and_closes_the_connection(node, server):
     assert ask(node, "echo te1; echo not this >&2") == "te1\n"
     wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+
+
+NOISY = {
+    "a line": "echo Welcome to gpu01",
+    "no end of line": "printf 'Welcome to gpu01'",
+    "what is asked": "echo 'Welcome to gpu01'; echo te1; set -v",
+    "a farewell": "trap 'echo Welcome to gpu01' EXIT",
+}
+
+
+@pytest.mark.parametrize("bashrc", NOISY.values(), ids=NOISY)
+def test_what_the_nodes_shell_prints_by_itself_is_no_part_of_an_answer(node, server, bashrc):
+    server.bashrc = bashrc
+    with connect(node) as connection:
+        for told in ("te1\n", "te1", "", "\n\nte1\n\n"):
+            assert run_greeted(connection, f"printf {told!r}") == (told, "Welcome to gpu01")
+    with pytest.raises(SshError, match=r"127.0.0.1: echo ended with 3: the reason"):
+        ask(node, "echo the reason; exit 3")
+    with node_program.started(node, ROOT / "deploy/on_node/listen.py", "no port") as program:
+        assert "Welcome" not in next(program.lines())
+
+
+def test_a_shell_that_runs_no_command_is_a_sentence(node, server):
+    server.bashrc = "echo This account is not available; exit 0"
+    with pytest.raises(SshError, match="runs no commands; it prints 'This account is not available'"):
+        ask(node, "echo te1")
 
 
 def test_a_failing_command_is_said_in_its_own_last_words_and_closed_too(node, server):

@@ -157,7 +157,8 @@ def log_in(name: str) -> dict[str, str]:
     """The host name that ssh finds there, or why it finds none."""
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
     code, out, error = say("ssh", *options, name, "hostname", timeout_s=SSH_TIMEOUT_S)
-    return {"host": out} if code == 0 else {"error": (error.splitlines() or [f"exit code {code}"])[-1]}
+    own_words = out.splitlines() or [""]  # its shell may greet before
+    return {"host": own_words[-1]} if code == 0 else {"error": (error.splitlines() or [f"exit code {code}"])[-1]}
 
 
 def free_ports(first: int, end: int) -> int | None:

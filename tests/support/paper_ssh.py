@@ -68,8 +68,11 @@ class Connection:
     def close(self):
         """Nothing is open."""
 
-    def run(self, command, **_):
-        return SimpleNamespace(stdout=self._answer(command), stderr="", exited=0, failed=False)
+    def run(self, line, **_):
+        opening, command = shlex.split(line)[2].removesuffix(" exit $1").split("(\n", 1)
+        mark = opening.split()[2].rstrip(";")
+        told = self._answer(command.rpartition("\n);")[0])
+        return SimpleNamespace(stdout=f"\n{mark}\n{told}\n{mark}\n", stderr="", exited=0, failed=False)
 
     def _answer(self, command):
         if command.startswith("python3 -c "):

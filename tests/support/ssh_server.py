@@ -34,6 +34,7 @@ class _Door(paramiko.ServerInterface):
 
     def check_channel_subsystem_request(self, channel, name):
         self._answer()
+        channel.sendall(self.server.sftp_greeting)
         return super().check_channel_subsystem_request(channel, name)
 
     def check_channel_exec_request(self, channel, command):
@@ -48,7 +49,8 @@ class _Door(paramiko.ServerInterface):
 
     def _serve(self, channel, command):
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
+        line = f"{self.server.bashrc}\n{command.decode()}"
+        with subprocess.Popen(line, shell=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:
             self.server.programs.append(process)
             in_background(lambda: pump(channel.recv, process.stdin.write, process.stdin.close))
             errors = in_background(lambda: pump(process.stderr.read, channel.sendall_stderr))
@@ -124,6 +126,10 @@ class SshServer:
         self.allowed = allowed
         self.silent = False
         """No command and no sftp is answered from now on."""
+        self.bashrc = ""
+        """What the user's shell does first."""
+        self.sftp_greeting = b""
+        """What it says before the sftp server does: Debian's is started by the shell, an internal one is not."""
         self.files = Files()
         self.commands, self.programs = [], []
         self.forwarded = []

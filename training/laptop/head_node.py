@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from inventory import node_program, ssh
+from inventory.framed import SFTP_GARBAGE
 from inventory.node_program import Program
 from inventory.nodes import Node
 from training.exit_codes import FAILED
@@ -125,10 +126,14 @@ class RemoteHead:
         self.shell(f"{shlex.join(unit_argv(launch))} && {{ {waited}; {late}; }}", 3 * ANSWER_S)
 
     def open_sftp(self) -> SFTPClient:
-        """A new channel on the connection."""
+        """A new channel on the connection. Raises HeadError where the node's shell speaks first."""
+        from paramiko import SFTPError
 
         def opened() -> SFTPClient:
-            channel: SFTPClient = self._open().client.open_sftp()
+            try:
+                channel: SFTPClient = self._open().client.open_sftp()
+            except SFTPError as error:
+                raise HeadError(f"{self.name}: {error}: {SFTP_GARBAGE}") from None
             return channel
 
         return within(ANSWER_S, opened)
