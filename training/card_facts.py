@@ -56,13 +56,11 @@ def losses(metrics: bytes, step: int) -> tuple[float | None, float | None]:
 
 
 def _base_weights(sums: Path) -> dict[str, str]:
-    """Those of a base model's SHA256SUMS; nothing where the run has none."""
+    """Those of a base model's SHA256SUMS; nothing where the run has none that can be read."""
     try:
         found = parse_sums(sums.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return {}
-    except ValueError as error:
-        raise AdapterError(f"{sums}: {error}") from error
     return {name: digest for name, digest in found.items() if name.endswith(".safetensors")}
 
 

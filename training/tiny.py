@@ -38,6 +38,8 @@ CHAT_TEMPLATE = (
 RECORDS = 400
 ANSWER = 'The documentation says: "{}"'
 """What an answer looks like: nothing that reading docstrings would make a model say by itself."""
+OFTEN = 99
+"""Times that the tokenizer's training reads that: its words are tokens then, and the penalty leaves them whole."""
 HELD_OUT = frozenset({"checkpoint", "lease", "network", "pace", "verify"})
 TEXT = Path(__file__).with_name("tiny_text.json")
 TEXT_SHA256 = "0d08f69946d266af2c6c010ee8f4e698f184e3cabf8bd02ff0e3f8f567611fec"
@@ -145,7 +147,7 @@ def _tokenizer(texts: list[str]) -> Any:
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
-        texts,
+        [*texts, *[ANSWER] * OFTEN],
         trainers.BpeTrainer(
             vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
         ),
