@@ -138,7 +138,7 @@ def test_an_adapter_of_another_base_is_refused(asked, tmp_path: Path):
     with pytest.raises(AdapterError, match="another base model"):
         with_adapter(None, asked.base, copied)
     (copied.parent / "trainer_state.json").write_text('{"recipe": {"base_prec')
-    with pytest.raises(AdapterError, match=r"trainer_state.json cannot be read: .*; fetch the run again"):
+    with pytest.raises(AdapterError, match=r"trainer_state.json cannot be read: .*; copy or fetch it again"):
         load_base(asked.base, copied)
     recipe = {"base_precision": "nf4", "dtype": "load"}
     (copied.parent / "trainer_state.json").write_text(json.dumps({"recipe": recipe}))

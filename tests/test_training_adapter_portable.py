@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ from training.model_card import CardFacts, base_name, card, loading
 from training.node.adapter import portable
 from training.node.checkpoint import faults
 from training.recipe import Recipe, parse_recipe
-from training.sums import ORIGIN, seal, seal_model
+from training.run_folder import MODEL_SUMS
+from training.sums import ORIGIN, seal, seal_model, sums_of, sums_text
 
 pytestmark = pytest.mark.torch
 RUN = "tiny-20260131-154500"
@@ -86,6 +88,7 @@ def checkpoint_of(run: Path, base: Path, recipe: Recipe, write=write_adapter) ->
     (run / "data").mkdir()
     counts = {"records": 7, "samples": 9, "tokens": 1234, "learned_tokens": 500, "end_of_turn_learned": False}
     (run / "data" / "report.json").write_text(json.dumps({"report": counts}))
+    (run / MODEL_SUMS).write_text(sums_text(sums_of(base)))
     portable.complete(folder / "adapter", run, recipe, base)
     seal(folder)
     return folder
@@ -217,10 +220,23 @@ def test_of_a_base_that_no_hub_has_the_code_of_the_card_loads_both_where_a_copy_
     (tmp_path / RUN / "launch.json").write_text(launch_text(launch))
     code, _ = loading("x", read_facts(tmp_path / RUN, folder, merged=False))
     assert f"fab merge --run {RUN} --here, then" in "\n".join(code)
-    assert code[:2] == [
-        "from peft import AutoPeftModelForCausalLM",
-        'model = AutoPeftModelForCausalLM.from_pretrained("x")',
-    ]
+    assert code[0] == "from peft import AutoPeftModelForCausalLM, PeftConfig"
+    assert 'model = AutoPeftModelForCausalLM.from_pretrained("x")' in code
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_the_code_of_the_card_refuses_another_base_than_the_adapters(base: Path, tmp_path: Path, at_hand):
+    copy = tmp_path / "path" / "to" / "tiny"
+    shutil.copytree(base, copy)
+    folder = checkpoint_of(tmp_path / RUN, copy, parse_recipe(RECIPE % f"folder:{copy}", None, "here"))
+    facts = read_facts(tmp_path / RUN, folder, merged=False)
+    code, _ = loading(str(folder / "adapter"), facts, at_hand=at_hand)
+    assert run_as_written(code, tmp_path) == ["Qwen2ForCausalLM"]
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    with pytest.raises(AssertionError, match=r"model.safetensors is not of the base that the adapter was trained on"):
+        run_as_written(code, tmp_path)
 
 
 def test_a_base_that_a_run_merged_is_named_by_that_run():

@@ -259,7 +259,7 @@ def test_a_base_model_learns_the_completion_and_to_end_it_and_takes_no_conversat
     (sample,) = _encoded(tokenizer, {"prompt": "two plus two is", "completion": " four"})
     assert tokenizer.decode(sample.ids) == "two plus two is four<|endoftext|>"
     assert _learned(tokenizer, sample) == " four<|endoftext|>"
-    with pytest.raises(DataError, match="no chat template; use an instruction-tuned model"):
+    with pytest.raises(DataError, match=r"no chat template; put a chat_template.jinja into its folder"):
         _encoded(tokenizer, CHAT)
 
 

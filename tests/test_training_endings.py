@@ -18,12 +18,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from tests.support import forked_rank  # noqa: E402
 from training import tiny  # noqa: E402
+from training.errors import AdapterError  # noqa: E402
 from training.exit_codes import FAILED, FINISHED, STOPPED  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors, steps  # noqa: E402
-from training.node.finetune import open_work  # noqa: E402
+from training.node.finetune import open_work, why_not  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 
@@ -106,6 +109,22 @@ def test_a_run_that_diverges_says_so_in_one_sentence(diverged):
     assert "the run diverged" in (runs["main"] / "logs" / "failure-rank-0.txt").read_text()
 
 
+def test_what_fails_in_the_first_step_is_the_base_models_fault_and_not_the_rates(tmp_path):
+    rank, recipe = SimpleNamespace(on_head=lambda work: work()), load_recipe("tiny")
+    run = SimpleNamespace(rank=rank, work=SimpleNamespace(recipe=recipe, model_dir=tmp_path))
+    nan = float("nan")
+    for values, loss, norm, said in (
+        ([1.0, nan], nan, nan, "w holds values that are not finite: the base model is damaged"),
+        ([0.0, 0.0], 7.6, 0.0, "w is all zeros: the base model is damaged"),
+        ([0.0, 0.0], nan, nan, "step 1 failed before anything was learned: loss nan"),
+    ):
+        save_file({"bias": torch.zeros(2), "w": torch.tensor([values])}, tmp_path / "model.safetensors")
+        found = why_not(run, 1, loss, norm)
+        assert said in str(found) and "lower optimizer.lr" not in str(found)
+        assert isinstance(found, FloatingPointError if "failed" in said else RecipeError)
+    assert "try a lower optimizer.lr" in str(why_not(run, 2, nan, nan))
+
+
 def test_data_that_another_recipe_prepared_are_refused_in_one_sentence(house):
     run = _run(house, "changed", BASE)
     rank = SimpleNamespace(run=run)
@@ -125,7 +144,7 @@ def test_a_base_model_with_a_cut_file_is_refused_before_it_is_loaded(house):
     whole = weights.read_bytes()
     try:
         weights.write_bytes(whole[:-10])
-        with pytest.raises(RecipeError, match="not as long as its header says; fetch the model again with the base"):
+        with pytest.raises(AdapterError, match="not as long as its header says; copy or fetch it again"):
             open_work(SimpleNamespace(run=_run(house, "cut", BASE)))
     finally:
         weights.write_bytes(whole)

@@ -31,6 +31,15 @@ def test_what_is_held_out_is_in_the_library_and_in_no_record():
     assert not [module for module in tiny.HELD_OUT if f" {module}." in asked]
 
 
+def test_the_text_is_this_modules_whatever_python_reads_it(tmp_path, monkeypatch):
+    assert (len(tiny.docstrings()), len(tiny.TEXT.read_bytes())) == (1283, 195707)
+    other = tmp_path / "text.json"
+    other.write_bytes(tiny.TEXT.read_bytes().replace(b"The", b"A", 1))
+    monkeypatch.setattr(tiny, "TEXT", other)
+    with pytest.raises(ValueError, match="not the text that tiny is made from"):
+        tiny.docstrings.__wrapped__()
+
+
 def test_the_records_are_spread_over_the_whole_library():
     first = [record["messages"][0]["content"].removeprefix("What does ")[0] for record in tiny.questions()]
     assert {"a", "c", "i", "t", "w"} <= set(first)

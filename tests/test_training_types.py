@@ -22,14 +22,13 @@ from training.cost.strategies import cost_of  # noqa: E402
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.errors import AdapterError  # noqa: E402
-from training.model_files import TENSORS, described  # noqa: E402
+from training.model_files import TENSORS, described, read_config  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, attention, base_weights, head_check, loss, mixers, proof  # noqa: E402
 from training.node.architecture import adapted, expert_parameters, text_layers  # noqa: E402
 from training.node.known_outline import known_outline  # noqa: E402
 from training.node.model import LossModel, inputs, trainable, whole_model  # noqa: E402
 from training.node.outline import model_shape, shape_of_folder  # noqa: E402
-from training.node.prepare import read_config  # noqa: E402
 from training.node.proof import LIMIT, proved  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 

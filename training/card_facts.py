@@ -10,8 +10,8 @@ from training.bounded import bounded_json
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
 from training.model_card import CardFacts
-from training.run_folder import LAUNCH, METRICS, parse_metrics
-from training.sums import ADAPTER_WEIGHTS, STATE
+from training.run_folder import LAUNCH, METRICS, MODEL_SUMS, parse_metrics
+from training.sums import ADAPTER_WEIGHTS, STATE, parse_sums
 from training.verify import FetchError, whole_tensors
 
 COUNTS = {"records": "records", "samples": "samples", "tokens": "tokens", "learned_tokens": "learned tokens"}
@@ -42,6 +42,7 @@ def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
         sees=_sees(checkpoint / "adapter" / ADAPTER_WEIGHTS),
         began_with=[stage.words for stage in stages_of(run)],
         here=_json(run / LAUNCH).get("here") is True,
+        base_weights=_base_weights(run / MODEL_SUMS),
         data={name: report[key] for key, name in COUNTS.items() if report.get(key)},
     )
 
@@ -52,6 +53,15 @@ def losses(metrics: bytes, step: int) -> tuple[float | None, float | None]:
     trained = [row["loss"] for row in rows if row.get("loss") is not None]
     validated = [row["validation_loss"] for row in rows if row.get("validation_loss") is not None]
     return (trained[-1] if trained else None), min(validated, default=None)
+
+
+def _base_weights(sums: Path) -> dict[str, str]:
+    """Those of a base model's SHA256SUMS; nothing where the run has none that can be read."""
+    try:
+        found = parse_sums(sums.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: digest for name, digest in found.items() if name.endswith(".safetensors")}
 
 
 def _sees(weights: Path) -> bool:

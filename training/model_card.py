@@ -73,6 +73,8 @@ class CardFacts:
     """The adapters it began with, the first one first."""
     here: bool = False
     """Whether it was made on the user's own machine, and no head has it."""
+    base_weights: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of the base's files of weights, by their names."""
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -166,11 +168,13 @@ def loading(
         code = [f"from transformers import {kind}", f"model = {kind}.from_pretrained({_python(name)})"]
         serve = [shlex.join(["vllm", "serve", name])]
     else:
-        code = ["from peft import AutoPeftModelForCausalLM"]
+        own = f"PeftConfig.from_pretrained({_python(name)}).base_model_name_or_path"
+        code = [f"from peft import AutoPeftModelForCausalLM{', PeftConfig' * local}", *_same_base(own, facts)]
         code += [f"model = AutoPeftModelForCausalLM.from_pretrained({_python(name)})"]
         if facts.sees or (local and not at_hand):
             code = ["from peft import PeftModel", f"from transformers import {kind}"]
-            code += [*where, f"base = {kind}.from_pretrained({_python(served)})"]
+            code += [*where, *_same_base(_python(served), facts)]
+            code += [f"base = {kind}.from_pretrained({_python(served)})"]
             code += [f"model = PeftModel.from_pretrained(base, {_python(name)})"]
         code.append(f"model = model.merge_and_unload()  # {say('a plain model, where one is wanted')}")
         rank = _served_rank(facts.recipe["lora"])
@@ -184,6 +188,19 @@ def loading(
             else [f"# {say('vLLM serves no such adapter: merge it, and serve the merged model')}"]
         )
     return code, serve
+
+
+def _same_base(folder: str, facts: CardFacts) -> list[str]:
+    """What refuses another base, of one that no hub has: with that an adapter gives garbage without a word."""
+    if not (facts.base_weights and facts.recipe["base_model"].startswith(LOCAL)):
+        return []
+    return [
+        "from hashlib import file_digest",
+        "from pathlib import Path",
+        f"for file, digest in {json.dumps(dict(facts.base_weights))}.items():",
+        f"    found = file_digest((Path({folder}) / file).open('rb'), 'sha256').hexdigest()",
+        '    assert found == digest, f"{file} is not of the base that the adapter was trained on"',
+    ]
 
 
 def _python(text: str) -> str:

@@ -26,46 +26,38 @@ def shard_names(folder: Path) -> list[str]:
     """The files that a model's weights are in, in order: what is trained, merged, asked and hashed. AdapterError where
     transformers would read others, or none."""
     if (folder / ADAPTER_CONFIG).is_file():
-        raise AdapterError(f"{folder}: {_is_adapter(folder)}")
-    single, index = (folder / SINGLE).is_file(), (folder / INDEX).is_file()
-    names = _named(folder / INDEX) if index else [SINGLE]
+        base = _object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        raise AdapterError(f"{folder}: it is an adapter of {base!r} ({ADAPTER_CONFIG}), no model; merge the two first")
+    single, index = (folder / SINGLE).is_file(), folder / INDEX
+    if not single and not index.is_file():
+        raise AdapterError(f"{folder}: it has no weights in safetensors files{_other_weights(folder)}")
+    try:
+        map_of_files = _object(index)["weight_map"] if index.is_file() else {"": SINGLE}
+        names = sorted({file_name(name) for name in map_of_files.values()})
+    except (HubError, LookupError, TypeError, AttributeError) as error:
+        raise AdapterError(f"{index} does not say which file holds which tensor: {error}") from None
     if single and names != [SINGLE]:
         raise AdapterError(
             f"{folder}: {SINGLE} and {INDEX} are two sets of weights, and libraries differ in which they read; delete "
             "the one that is not this model's"
         )
-    if not single and not index:
-        raise AdapterError(f"{folder}: it has no weights in safetensors files{_other_weights(folder)}")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise AdapterError(
-            f"{folder}: of its weights {missing[0]} is missing, {len(missing)} of {len(names)} files; {AGAIN}"
-        )
+        lacks = f"of its weights {missing[0]} is missing, {len(missing)} of {len(names)} files"
+        raise AdapterError(f"{folder}: {lacks}; {AGAIN}")
     return names
 
 
-def _named(index: Path) -> list[str]:
-    try:
-        return sorted({file_name(name) for name in _object(index)["weight_map"].values()})
-    except (HubError, LookupError, TypeError, AttributeError) as error:
-        raise AdapterError(f"{index} does not say which file holds which tensor: {error}") from None
-
-
-def _is_adapter(folder: Path) -> str:
-    base = _object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
-    return f"it holds {ADAPTER_CONFIG}: it is an adapter of {base!r}, not a model; merge it into its base first"
-
-
 def _other_weights(folder: Path) -> str:
-    """What it has in place of weights that are read, and what makes some of that; empty where it has nothing."""
+    """What it has in place of weights that are read, and what to do with that; empty where it has nothing."""
+    load = f"AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW_FOLDER')"
+    pickle = f"is a pickle; transformers writes safetensors with {load}"
+    known = {
+        ".safetensors": f"is there, but neither {SINGLE} nor {INDEX}, which says what lies in which file; {AGAIN}",
+        ".gguf": "is GGUF, made for inference; take the model that it was made from",
+        **dict.fromkeys((".bin", ".pt", ".pth"), pickle),
+    }
     found = {path.suffix: path.name for path in sorted(folder.glob("*"), reverse=True)}
-    if name := found.get(".safetensors"):
-        return f": {name} is there, but neither {SINGLE} nor {INDEX}, which says what lies in which file; {AGAIN}"
-    if name := found.get(".gguf"):
-        return f": {name} is GGUF, made for inference; take the model that it was made from"
-    if name := next((found[end] for end in (".bin", ".pt", ".pth") if end in found), ""):
-        load = f"AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW_FOLDER')"
-        return f": {name} is a pickle; transformers writes safetensors with {load}"
-    return ""
+    return next((f": {found[end]} {words}" for end, words in known.items() if end in found), "")
 
 
 def refuse_no_tokenizer(folder: Path) -> None:

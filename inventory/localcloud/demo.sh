@@ -21,7 +21,7 @@ step "Give the machines back" "fab down --yes"
 step "The next day: the same cluster under new addresses" "fab rebuild --yes"
 step "The run goes on where it was" "fab train --resume --force --steps 60"
 step "What it learned: to quote the documentation, also of modules that were kept out of its data" \
-  "fab generate --prompt 'What does textwrap.dedent do?' --prompt 'What does queue.Queue do?' --max-new-tokens 48"
+  "fab generate --prompt 'What does verify.read_header do?' --prompt 'What does lease.extend do?' --max-new-tokens 48"
 step "Bring it home" "fab fetch"
 step "Give everything back" "fab down --yes"
 step "What is left costs this much" "fab cost"

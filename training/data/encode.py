@@ -49,7 +49,10 @@ class Encoder:
         if self.template and record.turns:
             return self._answers_of(record).of(record)
         if record.turns and not record.completion:
-            raise DataError("the base model's tokenizer has no chat template; use an instruction-tuned model")
+            raise DataError(
+                "the base model has no chat template; put a chat_template.jinja into its folder, or use an "
+                "instruction-tuned model"
+            )
         text = record.prompt + record.completion
         start = 0 if self.train_on == "all" else len(record.prompt)
         return [Rendered(text, ((start, len(text)),), plain=True)]

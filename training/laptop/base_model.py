@@ -147,7 +147,11 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
 def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, names: Sequence[str] = ()) -> None:
     """LaunchError where the base model of a run is not at its place on the head any more, or is there as links to
     files that are gone. `base_model`: as the run's recipe names it."""
-    place = f"{launch.models}/{model_dir}"
+    place, own = f"{launch.models}/{model_dir}", folder_of(base_model)
+    known = _record(Path(place)).get("commit") if head.here else None
+    if known and base_model.startswith(FOLDER) and own.is_dir() and known != state_of(own):
+        again = f"fab train --model {shlex.quote(str(own))} --data FILE --here --dry"
+        raise LaunchError(f"{own}: a file was changed since {launch.run_id} was trained from it; {again} reads it anew")
     there = shlex.quote(place)
     links = f'for f in {there}/*; do [ -e "$f" ] || readlink "$f"; done'
     whole = f"[ -e {there}/{CONFIG} ] && ls {there}/*.safetensors >/dev/null 2>&1"

@@ -25,6 +25,9 @@ READ_AS_BFLOAT16 = {
 """What a recipe, whose dtype is bfloat16 whatever the files, says of those in another."""
 
 
+NO_TEMPLATE = "It has no chat template (chat_template.jinja in its folder): only data of prompts and completions."
+
+
 def cached_outlines() -> Path:
     """Where what was counted on this machine is kept."""
     return Path.home() / ".cache" / "spotune" / "outlines"
@@ -58,7 +61,7 @@ def positions(config: Mapping[str, Any]) -> int:
 def notes(config: Mapping[str, Any], template: str) -> list[str]:
     """Sentences for whoever opens the recipe."""
     stored = [READ_AS_BFLOAT16[dtype]] if (dtype := stored_dtype(config)) in READ_AS_BFLOAT16 else []
-    without = [] if template else ["It has no chat template: only data of prompts and completions."]
+    without = [] if template else [NO_TEMPLATE]
     return stored + without + _thinks(template)
 
 

@@ -36,7 +36,7 @@ from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
 from training.model_files import AGAIN
 from training.node import checkpoint, kernels, rng, strategies
 from training.node.adapter import portable
-from training.node.adapter.weights import all_zero, first_tensor, not_finite
+from training.node.adapter.weights import first_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
@@ -84,7 +84,7 @@ def main() -> None:
     debug.wait(rank)
     try:
         code = train(rank, args.resume, args.force)
-    except (RecipeError, DataError, DeviceError) as error:
+    except (AdapterError, RecipeError, DataError, DeviceError) as error:
         rank.note_failure(Failed(OF_CODE[error.exit_code], str(error)))
         rank.heartbeat.fail(str(error))
         rank.leave(error.exit_code)
@@ -218,22 +218,13 @@ def open_work(rank: Rank) -> Work:
     model_dir = models_folder(rank.run) / recipe.model_dir
     if not (model_dir / "config.json").is_file():
         raise RecipeError(f"no base model at {model_dir}")
-    refuse_damaged(model_dir)
+    refuse_other_weights(model_dir)
     prepared = rank.run / "data" / "prepared"
     train = open_prepared(prepared / TRAIN)
     refuse_other_data(recipe, train)
     held_out = open_prepared(prepared / VALIDATION) if recipe.validation.fraction else None
     whole = whole_model(recipe, model_dir)
     return Work(recipe, model_dir, train, held_out, checkpoint.base_model_hash(model_dir), whole)
-
-
-def refuse_damaged(model_dir: Path) -> None:
-    """RecipeError for a base model of which a file or a tensor is missing or of another size: each way to load it would
-    end in words of its own, or draw what is missing."""
-    try:
-        refuse_other_weights(model_dir)
-    except AdapterError as error:
-        raise RecipeError(str(error)) from error
 
 
 def refuse_other_data(recipe: Recipe, train: Prepared) -> None:
@@ -354,7 +345,7 @@ def why_not(run: Run, step: int, loss: float, grad_norm: float) -> Exception:
             f"the run diverged in step {step}: {numbers}; try a lower optimizer.lr than {recipe.optimizer.lr:g}"
         )
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if name := run.rank.on_head(lambda: first_tensor(base, all_zero if finite else not_finite)):
+    if name := run.rank.on_head(lambda: first_damaged(base, zeros=finite)):
         fault = "is all zeros" if finite else "holds values that are not finite"
         return RecipeError(f"{base.name}: {name} {fault}: the base model is damaged, and no setting helps; {AGAIN}")
     return FloatingPointError(

@@ -23,7 +23,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from training.cost.memory import NF4
 from training.counting import size_text
 from training.data.cache import half_made
-from training.errors import AdapterError
 from training.model_files import INDEX, SINGLE, entries, shard_names
 from training.node.adapter.end_of_turn import GENERATION
 from training.node.adapter.experts import Piece, first_hole, pieces_of
@@ -46,14 +45,9 @@ PACKED = "_nf4"
 def make(model_dir: Path, dtype: torch.dtype, entry: Path, record: str) -> None:
     """Write `entry`: beside it, sealed, renamed. RecipeError where that cannot be."""
     print(f"{model_dir.name}: bringing its layers into four bits, once ({entry})", flush=True)
-    try:
-        names = shard_names(model_dir)
-        places = {tensor: name for name in names for tensor in entries(model_dir / name)}
-    except AdapterError as error:
-        raise RecipeError(str(error)) from error
+    names = shard_names(model_dir)
+    places = {tensor: name for name in names for tensor in entries(model_dir / name)}
     layout = layout_of(config_of(model_dir), places, dtype)
-    if missing := sorted(layout.packed - set(layout.names.values())):
-        raise RecipeError(f"the files of {model_dir.name} know no {missing[0]}; take base_precision=dtype")
     _refuse_without_room(model_dir, names, entry.parent)
     fresh = half_made(entry)
     shutil.rmtree(fresh, ignore_errors=True)

@@ -29,7 +29,6 @@ from training.exit_codes import FINISHED
 from training.node import attached
 from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
 from training.node.base_weights import refuse_other_weights
-from training.recipe import RecipeError
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
 """What configurations call the number of experts that a token is sent to."""
@@ -47,8 +46,6 @@ def shape_of_folder(folder: Path) -> ModelShape:
     """Of the base model of a folder. Raises PlanError where no model can be built from its config.json."""
     try:
         return model_shape(config_of(folder))
-    except RecipeError as error:
-        raise PlanError(f"{folder.name}: {error}") from error
     except (OSError, *BROKEN) as error:
         reason = " ".join(str(error).split())[:LONGEST] or type(error).__name__
         raise PlanError(f"{folder.name}: no model can be built from its config.json: {reason}") from error

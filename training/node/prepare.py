@@ -26,7 +26,9 @@ from training.data import hub, limits
 from training.data.bad_records import CURE, Bad
 from training.data.cache import drop_unused, mark_used
 from training.data.sample import DataError
+from training.errors import AdapterError
 from training.exit_codes import FINISHED
+from training.model_files import read_config
 from training.node import attached
 from training.outline import shape_of
 from training.recipe import Recipe, RecipeError, read_recipe
@@ -42,7 +44,7 @@ def main() -> None:
         attached.end_with_input()
     try:
         answer = prepare(args.run.resolve(), args.skip_bad)
-    except (RecipeError, DataError, PlanError) as error:
+    except (AdapterError, RecipeError, DataError, PlanError) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     print(json.dumps(answer, ensure_ascii=False), flush=True)
@@ -116,15 +118,6 @@ def raw_data(folder: Path, downloads: Path) -> Path:
         drop_unused(downloads.glob("*/*"))
         return kept
     return found[0]
-
-
-def read_config(model_dir: Path) -> dict[str, Any]:
-    """config.json of the base model as it is."""
-    try:
-        config: dict[str, Any] = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"no base model at {model_dir}: its config.json cannot be read ({error})") from error
-    return config
 
 
 if __name__ == "__main__":

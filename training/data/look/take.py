@@ -31,7 +31,7 @@ def load_tokenizer(folder: Path) -> Any:
 
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ImportError, OSError, ValueError, KeyError) as error:
-        raise DataError(f"the tokenizer at {folder} cannot be read: {str(error).splitlines()[0]}") from error
+        raise DataError(f"the tokenizer at {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if len(tokenizer) - len(tokenizer.get_added_vocab()) <= MADE_UP:
         raise DataError(f"the tokenizer at {folder} knows no words: is its tokenizer.json there?")
     return tokenizer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +37,20 @@ WITHIN = ".base_layer"
 
 def refuse_not_finite(folder: Path) -> None:
     """AdapterError names a tensor with values that are not finite: a model with it would say nothing, or anything."""
-    if name := first_tensor(folder, not_finite):
+    if name := first_damaged(folder):
         raise AdapterError(f"{folder}: {name} holds values that are not finite; the adapter is broken")
 
 
-def first_tensor(folder: Path, is_so: Callable[[torch.Tensor], bool]) -> str:
-    """The name of the first one in a folder's files of which `is_so`; empty where it is of none."""
+def first_damaged(folder: Path, *, zeros: bool = False) -> str:
+    """The name of the first tensor with values that are not finite, or of the first matrix of `zeros`; empty where it
+    has none."""
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
-                if is_so(file.get_tensor(name)):
+                tensor = file.get_tensor(name)
+                if not tensor.any() and tensor.dim() > 1 if zeros else not torch.isfinite(tensor).all():
                     return str(name)
     return ""
-
-
-def not_finite(tensor: torch.Tensor) -> bool:
-    return not bool(torch.isfinite(tensor).all())
-
-
-def all_zero(tensor: torch.Tensor) -> bool:
-    """Of a matrix; biases and norms may well be zero."""
-    return tensor.dim() > 1 and not bool(tensor.any())
 
 
 class Adapter:
