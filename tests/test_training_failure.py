@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from training import foreign
 from training.causes import MISTAKES, Cause
 from training.events import Ended, Event, Failed, Started, line_of
 from training.exit_codes import FAILED, PEER_LOST, UNSAVED, UNUSABLE, WRONG_CHECKPOINT
@@ -127,6 +128,47 @@ def test_each_end_of_a_rank_that_tells_nothing_has_its_cause_and_its_words(code,
     assert found[1] == cause and words in found[2]
 
 
+OF_GPUS = {
+    "out_of_gpu_memory": [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "torch.AcceleratorError: CUDA error: out of memory",
+        "RuntimeError: CUDA driver error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda "
+        "error, NCCL version 2.29.7 ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'",
+        "NCCL WARN Failed to CUDA calloc async 4194304 bytes",
+        "te2: NCCL WARN Cuda failure 'out of memory'",
+        "RuntimeError: Triton Error [CUDA]: out of memory",
+        "Error out of memory at line 380 in file /src/csrc/ops.cu",
+        "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY",
+    ],
+    "gpu_failed": [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: CUDA error: misaligned address",
+        "RuntimeError: CUDA error: unspecified launch failure",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "NCCL WARN Cuda failure 'uncorrectable NVLink error detected during the execution'",
+        "Unable to determine the device handle for GPU 0000:65:00.0: GPU is lost.",
+    ],
+    "crashed": [
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: CUDA error: peer access is not supported between these two devices",
+        "RuntimeError: CUDA error: part or all of the requested memory range is already mapped",
+        "RuntimeError: CUDA error: device-side assert triggered",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasGemmEx(...)`",
+        "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Limit: 101376.",
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "words"), [(kind, words) for kind, each in OF_GPUS.items() for words in each])
+def test_only_a_full_card_is_out_of_memory_and_only_a_broken_one_failed(kind, words):
+    assert rank_end(Ended(1), None, [words])[1] == Cause(kind, code=1)
+    assert foreign.meaning_of(RuntimeError(words)) == kind
+
+
 def test_what_a_rank_tells_goes_before_what_its_libraries_say():
     lines = ["torch.OutOfMemoryError: CUDA out of memory", "rank 0 (te1): the loss is nan"]
     told = Failed("diverged", "the loss is nan")
@@ -243,7 +285,7 @@ def test_a_device_assert_is_the_cause_though_its_own_watchdog_says_it():
     witnesses = [line for rank in (0, 1, 3) for line in told(rank, GONE, ABORTED)]
     end = verdict(seen(*witnesses, *told(2, ASSERT, ABORTED)), False, 1)
     assert (end.rank, end.node) == (2, "te3")
-    assert end.reason == "rank 2 on te3 failed on its GPU: CUDA error: device-side assert triggered"
+    assert end.reason == "rank 2 on te3 ended with an error of CUDA: CUDA error: device-side assert triggered"
 
 
 def test_a_gpus_failure_is_told_by_the_drivers_words_not_by_the_advice_that_ends_them():
@@ -305,7 +347,7 @@ def test_a_card_that_fell_off_the_bus_is_the_cause_and_other_xids_stand_beside_t
     observation = seen(*told(0, GONE, ABORTED), *told(2, ASSERT, ABORTED))
     observation.xids = {"te3": [parse_xid(line) for line in xid_lines(DMESG, 0, 9001)[:1]]}
     reason = verdict(observation, False, 1).reason
-    assert reason.startswith("rank 2 on te3 failed on its GPU") and "its driver says: NVRM: Xid" in reason
+    assert reason.startswith("rank 2 on te3 ended with an error of CUDA") and "its driver says: NVRM: Xid" in reason
     observation.xids = {"te1": [parse_xid(line) for line in xid_lines(DMESG, 0, 9001)]}
     end = verdict(observation, False, 1)
     assert (end.node, end.rank, end.cause) == ("te1", None, Cause("gpu_failed", xid=79))

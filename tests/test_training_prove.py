@@ -263,11 +263,61 @@ def test_what_breaks_late_is_a_row_and_all_before_it_is_kept(tmp_path, monkeypat
     assert kept(place) == [
         ("RAM", "pass"),
         ("NCCL over other sockets", "fail"),
+        ("loading of kernels", "fail"),
         ("SIGKILL of a rank", "pass"),
         ("drill", "fail"),
         ("end of the drill", "fail"),
         ("3 steps of m", "fail"),
     ]
+
+
+def test_a_pipeline_is_timed_with_kernels_loaded_late_and_all_at_once(tmp_path, monkeypatch):
+    place, told = cluster_of(HereHead(tmp_path / "runs")), []
+
+    def start(cluster, module, files, env):
+        launch = place.launch(f"{RUN}-{len(told)}", module)
+        told.append((json.loads(files["asked.json"])["only"], env))
+        Path(launch.run_dir).mkdir(parents=True)
+        rows = [{"name": "pipeline", "state": "fail" if len(told) > 1 else "pass", "found": ""}]
+        (Path(launch.run_dir) / "result.json").write_text(
+            json.dumps({"outcomes": rows, "seconds": {"strategies": 2.5}})
+        )
+        return launch
+
+    status = Status(RUN, "finished", started=100.0, ended=110.0)
+    monkeypatch.setattr(conduct, "_start", start)
+    monkeypatch.setattr(conduct, "silently", lambda *_: Look(status, False, ()))
+    launch = place.launch(RUN, conduct.WALK)
+    on_cards = replace(launch, env={"DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
+    late, at_once = conduct._loaded(place, on_cards, lambda _: None)
+    assert [env for _, env in told] == [{"CUDA_MODULE_LOADING": "LAZY"}, {"CUDA_MODULE_LOADING": "EAGER"}]
+    assert {only for only, _ in told} == {"pipeline"} and (late.state, at_once.state) == ("pass", "fail")
+    assert late.found == "2.5 s of steps, 10 s from the start to the end"
+    alone = (replace(launch.hosts[0], slots=1),)
+    for other in (replace(launch, hosts=launch.hosts * 2), replace(on_cards, hosts=alone)):
+        assert [row.state for row in conduct._loaded(place, other, lambda _: None)] == ["not here"]
+
+
+@needs_torch
+def test_what_was_found_before_a_part_broke_is_kept(kernels, tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from training.node.prove import walk
+
+    def strategies(self):
+        yield passed("zero0", "")
+        raise RuntimeError("the others never came")
+
+    (tmp_path / walk.ASKED).write_text('{"quick": true, "only": "zero0"}')
+    monkeypatch.setattr(walk, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(walk.Walk, "strategies", strategies)
+    place = SimpleNamespace(local_rank=0)
+    progress = SimpleNamespace(note=lambda *_: None)
+    rank = SimpleNamespace(run=tmp_path, place=place, is_head=True, progress=progress, say=lambda _: None)
+    with pytest.raises(RuntimeError, match="never came"):
+        walk.Walk(rank).whole()
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert [row["name"] for row in found["outcomes"]] == ["zero0"] and found["done"] is False
 
 
 def test_ctrl_c_keeps_what_is_there(tmp_path, monkeypatch):

@@ -18,18 +18,26 @@ _LOST_PEER = re.compile(
 )
 """Whoever says so is a witness: the cause is to be found on the one that went. NCCL's watchdog ends its own process
 with SIGABRT after such words, minutes or milliseconds after the partner did."""
+_NO_GPU_MEMORY = re.compile(
+    r"OutOfMemoryError|\b(CUDA|Cuda|cuda|Triton)\b.{0,40}\bout of memory|CUDA_ERROR_OUT_OF_MEMORY|"
+    r"cudaErrorMemoryAllocation|\bCU[A-Z]+_STATUS_ALLOC_FAILED|Failed to CUDA \w*alloc|Error out of memory at line"
+)
+"""As torch, NCCL and Triton say it, the driver, cuBLAS and its like, NCCL once more, bitsandbytes."""
+_BROKEN_GPU = re.compile(
+    r"(CUDA error: .*)?(uncorrectable (ECC|NVLink) error|illegal (memory access|instruction)|misaligned address|"
+    r"unspecified launch failure|hardware (stack )?error|invalid program counter|fallen off the bus|GPU is lost).*"
+)
+"""What a program in order does not bring about. All else that CUDA calls an error is a program's or a set-up's."""
 _MEANINGS: tuple[tuple[re.Pattern[str], CauseKind], ...] = (
     (re.compile(r"No space left on device|Errno 28\b|ENOSPC|Disk quota exceeded", re.IGNORECASE), "disk_full"),
     (re.compile(r"Read-only file system|Errno 30\b|EROFS", re.IGNORECASE), "disk_read_only"),
-    (re.compile(r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory"), "out_of_gpu_memory"),
+    (_NO_GPU_MEMORY, "out_of_gpu_memory"),
     (
         re.compile(r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (not enough|can't)|bad_alloc"),
         "out_of_memory",
     ),
-    (
-        re.compile(r"CUDA error: (?!out of memory).*|CUBLAS_STATUS_(?!ALLOC)\w+|uncorrectable (ECC|NVLink) error.*"),
-        "gpu_failed",
-    ),
+    (_BROKEN_GPU, "gpu_failed"),
+    (re.compile(r"(CUDA|CUDA driver) error: .*|\bCU[A-Z]+_STATUS_\w+|Triton Error \[CUDA\].*"), "crashed"),
     (_LOST_PEER, "peer_lost"),
 )
 """The surest first."""

@@ -33,6 +33,9 @@ from training.plan.calibration import Calibration
 from training.recipe import Recipe
 from training.run_folder import PROVE, RESULT
 
+WALK = "training.node.prove.walk"
+LOADED = ("LAZY", "EAGER")
+"""CUDA_MODULE_LOADING."""
 SOCKETS = ((1, 1), (4, 4))
 """NCCL's threads a connection, and sockets a thread."""
 STEPS = 3
@@ -68,7 +71,7 @@ def prove(
     if cluster.head.here:  # the drills want it, and it is made once
         here_base_model(load_recipe("tiny"), cluster.launch("prove-20260101-000000", ""))
     say("devices, network and strategies on all ranks, in one start")
-    launch = _start(cluster, "training.node.prove.walk", {"asked.json": json.dumps({"quick": quick}) + "\n"})
+    launch = _start(cluster, WALK, {"asked.json": json.dumps({"quick": quick}) + "\n"})
     found, outcomes = _results_of(cluster, launch)
     made = calibrate(found, launch.run_id, cluster.name, time.time())
     _keep(cluster, launch, outcomes, made)
@@ -76,6 +79,7 @@ def prove(
         return Proof(launch.run_id, outcomes, made)
     try:
         _append(outcomes, "NCCL over other sockets", lambda: _over_sockets(cluster, launch, say))
+        _append(outcomes, "loading of kernels", lambda: _loaded(cluster, launch, say))
         _append(outcomes, "drill", Drill(cluster, say).all)
         if model:
             _append(outcomes, f"{STEPS} steps of {model}", lambda: real_steps(cluster, model, say))
@@ -174,6 +178,32 @@ def sockets(cluster: OpenCluster, threads: int, each: int, say: Callable[[str], 
     result = comm_report.parse_result(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
     right = not comm_report.wrong_results(result)
     return judged(name, right, f"all_gather {comm_report.best_busbw(result, 'all_gather'):.2f} GB/s")
+
+
+def _loaded(cluster: OpenCluster, launch: Launch, say: Callable[[str], None]) -> Iterator[Outcome]:
+    name = f"pipeline, {' and '.join(LOADED)} loading of kernels"
+    if launch.env.get("DS_ACCELERATOR") != "cuda":
+        yield not_here(name, "no GPU")
+    elif launch.world_size == 1:
+        yield not_here(name, "one rank has no stages")
+    else:
+        yield from (loaded(cluster, when, say) for when in LOADED)
+
+
+def loaded(cluster: OpenCluster, when: str, say: Callable[[str], None]) -> Outcome:
+    """The pipeline alone, in processes that load CUDA's kernels when each is first launched (CUDA's own default), or
+    all of them at the start."""
+    name = f"pipeline, {when} loading of kernels"
+    say(name)
+    asked = {"asked.json": json.dumps({"quick": False, "only": "pipeline"}) + "\n"}
+    launch = _start(cluster, WALK, asked, {"CUDA_MODULE_LOADING": when})
+    seen = silently(cluster.head, launch.run_id)
+    if seen.state != "finished":
+        return failed(name, seen.status.reason if seen.status else "no status")
+    found = json.loads(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
+    right = all(outcome.state == "pass" for outcome in read(found["outcomes"]))
+    words = f"{found['seconds']['strategies']} s of steps, {_ended_after(seen.status):.0f} s from the start to the end"
+    return judged(name, right, words)
 
 
 def real_steps(cluster: OpenCluster, model: str, say: Callable[[str], None]) -> list[Outcome]:

@@ -34,7 +34,7 @@ from training.node import rng, strategies
 from training.recipe import Recipe
 
 STORED = Path(__file__).with_name("curve.json")
-STEPS, SAMPLES, VOCABULARY, LAYERS = 5, 12, 256, 3
+STEPS, SAMPLES, VOCABULARY, WIDTH, LAYERS = 5, 12, 256, 64, 3
 TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}
 """Of a loss or a norm, relative. Sums in another order differ by some 1e-7, which Adam's first steps had made 1.4e-5 of
 a norm on another kind of CPU; a card's fp32 products by 1e-4."""
@@ -83,7 +83,7 @@ def write_model(folder: Path) -> None:
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCABULARY,
-            hidden_size=64,
+            hidden_size=WIDTH,
             intermediate_size=128,
             num_hidden_layers=LAYERS,
             num_attention_heads=4,

@@ -94,20 +94,20 @@ def _against_a_mask(on: torch.device, dtype: torch.dtype, window: int | None) ->
 
 
 def _given(on: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states, the head's weight, targets; the same on every device."""
-    generator = torch.Generator().manual_seed(0)
+    """Hidden states, the head's weight, targets; the same whenever they are drawn on one kind of device."""
+    generator = torch.Generator(on).manual_seed(0)
     vocabulary, small = VOCABULARY[on.type], on.type == "cpu"
     hidden, rows = (HIDDEN // 8, ROWS // 4) if small else (HIDDEN, ROWS)
-    states = torch.randn(rows, hidden, generator=generator)
-    weight = torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5
-    targets = torch.randint(vocabulary, (rows,), generator=generator)
+    states = torch.randn(rows, hidden, generator=generator, device=on)
+    weight = torch.randn(vocabulary, hidden, generator=generator, device=on) / hidden**0.5
+    targets = torch.randint(vocabulary, (rows,), generator=generator, device=on)
     targets[::7] = IGNORED
     return states, weight, targets
 
 
 def _measured(on: torch.device, dtype: torch.dtype, which: str) -> tuple[float, torch.Tensor, float, float]:
     """(value, gradient of the hidden states, seconds, GiB) of `own` or `liger`."""
-    states, weight, targets = (t.to(on) for t in _given(on))
+    states, weight, targets = _given(on)
     states, weight = states.to(dtype), weight.to(dtype)
     # a head with a bias always takes our own path; one without takes Liger's where that is installed
     bias = torch.zeros(len(weight), dtype=dtype, device=on) if which == "own" else None
@@ -128,7 +128,7 @@ def _measured(on: torch.device, dtype: torch.dtype, which: str) -> tuple[float, 
 
 
 def _own_loss(on: torch.device, dtype: torch.dtype) -> Outcome:
-    states, weight, targets = _given(torch.device(on.type))
+    states, weight, targets = _given(on)  # the reference too is computed there: a CPU would take half a minute
     states = states.requires_grad_()
     right = F.cross_entropy(states @ weight.T, targets, ignore_index=IGNORED, reduction="sum")
     right.backward()

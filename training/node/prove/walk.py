@@ -2,9 +2,9 @@
 
     python -m training.node.supervision.rank_start training.node.prove.walk --run DIR
 
-started by DeepSpeed's launcher as training is. asked.json in the run folder says how much. Rank 0 writes result.json,
-after each part, so that an end before the last one costs the parts after it only. In the end the last rank asks for
-more memory than there is: the verdict must name it.
+started by DeepSpeed's launcher as training is. asked.json in the run folder says how much: all, or with `only` one
+strategy. Rank 0 writes result.json after each outcome, so that an end before the last one costs those after it only. In
+the end of all the last rank asks for more memory than there is: the verdict must name it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from training import comm_report
 from training.exit_codes import FINISHED
-from training.node import commcheck
+from training.node import commcheck, liger
 from training.node.device import device
 from training.node.diagnosis.progress import STEP
 from training.node.prove import curve, kernels, probes
@@ -47,8 +47,10 @@ def main() -> None:
     rank = Rank(parser.parse_args().run.resolve())
     rank.heartbeat.start()
     try:
-        Walk(rank).whole()
-        run_out_of_memory(rank)
+        walk = Walk(rank)
+        walk.whole()
+        if not walk.only:
+            run_out_of_memory(rank)
     except Exception as error:
         rank.give_up(error)
     rank.leave_together(FINISHED)
@@ -60,24 +62,31 @@ class Walk:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.asked: dict[str, Any] = json.loads((rank.run / ASKED).read_text(encoding="utf-8"))
+        self.only: str = self.asked.get("only", "")
         self.found: dict[str, Any] = {"run_id": rank.run.name, "outcomes": [], "seconds": {}, "done": False}
 
     def whole(self) -> None:
         """Everything but the end."""
         init_process_group(self.rank.place.local_rank, TIMEOUT_S)
         self.on = device(self.rank.place.local_rank)
-        parts: list[Callable[[], list[Outcome]]] = [self.devices, self.network, self.strategies]
+        parts: list[Callable[[], Iterable[Outcome]]] = [self.devices, self.network, self.strategies]
+        if self.only:
+            parts = [self.strategies]
         for number, part in enumerate(parts):
             self.rank.progress.note(number, STEP)
             self.rank.say(f"{part.__name__} ...")
             began = time.monotonic()
-            outcomes = part()
-            self.found["outcomes"] += as_rows(outcomes)
+            for outcome in part():
+                self.found["outcomes"] += as_rows([outcome])
+                self._write()
             self.found["seconds"][part.__name__] = round(time.monotonic() - began, 1)
             self.found["done"] = part == parts[-1]
-            if self.rank.is_head:
-                write_atomically(self.rank.run / RESULT, json.dumps(self.found, indent=1) + "\n")
+            self._write()
         dist.barrier()
+
+    def _write(self) -> None:
+        if self.rank.is_head:
+            write_atomically(self.rank.run / RESULT, json.dumps(self.found, indent=1) + "\n")
 
     def devices(self) -> list[Outcome]:
         """What each rank's device does, and whether its kernels are right."""
@@ -115,18 +124,19 @@ class Walk:
             judged("network", not any(n["interface_expected"] for n in strays), "; ".join([f"{speed}{pair}", *hints])),
         ]
 
-    def strategies(self) -> list[Outcome]:
-        """Every strategy, with and without checkpointing, against the stored curve."""
-        stages = QUICK_STAGES if self.asked["quick"] else curve.STAGES
+    def strategies(self) -> Iterator[Outcome]:
+        """Every strategy, with and without checkpointing, against the stored curve; with the loss that training would
+        choose."""
+        if chosen := liger.choose(curve.WIDTH, curve.VOCABULARY, torch.float32, self.on):
+            yield judged("kernels of the loss", chosen.taken, chosen.words)
+        stages = (self.only,) if self.only else QUICK_STAGES if self.asked["quick"] else curve.STAGES
         cases = [(stage, again) for stage in stages for again in ((True,) if self.asked["quick"] else (True, False))]
-        outcomes = []
         with tempfile.TemporaryDirectory() as folder:
             curve.write_model(Path(folder))
             for number, (stage, again) in enumerate(cases):
                 self.rank.progress.note(10 + number, STEP)
                 name = f"{stage}{' with checkpointing' if again else ''}"
-                outcomes.append(self.strategy(name, stage, again, Path(folder)))
-        return outcomes
+                yield self.strategy(name, stage, again, Path(folder))
 
     def strategy(self, name: str, stage: str, again: bool, model_dir: Path) -> Outcome:
         began, said = time.monotonic(), ""

@@ -43,6 +43,7 @@ _KNOWN: dict[CauseKind, tuple[int, str]] = {
     "diverged": (5, "ended with code {code}: {line}"),
 }
 """Weight and sentence where a rank that ended by itself said what it was, or its libraries did."""
+_CRASHED = (4, "ended with an error of CUDA: {words}")
 ASKED = {
     True: "stopped on request, after saving a checkpoint",
     False: "stopped on request; the ranks did not save in time, the last checkpoint stands",
@@ -221,7 +222,7 @@ def _broke(code: int, failed: Failed | None, said: str, lines: list[str]) -> tup
         return SECONDARY, cause("crashed"), f"ended with code {code} without a word"
     if meant := foreign.meaning(telling):
         kind, found, line = meant
-        weight, words = _KNOWN[kind]
+        weight, words = _KNOWN.get(kind, _CRASHED)
         return weight, cause(kind), words.format(words=found[:WIDTH], line=line[:WIDTH])
     if code < 0:
         words = f"was killed by signal {-code} ({_signal_name(-code)})"
