@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from training.data import DataError, Order, check, micro_batches, micro_steps
 from training.data.bad_records import Bad
 from training.data.hub import chosen_files, is_dataset_name
 from training.data.readers import data_files, left_aside, records
+from training.data.sample import BadRecord
 from training.data.shapes import recognised
 from training.questions import read_questions
 
@@ -67,6 +69,116 @@ def test_a_message_of_weight_0_is_context_only():
         _turn("assistant", "d", weight=1),
     ]
     assert recognised({"messages": turns}).not_learned == {1}
+
+
+@pytest.mark.parametrize("key", ["weight", "loss_weight", "loss", "train", "training"])
+@pytest.mark.parametrize(
+    "speaks", [("messages", "role", "content", "assistant"), ("conversations", "from", "value", "gpt")]
+)
+def test_what_says_that_a_turn_is_not_learned_is_kept_to_in_every_spelling(key, speaks):
+    talk, who, what, assistant = speaks
+    turns = [{who: "user", what: "a", key: 0.0}, {who: assistant, what: "b", key: False}]
+    turns += [{who: "user", what: "c", key: None}, {who: assistant, what: "d", key: 1.0, "id": 7, "mood": "fine"}]
+    found = recognised({talk: turns})
+    assert (found.not_learned, found.weighed) == ({1}, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"weight": 0.5}, "weight 0.5"),
+        ({"loss": "false"}, "loss 'false'"),
+        ({"weight": 1, "train": False}, "different weight and train"),
+        ({"use_this": False}, "use_this False"),
+        ({"loss_scale": 0.3}, "loss_scale 0.3"),
+        ({"train_detail": [{"begin_offset": 0}]}, "train_detail"),
+        ({"mask": "user"}, "mask 'user'"),
+    ],
+)
+def test_a_key_of_a_turn_that_may_decide_what_is_learned_is_named(more, named):
+    with pytest.raises(BadRecord, match=re.escape(named)):
+        recognised({"messages": [_turn("user", "a"), _turn("assistant", "b", **more)]})
+
+
+def test_a_users_turn_that_asks_to_be_learned_is_named():
+    with pytest.raises(BadRecord, match="turn 1 has the train True, but only the assistant"):
+        recognised({"messages": [_turn("user", "a", train=True), _turn("assistant", "b")]})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"label": False}, {"label": "True"}, {"kto_tag": True}, {"weight": 0.5}, {"sample_weight": 2}, {"train": False}],
+)
+def test_a_key_of_a_record_that_decides_what_is_learned_is_refused_by_name(more):
+    with pytest.raises(BadRecord, match=next(iter(more))):
+        recognised(CHAT | more)
+
+
+def test_other_columns_are_read_over_and_named():
+    more = {"id": 7, "source": "web", "label": 3, "weight": 1, "is_safe": False, "prompt": "x", "n": None}
+    assert recognised(CHAT | more).ignored == {"id", "source", "label", "is_safe", "prompt"}
+    assert recognised(PAIR).ignored == frozenset()
+
+
+GREETING = [_turn("assistant", "Hello."), _turn("user", "q"), _turn("assistant", "a")]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"messages": json.dumps(CHAT["messages"])}, None),
+        ({"conversations": CHAT["messages"]}, None),
+        (
+            {
+                "messages": [
+                    {"from": "human", "value": "你好"},
+                    {"from": "gpt", "value": CHAT["messages"][1]["content"]},
+                ]
+            },
+            None,
+        ),
+        (
+            {
+                "messages": [
+                    _turn(
+                        t["role"],
+                        [{"type": "text", "text": t["content"][:1]}, {"type": "text", "text": t["content"][1:]}],
+                    )
+                    for t in CHAT["messages"]
+                ]
+            },
+            None,
+        ),
+        ({"messages": [list(turn.items()) for turn in CHAT["messages"]]}, None),
+        (CHAT | {"system": "s"}, [("system", "s"), ("user", "你好"), ("assistant", CHAT["messages"][1]["content"])]),
+        ({"messages": [_turn("developer", "s"), *GREETING[1:]]}, [("system", "s"), ("user", "q"), ("assistant", "a")]),
+        ({"messages": GREETING}, [("assistant", "Hello."), ("user", "q"), ("assistant", "a")]),
+        (
+            {"messages": [GREETING[1], _turn("system", "s"), GREETING[2]]},
+            [("user", "q"), ("system", "s"), ("assistant", "a")],
+        ),
+        ({"instruction": b"q", "output": "a"}, [("user", "q"), ("assistant", "a")]),
+    ],
+)
+def test_a_conversation_is_the_same_in_every_spelling(record, said):
+    assert _said(record) == (said or [(turn["role"], turn["content"]) for turn in CHAT["messages"]])
+
+
+def test_turns_that_are_text_but_no_json_are_said_to_be():
+    with pytest.raises(BadRecord, match="messages is text that is not JSON"):
+        recognised({"messages": "[{'role': 'user'}]"})
+
+
+def test_nulls_of_objects_are_absent_and_those_of_json_text_are_kept():
+    def calls(arguments):
+        call = {"id": None, "function": {"name": "f", "arguments": arguments}}
+        found = recognised(
+            {"messages": [_turn("user", "q"), _turn("assistant", None, tool_calls=[call])], "tools": TOOLS}
+        )
+        return found.turns[1]["tool_calls"][0]["function"]["arguments"]
+
+    assert calls({"a": None, "b": [{"c": None}]}) == {"b": [{}]}
+    assert calls('{"a": null}') == {"a": None}
 
 
 def test_alpaca_joins_instruction_and_input_and_knows_system_and_history():
@@ -121,12 +233,11 @@ def test_plain_text_is_all_completion():
         ({"text": 4}, "text must be text, found number"),
         ({"messages": []}, "at least one turn"),
         ({"messages": [_turn("user", "x")]}, "no assistant turn"),
-        ({"messages": [_turn("assistant", "x")]}, "before any user turn"),
+        ({"messages": [_turn("assistant", "x")]}, "no user turn"),
         ({"messages": [_turn("user", "x"), _turn("bot", "y")]}, "role 'bot'"),
         ({"messages": [_turn("user", "x"), _turn(["user"], "y")]}, "role ['user']"),
-        ({"messages": [_turn("user", "x"), _turn("system", "y")]}, "only the first may be"),
         ({"messages": [_turn("user", "x"), {"role": "assistant"}]}, "turn 2 needs a role and a content of text"),
-        ({"messages": [_turn("user", [{"type": "text", "text": "x"}])]}, "turn 1 needs a role and a content of text"),
+        ({"messages": [_turn("user", ["x"])]}, "turn 1 needs a role and a content of text, found list"),
         ({"messages": [_turn("user", [{"type": "text", "text": "x"}, {"type": "image"}])]}, "turn 1 has image in its"),
         (CHAT | {"images": ["x.png"]}, "it has images, and text alone is learned; leave such records out"),
         ({"messages": [_turn("user", "x"), _turn("tool", "y"), _turn("assistant", "z")]}, "none was made before it"),
@@ -134,9 +245,8 @@ def test_plain_text_is_all_completion():
         ({"messages": [_turn("user", "x"), _turn("assistant", "y", weight=0.5)]}, "weight 0.5"),
         ({"messages": [_turn("user", "x"), _turn("assistant", "", function_call={})]}, "write it as tool_calls"),
         ({"messages": CHAT["messages"], "tools": True}, "tools must be a list of objects"),
-        ({"conversations": [{"from": "human", "value": 1}]}, "a from and a value of text"),
-        ({"conversations": [{"from": "bot", "value": "x"}]}, "from 'bot'"),
-        ({"conversations": CHAT["messages"]}, "a from and a value of text"),
+        ({"conversations": [{"from": "human", "value": 1}]}, "turn 1 needs a role and a content of text, found number"),
+        ({"conversations": [{"from": "bot", "value": "x"}]}, "role 'bot'"),
         ({"instruction": "", "input": "", "output": "x"}, "instruction is empty"),
         ({"instruction": "x", "input": 3, "output": "x"}, "input must be text"),
         ({"instruction": "x", "output": "x", "history": [["a"]]}, "pairs of question and answer"),
@@ -215,7 +325,7 @@ def test_a_json_file_that_is_one_object_over_lines_is_one_record_good_or_bad(tmp
     for text in (json.dumps({"model_type": "qwen2", "rope": {"theta": 1}}, indent=2), '\ufeff{"data":\n[]}'):
         config.write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match=r"config\.json record 1: none of messages.*keys: (model_type, rope|data)$"):
-            check(tmp_path)
+            check(config)
     config.write_text(json.dumps({"text": "it is a record"}, indent=2))
     assert check(config).records == 1
     config.write_text('{"text": "a"}\n{"text": "b"}\n')
@@ -247,6 +357,44 @@ def test_parquet_is_read_row_by_row_and_a_bad_row_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="not readable as Parquet"):
         check(path)
+
+
+def test_maps_and_bytes_of_parquet_are_objects_and_text(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    turns = [[("role", "user"), ("content", "q")], [("role", "assistant"), ("content", "a")]]
+    maps = pyarrow.array([turns], pyarrow.list_(pyarrow.map_(pyarrow.string(), pyarrow.string())))
+    parquet.write_table(pyarrow.table({"messages": maps}), tmp_path / "map.parquet")
+    parquet.write_table(pyarrow.table({"messages": [json.dumps(CHAT["messages"]).encode()]}), tmp_path / "text.parquet")
+    assert [len(record.turns) for _, record in records(tmp_path, Bad(False))] == [2, 2]
+
+
+def test_a_folder_of_save_to_disk_is_read_and_of_splits_the_training_one(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    for split, text in (("train", "one"), ("test", "two")):
+        (tmp_path / split).mkdir()
+        table = pyarrow.table({"text": [text, None, "three"]})
+        with pyarrow.ipc.new_stream(tmp_path / split / "data-00000-of-00001.arrow", table.schema) as out:
+            out.write_table(table)
+        for name in ("dataset_info.json", "state.json"):
+            (tmp_path / split / name).write_text("{}")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    bad = Bad(True)
+    assert [record.completion for _, record in records(tmp_path, bad)] == ["one", "three"] and bad.count == 1
+    assert check(tmp_path / "test", skip_bad=True).records == 2
+    assert "test/data-00000-of-00001.arrow" in left_aside(tmp_path)
+    (tmp_path / "test" / "data-00000-of-00001.arrow").write_bytes(b"rubbish")
+    with pytest.raises(DataError, match="not readable as Arrow"):
+        check(tmp_path / "test")
+
+
+def test_files_named_like_held_out_data_that_are_learned_too_are_said(tmp_path):
+    for name in ("train.jsonl", "validation.jsonl", "latest.jsonl"):
+        _file(tmp_path, {"text": "a"}, name=name)
+    assert left_aside(tmp_path).endswith("held-out data: validation.jsonl")
+    (tmp_path / "train.jsonl").unlink()
+    assert left_aside(tmp_path) == ""
 
 
 def test_a_folder_is_read_in_the_order_of_names_without_what_is_hidden(tmp_path):
@@ -408,5 +556,5 @@ def test_fewer_rows_than_ranks_leave_ranks_with_an_empty_micro_batch():
 def test_files_of_a_folder_that_are_not_read_are_named(tmp_path):
     for name in ("good.jsonl", "c.xlsx", "说明.txt", ".hidden.txt"):
         (tmp_path / name).write_text('{"text": "a"}\n')
-    assert left_aside(tmp_path) == "left aside: c.xlsx, 说明.txt (no known kind of data)"
+    assert left_aside(tmp_path) == "left aside: c.xlsx, 说明.txt"
     assert left_aside(tmp_path / "good.jsonl") == "" and [file.name for file in data_files(tmp_path)] == ["good.jsonl"]

@@ -154,9 +154,7 @@ def _oracle(path):
 
         return {f"row {n}": value for n, value in enumerate(parquet.read_table(io.BytesIO(content)).to_pylist(), 1)}
     content = content.removeprefix(b"\xef\xbb\xbf")
-    if path.suffix == ".json" and not content.lstrip().startswith(b"{"):
-        return {f"record {n}": value for n, value in enumerate(_elements(content.decode(errors="replace")), 1)}
-    found = {}
+    found = {f"record {n}": value for n, value in enumerate(_elements(content.decode(errors="replace")), 1)}
     for number, line in enumerate(content.split(b"\n"), 1):
         with contextlib.suppress(ValueError, RecursionError):  # what is not UTF-8 among them
             found[f"line {number}"] = json.loads(line.decode())
@@ -164,29 +162,25 @@ def _oracle(path):
 
 
 def _elements(text):
-    """Of an array, as far as it is whole."""
-    place = text.index("[") + 1
+    """Values one after another, of an array its own, as far as they are whole."""
+    place = text.index("[") + 1 if text.lstrip().startswith("[") else 0
     with contextlib.suppress(ValueError, RecursionError):
         while True:
             value, place = json.JSONDecoder().raw_decode(text, re.compile(r"\s*").match(text, place).end())
             yield value
-            if not (comma := re.compile(r"\s*,").match(text, place)):
-                return
-            place = comma.end()
+            if comma := re.compile(r"\s*,").match(text, place):
+                place = comma.end()
 
 
 def _texts_of(raw):
     """(speaker, text) in order, of a raw value, written down anew from the five shapes' own definitions."""
-    if raw.get("messages") is not None:
-        return [(turn["role"], turn.get("content") or "") for turn in raw["messages"]]
-    if raw.get("conversations") is not None:
-        names = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
-        said = [("system", raw["system"])] if raw.get("system") else []
-        called = {"function_call"}
-        return said + [
-            (names.get(turn["from"], turn["from"]), "" if turn["from"] in called else turn["value"])
-            for turn in raw["conversations"]
-        ]
+    for key in ("messages", "conversations"):
+        if raw.get(key) is not None:
+            names = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
+            said = [("system", raw["system"])] if raw.get("system") else []
+            turns = [{name: value for name, value in turn.items() if value is not None} for turn in raw[key]]
+            told = [(turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))) for turn in turns]
+            return said + [(names.get(who, who), "" if who == "function_call" else text or "") for who, text in told]
     if raw.get("prompt") is not None and raw.get("completion") is not None:
         return [("user", raw["prompt"]), ("assistant", raw["completion"])]
     if raw.get("instruction") is not None and raw.get("output") is not None:

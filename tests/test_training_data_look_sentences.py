@@ -40,7 +40,7 @@ def why(record):
         ([1], "应当是一个对象，却是列表"),
         ({"messages": [HI, {"role": "assistant", "content": " "}]}, "助手的每一轮都是空的"),
         ({"messages": [HI]}, "没有助手的轮次，没有可学的内容"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "助手在用户之前先说话"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "没有用户的轮次，没有可回答的内容"),
         (
             {"messages": [HI, {"role": "bot", "content": "a"}]},
             "第 2 轮的 role 是 'bot'；可用的是 system, user, assistant, tool",

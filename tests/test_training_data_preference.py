@@ -41,7 +41,28 @@ def tokenizer():
     return tiny._tokenizer(["what is it? it is good. no idea whatsoever."])
 
 
-@pytest.mark.parametrize("record", [PAIR, WHOLE, {"prompt": "What is it?", **WHOLE}, PLAIN])
+GOOD, POOR = "It is good.", "No idea whatsoever."
+OBJECTS = {"chosen": {"from": "gpt", "value": GOOD}, "rejected": {"from": "gpt", "value": POOR}}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        PAIR,
+        WHOLE,
+        {"prompt": "What is it?", **WHOLE},
+        {"messages": WHOLE["chosen"], "prompt": "What is it?", **WHOLE},
+        PLAIN,
+        {"instruction": "What is it?", "input": "", "chosen": GOOD, "rejected": POOR},
+        {"instruction": "What is it?", "chosen": _said(GOOD), "rejected": _said(POOR)},
+        {"conversations": [{"from": "human", "value": "What is it?"}], **OBJECTS},
+        {"conversations": [{"from": "human", "value": "What is it?"}], "chosen": GOOD, "rejected": POOR},
+        {"messages": [ASKED], "chosen": [_said(GOOD)], "rejected": [_said(POOR)]},
+        {"prompt": "What is it?", "chosen": [_said(GOOD)], "rejected": [_said(POOR)]},
+        {"messages": WHOLE["chosen"], "rejected_response": POOR},
+        {key: json.dumps(value) for key, value in PAIR.items()},
+    ],
+)
 def test_each_form_is_the_same_two_conversations(record):
     found = recognised(record)
     assert found.shape == "preference" and found.rejected is not None
@@ -63,7 +84,7 @@ def test_an_answer_in_the_prompt_is_context_and_tools_are_both_sides():
         ({"rejected": None}, "chosen without rejected; a preference needs both"),
         ({"chosen": None}, "rejected without chosen"),
         ({"rejected": PAIR["chosen"]}, "chosen and rejected are the same, so there is nothing to prefer"),
-        ({"prompt": None, "chosen": "a", "rejected": "b"}, "of text need a prompt"),
+        ({"prompt": None, "chosen": "a", "rejected": "b"}, "need a prompt"),
         ({"prompt": "x", "chosen": "a", "rejected": " "}, "rejected: rejected is empty"),
         ({"chosen": "It is."}, "chosen: prompt and chosen must both be text or both be lists of turns"),
         ({"chosen": [{"role": "bot", "content": "x"}]}, "chosen: turn 1 has the role 'bot'"),
@@ -71,7 +92,15 @@ def test_an_answer_in_the_prompt_is_context_and_tools_are_both_sides():
             {"prompt": None, "chosen": [ASKED, _said("a"), ASKED], "rejected": [ASKED, _said("a")]},
             "is the beginning of",
         ),
-        ({"prompt": None}, "begin with different turns"),
+        ({"prompt": None}, "need a prompt"),
+        (
+            {
+                "prompt": None,
+                "chosen": [{"role": "user", "content": "Else?"}, _said("a")],
+                "rejected": [ASKED, _said("b")],
+            },
+            "begin with different turns",
+        ),
         ({"rejected": [_said("")]}, "rejected: every assistant turn is empty"),
     ],
 )

@@ -45,12 +45,9 @@ FAULTS = {
         "第 {turn} 轮要有 role，以及是文本的 content，却是{kind}"
     ),
     "turn {turn} has the role {role}; {known} are known": "第 {turn} 轮的 role 是 {role}；可用的是 {known}",
-    "turn {turn} needs a from and a value of text": "第 {turn} 轮要有 from，以及是文本的 value",
-    "turn {turn} is from {role}; {known} are known": "第 {turn} 轮的 from 是 {role}；可用的是 {known}",
-    "turn {turn} is a system turn; only the first may be": "第 {turn} 轮是 system；只有第一轮可以是",
     "turn {turn} answers a tool call, but none was made before it": "第 {turn} 轮是工具的结果，但前面没有工具调用",
     "no assistant turn, so nothing to learn": "没有助手的轮次，没有可学的内容",
-    "the assistant speaks before any user turn": "助手在用户之前先说话",
+    "no user turn, so there is nothing to answer": "没有用户的轮次，没有可回答的内容",
     "every assistant turn is empty": "助手的每一轮都是空的",
     "{what} must be text, found {kind}": "{what} 必须是文本，却是{kind}",
     "prompt and completion must both be text or both be lists of turns, found {one} and {other}": (

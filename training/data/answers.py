@@ -13,8 +13,9 @@ from typing import Any
 
 from training.data import probe
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import Record, Turn
+from training.data.shapes import Record
 from training.data.template import ChatTemplate, Span, Stretch
+from training.data.turns import Turn
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Answers:
     def _of(self, record: Record) -> list[Rendered]:
         turns = self.chat.taken(record.turns)
         if self.everything:
+            if record.weighed:
+                raise BadRecord('it has turns of weight 0, but train_on = "all" learns every token; use "assistant"')
             text = self.chat.text(turns, record.tools)
             self._probed(record)
             _refuse_dropped(_words(record, range(len(turns))), text)

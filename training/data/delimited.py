@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from training.counting import many
-from training.data.json_text import json_value
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import LISTS, ROLES, TURNS_OR_WORDS, is_known, known_shapes
+from training.data.shapes import is_known, known_shapes
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """By suffix."""
@@ -69,25 +68,12 @@ def _header(file: Path, reader: Iterator[list[str]]) -> list[str]:
 
 
 def _record(header: Sequence[str], fields: Sequence[str]) -> Mapping[str, Any] | BadRecord:
-    """A row by its columns; empty fields are absent, lists and objects are written as JSON."""
+    """A row by its columns; empty fields are absent."""
     if wrong := next((name for name, text in zip(header, fields, strict=False) if _is_broken(text)), ""):
         return BadRecord(f"not UTF-8 in the column {wrong}")
     if len(fields) != len(header):
         return BadRecord(f"{many(len(fields), 'field')}, but line 1 names {many(len(header), 'column')}")
-    found: dict[str, Any] = {name: text for name, text in zip(header, fields, strict=True) if name and text}
-    for name in LISTS & found.keys():
-        found[name] = json_value(found[name].encode())
-        if isinstance(found[name], BadRecord):
-            return BadRecord(f"the column {name} is {found[name]}")
-    return found | {name: turns for name in TURNS_OR_WORDS & found.keys() if (turns := _turns(found[name]))}
-
-
-def _turns(text: str) -> list[Any]:
-    """The turns that stand as JSON in a field that may hold words too; none where it does, or other JSON to learn."""
-    value = json_value(text.encode()) if text.lstrip().startswith("[") else []
-    turns = value if isinstance(value, list) else []
-    known = (isinstance(one, dict) and one.get("role") in ROLES and "content" in one for one in turns)
-    return turns if all(known) else []
+    return {name: text for name, text in zip(header, fields, strict=True) if name and text}
 
 
 def _is_broken(text: str) -> bool:

@@ -8,17 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from training.data.delimited import DELIMITERS
-from training.data.readers import JSON_LINES, PARQUET, SUFFIXES
+from training.data.readers import ARROW, JSON_LINES, NO_DATA, PARQUET, SPLITS, SUFFIXES, words_in
 from training.data.sample import DataError
 from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name, hub_of
 
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
-_KINDS = ({PARQUET}, JSON_LINES, {".json"}, DELIMITERS.keys())
+_KINDS = ({PARQUET}, JSON_LINES, {".json"}, DELIMITERS.keys(), {ARROW})
 """Of a data set that is there in several, the first."""
-_OTHER_SPLITS = {"test", "tests", "validation", "valid", "val", "dev", "eval", "evaluation"}
-_NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json"}
 
 
 def is_dataset_name(text: str) -> bool:
@@ -30,18 +28,14 @@ def is_dataset_name(text: str) -> bool:
 def chosen_files(names: Iterable[str]) -> list[str]:
     """The files of a repository to train on: of one kind, of the training split, else of no other split."""
     visible = [name for name in names if not any(part[0] in "._" for part in name.split("/"))]
-    data = [name for name in visible if PurePosixPath(name).name not in _NO_DATA]
+    data = [name for name in visible if PurePosixPath(name).name not in NO_DATA]
     for kind in _KINDS:
         files = sorted(name for name in data if PurePosixPath(name).suffix.lower() in kind)
-        if training := [name for name in files if "train" in _words(name)]:
+        if training := [name for name in files if "train" in words_in(name)]:
             return training
-        if rest := [name for name in files if not _words(name) & _OTHER_SPLITS]:
+        if rest := [name for name in files if not words_in(name) & SPLITS]:
             return rest
     return []
-
-
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[^a-z]+", name.lower()))
 
 
 def download(name: str, folder: Path, address: str = "", another: str = "") -> Path:

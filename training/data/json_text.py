@@ -72,6 +72,17 @@ def kind_of(value: Any) -> str:
     )
 
 
+def cleaned(value: Any) -> Any:
+    """A value of any reader as JSON has it: an object without its nulls, as Arrow fills every object of a column up
+    with the keys of all others; a map of Parquet as an object; bytes as the text they are."""
+    if isinstance(value, dict):
+        return {str(key): cleaned(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        is_map = bool(value) and all(isinstance(inner, tuple) and len(inner) == 2 for inner in value)
+        return cleaned(dict(value)) if is_map else [cleaned(inner) for inner in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
 def refuse_unsound(value: Any, where: str) -> None:
     """Texts that no tokenizer should see, anywhere in the record."""
     if isinstance(value, str):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.data.shapes import THOUGHT_KEYS, THOUGHT_MARK, Turn
+from training.data.turns import THOUGHT_KEYS, THOUGHT_MARK, Turn
 
 Fresh = Callable[[str], str]
 """Another word, for what it stands for."""

@@ -1,4 +1,4 @@
-"""Records from files: JSONL, JSON, CSV, TSV, Parquet, or a folder of these. No file is held whole."""
+"""Records from files: JSONL, JSON, CSV, TSV, Parquet, Arrow, or a folder of these. No file is held whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib.util
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,16 @@ from training.data.shapes import Record, Shape, recognised
 from training.sums import sha256_of
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
-PARQUET = ".parquet"
-SUFFIXES = JSON_LINES | {".json", PARQUET} | DELIMITERS.keys()
+PARQUET, ARROW = ".parquet", ".arrow"
+COLUMNS = {PARQUET, ARROW}
+"""Kinds that pyarrow reads; Arrow is what save_to_disk of datasets writes."""
+SUFFIXES = JSON_LINES | {".json"} | COLUMNS | DELIMITERS.keys()
+OF_SPLITS = "dataset_dict.json"
+"""In a folder of save_to_disk that has a folder for each split."""
+NO_DATA = {"dataset_info.json", "dataset_infos.json", OF_SPLITS, "state.json", "config.json"}
+"""Files of JSON that lie beside data and are none."""
+SPLITS = {"test", "tests", "validation", "valid", "val", "dev", "eval", "evaluation"}
+"""What is called so, beside what is called train, is mostly held out."""
 LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
 MOST_NAMED = 8
@@ -82,8 +90,10 @@ def called(source: Source) -> str:
 
 
 def can_check_here(source: Source) -> bool:
-    """Whether this machine has what reading `source` takes: Parquet needs pyarrow."""
-    return importlib.util.find_spec("pyarrow") is not None or all(file.suffix != PARQUET for file in data_files(source))
+    """Whether this machine has what reading `source` takes: Parquet and Arrow need pyarrow."""
+    return importlib.util.find_spec("pyarrow") is not None or not any(
+        file.suffix.lower() in COLUMNS for file in data_files(source)
+    )
 
 
 def data_files(source: Source) -> list[Path]:
@@ -111,7 +121,8 @@ def placed(paths: Sequence[Path], place: str) -> dict[str, Path | str]:
 
 def _files_in(path: Path) -> list[Path]:
     if path.is_dir():
-        found = [file for file in _visible(path) if file.suffix.lower() in SUFFIXES]
+        split = path / "train" if (path / OF_SPLITS).is_file() else path
+        found = [file for file in _visible(split) if file.suffix.lower() in SUFFIXES and file.name not in NO_DATA]
         if not found:
             raise DataError(f"{path}: no {_kinds()} file in this folder")
         return found
@@ -140,12 +151,28 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def left_aside(source: Source) -> str:
-    """A line about the files of folders that are of no known kind, which nothing is read of; empty where none are."""
+    """A line about the files of folders that nothing is read of, and about those that are read and look as if they were
+    to be held out; empty where there are none."""
     folders = [path for path in (source if isinstance(source, tuple) else (source,)) if path.is_dir()]
-    inner = [(folder, file) for folder in folders for file in _visible(folder)]
-    names = [str(file.relative_to(folder)) for folder, file in inner if file.suffix.lower() not in SUFFIXES]
+    read = {file: words_in(str(file.relative_to(folder))) for folder in folders for file in _files_in(folder)}
+    aside = [str(file.relative_to(folder)) for folder in folders for file in _visible(folder) if file not in read]
+    splits = [file.name for file, words in read.items() if words & SPLITS] if _has_train(read.values()) else []
+    told = {"left aside": aside, "learned too, although their names are those of held-out data": splits}
+    return "; ".join(f"{what}: {_some(names)}" for what, names in told.items() if names)
+
+
+def _has_train(names: Iterable[set[str]]) -> bool:
+    return any("train" in words for words in names)
+
+
+def words_in(name: str) -> set[str]:
+    """The words of a file's path."""
+    return set(re.split(r"[^a-z]+", name.lower()))
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"left aside: {', '.join(names[:MOST_NAMED])}{more} (no known kind of data)" if names else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _kinds() -> str:
@@ -192,8 +219,8 @@ def raw(file: Path) -> Iterator[Raw]:
         if file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty")
         refuse_other_kind(file)
-        if file.suffix.lower() == PARQUET:
-            yield from _parquet(file)
+        if file.suffix.lower() in COLUMNS:
+            yield from _columns(file)
             return
         refuse_foreign(file)
         if file.suffix.lower() in DELIMITERS:
@@ -232,34 +259,41 @@ def _json_lines(file: Path) -> Iterator[Raw]:
                 yield f"line {number}", json_value(content)
 
 
-def _parquet(file: Path) -> Iterator[Raw]:
+def _columns(file: Path) -> Iterator[Raw]:
     try:
         import pyarrow
-        from pyarrow import parquet
     except ImportError as error:
-        raise DataError(f"{file}: reading Parquet needs pyarrow, which this Python lacks") from error
+        raise DataError(f"{file}: reading Parquet and Arrow needs pyarrow, which this Python lacks") from error
     row = 0
     try:
-        with parquet.ParquetFile(file, page_checksum_verification=True) as table:
-            for batch in table.iter_batches(batch_size=256):
-                for place in range(batch.num_rows):
-                    row += 1
-                    yield f"row {row}", _row(batch, place)
+        for batch in _batches(file):
+            for place in range(batch.num_rows):
+                row += 1
+                yield f"row {row}", _row(batch, place)
     except (pyarrow.ArrowException, ValueError, KeyError, OSError) as error:
-        raise DataError(f"{file}: not readable as Parquet after row {row}: {str(error).splitlines()[0]}") from error
+        kind = file.suffix[1:].capitalize()
+        raise DataError(f"{file}: not readable as {kind} after row {row}: {str(error).splitlines()[0]}") from error
+
+
+def _batches(file: Path) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    if file.suffix.lower() == PARQUET:
+        with parquet.ParquetFile(file, page_checksum_verification=True) as table:
+            yield from table.iter_batches(batch_size=256)
+        return
+    with pyarrow.memory_map(str(file)) as mapped:
+        if mapped.read(6) == b"ARROW1":
+            batches = ipc.open_file(mapped)
+            yield from (batches.get_batch(number) for number in range(batches.num_record_batches))
+        else:
+            mapped.seek(0)
+            yield from ipc.open_stream(mapped)
 
 
 def _row(batch: Any, place: int) -> Any:
     try:
-        row = {name: column[place].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        return {name: column[place].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     except UnicodeDecodeError as error:
         return BadRecord(f"not UTF-8 at byte {error.start + 1} of a text")
-    return _without_nulls(row)
-
-
-def _without_nulls(value: Any) -> Any:
-    """Parquet fills up every object of a column with the keys of all others, as nulls: a tool call would show
-    arguments that were never given."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -1,44 +1,20 @@
-"""One record, whatever its shape, as a conversation, a prompt with its completion, or a text. Pure."""
+"""One record, whatever its shape and spelling, as a conversation, a prompt with its completion, or a text. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from training.data import preference
-from training.data.json_text import kind_of, parsed, refuse_unsound, text_of, worded
-from training.data.media import refuse_media, refuse_parts
+from training.data.json_text import DECODER, cleaned, kind_of, parsed, refuse_unsound, text_of, worded
 from training.data.sample import BadRecord
+from training.data.turns import MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, turns_of
 from training.template_args import wrong_args
 
 Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text", "preference"]
-Turn = dict[str, Any]
-"""A message as chat templates take it: role, content, and what belongs to tool calls."""
-
-ROLES = ("system", "user", "assistant", "tool")
-SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "call",
-    "observation": "tool",
-    "tool": "tool",
-}
-THOUGHT = "reasoning_content"
-THOUGHT_KEYS = (THOUGHT, "reasoning", "thinking")
-"""What people's records and templates call the thoughts of a message; here they have the first name."""
-_KEPT = ("name", "tool_call_id")
-"""Texts of a message that some chat templates render."""
 ARGS_KEYS = ("template_args", "chat_template_kwargs")
 """Ours, and TRL's."""
-THOUGHT_MARK = re.compile(r"(</?think>)")
-"""Around thoughts that stand in a content: templates look for these and treat what is between them on its own."""
-
-
 SHAPES: tuple[tuple[str, ...], ...] = (
     ("messages",),
     ("conversations",),
@@ -48,15 +24,25 @@ SHAPES: tuple[tuple[str, ...], ...] = (
     ("text",),
 )
 """The keys that a record of each shape has."""
-LISTS = frozenset({"messages", "conversations", "history"})
-"""Keys whose values are lists; files that hold texts alone write them as JSON."""
-TURNS_OR_WORDS = frozenset({"prompt", "completion", "chosen", "rejected"})
-"""Keys whose values are lists of turns, or words."""
+READ: Mapping[Shape, frozenset[str]] = {
+    "messages": frozenset({"messages", "system", "tools"}),
+    "sharegpt": frozenset({"conversations", "system", "tools"}),
+    "prompt/completion": frozenset({"prompt", "completion", "system", "tools"}),
+    "alpaca": frozenset({"instruction", "input", "output", "system", "history", "tools"}),
+    "text": frozenset({"text"}),
+    "preference": preference.READ,
+}
+"""What is read of a record of each shape."""
+IN_JSON = ("messages", "conversations", "history", "prompt", "completion", "chosen", "rejected")
+"""Keys whose values may be turns; files and columns that hold texts alone write them as JSON."""
+OF_WHOLE = {*WEIGHTS, "sample_weight", "loss_scale"}
+"""What would decide how much of a whole record is learned."""
+KTO = ("label", "kto_tag")
 
 
 def is_known(keys: Collection[str]) -> bool:
     """Whether a record with these keys has one of the shapes."""
-    return any(set(shape) <= set(keys) for shape in SHAPES)
+    return any(set(shape) <= set(keys) for shape in (*SHAPES, ("instruction", "chosen", "rejected")))
 
 
 def known_shapes() -> str:
@@ -81,21 +67,67 @@ class Record:
     """What the chat template is given for this record besides what the recipe gives it."""
     rejected: Record | None = None
     """Of a preference: the same prompt with the answer that is not preferred, where this record has the one that is."""
+    weighed: bool = False
+    """Whether it says itself that a turn is not learned."""
+    ignored: frozenset[str] = field(default=frozenset(), compare=False)
+    """Keys that are not read."""
 
 
 def recognised(record: Any) -> Record:
     """The record in our terms. BadRecord says what is wrong with it."""
     if not isinstance(record, dict):
         raise BadRecord(f"an object is expected, found {kind_of(record)}")
-    refuse_unsound(record, "")
-    refuse_media(record)
-    keys = {key for key, value in record.items() if value is not None}
-    if {"chosen", "rejected"} & keys:
-        return preference.of(record, recognised)
+    refuse_unsound(given := _normal(record), "")
+    found = _shaped(given)
+    return replace(found, ignored=frozenset(given) - READ[found.shape] - {*ARGS_KEYS, *OF_WHOLE})
+
+
+def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of any file in one form: what stands in it as JSON text is the value, what is null is absent. BadRecord
+    for what is no text, and for what decides about a whole record and would not be kept to."""
+    given: dict[str, Any] = cleaned(record)
+    for key in IN_JSON:
+        if isinstance(text := given.get(key), str) and text.lstrip()[:1] in ("[", "{"):
+            given[key] = _turns_in(text, key)
+    if found := [name for name in MEDIA if given.get(name)]:
+        raise media("it", found)
+    for key in OF_WHOLE & given.keys():
+        if given[key] != 1:
+            said = "how much a record weighs is not known; weight 0 or 1 stands in an assistant's turn"
+            raise BadRecord(f"it has the {key} {given[key]!r}, and {said}")
+    for key in KTO:
+        if isinstance(given.get(key), bool) or str(given.get(key)).lower() in ("true", "false"):
+            said = "good and bad answers apart (KTO) are not known"
+            cure = "keep the good ones without it, or make pairs of chosen and rejected"
+            raise BadRecord(f"it has the {key} {given[key]!r}, and {said}; {cure}")
+    return given
+
+
+def _turns_in(text: str, key: str) -> Any:
+    """The turns that stand as JSON in a text; the text itself where it holds words, or other JSON to learn."""
+    sure = key in ("messages", "conversations", "history")
+    try:
+        value = cleaned(DECODER.decode(text))
+    except (ValueError, RecursionError) as error:
+        if sure:
+            raise BadRecord(f"{key} is text that is not JSON ({error}); write it with json.dumps") from error
+        return text
+    turns = value if isinstance(value, list) else [value]
+    return value if sure or (turns and all(_is_turn(turn) for turn in turns)) else text
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, dict) and ({"role", "content"} <= value.keys() or {"from", "value"} <= value.keys())
+
+
+def _shaped(record: Mapping[str, Any]) -> Record:
+    keys = record.keys()
+    if preference.KEYS & keys:
+        return preference.of(record, _shaped)
     if "messages" in keys:
-        return _checked("messages", _messages(record["messages"], "messages"), record)
+        return _checked("messages", turns_of(record["messages"], "messages"), record)
     if "conversations" in keys:
-        return _checked("sharegpt", _sharegpt(record), record)
+        return _checked("sharegpt", turns_of(record["conversations"], "conversations"), record)
     if {"prompt", "completion"} <= keys:
         return _prompt_completion(record)
     if {"instruction", "output"} <= keys:
@@ -108,99 +140,15 @@ def recognised(record: Any) -> Record:
     raise BadRecord(f"none of {known_shapes()}; keys: {', '.join(map(str, record)) or 'none'}")
 
 
-def _messages(turns: Any, key: str) -> list[Turn]:
-    if not isinstance(turns, list) or not turns:
-        raise BadRecord(f"{key} must be a list of at least one turn")
-    return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
-
-
-def _turn(turn: Any, place: int) -> Turn:
-    if not isinstance(turn, dict):
-        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(turn)}")
-    given = {key: value for key, value in turn.items() if value is not None}
-    role, content, calls = given.get("role"), given.get("content"), given.get("tool_calls")
-    if role not in ROLES:
-        raise BadRecord(f"turn {place} has the role {role!r}; {', '.join(ROLES)} are known")
-    if calls and role != "assistant":
-        raise BadRecord(f"turn {place} calls tools, but only the assistant may")
-    if "function_call" in given:
-        raise BadRecord(f"turn {place} has a function_call; write it as tool_calls")
-    refuse_parts(content, place)
-    if not isinstance(content, str) and not (content is None and calls):
-        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
-    kept: Turn = {"role": role, "content": content or ""}
-    if calls:
-        kept["tool_calls"] = _tool_calls(calls, place)
-    for name in _KEPT:
-        if name in given:
-            kept[name] = text_of(given[name], f"{name} of turn {place}")
-    if thoughts := {key: text_of(given[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in given}:
-        if len(set(thoughts.values())) > 1:
-            raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}; keep one")
-        kept[THOUGHT] = next(iter(thoughts.values()))
-    if "weight" in given:
-        if given["weight"] not in (0, 1):
-            raise BadRecord(f"turn {place} has the weight {given['weight']!r}; 0 (not learned) and 1 are known")
-        kept["weight"] = int(given["weight"])
-    return kept
-
-
-def _tool_calls(calls: Any, place: int) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise BadRecord(f"tool_calls of turn {place} must be a list, found {kind_of(calls)}")
-    return [_tool_call(call, place) for call in calls]
-
-
-def _tool_call(call: Any, place: int) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRecord(f"a tool call of turn {place} needs a function with a name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):  # as OpenAI writes them; templates render an object
-        arguments = parsed(arguments, f"the arguments of a tool call of turn {place}")
-    if not isinstance(arguments, dict):
-        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
-    kept: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    if isinstance(call.get("id"), str):
-        kept["id"] = call["id"]
-    return kept
-
-
-def _sharegpt(record: Mapping[str, Any]) -> list[Turn]:
-    turns = record["conversations"]
-    if not isinstance(turns, list) or not turns:
-        raise BadRecord("conversations must be a list of at least one turn")
-    found: list[Turn] = []
-    if record.get("system"):
-        found.append({"role": "system", "content": text_of(record["system"], "system")})
-    for place, turn in enumerate(turns, start=1):
-        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
-            raise BadRecord(f"turn {place} needs a from and a value of text")
-        speaker = turn.get("from")
-        if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
-            raise BadRecord(f"turn {place} is from {speaker!r}; {', '.join(SHAREGPT_ROLES)} are known")
-        if SHAREGPT_ROLES[speaker] == "call":
-            called = parsed(turn["value"], f"the function_call of turn {place}")
-            calls = called if isinstance(called, list) else [called]
-            found.append({"role": "assistant", "content": "", "tool_calls": _tool_calls(calls, place)})
-        else:
-            found.append({"role": SHAREGPT_ROLES[speaker], "content": turn["value"]})
-        if "weight" in turn and turn["weight"] is not None:
-            raise BadRecord(f"turn {place} has a weight, which is known for messages only")
-    return found
-
-
 def _alpaca(record: Mapping[str, Any]) -> Record:
     instruction, more = text_of(record["instruction"], "instruction"), text_of(record.get("input") or "", "input")
     question = "\n".join(part for part in (instruction, more) if part)
     turns: list[Turn] = []
-    if record.get("system"):
-        turns.append({"role": "system", "content": text_of(record["system"], "system")})
     for pair in record.get("history") or []:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRecord("history must be a list of pairs of question and answer")
         turns += _exchange(text_of(pair[0], "a question of history"), text_of(pair[1], "an answer of history"))
-    plain = not turns
+    plain = not turns and not record.get("system")
     output = worded(record["output"], "output")
     turns += _exchange(worded(question, "instruction"), output)
     found = _checked("alpaca", turns, record)
@@ -211,14 +159,15 @@ def _prompt_completion(record: Mapping[str, Any]) -> Record:
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         turns = _exchange(worded(prompt, "prompt"), worded(completion, "completion"))
-        return replace(_checked("prompt/completion", turns, record), prompt=prompt, completion=completion)
+        found = _checked("prompt/completion", turns, record)
+        return found if record.get("system") else replace(found, prompt=prompt, completion=completion)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise BadRecord(
             f"prompt and completion must both be text or both be lists of turns, found {kind_of(prompt)} and "
             f"{kind_of(completion)}"
         )
-    before = _messages(prompt, "prompt")
-    answer = _messages(completion, "completion")
+    before = turns_of(prompt, "prompt")
+    answer = turns_of(completion, "completion")
     context = [dict(turn, weight=0) if turn["role"] == "assistant" else turn for turn in before]
     return _checked("prompt/completion", [*context, *answer], record)
 
@@ -228,19 +177,19 @@ def _exchange(question: str, answer: str) -> list[Turn]:
 
 
 def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> Record:
-    """A conversation that makes sense from its first turn to its last."""
+    """A conversation that makes sense; whether a template shows it as it is, is asked of the template."""
+    if record.get("system"):
+        turns = [{"role": "system", "content": text_of(record["system"], "system")}, *turns]
     called = False
     for place, turn in enumerate(turns, start=1):
-        if turn["role"] == "system" and place > 1:
-            raise BadRecord(f"turn {place} is a system turn; only the first may be")
         if turn["role"] == "tool" and not called:
             raise BadRecord(f"turn {place} answers a tool call, but none was made before it")
         called = bool(turn.get("tool_calls")) or (called and turn["role"] == "tool")
     roles = [turn["role"] for turn in turns]
     if "assistant" not in roles:
         raise BadRecord("no assistant turn, so nothing to learn")
-    if "user" not in roles[: roles.index("assistant")]:
-        raise BadRecord("the assistant speaks before any user turn")
+    if "user" not in roles:
+        raise BadRecord("no user turn, so there is nothing to answer")
     if not any(_speaks(turn) for turn in turns):
         raise BadRecord("every assistant turn is empty")
     context = frozenset(
@@ -249,8 +198,9 @@ def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> 
         if turn["role"] == "assistant" and (turn.get("weight", 1) == 0 or not _speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
-    args = _template_args(record)
-    return Record(shape, plain, tuple(_tools(record.get("tools"))), context, template_args=args)
+    weighed = any(turn.get("weight") == 0 and turn["role"] == "assistant" for turn in turns)
+    args, tools = _template_args(record), tuple(_tools(record.get("tools")))
+    return Record(shape, plain, tools, context, template_args=args, weighed=weighed)
 
 
 def _speaks(turn: Turn) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from training.data import probe
 from training.data.sample import BadRecord, DataError
-from training.data.shapes import THOUGHT, THOUGHT_KEYS, Turn
+from training.data.turns import THOUGHT, THOUGHT_KEYS, Turn
 from training.template_args import USUAL
 
 Span = tuple[int, int]
@@ -82,6 +82,8 @@ class ChatTemplate:
 
     def _asked(self, turns: Sequence[Turn], tools: Tools) -> Stretch:
         """Without marks: an answer, here the last turn, is what is rendered behind the request for it."""
+        if len(turns) == 1:  # nothing asks for it, and few templates render a request without any turn
+            return self._behind_header(turns, tools)
         text, prompt = self.text(turns, tools), self.text(turns[:-1], tools, prompt=True)
         start = len(prompt) if text.startswith(prompt) else self._beginning(text, prompt, turns, tools)
         return Stretch(len(turns) - 1, text, start, len(text))
@@ -102,9 +104,16 @@ class ChatTemplate:
             )
         if shown >= asks:
             return shown
+        return self._behind_header(turns, tools).start
+
+    def _behind_header(self, turns: Sequence[Turn], tools: Tools) -> Stretch:
+        """The last answer from behind the header that stands last before its own letters."""
+        pair = [self.text([*turns[:-1], *self.taken([one])], tools) for one in probe.made_up(turns[-1])]
+        text = self.text(turns, tools)
         own = min(_shared(text, other) for other in pair)
         header = text.rfind(self.facts.header, 0, own)
-        return header + len(self.facts.header) if header >= 0 else own
+        start = header + len(self.facts.header) if header >= 0 else own
+        return Stretch(len(turns) - 1, text, start, len(text))
 
     def taken(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns as this template takes them."""

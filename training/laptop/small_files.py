@@ -12,7 +12,7 @@ from typing import Any
 from training.cost.disk import file_bytes
 from training.cost.shape import PlanError
 from training.counting import size_text
-from training.data.shapes import THOUGHT_KEYS, THOUGHT_MARK
+from training.data.turns import THOUGHT_KEYS, THOUGHT_MARK
 from training.isolation import ADMITTED, QUANTIZED, stored_in, text_settings, untrainable
 from training.outline import shape_of
 from training.recipe import RecipeError

@@ -1,0 +1,149 @@
+"""One turn of a conversation, in the spellings that people's data have, as chat templates take it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from training.data.json_text import kind_of, parsed, text_of
+from training.data.sample import BadRecord
+
+Turn = dict[str, Any]
+"""A message as chat templates take it: role, content, and what belongs to tool calls."""
+
+ROLES = ("system", "user", "assistant", "tool")
+CALL = "function_call"
+CALLED = {
+    **{role: role for role in ROLES},
+    "developer": "system",
+    "human": "user",
+    "gpt": "assistant",
+    CALL: CALL,
+    "observation": "tool",
+}
+"""What data call who speaks, and its role. A function_call is the assistant's, written as JSON."""
+THOUGHT = "reasoning_content"
+THOUGHT_KEYS = (THOUGHT, "reasoning", "thinking")
+"""What people's records and templates call the thoughts of a message; here they have the first name."""
+THOUGHT_MARK = re.compile(r"(</?think>)")
+"""Around thoughts that stand in a content: templates look for these and treat what is between them on its own."""
+WEIGHTS = ("weight", "loss_weight", "loss", "train", "training")
+"""What OpenAI, SlimOrca, ms-swift and axolotl call it whether a turn is learned."""
+_TEXTS = ("name", "tool_call_id")
+"""Texts of a message that some chat templates render."""
+_READ = {"role", "from", "content", "value", "tool_calls", *_TEXTS, *THOUGHT_KEYS, *WEIGHTS}
+_HARMLESS = {
+    "id",
+    "index",
+    "turn",
+    "turn_id",
+    "turn_identifier",
+    "timestamp",
+    "created_at",
+    "redacted",
+    "toxic",
+    "tokens",
+}
+"""Numbers and truths of a turn that say nothing about what is learned."""
+_DECIDES = re.compile("train|loss|weight|mask|label|learn|ignore|skip", re.IGNORECASE)
+"""In the name of a key that may decide what is learned."""
+_TEXT_PARTS = {"text", "input_text", "output_text"}
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of what is no text."""
+
+
+def media(who: str, found: Iterable[str], where: str = "") -> BadRecord:
+    """What is said of a record whose words are about what a model would not be shown."""
+    return BadRecord(f"{who} has {' and '.join(found)}{where}, and text alone is learned; leave such records out")
+
+
+def turns_of(turns: Any, key: str) -> list[Turn]:
+    """The turns that stand under `key` of a record. Raises BadRecord."""
+    if not isinstance(turns, list) or not turns:
+        raise BadRecord(f"{key} must be a list of at least one turn")
+    return [_turn(turn, place) for place, turn in enumerate(turns, start=1)]
+
+
+def speaker(turn: Any) -> Any:
+    """Who speaks, in the data's word."""
+    return turn.get("role", turn.get("from")) if isinstance(turn, dict) else None
+
+
+def _turn(turn: Any, place: int) -> Turn:
+    if not isinstance(turn, dict):
+        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(turn)}")
+    said, calls = speaker(turn), turn.get("tool_calls")
+    role = CALLED.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise BadRecord(f"turn {place} has the role {said!r}; {', '.join(ROLES)} are known")
+    if calls and role != "assistant":
+        raise BadRecord(f"turn {place} calls tools, but only the assistant may")
+    if CALL in turn:
+        raise BadRecord(f"turn {place} has a function_call; write it as tool_calls")
+    content = _content(turn.get("content", turn.get("value")), place)
+    if not isinstance(content, str) and not (content is None and calls):
+        raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
+    if role == CALL:
+        made = parsed(content, f"the function_call of turn {place}")
+        role, content, calls = "assistant", "", made if isinstance(made, list) else [made]
+    kept: Turn = {"role": role, "content": content or ""}
+    if calls:
+        kept["tool_calls"] = _tool_calls(calls, place)
+    kept |= {name: text_of(turn[name], f"{name} of turn {place}") for name in _TEXTS if name in turn}
+    if thoughts := {key: text_of(turn[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in turn}:
+        if len(set(thoughts.values())) > 1:
+            raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}; keep one")
+        kept[THOUGHT] = next(iter(thoughts.values()))
+    if (weight := _weight(turn, place, role)) is not None:
+        kept["weight"] = weight
+    return kept
+
+
+def _content(content: Any, place: int) -> Any:
+    """The text of a turn; that of its parts together, where it is written in parts as models that see take it."""
+    if not isinstance(content, list) or not content or not all(isinstance(part, dict) for part in content):
+        return content
+    kinds = dict.fromkeys(str(part.get("type", "text")) for part in content)
+    if other := [kind for kind in kinds if kind not in _TEXT_PARTS]:
+        raise media(f"turn {place}", other, " in its content")
+    return "".join(text_of(part.get("text"), f"a part of turn {place}") for part in content)
+
+
+def _weight(turn: Mapping[str, Any], place: int, role: str) -> int | None:
+    """0 where a turn is context only; None where nothing is said. BadRecord for what would not be kept to."""
+    given = {key: turn[key] for key in WEIGHTS if key in turn}
+    for key, value in turn.items():
+        decides = isinstance(value, bool | int | float) or _DECIDES.search(key)
+        if key not in _READ | _HARMLESS and decides:
+            said = "which is not known and may decide what is learned; write weight 0 or 1, or take it out"
+            raise BadRecord(f"turn {place} has {key} {value!r}, {said}")
+    for key, value in given.items():
+        if value not in (0, 1):
+            raise BadRecord(f"turn {place} has the {key} {value!r}; 0 (not learned) and 1 are known")
+        if value and role != "assistant":
+            raise BadRecord(f"turn {place} has the {key} {value!r}, but only the assistant's turns are learned")
+    if len(set(given.values())) > 1:
+        raise BadRecord(f"turn {place} has different {' and '.join(given)}; keep one")
+    return int(next(iter(given.values()))) if given else None
+
+
+def _tool_calls(calls: Any, place: int) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise BadRecord(f"tool_calls of turn {place} must be a list, found {kind_of(calls)}")
+    return [_tool_call(call, place) for call in calls]
+
+
+def _tool_call(call: Any, place: int) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRecord(f"a tool call of turn {place} needs a function with a name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):  # as OpenAI writes them; templates render an object
+        arguments = parsed(arguments, f"the arguments of a tool call of turn {place}")
+    if not isinstance(arguments, dict):
+        raise BadRecord(f"the arguments of a tool call of turn {place} must be an object, found {kind_of(arguments)}")
+    kept: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    if isinstance(call.get("id"), str):
+        kept["id"] = call["id"]
+    return kept
