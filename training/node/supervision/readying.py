@@ -17,7 +17,7 @@ RESERVE = ".reserve"
 """File in the run folder that makes room for the last status on a full disk."""
 OF_THE_HEAD = (
     *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
-    *("tb", "wandb", "report.html", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
+    *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
 
