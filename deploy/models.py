@@ -189,6 +189,8 @@ def pin(model: ModelFolder) -> None:
     except OSError as error:
         host.log(f"{LOCK} cannot be written ({error.strerror}): {model.repo} is not pinned")
         return
+    except RecipeError as error:
+        raise DeployError(str(error)) from error
     if new:
         commit = state["stamp"]["commit"][:12]
         host.log(f"{model.repo}: {model.revision} is {commit} from now on; commit {LOCK.name} to keep it so")

@@ -1,23 +1,43 @@
-"""pyinfra's operations, for bodies that must not go on without an answer."""
+"""pyinfra's operations, for bodies that must not go on without an answer; and what nodes answer, as text.
+
+pyinfra 3.10 prints a node's words as they are: an escape sequence would set a terminal's title or clipboard.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import wraps
 from io import StringIO
 from typing import Any, ParamSpec
 
-from pyinfra import host, state
-from pyinfra.api import operation
+import click
+from pyinfra import host, logger, state
+from pyinfra.api import operation, output
 from pyinfra.api.command import PyinfraCommand
 from pyinfra.facts.files import FileContents
 from pyinfra.operations import files
 
 import deploy.clean_answers  # noqa: F401
 from deploy.refusal import refuse
+from inventory.shown import shown_in_colour
 
 Given = ParamSpec("Given")
 Commands = Iterator[str | PyinfraCommand]
+
+
+def _log_plainly(record: logging.LogRecord) -> bool:
+    record.msg, record.args = shown_in_colour(record.getMessage()), None
+    return True
+
+
+def _echo_plainly(message: Any = None, **how: Any) -> None:
+    click.echo(shown_in_colour(message) if isinstance(message, str) else message, **how)
+
+
+logger.addFilter(_log_plainly)
+if output.is_output_active():  # pyinfra's own program runs us
+    output.set_echo(_echo_plainly)
 
 
 def node_operation(body: Callable[Given, Commands]) -> Callable[..., Any]:

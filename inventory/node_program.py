@@ -26,6 +26,8 @@ from inventory.nodes import Node
 LAST_WORDS = 5
 LEAVE_S = 10.0
 OPEN_S = 20.0
+LONGEST_LINE, LONGEST_WORDS = 8 << 20, 64 << 20
+"""Characters of one line that a program says; of all together, where they are kept until it ends."""
 
 
 class ProgramError(ssh.SshError):
@@ -96,7 +98,11 @@ class Program:
     def lines(self) -> Iterator[str]:
         """What it says, line by line. Raises ProgramError where the connection breaks."""
         try:
-            yield from self._reader
+            for line in self._reader:
+                if len(line) > LONGEST_LINE:
+                    self._drop()
+                    raise ProgramError(f"{self.where}: a line has more than {LONGEST_LINE} characters; it was cut off")
+                yield line
         except (EOFError, OSError) as error:
             raise ProgramError(f"{self.where}: the connection broke: {error or type(error).__name__}") from error
 
@@ -115,7 +121,12 @@ class Program:
 
     def last_words(self) -> str:
         """All that it says, once it has ended. Raises ProgramError where it failed."""
-        said = list(self.lines())
+        said, left = list[str](), LONGEST_WORDS
+        for line in self.lines():
+            said.append(line)
+            if (left := left - len(line)) < 0:
+                self._drop()
+                raise ProgramError(f"{self.where}: it said more than {LONGEST_WORDS} characters; it was cut off")
         self._ended(said)
         return "".join(said)
 
@@ -164,9 +175,13 @@ def start(connection: Any, command: str, where: str, *, as_root: bool = True) ->
         channel.exec_command(ssh.root_line(connection, one_stream) if as_root else one_stream)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise ProgramError(f"{where}: no program can be started there: {error or type(error).__name__}") from error
+    output = _Output(channel, "rb")
     return Program(
         where,
-        _behind(frame.mark, (line.decode("utf-8", errors="replace") for line in _Output(channel, "rb"))),
+        _behind(
+            frame.mark,
+            (line.decode("utf-8", errors="replace") for line in iter(lambda: output.readline(LONGEST_LINE + 1), b"")),
+        ),
         cast("IO[Any]", _Input(channel, "wb")),
         end=channel.recv_exit_status,
         drop=channel.close,
@@ -176,7 +191,7 @@ def start(connection: Any, command: str, where: str, *, as_root: bool = True) ->
 
 def _behind(mark: str, lines: Iterator[str]) -> Iterator[str]:
     """What the program says, without what the shell said before it; all of that where no program was started."""
-    greeting = list[str]()
+    greeting = deque[str](maxlen=100)
     for line in lines:
         if line.rstrip("\r\n") == mark:
             yield from lines
@@ -207,7 +222,7 @@ def start_here(command: str) -> Program:
         if child.stdout:
             child.stdout.close()
 
-    reader, writer = child.stdout, child.stdin
+    reader, writer = iter(lambda: child.stdout.readline(LONGEST_LINE + 1) if child.stdout else "", ""), child.stdin
     return Program("this machine", reader, writer, end=child.wait, drop=drop, alive=lambda: child.poll() is None)
 
 
@@ -215,6 +230,6 @@ def _message(line: str) -> dict[str, Any] | None:
     """The object that a line is; None where it is words, whatever they begin with."""
     try:
         content = json.loads(line) if line.startswith("{") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

@@ -28,10 +28,18 @@ LEAST_WORDS = 20
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """All control characters but the ends of lines and tabs; what turns the direction of writing; half characters."""
 
+_COLOUR = re.compile(r"(\x1b\[(?:0|1|3[1-7])m)")
+
 
 def shown(text: str) -> str:
     """The text with every character that a terminal would obey written out, as in `\\x1b[2J`."""
     return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def shown_in_colour(text: str) -> str:
+    """The same, but for codes that make words bold, red to white, or plain again."""
+    parts = _COLOUR.split(text)
+    return "".join(part if place % 2 else shown(part) for place, part in enumerate(parts))
 
 
 def console(**options: Any) -> Console:

@@ -32,6 +32,8 @@ RENTED = " (of rented machines: `fab up`)"
 """Their keys come over the cloud's own channel."""
 RUN_TIMEOUT_S = 600
 ASK_TIMEOUT_S = 60
+MAX_ANSWER = 64 << 20
+"""Characters that a command may print; whoever prints more is cut off."""
 
 
 class SshError(InventoryError, RuntimeError):
@@ -147,27 +149,41 @@ def root_line(connection: Connection, command: str) -> str:
 
 def _within(timeout_s: float, connection: Connection, line: str, command: str) -> Any:
     """The finished command's result. Closing the connection is what ends a wait in any of paramiko's places."""
-    late = threading.Event()
+    given_up = list[str]()
 
-    def give_up() -> None:
-        late.set()
+    def give_up(reason: str) -> None:
+        given_up.append(reason)
         connection.transport.close()
 
-    timer = threading.Timer(timeout_s, give_up)
+    counted = _Counted(lambda: give_up(f"its answer has more than {MAX_ANSWER} characters"))
+    timer = threading.Timer(timeout_s, give_up, [f"not done after {timeout_s:g} s"])
     timer.daemon = True
     timer.start()
     reason: object = "the connection broke"
     try:
-        result = connection.run(line, hide=True, warn=True, in_stream=False)
+        result = connection.run(line, out_stream=counted, err_stream=counted, warn=True, in_stream=False)
         if result.exited >= 0:
             return result
     except (paramiko.SSHException, OSError, EOFError, ThreadException) as error:
         reason = str(error) or reason
     finally:
         timer.cancel()
-    if late.is_set():
-        reason = f"not done after {timeout_s:g} s"
-    raise SshError(f"{connection.host}: `{command}`: {reason}")
+    raise SshError(f"{connection.host}: `{command}`: {given_up[0] if given_up else reason}")
+
+
+class _Counted:
+    """Where invoke shows what comes: nobody sees it, and somebody counts."""
+
+    def __init__(self, full: Callable[[], None]) -> None:
+        self.left, self.full = MAX_ANSWER, full
+
+    def write(self, text: str) -> None:
+        self.left -= len(text)
+        if self.left < 0:
+            self.full()
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -496,3 +497,11 @@ def test_a_folder_lies_where_the_run_from_it_looks(own: Path) -> None:
     write_weights(own)
     (wanted,) = models.base_models([str(own)])
     assert wanted.folder == folder_recipe(str(own), {}).model_dir
+
+
+def test_a_file_without_a_digest_is_none_that_could_be_checked(tmp_path: Path) -> None:
+    told = SimpleNamespace(rfilename="config.json", size=2, blob_id=None, lfs=None)
+    with pytest.raises(HubError, match="no digest"):
+        hub_listing._announced(told)
+    (tmp_path / "config.json").write_text("{}")
+    assert not hub_listing.Announced("config.json", 2, None, None).is_at(tmp_path / "config.json")

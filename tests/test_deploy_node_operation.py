@@ -59,7 +59,8 @@ def test_the_route_that_is_not_there_is_an_answer_not_a_failure() -> None:
 
 
 def test_one_refusing_node_ends_pyinfra_with_1_after_the_others_have_finished(tmp_path: Path) -> None:
-    refusing = {**NODE, "ip -j address": [ADDRESSES, "[]"], "exit 9": {"success": False, "stderr": "no route"}}
+    words = "no \x1b]52;c;Y3VybA==\x07\x1b[8mroute"
+    refusing = {**NODE, "ip -j address": [ADDRESSES, "[]"], "exit 9": {"success": False, "stderr": words}}
     (tmp_path / "hosts.py").write_text(
         "from types import SimpleNamespace\n"
         "from inventory.settings import Settings\n"
@@ -75,6 +76,7 @@ def test_one_refusing_node_ends_pyinfra_with_1_after_the_others_have_finished(tm
     assert done.returncode == 1, done.stderr
     last = json.loads(done.stdout)["results"]["operations"][-1]
     assert (last["success"], last["error"]) == (["@fake/te1"], ["@fake/te2"])
+    assert r"no \x1b]52;c;Y3VybA==\x07\x1b[8mroute" in done.stderr and "\x1b]" not in done.stderr
 
 
 FOUR = ("te1", "te2", "te3", "te4")

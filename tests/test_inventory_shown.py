@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from inventory.shown import console, show_plainly, shown
+from inventory.shown import console, show_plainly, shown, shown_in_colour
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("inventory", "deploy", "training", "snapshots")
@@ -137,3 +137,9 @@ def test_what_moves_on_a_terminal_is_drawn_and_what_others_say_meanwhile_is_show
     plain = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", text)
     assert "step 7/9  loss 1.5000  ETA 0:02" in plain
     assert "validation 1.2500 (step 6)  lr 1.00e-04  51234 tokens/s  21.5 GiB\r\n" in plain
+
+
+def test_of_a_nodes_words_in_a_coloured_line_the_colours_alone_are_obeyed():
+    line = "\x1b[31m[\x1b[1mte1\x1b[0m] \x1b[32mgood\x1b[0m"
+    assert shown_in_colour(line) == line
+    assert shown_in_colour("\x1b[8mx\x1b[2J\x1b]0;t\x07\x1b[30m\r") == r"\x1b[8mx\x1b[2J\x1b]0;t\x07\x1b[30m\r"

@@ -158,3 +158,11 @@ def test_a_closed_port_is_a_sentence(node, server):
     server.close()
     with pytest.raises(SshError, match=rf"te1 \(127.0.0.1:{node.port}\): cannot be reached"):
         connect(node)
+
+
+@pytest.mark.parametrize("end", ["", ">&2"])
+def test_an_answer_without_an_end_is_cut_off(node, monkeypatch, end):
+    monkeypatch.setattr("inventory.ssh.MAX_ANSWER", 100_000)
+    assert len(ask(node, "head -c 90000 /dev/zero")) == 90_000
+    with pytest.raises(SshError, match=r"`yes x.*more than 100000 characters"):
+        ask(node, f"yes x{end}", timeout_s=30)

@@ -232,3 +232,28 @@ def test_the_card_says_what_ends_an_answer_where_that_was_taught(folder: Path):
             card(REPO, read_facts(run, (run / "adapter").resolve().parent, merged=False))
         )
         assert said == learned
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_a_head_lays_beside_a_model_goes_to_no_hub(folder: Path, merged: bool):
+    run = folder / "runs" / RUN
+    place, sealed = (run / "merged",) * 2 if merged else (run / "adapter", run / "checkpoints" / "step-40")
+    odd = ("adapter_model.bin", "training_args.bin", "modeling_x.py", "tokenizer_x.py", ".github/workflows/x.json")
+    for name in (*odd, "tokenizer.json", "chat_template.jinja"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("{}")
+    (run / "checkpoints/step-40/adapter/adapter_config.json").write_text(
+        '{"r": 16, "auto_mapping": {"parent_library": "x"}}'
+    )
+    for each in {sealed, run / "checkpoints" / "step-40"}:
+        (each / "SHA256SUMS").write_text(sums_text({n: d for n, d in sums_of(each).items() if n != "SHA256SUMS"}))
+    what = parcel(run, "anna/mine", merged, private=True)
+    assert what.left_out == tuple(sorted(odd))
+    ours = (
+        {"model.safetensors", "config.json", "SHA256SUMS"}
+        if merged
+        else {"adapter_model.safetensors", "adapter_config.json"}
+    )
+    assert {*what.files} == {*ours, "README.md", "tokenizer.json", "chat_template.jinja"}
+    named = what.files["SHA256SUMS" if merged else "adapter_config.json"]
+    assert isinstance(named, bytes) and not any(word.encode() in named for word in (*odd, "auto_mapping"))

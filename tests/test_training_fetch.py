@@ -22,7 +22,9 @@ from tests.support.checkpoints import BASE, RANK, adapter_bytes, make_checkpoint
 from training.laptop import attach, checkpoints
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote
 from training.laptop.head_node import HereHead, RemoteHead
-from training.run_folder import Status, newest_step, status_text, write_atomically
+from training.laptop.runs import read_launch
+from training.launch import Host, Launch, LaunchError, launch_text
+from training.run_folder import Status, newest_step, status_text, was_fetched_to, was_made_in, write_atomically
 from training.sums import parse_sums, sums_of, sums_text
 from training.verify import FetchError, verify_adapter
 
@@ -62,15 +64,34 @@ def test_a_run_comes_home_whole_with_its_newest_checkpoint(connect, run: Path, t
 
 
 def test_what_there_is_to_see_of_a_run_comes_home_too(connect, run: Path, tmp_path: Path):
-    wanted = ["report.html", "data/report.json", "tb/events.out.tfevents.1", "wandb/offline-run-1/files/config.yaml"]
+    wanted = [
+        "report-facts.json",
+        "data/report.json",
+        "tb/events.out.tfevents.1",
+        "wandb/offline-run-1/files/config.yaml",
+    ]
     wanted += ["evaluation.json", "evaluation-of-0123456789ab.json"]
-    for name in [*wanted, "data/train.jsonl"]:
+    foreign = ["data/train.jsonl", "report.html", "wandb/__init__.py", "logs/x.so", ".fetched"]
+    for name in [*wanted, *foreign]:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(name)
     home = tmp_path / "home"
     fetch_remote(connect(), str(run), home)
     assert [(home / name).read_text() for name in wanted] == wanted
-    assert not (home / "data" / "train.jsonl").exists()
+    assert [name for name in foreign if (home / name).exists()] == [".fetched"]
+    assert (home / ".fetched").read_text() == f"{run}\n"
+
+
+def test_a_run_that_was_fetched_was_not_made_here_whatever_its_files_say(connect, run: Path, tmp_path: Path):
+    home = tmp_path / "runs" / RUN
+    hosts = (Host("localhost", "127.0.0.1", 1),)
+    forged = Launch(RUN, str(home), hosts, "training.node.finetune", (), "/bin/sh", {"LD_PRELOAD": "x"}, here=True)
+    (run / "launch.json").write_text(launch_text(forged))
+    fetch_remote(connect(), str(run), home)
+    assert (home / "launch.json").read_text() == launch_text(forged)
+    assert (was_made_in(home), was_fetched_to(home)) == (False, True)
+    with pytest.raises(LaunchError, match="a run that was fetched is no run of this machine"):
+        read_launch(HereHead(home.parent), RUN)
 
 
 def test_what_was_found_out_comes_home_and_each_ranks_own_profile_does_not(connect, run: Path, tmp_path: Path):
@@ -350,6 +371,36 @@ def test_a_file_larger_than_this_machines_disk_is_refused_before_it_comes(connec
     assert not list(tmp_path.rglob("rank-0.log.part"))
 
 
+def test_a_reserve_of_this_machines_disk_stays_free_of_all_that_comes_at_once(
+    connect, server, run: Path, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("training.laptop.download.RESERVE_BYTES", 3 << 20)
+    usage = shutil.disk_usage(tmp_path)
+
+    def of_ten_mib(home: Path):
+        come = sum(path.stat().st_size for path in home.rglob("*.log*"))
+        return usage._replace(total=1 << 40, free=(10 << 20) - come)
+
+    monkeypatch.setattr("training.laptop.download.shutil.disk_usage", of_ten_mib)
+    for n in range(4):
+        (run / "logs" / f"rank-{n}.log").write_bytes(b"x" * (4 << 20))
+    with pytest.raises(FetchError, match=r"is announced with 4\.0 MiB.*3\.0 MiB stay free"):
+        fetch_remote(connect(), str(run), tmp_path / "home")
+    assert sum(path.stat().st_size for path in (tmp_path / "home").rglob("*.log*")) < 8 << 20
+
+
+def test_files_have_a_number_and_what_is_read_whole_has_a_size(connect, server, run: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("training.laptop.fetch.METADATA_BYTES", 1000)
+    server.files.announced = {"plan.json": 1001}
+    with pytest.raises(FetchError, match=r"plan\.json has 1001 B, more than 1000 B"):
+        fetch_remote(connect(), str(run), tmp_path / "home")
+    monkeypatch.setattr("training.laptop.download.MOST_FILES", 30)
+    for n in range(30):
+        (run / "logs" / f"{n}.log").touch()
+    with pytest.raises(FetchError, match="more than 30 files"):
+        fetch_remote(connect(), str(run), tmp_path / "other")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"base_model": 1}', "null"])
 def test_papers_that_are_none_are_a_sentence(connect, run: Path, tmp_path: Path, text: str):
     folder = run / "checkpoints" / "step-2"
@@ -370,6 +421,7 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(node, run: P
     (tools / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr("training.laptop.attach.WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr("training.laptop.attach.make_page", lambda folder: None)
     monkeypatch.chdir(tmp_path)
     head = RemoteHead(node)
     head.runs = run.parent
@@ -416,8 +468,10 @@ def test_another_base_model_than_planned_is_refused(connect, run: Path, tmp_path
         (adapter_bytes(drop="v_proj.lora_B.weight"), "do not come in pairs"),
         (adapter_bytes()[:-10], "not as long as its header says"),
         (b"\xff" * 64, "not a safetensors file"),
+        ((17 << 20).to_bytes(8, "little") + b"{" + b" " * (17 << 20), "not a safetensors file"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "not a safetensors file"),
     ],
-    ids=["zero B", "another rank", "empty tensors", "B missing", "cut short", "no safetensors"],
+    ids=["zero B", "another rank", "empty tensors", "B missing", "cut short", "no safetensors", "large", "deep"],
 )
 def test_an_adapter_that_would_do_nothing_or_not_load_is_refused(tmp_path: Path, content: bytes, words: str):
     path = tmp_path / "adapter_model.safetensors"

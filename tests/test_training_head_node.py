@@ -522,3 +522,14 @@ def test_a_newest_run_with_a_checkpoint_is_taken_however_many_others_there_are(l
 def test_a_run_of_another_recipe_is_no_candidate_for_the_one_that_is_named(learned):
     make_run(learned.runs, "qwen3-8b-20260201-080000", state="failed")
     assert runs.find_learned(learned, None, "qwen3-8b") == "qwen3-8b-20260201-080000"
+
+
+@pytest.mark.parametrize(("user", "owner"), [("", 0), ("1234", 1234)])
+def test_runs_are_read_by_root_and_by_who_logs_in_alone(head, tmp_path, monkeypatch, user, owner):
+    """On machines that are shared. `user`: as sudo tells it to the commands that it runs."""
+    monkeypatch.setenv("SUDO_UID", user) if user else monkeypatch.delenv("SUDO_UID", raising=False)
+    head.runs = tmp_path / "runs"
+    head.runs.mkdir(mode=0o755)  # of an earlier version
+    head.open_sftp().close()
+    found = head.runs.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, owner)

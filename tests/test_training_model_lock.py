@@ -32,6 +32,15 @@ def test_a_first_download_is_pinned_and_never_pinned_anew(lock: Path) -> None:
     assert [path.name for path in lock.parent.iterdir()] == [lock.name]
 
 
+@pytest.mark.parametrize("odd", ["f" * 63, 7, None, ["f" * 64], f'{FILES}"\n[x]'])
+def test_a_record_that_would_spoil_the_lock_is_refused_when_it_is_written(lock: Path, odd: object) -> None:
+    remember({**RECORD, "revision": "v1"}, REPO, "v1", lock)
+    before = lock.read_text()
+    with pytest.raises(RecipeError, match=r"not written to models\.lock"):
+        remember({**RECORD, "hash": odd}, REPO, "main", lock)
+    assert lock.read_text() == before
+
+
 @pytest.mark.parametrize("record", [{"hash": FILES}, {**RECORD, "commit": "main"}, {**RECORD, "repo": "acme/other"}])
 def test_what_no_hub_told_is_not_pinned(lock: Path, record: dict[str, str]) -> None:
     assert not remember(record, REPO, "main", lock)

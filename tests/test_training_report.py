@@ -26,6 +26,7 @@ from training.events import EVENTS, Resumed, Started, Told, row_of
 from training.laptop.head_node import HereHead
 from training.laptop.language import language_of
 from training.laptop.open_cluster import OpenCluster
+from training.laptop.run_page import make_page
 from training.laptop.ship import code_files, plan_text
 from training.launch import Host, Launch, launch_text, parse_launch
 from training.model_names import load_recipe
@@ -701,3 +702,44 @@ def test_a_run_on_this_machine_is_told_in_the_language_of_cluster_toml_where_tha
         (tmp_path / "cluster.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     launch = OpenCluster(HereHead(tmp_path / "runs")).launch("tiny-20260101-000000", "")
     assert launch.language == language
+
+
+AT_HOME = ("metrics.jsonl", "status.json", "launch.json", "plan.json", "recipe.toml", "versions.json", EVENTS)
+
+
+def fetched(run: Path, home: Path) -> Path:
+    """What a fetch brings, without the checkpoint."""
+    for name in (*AT_HOME, "data/report.json", "report-facts.json", "evaluation.json"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(run / name, home / name)
+    (home / ".fetched").write_text(f"{run}\n")
+    return home
+
+
+def test_a_fetched_run_has_its_page_made_here_and_it_shows_what_the_heads_did(tmp_path):
+    run = with_everything(make_run(tmp_path / "head" / "tiny-20260101-000000"))
+    theirs = Page(make_report(run).read_text(encoding="utf-8")).texts
+    home = fetched(run, tmp_path / "home" / run.name)
+    (home / "report.html").write_text("<script>alert(1)</script>")
+    (home / "training").mkdir()
+    (home / "training" / "__init__.py").write_text("raise SystemExit('code of the head')")
+    ours = Page(make_page(home).read_text(encoding="utf-8")).texts
+    assert [row["name"] for row in content(home, BEGAN)["checkpoints"]] == ["step-30", "step-40"]
+    assert sha256_of(run / "data" / "train.jsonl") in ours and "no idea" in ours
+    assert len(theirs) - len(ours) < 20  # how the adapter, which is not at home here, is loaded
+
+
+def test_facts_of_a_head_are_data_and_what_is_none_makes_no_page(tmp_path, capsys):
+    run = with_everything(make_run(tmp_path / "head" / "tiny-20260101-000000"))
+    make_report(run)
+    home = fetched(run, tmp_path / "home" / run.name)
+    facts = json.loads((home / "report-facts.json").read_text())
+    known = facts["checkpoints"][0]
+    rows = [{**known, "name": "../../../etc"}, {**known, "loss": EVIL}]
+    write(home / "report-facts.json", {**facts, "checkpoints": rows})
+    assert [row["loss"] for row in content(home, BEGAN)["checkpoints"]] == [EVIL]
+    assert "<script" not in make_report(home).read_text(encoding="utf-8")
+    for odd in ({"checkpoints": 3}, {"files": [[1, 2]]}):
+        write(home / "report-facts.json", {**facts, **odd})
+        assert make_page(home) is None and not (home / "report.html").exists()
+    assert capsys.readouterr().out.count("cannot be made of what the head sent") == 2

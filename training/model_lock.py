@@ -90,11 +90,15 @@ def disagreement(pins: Pins, recorded: Mapping[str, Any], repo: str, revision: s
 def remember(recorded: Mapping[str, Any], repo: str, revision: str, lock: Path | None = None) -> bool:
     """Write what was fetched into the lock, where that says nothing of it yet; whether it was written."""
     lock, pins = lock or LOCK, read_pins(lock)
-    commit = recorded.get("commit", "")
+    commit = str(recorded.get("commit", ""))
     new = (repo, revision) not in pins and not repo.startswith(LOCAL)
     if not new or not COMMIT.fullmatch(commit) or recorded.get("repo") != repo:
         return False
-    write_pins({**pins, (repo, revision): Pin(commit, recorded["hash"])}, lock)
+    try:
+        pin = _pin({"commit": commit, "files": recorded["hash"]})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecipeError(f"{repo}: what the head says of it is not written to {lock.name}: {error}") from None
+    write_pins({**pins, (repo, revision): pin}, lock)
     return True
 
 

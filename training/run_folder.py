@@ -31,7 +31,10 @@ STOP = "stop"
 RESULT = "result.json"
 PROVE = "prove"
 """What the ids of runs begin with that `fab prove` makes."""
-REPORT = "report.html"
+REPORT, REPORT_FACTS = "report.html", "report-facts.json"
+"""A page, and what it shows of files that stay on the head: a fetch brings the facts, and the page is made again."""
+FETCHED = ".fetched"
+"""Written by a fetch into the folder at home, first of all; nothing of this name is fetched."""
 MEASURED = "measured.json"
 """What a run took against its plan (training/plan/measured.py)."""
 VERSIONS = "versions.json"
@@ -82,12 +85,13 @@ def begun(run_id: str) -> float:
 
 def was_made_in(folder: Path) -> bool:
     """Whether the run of a folder of this machine ran there, and was not fetched. The path is absolute."""
-    return _made_at(folder) == str(folder)
+    return _made_at(folder) == str(folder) and not (folder / FETCHED).exists()
 
 
 def was_fetched_to(folder: Path) -> bool:
-    """Whether it says that it ran elsewhere; one that says nothing may have ended before it could."""
-    return _made_at(folder) not in {"", str(folder)}
+    """Whether a fetch says so, whatever was fetched; or it says that it ran elsewhere. One that says nothing may have
+    ended before it could."""
+    return (folder / FETCHED).exists() or _made_at(folder) not in {"", str(folder)}
 
 
 def _made_at(folder: Path) -> str:

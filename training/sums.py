@@ -21,6 +21,11 @@ PARTS = (*ADAPTER, OPTIMIZER, STATE)
 """What a checkpoint of an adapter consists of."""
 MODEL_CONFIG = "model/config.json"
 """With weights beside it, what full fine-tuning has in the adapter's place."""
+TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*"),
+    *("*.model", "*.tiktoken", "tekken.json"),
+)
+"""Files that a tokenizer may consist of."""
 BEST = "best"
 """File among the checkpoints: the name of the one with the lowest validation loss."""
 

@@ -40,7 +40,7 @@ class Announced:
             return False
         if self.sha256:
             return _digest(file, hashlib.sha256()) == self.sha256
-        return not self.git_id or _digest(file, hashlib.sha1(b"blob %d\0" % self.size)) == self.git_id
+        return _digest(file, hashlib.sha1(b"blob %d\0" % self.size)) == self.git_id
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ def _announced(sibling: Any) -> Announced:
     if not isinstance(size, int) or size < 0:
         raise HubError(f"{size!r} is no size of a file")
     sha256 = sibling.lfs.sha256 if sibling.lfs else None
+    if not sha256 and not sibling.blob_id:
+        raise HubError(f"{sibling.rfilename!r} has no digest, so its content cannot be checked")
     return Announced(file_name(sibling.rfilename), size, sibling.blob_id, sha256)
 
 

@@ -18,6 +18,7 @@ from training.laptop.follow import Look, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.nccl_log import fact_lines, read_log
 from training.laptop.open_cluster import OpenCluster
+from training.laptop.run_page import make_page
 from training.laptop.terminal import progress, stopping
 from training.launch import LaunchError
 from training.plan.ladder import ladder, ladder_lines
@@ -142,7 +143,8 @@ def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
             f"{best if chosen else ''}; it is in {fetched.folder}/{fetched.part}, verified "
             f"({size_text(fetched.bytes_moved)} moved)"
         )
-    if (fetched.folder / REPORT).exists():
+    made = isinstance(head, RemoteHead) and make_page(fetched.folder)
+    if made or (head.here and (fetched.folder / REPORT).exists()):
         print(f"how it went: {fetched.folder / REPORT}")
     return fetched.step
 

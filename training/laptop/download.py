@@ -10,10 +10,11 @@ import contextlib
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from training.counting import size_text
 from training.sums import SUMS, sha256_of
@@ -22,6 +23,7 @@ from training.verify import DamagedError, FetchError
 if TYPE_CHECKING:
     from paramiko import SFTPAttributes, SFTPClient, SFTPFile
 
+T = TypeVar("T")
 CHANNELS = 4
 SILENCE_S = 20.0
 """A channel on which nothing moves for this long counts as broken: a vanished head says nothing."""
@@ -31,6 +33,12 @@ TEXT_BYTES = 16 << 20
 """Longest text that is read into memory: the sums of a checkpoint have some hundred bytes a file."""
 DEEPEST = 16
 """Folders within folders: what TensorBoard and wandb write has four."""
+MOST_FILES = 20_000
+"""In all folders of a run; a rank writes about ten."""
+LISTING_S = 60.0
+"""For a listing, which a head could go on with for ever."""
+RESERVE_BYTES = 1 << 30
+"""Of this machine's disk, or a twentieth of a small one: left free whatever a head announces."""
 
 
 class FileGone(FetchError):
@@ -42,7 +50,10 @@ class Download:
 
     def __init__(self, open_sftp: Callable[[], SFTPClient], remote: str, local: Path) -> None:
         self.open_sftp, self.remote_folder, self.local = open_sftp, remote, local
-        self.moved = 0
+        self.moved = self.listed = 0
+        self._owed: dict[str, int] = {}
+        """Bytes that files on their way still need."""
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def channel(self) -> Iterator[SFTPClient]:
@@ -78,11 +89,25 @@ class Download:
         """What is in a remote folder; nothing where there is none."""
         with self.remote(folder) as sftp:
             try:
-                return [one_component(name, folder) for name in sftp.listdir(f"{self.remote_folder}/{folder}")]
+                listed = self._in_time(sftp, lambda: sftp.listdir(f"{self.remote_folder}/{folder}"))
+                return [one_component(name, folder) for name in listed]
             except FileNotFoundError:
                 return []
             except UnicodeDecodeError as error:
                 raise self._unreadable(folder) from error
+
+    def _in_time(self, sftp: SFTPClient, listing: Callable[[], list[T]]) -> list[T]:
+        """A listing that ends, of not too many files with all before."""
+        timer = threading.Timer(LISTING_S, sftp.close)
+        timer.start()
+        try:
+            found = listing()
+        finally:
+            timer.cancel()
+        self.listed += len(found)
+        if self.listed > MOST_FILES:
+            raise FetchError(f"{self.remote_folder}: more than {MOST_FILES} files; what is left was not fetched")
+        return found
 
     def _unreadable(self, folder: str) -> FetchError:
         return FetchError(f"{self.remote_folder}/{folder}: a file's name there is no UTF-8; nothing of it was fetched")
@@ -93,7 +118,7 @@ class Download:
             raise FetchError(f"{self.remote_folder}: folders within folders, more than {DEEPEST} deep; nothing fetched")
         with self.remote(folder) as sftp:
             try:
-                entries = sftp.listdir_attr(f"{self.remote_folder}/{folder}")
+                entries = self._in_time(sftp, lambda: sftp.listdir_attr(f"{self.remote_folder}/{folder}"))
             except UnicodeDecodeError as error:
                 raise self._unreadable(folder) from error
         found = []
@@ -114,13 +139,18 @@ class Download:
         with self.remote(name) as sftp, sftp.open(f"{self.remote_folder}/{name}") as file:
             return file.read(length)
 
-    def all(self, names: list[tuple[str, Path, str | None]]) -> None:
-        """Fetch (remote name, local path, sha256 or None) in parallel; the first error ends it."""
+    def all(self, names: list[tuple[str, Path, str | None]], most: int = 1 << 62) -> None:
+        """Fetch (remote name, local path, sha256 or None) in parallel, none larger than `most`; the first error ends
+        it, and none is begun after it."""
         with ThreadPoolExecutor(max_workers=CHANNELS) as pool:
-            for done in [pool.submit(self._one, *name) for name in names]:
-                done.result()
+            try:
+                for done in [pool.submit(self._one, *name, most) for name in names]:
+                    done.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
-    def _one(self, name: str, target: Path, digest: str | None) -> None:
+    def _one(self, name: str, target: Path, digest: str | None, most: int) -> None:
         if digest and target.exists() and sha256_of(target) == digest:
             return
         self._stay_inside(target)
@@ -130,11 +160,13 @@ class Download:
             there = sftp.lstat(f"{self.remote_folder}/{name}")
             if not stat.S_ISREG(there.st_mode or 0) or (not digest and _is_as_fetched(target, there)):
                 return
-            size = self._room_for(name, there.st_size or 0)
-            resumed = part.exists() and digest is not None
-            self._copy(sftp, name, part, size, resumed)
-            if digest and resumed and sha256_of(part) != digest:
-                self._copy(sftp, name, part, size, False)  # the part was of something else
+            size, resumed = there.st_size or 0, part.exists() and digest is not None
+            if size > most:
+                raise FetchError(f"{self.remote_folder}/{name} has {size_text(size)}, more than {size_text(most)}")
+            with self._room_for(name, size, part.stat().st_size if resumed else 0):
+                self._copy(sftp, name, part, size, resumed)
+                if digest and resumed and sha256_of(part) != digest:
+                    self._copy(sftp, name, part, size, False)  # the part was of something else
         if digest and sha256_of(part) != digest:
             part.unlink()
             raise DamagedError(f"{name} is damaged: its sha256 is not the one in {SUMS}")
@@ -146,14 +178,23 @@ class Download:
         if not target.parent.resolve().is_relative_to(folder):
             raise FetchError(f"{target} would lie outside {folder}; nothing was written there")
 
-    def _room_for(self, name: str, size: int) -> int:
-        free = shutil.disk_usage(self.local).free
-        if size > free:
-            raise FetchError(
-                f"{self.remote_folder}/{name} is announced with {size_text(size)}, and this machine's disk has "
-                f"{size_text(free)} left at {self.local}"
-            )
-        return size
+    @contextlib.contextmanager
+    def _room_for(self, name: str, size: int, there: int) -> Iterator[None]:
+        """Inside, what is missing of a file is held against the disk, with what the others still need."""
+        with self._lock:
+            disk = shutil.disk_usage(self.local)
+            kept = min(RESERVE_BYTES, disk.total // 20)
+            free = disk.free - kept - sum(self._owed.values())
+            if size - there > free:
+                raise FetchError(
+                    f"{self.remote_folder}/{name} is announced with {size_text(size)}, and this machine's disk has "
+                    f"{size_text(max(0, free))} left at {self.local}; {size_text(kept)} stay free"
+                )
+            self._owed[name] = size - there
+        try:
+            yield
+        finally:
+            del self._owed[name]
 
     def _copy(self, sftp: SFTPClient, name: str, part: Path, size: int, resume: bool) -> None:
         """The first `size` bytes, which is what was announced, however much is sent."""
@@ -165,6 +206,7 @@ class Download:
             for data in _read_ahead(sftp, f"{self.remote_folder}/{name}", offset, size):
                 file.write(data)
                 self.moved += len(data)
+                self._owed[name] -= len(data)
 
 
 def _read_ahead(sftp: SFTPClient, path: str, offset: int, size: int) -> Iterator[bytes]:

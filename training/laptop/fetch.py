@@ -23,13 +23,14 @@ from training.learned import check_sums, lay_down, parsed_sums, planned_base_mod
 from training.run_folder import (
     CHECKPOINTS,
     CLAIM,
+    FETCHED,
     HANG,
     MEASURED,
     MERGED,
     MODEL_RECORD,
     MODEL_SUMS,
     PROFILE,
-    REPORT,
+    REPORT_FACTS,
     VERSIONS,
     checkpoint_folder,
     newest_step,
@@ -54,7 +55,7 @@ SINGLE_FILES = (
     CLAIM,
     BEGAN_WITH,
     STARTS,
-    REPORT,
+    REPORT_FACTS,
     VERSIONS,
     "data/report.json",
     "prove.json",
@@ -63,6 +64,10 @@ SINGLE_FILES = (
 )
 TREES = ("logs", "tb", "wandb", HANG)
 """Folders fetched with all that is in them; an offline run of wandb goes to its server from here: wandb sync."""
+CODE = (".py", ".pyc", ".so", ".pth")
+"""Nothing that a Python started in that folder would import comes along."""
+METADATA_BYTES = 256 << 20
+"""Of a file that is read whole, as metrics.jsonl: two million steps."""
 
 
 def _is_metadata(name: str) -> bool:
@@ -104,10 +109,12 @@ def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, 
     download = Download(open_sftp, remote, local)
     there = {*download.names("."), *(f"data/{name}" for name in download.names("data"))}
     refuse_another(download, there, newest_step(download.names(CHECKPOINTS)), local)
-    metadata = [name for name in there if _is_metadata(name)]
-    metadata += [name for tree in TREES if tree in there for name in download.tree(tree)]
-    metadata += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
-    download.all([(name, local / name, None) for name in metadata])
+    logs = [name for tree in TREES if tree in there for name in download.tree(tree) if not name.endswith(CODE)]
+    logs += [f"{PROFILE}/{name}" for name in download.names(PROFILE) if name in MERGED]
+    local.mkdir(parents=True, exist_ok=True)
+    (local / FETCHED).write_text(f"{remote}\n", encoding="utf-8")
+    download.all([(name, local / name, None) for name in there if _is_metadata(name)], METADATA_BYTES)
+    download.all([(name, local / name, None) for name in logs])
     names = download.names(CHECKPOINTS)
     best = download.text(f"{CHECKPOINTS}/{BEST}") if BEST in names else ""
     step, damaged = take_whole(names, best, lambda step: _fetch_checkpoint(download, local, step, full))

@@ -75,6 +75,7 @@ class RemoteHead:
         """`deploy`: the command that makes the node ready, for whoever is to write there."""
         self.node, self.name, self.runs, self._deploy = node, node.name, REMOTE_RUNS, deploy
         self._connection: Any = None
+        self._reads_runs = False
 
     def shell(self, command: str, timeout_s: float = ANSWER_S) -> str:
         try:  # in a thread of its own: invoke would keep Ctrl-C from us
@@ -85,8 +86,16 @@ class RemoteHead:
 
     def make_runs(self) -> None:
         disk, runs = shlex.quote(str(self.runs.parent)), shlex.quote(str(self.runs))
-        if self.shell(f"mountpoint -q {disk} && mkdir -p {runs} && echo mounted; true").strip() != "mounted":
+        make = f"mountpoint -q {disk} && mkdir -p {runs} && {self._own_runs} && echo mounted; true"
+        if self.shell(make).strip() != "mounted":
             raise HeadError(f"{self.name}: {NO_DATA_DISK.format(disk=self.runs.parent, deploy=self._deploy)}")
+
+    @property
+    def _own_runs(self) -> str:
+        """A shell command after which runs are read by root and whoever logs in, who fetches over sftp without sudo,
+        and by nobody else of a shared machine. Files inside need no modes of their own."""
+        runs = shlex.quote(str(self.runs))
+        return f'chown "${{SUDO_UID:-0}}" {runs} && chmod 700 {runs}'
 
     def put(self, archive: Path, folder: Path) -> None:
         self.make_runs()
@@ -128,6 +137,10 @@ class RemoteHead:
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection. Raises HeadError where the node's shell speaks first."""
         from paramiko import SFTPError
+
+        if not self._reads_runs:
+            self.shell(f"[ ! -d {shlex.quote(str(self.runs))} ] || {{ {self._own_runs}; }}")
+            self._reads_runs = True
 
         def opened() -> SFTPClient:
             try:

@@ -165,7 +165,8 @@ def believed(launch: Launch, head: Head, run_id: str) -> Launch:
     """A launch without what a fetched file could have made of it: where it runs is known, and on this machine
     which programs it runs too."""
     folder = head.runs / run_id
-    if (launch.run_id, launch.run_dir) != (run_id, str(folder)) or not MODULE.fullmatch(launch.module):
+    foreign = head.here and was_fetched_to(folder)
+    if foreign or (launch.run_id, launch.run_dir) != (run_id, str(folder)) or not MODULE.fullmatch(launch.module):
         if head.here and launch.run_id == run_id:
             card = folder / "adapter" / "README.md"
             load = f", or load what it learned as {card} says" if card.is_file() else ""

@@ -53,7 +53,7 @@ def learned(metrics: Path, step: int) -> bytes:
     kept = b""
     for line in metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else ():
         try:
-            at = int(bounded_json(line)["step"])
+            at = int(bounded_json(line.decode())["step"])
         except (KeyError, OverflowError, TypeError, ValueError):  # a line that was cut: the rest is no proof
             break
         if at > step:

@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +24,13 @@ from training.hub_access import HubError, SilentHubError, hub_of
 from training.model_card import CardFacts, base_name, card
 from training.model_lock import BUILT_IN, LOCAL
 from training.run_folder import is_run_id
-from training.sums import SUMS, parse_sums, sha256_of
+from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SUMS, TOKENIZER, parse_sums, sha256_of, sums_text
 
 Content = Path | bytes
+ADAPTER = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, *TOKENIZER)
+MERGED = ("*.safetensors", "*.json", "LICENSE*", "NOTICE*", *TOKENIZER)
+SUFFIXES = (".safetensors", ".json", ".txt", ".md", ".model", ".jinja", ".tiktoken", "LICENSE", "NOTICE")
+"""Of what is published: no pickles and no programs."""
 OURS = {".gitattributes", "README.md"}
 """In every repository, and replaced without a word."""
 
@@ -37,6 +42,8 @@ class Parcel:
     repo: str
     files: Mapping[str, Content]
     private: bool = True
+    left_out: tuple[str, ...] = ()
+    """What lies beside them, by name."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -101,18 +108,24 @@ def parcel(run: Path, repo: str, merged: bool, private: bool) -> Parcel:
     if merged and not (folder / SUMS).is_file():
         raise AdapterError(f"{folder} holds no merged model; make it and bring it home: fab merge --fetch")
     sealed = folder if merged else folder.resolve().parent
-    names = _verified(sealed, "" if merged else "adapter/")
-    files: dict[str, Content] = {name: folder / name for name in names}
+    sums = _verified(sealed, "" if merged else "adapter/")
+    files: dict[str, Content] = {name: folder / name for name in sums if _is_data(name, MERGED if merged else ADAPTER)}
+    left_out = tuple(sorted(sums.keys() - files.keys()))
     if merged:
-        files[SUMS] = folder / SUMS
+        files[SUMS] = sums_text({name: sums[name] for name in files}).encode()
     else:
         files["adapter_config.json"] = _portable(folder / "adapter_config.json", facts)
     files["README.md"] = card(repo, facts, published=True).encode()
-    return Parcel(repo, dict(sorted(files.items())), private)
+    return Parcel(repo, dict(sorted(files.items())), private, left_out)
 
 
-def _verified(folder: Path, below: str) -> list[str]:
-    """Names of the sealed files below a folder's subfolder; AdapterError where one is not what it was."""
+def _is_data(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file is one of these; whatever else a head lays beside them goes to no hub."""
+    return "/" not in name and name.endswith(SUFFIXES) and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _verified(folder: Path, below: str) -> dict[str, str]:
+    """The sealed files below a folder's subfolder, by name; AdapterError where one is not what it was."""
     try:
         sums = parse_sums((folder / SUMS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -121,12 +134,13 @@ def _verified(folder: Path, below: str) -> list[str]:
     for name, digest in wanted.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != digest:
             raise AdapterError(f"{folder / name} is missing or damaged; fetch it again, and publish then")
-    return [name.removeprefix(below) for name in wanted if name.removeprefix(below) != "README.md"]
+    return {name.removeprefix(below): digest for name, digest in wanted.items() if name != f"{below}README.md"}
 
 
 def _portable(path: Path, facts: CardFacts) -> bytes:
     """adapter_config.json with the base model's name in place of its folder on a node."""
     config = bounded_json(path.read_text(encoding="utf-8"))
+    config.pop("auto_mapping", None)  # names Python to import
     base = facts.recipe["base_model"]
     config["base_model_name_or_path"] = base_name(base).removeprefix(BUILT_IN)
     if not base.startswith(LOCAL) and facts.recipe.get("revision", "main") != "main":
@@ -145,6 +159,7 @@ def publish(hub: ModelHub, what: Parcel, message: str, sure: bool, ask: Callable
             f"{what.repo} exists with other files ({', '.join(foreign[:3])}); --yes puts these beside them"
         )
     lines = [f"{size_text(size):>10}  {name}" for name, size in what.sizes.items()]
+    lines += [f"{'left out':>10}  {name}" for name in what.left_out]
     lines.append(f"{size_text(sum(what.sizes.values())):>10}  to {hub.address(what.repo)}")
     ask([*lines, "private" if what.private else "PUBLIC: everyone can read it"])
     hub.upload(what, message)

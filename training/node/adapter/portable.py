@@ -15,13 +15,7 @@ from training.model_lock import BUILT_IN, COMMIT
 from training.model_names import FOLDER
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS
-from training.sums import ADAPTER_CONFIG, read_origin
-
-TOKENIZER = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*"),
-    *("*.model", "*.tiktoken", "tekken.json"),
-)
-"""Files that a tokenizer may consist of."""
+from training.sums import ADAPTER_CONFIG, TOKENIZER, read_origin
 
 
 def complete(part: Path, run: Path, recipe: Recipe, model_dir: Path) -> None:

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from training.began_with import stages_of
+from training.bounded import bounded_json
 from training.card_facts import read_facts
 from training.causes import parse_cause
 from training.cost.money import cost
 from training.counting import size_text
+from training.data.build import VALIDATION
 from training.data.limits import positions
 from training.data.look.content import LOOK, Look, look_from, remarks
 from training.data.look.naming import NAMES, named
@@ -48,10 +50,12 @@ from training.node.metrics.run_numbers import (
 from training.node.supervision.failure import ASKED
 from training.run_folder import (
     CHECKPOINTS,
+    FETCHED,
     LAUNCH,
     LOCAL_RUNS,
     METRICS,
     REPORT,
+    REPORT_FACTS,
     STATUS,
     VERSIONS,
     checkpoint_name,
@@ -71,7 +75,10 @@ TEMPLATE = "report.html.jinja"
 def make_report(run: Path, status: Row | None = None) -> Path:
     """Write the run's report.html; gives its path. `status` goes before what status.json says."""
     path = run / REPORT
-    write_atomically(path, page(content(run, time.time(), status)))
+    facts = _facts(run)
+    if not (run / FETCHED).exists():
+        write_atomically(run / REPORT_FACTS, json.dumps(facts, ensure_ascii=False))
+    write_atomically(path, page(content(run, time.time(), status, facts)))
     return path
 
 
@@ -92,7 +99,24 @@ def page(values: Mapping[str, Any]) -> str:
     return room.get_template(TEMPLATE).render(values)
 
 
-def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
+def _facts(run: Path) -> Row:
+    """What is shown of files that only the folder has in which it ran; of a run that was fetched, what came of it."""
+    if (run / FETCHED).exists():
+        facts = {"names": {}, "files": [], "checkpoints": [], **_read(run / REPORT_FACTS)}
+        known = [row for row in facts["checkpoints"] if row["name"] == checkpoint_name(int(row["step"]))]
+        return {**facts, "checkpoints": known}
+    names, data = _read(run / "data" / NAMES), run / "data" / "prepared"
+    seen = _look(_read(data / LOOK), None)
+    return {
+        "names": names,
+        "look": _read(data / LOOK),
+        "files": run_tables.files(run, seen, names),
+        "checkpoints": _checkpoints(run / CHECKPOINTS),
+        "holds_out": (data / VALIDATION).is_dir(),
+    }
+
+
+def content(run: Path, now: float, status: Row | None = None, facts: Row | None = None) -> dict[str, Any]:
     """All the page shows, read from the run folder; what is missing there is left out or said to be."""
     plan, launch = _read(run / "plan.json"), _read(run / LAUNCH)
     say = Words(str(launch.get("language") or "en"))
@@ -103,17 +127,17 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
     predicted = plan.get("predicted") or {}
     starts = read_starts(run)
     seconds = _seconds(status, starts, now)
-    checkpoints, resumes = _checkpoints(run / CHECKPOINTS), _resumes(run / EVENTS)
+    facts = facts or _facts(run)
+    checkpoints, resumes, names = facts["checkpoints"], _resumes(run / EVENTS), facts["names"]
     marks = marks_of([step for step, _ in resumes], steps, str(status.get("state")))
     drawn = [draw(plot, steps, evaluations, marks, say) for plot in plots(predicted)]
     data = _read(run / "data" / "report.json")
-    names = _read(run / "data" / NAMES)
-    seen = _look(run / "data" / "prepared" / LOOK, data.get("model"))
+    seen = _look(facts.get("look"), data.get("model"))
     look = named(seen, names, say) if seen else None
-    files = run_tables.files(run, seen, names)
+    files = [tuple(row) for row in facts["files"]]
     evaluated = read_evaluations(run)
     price_h, currency = launch.get("price_h"), str(launch.get("currency") or "")
-    here = launch.get("here") is True
+    here = launch.get("here") is True and not (run / FETCHED).exists()
     spent = Spent(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR), here)
     return {
         "say": say,
@@ -140,7 +164,7 @@ def content(run: Path, now: float, status: Row | None = None) -> dict[str, Any]:
         "look": look,
         "remarks": list(remarks(look, say)) if look else [],
         "answers": [run_tables.answers(each) for each in evaluated],
-        "to_evaluate": run_tables.to_evaluate(run, evaluated, here) if checkpoints else "",
+        "to_evaluate": run_tables.to_evaluate(run, evaluated, here) if checkpoints and facts.get("holds_out") else "",
         "loading": _loading(run, checkpoints, say),
         "recipe": run_tables.settings(_read(run / "recipe.toml", tomllib.loads)),
         "recipe_text": _text(run / "recipe.toml"),
@@ -186,7 +210,7 @@ def _rows(path: Path) -> list[Row]:
     return parse_metrics(path.read_bytes())[0] if path.exists() else []
 
 
-def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Row:
+def _read(path: Path, parse: Callable[[str], Any] = bounded_json) -> Row:
     """An object in a file; nothing where there is none, or half of one."""
     try:
         found = parse(path.read_text(encoding="utf-8"))
@@ -195,12 +219,12 @@ def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _look(path: Path, config: Any) -> Look | None:
+def _look(kept: Any, config: Any) -> Look | None:
     """What was seen in the data when they were prepared, which other runs and models share: without the steps of the
     run they were prepared for, with how much the model of this config.json takes; None where nothing was kept."""
     takes = positions(config if isinstance(config, dict) else {})
     try:
-        return replace(look_from(_read(path)), steps=None, positions=takes)
+        return replace(look_from(kept or {}), steps=None, positions=takes)
     except ValueError:
         return None
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from training.counting import size_text
-from training.data.build import VALIDATION
 from training.data.look.content import Look
 from training.data.look.naming import own_name
 from training.evaluations import measured_on, scored, trained_on
@@ -146,9 +145,9 @@ def answers(evaluation: Row) -> dict[str, Any]:
 
 
 def to_evaluate(run: Path, evaluations: Sequence[Row], here: bool) -> str:
-    """What measures base and tuned model on the records the run holds out, and brings that home where it was not made
-    on this machine; empty where it holds none out, or they were measured."""
-    if not (run / "data" / "prepared" / VALIDATION).is_dir() or any(not measured_on(each) for each in evaluations):
+    """What measures base and tuned model on the records that a run holds out, and brings that home where it was not
+    made on this machine; empty where they were measured."""
+    if any(not measured_on(each) for each in evaluations):
         return ""
     command = f"fab evaluate --run {run.name}"
     return f"{command} --here" if here else f"{command} && fab fetch --run {run.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
+from pathlib import Path
 
 from training.began_with import FOLDER as BEGAN_WITH
 from training.launch import NO_DATA_DISK, Host, Launch, sweep_command
@@ -17,7 +18,7 @@ RESERVE = ".reserve"
 """File in the run folder that makes room for the last status on a full disk."""
 OF_THE_HEAD = (
     *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
-    *("tb", "wandb", "report.html", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
+    *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
 )
 """What the other nodes do not get of a run folder."""
 
@@ -36,6 +37,7 @@ def ready(launch: Launch) -> None:
 def _make_folder(launch: Launch, host: Host) -> None:
     make = f"mkdir -p {shlex.quote(launch.run_dir)}/logs"
     if disk := launch.data_disk:
+        make += f" && chmod 700 {shlex.quote(str(Path(launch.run_dir).parent))}"
         missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
         make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
     ssh(host.name, make, 8)
