@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -11,11 +12,17 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from transformers import AutoConfig  # noqa: E402
 
+from training.data.collate import collate  # noqa: E402
+from training.data.sample import Sample  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
-from training.node import head_check  # noqa: E402
+from training.node import architecture, head_check  # noqa: E402
+from training.node.adapter.model_files import STATE  # noqa: E402
+from training.node.adapter.models import load_base  # noqa: E402
+from training.node.architecture import build, config_of  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402
 from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
+from training.node.model import LossModel, inputs  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -70,6 +77,60 @@ def test_the_copy_is_tried_with_our_attention_and_not_with_the_models_own(tmp_pa
     monkeypatch.setattr(head_check, "_enlarge", lambda ours, theirs, ids: seen.extend((ours, theirs)))
     difference(_papers(tmp_path, "qwen2", hidden_size=32, **SMALL), "packed")
     assert [model.config._attn_implementation for model in seen] == [SEGMENTS, "eager"]
+
+
+FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [4.0, 8.0, 16.0, 32.0]}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096} | FACTORS
+STRETCHING = {
+    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 4096},
+    "phimoe": {"rope_parameters": LONGROPE | {"short_mscale": 1.0, "long_mscale": 1.5}},
+    "llama": {"rope_parameters": {"rope_type": "dynamic", "factor": 64.0, "rope_theta": 1e4}},
+}
+EIGHT_WIDE = SMALL | {"initializer_range": 0.5, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("batching", ["padded", "packed"])
+@pytest.mark.parametrize("kind", STRETCHING)
+def test_a_rotary_embedding_that_stretches_itself_does_so_by_max_length_alone(tmp_path, monkeypatch, kind, batching):
+    folder = _papers(tmp_path, kind, **EIGHT_WIDE | STRETCHING[kind])
+    assert difference(folder, batching).worst < LIMIT
+    difference.cache_clear()
+    monkeypatch.setattr(architecture, "stretch_for", lambda *_: None)
+    assert difference(folder, batching).worst > LIMIT
+    difference.cache_clear()
+
+
+@pytest.mark.parametrize("kind", STRETCHING)
+def test_a_long_sample_changes_nothing_of_a_short_one_beside_or_behind_it(tmp_path, kind):
+    short = {"max_position_embeddings": 16} if kind == "llama" else {"original_max_position_embeddings": 16}
+    own = STRETCHING[kind]["rope_parameters"] | ({} if kind == "llama" else short)
+    config = config_of(_papers(tmp_path, kind, **EIGHT_WIDE | short | {"rope_parameters": own}))
+    torch.manual_seed(0)
+    fused = LossModel(build(config, attn_implementation=SEGMENTS), head_check.RECIPE).eval()
+    few, many = (Sample(one, one) for one in ([5, 6, 7, 8, 9, 10], list(range(5, 35))))
+
+    def loss_of(*samples):
+        with torch.no_grad():
+            return fused(**inputs(collate([samples], 0, "packed"), "cpu"))[0].item()
+
+    alone = loss_of(few)
+    assert loss_of(few, many) == pytest.approx(alone + loss_of(many), rel=1e-6)
+    assert loss_of(few) == alone
+
+
+def test_a_model_is_asked_and_measured_with_the_range_that_its_run_was_trained_with(tmp_path):
+    own = {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 16}}
+    folder = _papers(tmp_path, "phi3", **EIGHT_WIDE | own | {"original_max_position_embeddings": 16})
+    torch.manual_seed(0)
+    build(config_of(folder)).save_pretrained(folder)
+    (tmp_path / "step-1" / "adapter").mkdir(parents=True)
+    (tmp_path / "step-1" / STATE).write_text(json.dumps({"recipe": {"max_length": 32}}))
+    ids = torch.arange(5, 37)[None]
+    with torch.no_grad():
+        base, beside = load_base(folder), load_base(folder, tmp_path / "step-1" / "adapter")
+        as_long, short = base(ids).logits[:, :6], base(ids[:, :6]).logits
+        assert torch.allclose(beside(ids[:, :6]).logits, as_long, atol=1e-4)
+    assert not torch.allclose(short, as_long, atol=1e-2)
 
 
 def test_a_copy_has_a_layer_of_each_kind_and_a_window_that_samples_exceed():

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -89,6 +91,29 @@ def text_part(model: PreTrainedModel) -> nn.Module:
     if not hasattr(decoder, "layers") and isinstance(inner := getattr(decoder, "model", None), nn.Module):
         decoder = inner
     return decoder
+
+
+SELF_STRETCHING = ("longrope", "dynamic")
+"""Types of rotary embeddings that transformers stretches by the longest position of a call."""
+
+
+def stretch_for(model: PreTrainedModel, longest: int) -> None:
+    """Have rotary embeddings that stretch themselves do so as for a text of `longest` tokens, whatever shares a call
+    with what: inference servers choose once, too."""
+    for module in text_part(model).modules():
+        kinds = getattr(module, "rope_type", None)
+        each = kinds.values() if isinstance(kinds, dict) else (kinds,)
+        if type(module).__name__.endswith("RotaryEmbedding") and not set(each).isdisjoint(SELF_STRETCHING):
+            module.forward = partial(_stretched, module.forward, longest)
+
+
+def _stretched(
+    forward: Any, longest: int, hidden: torch.Tensor, position_ids: torch.Tensor, *args: Any, **how: Any
+) -> Any:
+    """Called with one more position, the last of the longest text, whose part of the result is cut off."""
+    last = position_ids.new_full((*position_ids.shape[:-1], 1), longest - 1)
+    found = forward(hidden, torch.cat((position_ids, last), -1), *args, **how)
+    return tuple(part[..., :-1, :] for part in found) if isinstance(found, tuple) else found[..., :-1, :]
 
 
 def text_modules(model: PreTrainedModel) -> dict[str, nn.Module]:

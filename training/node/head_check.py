@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
 from training.isolation import CURE, LIST
-from training.node.architecture import build, config_of, text_part
+from training.node.architecture import SELF_STRETCHING, build, config_of, text_part
 from training.node.liger import LARGE
 from training.node.loss import Logits, learned_rows
 from training.node.model import LossModel, attention_of, inputs
@@ -31,6 +31,10 @@ from training.recipe import Recipe, RecipeError
 LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""
 VOCABULARY, HEADS, WINDOW = 256, 4, 8
+SHORT = 28
+"""Up to where a rotary embedding that stretches itself does not: shorter than the copy's longest text, longer than its
+samples, so that these show whose length was asked."""
+ORIGINAL, MOST = "original_max_position_embeddings", "max_position_embeddings"
 LENGTHS = (23, 9)
 """Of two samples; both are longer than what a copy's token sees: a window, a chunk, or what an indexer picks."""
 DEPTHS = ("num_hidden_layers", "depth")
@@ -163,6 +167,11 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
         values["per_layer_config"] = {
             place: by_number[number] for place, number in enumerate(sorted(chosen)) if number in by_number
         }
+    rope = values.get("rope_parameters") or {}
+    for each in (rope, *rope.values()):
+        if isinstance(each, dict) and each.get("rope_type") in SELF_STRETCHING:
+            each[ORIGINAL] = SHORT
+            change = change | {ORIGINAL: SHORT} | ({MOST: SHORT} if each["rope_type"] == "dynamic" else {})
     values |= {key: size for key, size in change.items() if values.get(key) is not None}
     values[depth_key] = max(layers, len(chosen))
     return type(config).from_dict(values)
@@ -179,7 +188,7 @@ def compared(config: PretrainedConfig, batching: str, asked: int = 1, dtype: tor
     batch.pop("answers", None)
     with torch.no_grad():
         _enlarge(ours, theirs, ids[0])
-        wanted = torch.cat([theirs(input_ids=torch.tensor([one])).logits[0, asked - 1 : -1].float() for one in ids])
+        wanted = torch.cat([_alone(theirs, one)[asked - 1 : -1] for one in ids])
         product = ours.get_output_embeddings().forward  # before the loss takes its place
         fused = LossModel(ours, RECIPE)
         sums = fused(**batch)
@@ -188,6 +197,14 @@ def compared(config: PretrainedConfig, batching: str, asked: int = 1, dtype: tor
         right = F.cross_entropy(wanted, targets, reduction="sum")
         apart = (Logits.of(config)(product(rows).float()) - wanted).abs().max() / wanted.abs().max()
     return Difference(apart.item(), ((sums[0] - right).abs() / right).item())
+
+
+def _alone(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """Logits of one sample as the beginning of the longest text: of a rotary embedding that stretches itself by the
+    length, no other is right."""
+    whole = [*ids, *[ids[-1]] * (RECIPE.max_length - len(ids))]
+    logits: torch.Tensor = model(input_ids=torch.tensor([whole])).logits[0, : len(ids)].float()
+    return logits
 
 
 def _made(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:

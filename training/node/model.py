@@ -56,6 +56,7 @@ class LossModel(nn.Module):
         self.model = model
         causal = causal_model(model)
         keep_apart(causal)
+        architecture.stretch_for(causal, recipe.max_length)
         self.decoder = [architecture.text_part(causal)]  # in a list: the same module must not count twice
         self.head_loss = self._fused(model, recipe)
 

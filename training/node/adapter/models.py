@@ -42,7 +42,16 @@ def load_base(model_dir: Path, adapter: Path | None = None) -> Any:
         model = _in_four_bits(model_dir, dtype)
     else:
         model = architecture.load(architecture.config_of(model_dir), model_dir, dtype="auto")
+    stretch_as_trained(model, adapter or model_dir)
     return model.to(mine).eval()
+
+
+def stretch_as_trained(model: Any, tuned: Path | None) -> None:
+    """By the max_length of the run that an adapter or a whole model is of, where something beside it says so."""
+    recipe = trainer_state(tuned).get("recipe")
+    length = recipe.get("max_length") if isinstance(recipe, dict) else None
+    if isinstance(length, int):
+        architecture.stretch_for(model, length)
 
 
 def packed_in(adapter: Path | None) -> torch.dtype | None:

@@ -38,7 +38,7 @@ from training.events import Failed, emit
 from training.node.adapter.decoding import Choose, Chooser, Forward, Voice
 from training.node.adapter.generate import answers
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
-from training.node.adapter.models import BASE, TUNED, speaking
+from training.node.adapter.models import BASE, TUNED, speaking, stretch_as_trained
 from training.node.adapter.weights import PREFIX, Adapter
 from training.node.architecture import build
 from training.node.base_weights import refuse_other_weights
@@ -68,6 +68,7 @@ class Stage:
         self.loaded_bytes = 0
         self.model: Any = self._load(model_dir, _part_of(whole, self.share.layers))
         self.inner = self.model.model
+        stretch_as_trained(self.model, adapter)
         self.swaps: list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]] = []
         if adapter is not None:
             self.model = self._with_adapter(model_dir, adapter)

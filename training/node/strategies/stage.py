@@ -21,7 +21,7 @@ from training.cost.strategies.pipeline import SPLITTABLE, layers_of_stages, misf
 from training.errors import AdapterError
 from training.node import dpo, log_probs, model
 from training.node.adapter.weights import PREFIX
-from training.node.architecture import build, text_part
+from training.node.architecture import build, stretch_for, text_part
 from training.node.attention import Segments
 from training.node.loss import Logits, fuse
 from training.node.stages import LAYERS, Share, in_order, read_tensors
@@ -63,6 +63,7 @@ class Stage(nn.Module):
             fill(whole, recipe, model_dir, bool(config.tie_word_embeddings), device)
         self.model = whole
         causal = model.causal_model(whole)
+        stretch_for(causal, recipe.max_length)
         self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
         self._dpo, self.adapter = recipe.dpo if recipe.prefers else None, dpo.Adapter(whole)
