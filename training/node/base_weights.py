@@ -50,19 +50,16 @@ def _some(names: list[str]) -> str:
 def _read(config: Any, tensors: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Without transformers' bar and its report."""
     built: Any = architecture.auto_class(config)._model_mapping[type(config)]
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
-    how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
-        found: tuple[PreTrainedModel, dict[str, Any]] = built.from_pretrained(
-            None, config=config, state_dict=tensors, **how
-        )
+        found: tuple[PreTrainedModel, dict[str, Any]]
+        found = built.from_pretrained(None, config=config, state_dict=tensors, **how)
+        return found
     finally:
         logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
-    return found
 
 
 def _of_the_text(model: PreTrainedModel, tensors: Iterable[str]) -> Iterator[str]:
