@@ -17,6 +17,7 @@ from transformers.utils import logging
 from training.errors import AdapterError
 from training.model_files import described
 from training.node import architecture
+from training.node.adapter.experts import first_hole, pieces_of
 
 
 def refuse_other_weights(folder: Path) -> None:
@@ -28,7 +29,10 @@ def refuse_other_weights(folder: Path) -> None:
     try:
         model, told = _read(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        reason = " ".join(str(error).split())[:300]
+        with torch.device("meta"):
+            whole = architecture.build(config)
+        hole = first_hole(pieces_of(whole, shapes), {name: p.shape for name, p in whole.named_parameters()})
+        reason = f"the parts of {hole} are not all there, or of other shapes" if hole else " ".join(str(error).split())
         raise AdapterError(f"{folder}: its weights are not read as a {config.model_type}'s: {reason}") from error
     said = []
     if missing := sorted(told["missing_keys"]):
