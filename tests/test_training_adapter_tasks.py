@@ -16,6 +16,7 @@ import pytest
 from tests.support import tiny_adapter
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
+from training.laptop import folder_model
 from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room, use_of_merged
 from training.laptop.base_model import refuse_gone
 from training.laptop.head_node import HereHead
@@ -344,6 +345,21 @@ def test_a_base_that_was_merged_in_a_run_deleted_since_is_not_said_to_be_put_bac
         refuse_gone(HereHead(tmp_path / "runs"), launch, "merged-1", f"folder:{merged}")
     assert f"it was merged from {WHOLE}, which is no longer on this machine" in str(refused.value)
     assert "put it back" not in str(refused.value) and "puts it back" not in str(refused.value)
+
+
+def test_other_weights_in_a_bases_folder_are_refused_and_other_words_beside_them_are_not(tmp_path):
+    own, head = tmp_path / "own", HereHead(tmp_path / "runs")
+    own.mkdir()
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (own / name).write_text("as it was")
+    recipe = SimpleNamespace(base_model=f"folder:{own}", model_dir="own-1")
+    folder_model.place(recipe, tmp_path / "models")
+    launch = SimpleNamespace(run_id=RUN, models=str(tmp_path / "models"))
+    (own / "README.md").write_text("more words")
+    refuse_gone(head, launch, "own-1", recipe.base_model)
+    (own / "model.safetensors").write_text("as it is")
+    with pytest.raises(LaunchError, match=rf"{own}/model.safetensors was changed since {RUN} was trained from it"):
+        refuse_gone(head, launch, "own-1", recipe.base_model)
 
 
 def test_weights_that_are_gone_from_the_heads_disk_are_put_back_by_the_base_deploy(tmp_path):

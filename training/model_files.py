@@ -16,7 +16,7 @@ SINGLE = "model.safetensors"
 NESTED = {"model.language_model.": "model.", "language_model.model.": "model.", "language_model.lm_head.": "lm_head."}
 """How names begin of a text part beside others, in models of transformers 5 and in files, and how where it is alone."""
 AGAIN = "copy or fetch it again"
-TENSORS = "tensors.json"
+TENSORS = "spotune-tensors.json"
 """What `described` gives, beside a config.json that lies without its weights."""
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
 """Files that hold a tokenizer's words."""
@@ -71,10 +71,8 @@ def refuse_no_tokenizer(folder: Path) -> None:
 def described(folder: Path) -> dict[str, list[int]]:
     """The shapes of a model's tensors by name, from the headers of its files, or from TENSORS where its weights are
     elsewhere; empty where nothing of them is there. AdapterError."""
-    if (folder / TENSORS).is_file():
-        return _object(folder / TENSORS)
     if not any((folder / name).is_file() for name in (SINGLE, INDEX)):
-        return {}
+        return _object(folder / TENSORS) if (folder / TENSORS).is_file() else {}
     return {tensor: entry["shape"] for name in shard_names(folder) for tensor, entry in entries(folder / name).items()}
 
 

@@ -27,7 +27,7 @@ from training.model_names import FOLDER, name_of_folder
 from training.own_model import folder_of, state_of
 from training.recipe import Recipe
 from training.run_folder import MODEL_RECORD, MODEL_SUMS
-from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
+from training.sums import ORIGIN, SUMS, parse_sums, sha256_of, sums_of, sums_text
 
 BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
@@ -146,17 +146,15 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
 
 def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, names: Sequence[str] = ()) -> None:
     """LaunchError where the base model of a run is not at its place on the head any more, or is there as links to
-    files that are gone. `base_model`: as the run's recipe names it."""
-    place, own = f"{launch.models}/{model_dir}", folder_of(base_model)
-    known = _record(Path(place)).get("commit") if head.here else None
-    if known and base_model.startswith(FOLDER) and own.is_dir() and known != state_of(own):
-        again = f"fab train --model {shlex.quote(str(own))} --data FILE --here --dry"
-        raise LaunchError(f"{own}: a file was changed since {launch.run_id} was trained from it; {again} reads it anew")
+    files that are gone or have other weights since. `base_model`: as the run's recipe names it."""
+    place = f"{launch.models}/{model_dir}"
     there = shlex.quote(place)
     links = f'for f in {there}/*; do [ -e "$f" ] || readlink "$f"; done'
     whole = f"[ -e {there}/{CONFIG} ] && ls {there}/*.safetensors >/dev/null 2>&1"
     dead = head.shell(f"{links}; {whole} || echo {GONE}; true").split("\n")
     if not dead[0]:
+        if head.here and base_model.startswith(FOLDER):
+            _refuse_changed(folder_of(base_model), Path(place), launch.run_id)
         return
     if dead[0] != GONE:
         raise LaunchError(folder_model.gone(launch.run_id, Path(dead[0])))
@@ -170,6 +168,15 @@ def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, nam
         raise LaunchError(f"{what}; to put it back, {add}run the base deploy: {launch.deploy}")
     again = f"fab train --model {shlex.quote(_typed(base_model))} --data FILE --here --dry"
     raise LaunchError(f"{what}; {again} puts it back")
+
+
+def _refuse_changed(own: Path, place: Path, run_id: str) -> None:
+    """LaunchError for other weights than those sealed; they are read again only where sizes or times differ."""
+    if _record(place).get("commit") in (None, state_of(own)):
+        return
+    for name, digest in parse_sums((place / SUMS).read_text(encoding="utf-8")).items():
+        if name.endswith(".safetensors") and sha256_of(place / name) != digest:
+            raise LaunchError(f"{own / name} was changed since {run_id} was trained from it; put it back as it was")
 
 
 def _typed(base_model: str) -> str:

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from training.errors import AdapterError
 from training.model_files import described
 from training.node import architecture
+from training.node.adapter.experts import first_hole, pieces_of
 
 
 def refuse_other_weights(folder: Path) -> None:
@@ -28,7 +29,10 @@ def refuse_other_weights(folder: Path) -> None:
     try:
         model, told = _read(config, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        reason = " ".join(str(error).split())[:300]
+        with torch.device("meta"):
+            whole = architecture.build(config)
+        hole = first_hole(pieces_of(whole, shapes), {name: p.shape for name, p in whole.named_parameters()})
+        reason = f"the parts of {hole} are not all there, or of other shapes" if hole else " ".join(str(error).split())
         raise AdapterError(f"{folder}: its weights are not read as a {config.model_type}'s: {reason}") from error
     said = []
     if missing := sorted(told["missing_keys"]):
@@ -50,19 +54,16 @@ def _some(names: list[str]) -> str:
 def _read(config: Any, tensors: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Without transformers' bar and its report."""
     built: Any = architecture.auto_class(config)._model_mapping[type(config)]
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+    verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
-    how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
-        found: tuple[PreTrainedModel, dict[str, Any]] = built.from_pretrained(
-            None, config=config, state_dict=tensors, **how
-        )
+        found: tuple[PreTrainedModel, dict[str, Any]]
+        found = built.from_pretrained(None, config=config, state_dict=tensors, **how)
+        return found
     finally:
         logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
-    return found
 
 
 def _of_the_text(model: PreTrainedModel, tensors: Iterable[str]) -> Iterator[str]:
