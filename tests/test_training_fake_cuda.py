@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,9 +116,9 @@ def on_two(house):
     return found
 
 
-def _on_cards(house, ranks, cases):
-    model = str(house / "models" / "tiny")
-    return together(house, ranks, EXACT, cases, "cards-", start=forked_rank.start_on_cards, model=model)
+def _on_cards(house, ranks, cases, name="cards-", **card):
+    start, model = partial(forked_rank.start_on_cards, **card), str(house / "models" / "tiny")
+    return together(house, ranks, EXACT, cases, name, start=start, model=model)
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["checkpointing", "none"])
@@ -144,6 +145,15 @@ def test_three_and_four_cards_learn_what_two_do(house, on_two, ranks):
     found = _on_cards(house, ranks, cases)
     for name, its in found.items():
         assert its["losses"] == pytest.approx(on_two["plain zero0"]["losses"], rel=1e-4), name
+
+
+def test_cards_without_bf16_learn_in_fp16_under_every_strategy(house, on_two):
+    half = {"dtype": "float16", "strategy": "zero0"}
+    each = [half, half | {"strategy": "zero2"}, half | {"strategy": "zero3"}, half | PIPELINE]
+    cases = [{"name": str(recipe), "steps": 2, "recipe": recipe} for recipe in each]
+    found = _on_cards(house, 2, cases, "t4-", FAKE_CUDA_CARD="T4")
+    for name, its in found.items():
+        assert its["losses"] == pytest.approx(on_two["plain zero0"]["losses"], rel=2e-2), name
 
 
 def _run(house, name, recipe, records=None):

@@ -29,7 +29,6 @@ from types import SimpleNamespace
 SOURCES = [Path(__file__).with_name(name) for name in ("card.cpp", "hooks.cpp")]
 KINDS = {
     "A10": ("NVIDIA A10", (8, 6), 23028),
-    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 81559),
     "T4": ("Tesla T4", (7, 5), 15360),
 }
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
