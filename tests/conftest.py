@@ -28,6 +28,7 @@ LONGEST_FIRST = (
     "test_training_endings.py",
     "test_training_second_stage.py",
     "test_training_slow_links.py",
+    "test_training_fake_cuda.py",
     "test_training_experts_ranks.py",
     "test_training_nf4_ranks.py",
     "test_training_models_add.py",
@@ -94,6 +95,11 @@ def pytest_runtest_setup(item):
         missing = missing_prerequisites()
         if missing:
             absent("the local cloud cannot run here: " + "; ".join(missing))
+    if item.get_closest_marker("fake_cuda"):
+        from tests.support.fake_cuda.loader import missing
+
+        if lacks := missing():
+            absent(lacks)
     if item.get_closest_marker("gpu") and importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch and an NVIDIA GPU")
 

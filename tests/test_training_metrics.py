@@ -16,6 +16,7 @@ from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append, keep_until
 
 COMPUTE_CAPABILITY = {
+    "B200": (10, 0),
     "H200": (9, 0),
     "H100": (9, 0),
     "H20": (9, 0),
@@ -23,6 +24,9 @@ COMPUTE_CAPABILITY = {
     "L40": (8, 9),
     "L20": (8, 9),
     "L4": (8, 9),
+    "RTX PRO 6000": (12, 0),
+    "RTX 5090": (12, 0),
+    "RTX 6000 Ada": (8, 9),
     "RTX 4090": (8, 9),
     "A10": (8, 6),
     "A40": (8, 6),
@@ -120,6 +124,11 @@ def test_padding_counts_for_the_hardware_and_not_for_the_model():
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA GeForce RTX 5090", 209.5),
         ("NVIDIA H200", 989),
         ("NVIDIA L40S", 362),
         ("NVIDIA GeForce RTX 4090", 165.2),

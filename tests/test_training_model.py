@@ -195,9 +195,10 @@ def test_a_recipe_can_name_each_strategy_that_has_a_cost_and_an_engine():
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name.startswith("zero")])
 def test_deepspeed_is_told_what_the_plan_reckons_with(strategy):
-    config = ds_config(load_recipe("tiny", {"strategy": strategy}), 2)
-    zero = config["zero_optimization"]
-    assert (f"zero{zero['stage']}", zero["reduce_bucket_size"]) == (strategy, BUCKET)
+    buckets = {trained: ds_config(load_recipe("tiny", {"strategy": strategy}), 2, trained) for trained in (9, 10**9)}
+    zero = buckets[9]["zero_optimization"]
+    assert (f"zero{zero['stage']}", zero["reduce_bucket_size"]) == (strategy, 9)
+    assert buckets[10**9]["zero_optimization"]["reduce_bucket_size"] == BUCKET
     shares, stage = STRATEGIES[strategy].shares(2), zero["stage"]
     assert [shares.optimizer == 2, shares.gradients == 2, shares.weights == 2] == [stage >= 1, stage >= 2, stage >= 3]
 
@@ -211,7 +212,7 @@ def test_under_zero3_every_lora_matrix_stays_resident(folder):
 
 
 def test_gradients_cross_in_fp32_and_a_decoder_layer_is_gathered_at_once(folder):
-    config = ds_config(load_recipe("tiny"), 2)
+    config = ds_config(load_recipe("tiny"), 2, 9)
     assert config["communication_data_type"] == "fp32" and config["data_types"] == {"grad_accum_dtype": "fp32"}
     assert config["bf16"] == {"enabled": True}
     leaves = [m for m in _loaded(folder).modules() if getattr(m, "_z3_leaf", False)]
@@ -263,7 +264,7 @@ from training.recipe import Recipe
 from training.node.strategies.zero import ds_config
 for line in sys.stdin:
     recipe = Recipe.model_validate_json(line)
-    made = ds_config(recipe, 1)
+    made = ds_config(recipe, 1, 9)
     read, zero = DeepSpeedConfig(made), DeepSpeedConfig(made).zero_config
     print(json.dumps([
         get_accelerator().device_name(), f"zero{zero.stage}", read.gradient_clipping,

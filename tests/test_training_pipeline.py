@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
@@ -14,6 +16,7 @@ from training.cost.strategies.pipeline import SPLITTABLE  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.prove import curve  # noqa: E402
 from training.node.stages import Share, in_order  # noqa: E402
+from training.node.strategies import crossing  # noqa: E402
 from training.node.strategies.schedule import gone_back, passes  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 
@@ -267,6 +270,19 @@ def test_no_more_micro_batches_are_held_than_asked_and_each_goes_forward_and_bac
         most = max(most, len(done["forward"]) - len(done["backward"]))
     assert done == {"forward": list(range(count)), "backward": list(range(count))}
     assert most == min(count, held)
+
+
+@pytest.mark.parametrize(("device", "ahead"), [("cpu", 1), ("cuda", 0)])
+def test_a_receive_is_posted_ahead_on_cpus_alone(monkeypatch, device, ahead):
+    """On a card it would run until the neighbour sends, and the loading of a kernel may wait for it."""
+    posted = []
+    work = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(crossing.dist, "irecv", lambda tensor, *_: posted.append(tensor) or work)
+    monkeypatch.setattr(crossing.torch, "empty", lambda shape, **_: shape)
+    incoming = crossing.Incoming(0, None, [(1,), (2,)], torch.float32, torch.device(device))
+    assert len(posted) == ahead
+    assert incoming.take() == (1,) and len(posted) == 1 + ahead
+    assert incoming.take() == (2,) and posted == [(1,), (2,)]
 
 
 def test_layers_lie_in_order():

@@ -72,7 +72,7 @@ def test_one_a100_is_found_where_cluster_toml_says_four_a10(cloud, capsys):
     said = capsys.readouterr().out
     assert "1 cheapest" in said and "fastest" in said and "as is" in said
     assert (
-        "1 x a100.one (NVIDIA A100): 60% of what 4 x a10.small (NVIDIA A10) cost, which cluster.toml says now" in said
+        "1 x a100.one (NVIDIA A100): 59% of what 4 x a10.small (NVIDIA A10) cost, which cluster.toml says now" in said
     )
     assert "150 TFLOP/s of NVIDIA A100, from a table: not measured on these cards" in said
 

@@ -39,7 +39,7 @@ def run(case, job, samples, results):
     """Train a case's steps; keep losses, norms, and the state where it is asked for."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if "curve of" in case:
-        seen = curve.walk(curve.recipe_of(case["curve of"], True, world), Path(case["model"]))
+        seen = curve.walk(curve.recipe_of(case["curve of"], case.get("again", True), world), Path(case["model"]))
         results[case["name"]] = seen.apart(curve.stored())
         return
     recipe = load_recipe("tiny", job["recipe"] | case.get("recipe", {}))
@@ -242,7 +242,7 @@ def keep(state, path):
 def main():
     path = Path(sys.argv[1])
     job = json.loads(path.read_text())
-    init_process_group(0, 120)
+    init_process_group(int(os.environ["LOCAL_RANK"]), 120)
     samples = [Sample(ids, labels) for ids, labels in job["samples"]]
     results = {}
     for case in job["cases"]:

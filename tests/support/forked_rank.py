@@ -17,20 +17,27 @@ from unittest.mock import patch
 
 SHARED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 """Read when torch and DeepSpeed are imported."""
+ON_CARDS = SHARED | {"DS_ACCELERATOR": "cuda", "FAKE_CUDA_CARDS": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""The same of ranks on imitated cards (fake_cuda/): there bitsandbytes would compile its kernels for CPUs."""
 _forking = multiprocessing.get_context("forkserver")
-_forking.set_forkserver_preload(["training.node.finetune"])
+_servers = {False: forkserver.ForkServer(), True: forkserver.ForkServer()}
+"""By whether its ranks have imitated cards."""
+_servers[False].set_forkserver_preload(["training.node.finetune"])
+_servers[True].set_forkserver_preload(["tests.support.fake_cuda.forked"])
 
 
 class ForkedRank:
     """As subprocess.Popen would be; its output goes to a file, so that nobody has to read it for the rank to go on."""
 
-    def __init__(self, program, arguments, environment):
+    def __init__(self, program, arguments, environment, on_cards=False):
         self._output = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
         told = (str(program), [*map(str, arguments)], environment, self._output.name)
         self._process = _forking.Process(target=_become, args=told, daemon=True)
-        with patch.dict(os.environ, SHARED):
-            forkserver.ensure_running()
-        self._process.start()
+        server = _servers[on_cards]
+        with patch.dict(os.environ, ON_CARDS if on_cards else SHARED):
+            server.ensure_running()
+        with patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+            self._process.start()
         self.pid = self._process.pid
 
     @property
@@ -61,9 +68,21 @@ class ForkedRank:
 
 def start(ranks, program, *arguments):
     """So many ranks of a program, each as `python PROGRAM ARGUMENTS` would run it."""
+    return _start(ranks, program, arguments, {})
+
+
+def start_on_cards(ranks, program, *arguments, **card):
+    """The same on imitated cards of one node, a card a rank."""
+    return _start(
+        ranks, program, arguments, ON_CARDS | {"FAKE_CUDA_CARDS": str(ranks), "LOCAL_SIZE": str(ranks)} | card
+    )
+
+
+def _start(ranks, program, arguments, cards):
     port = random.randrange(20000, 32000, 2)
     shared = os.environ | SHARED | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [ForkedRank(program, arguments, shared | {"RANK": str(n), "LOCAL_RANK": str(n)}) for n in range(ranks)]
+    each = [shared | cards | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(ranks)]
+    return [ForkedRank(program, arguments, environment, bool(cards)) for environment in each]
 
 
 def finish(started, timeout_s):

@@ -31,11 +31,11 @@ def together(house, ranks, recipe, cases, name="", **more):
     return said_and_found(house, ranks, recipe, cases, name, **more)[1]
 
 
-def said_and_found(house, ranks, recipe, cases, name="", **more):
-    """The same behind what rank 0 printed."""
+def said_and_found(house, ranks, recipe, cases, name="", *, start=forked_rank.start, **more):
+    """The same behind what rank 0 printed. `start`: what begins the ranks."""
     job = house / f"{name}on-{ranks}.json"
     told = {"model": str(house / "tiny"), "recipe": recipe, "samples": samples(), "cases": cases}
     job.write_text(json.dumps(told | more))
-    codes, outputs = forked_rank.finish(forked_rank.start(ranks, PROBE, job), 500)
+    codes, outputs = forked_rank.finish(start(ranks, PROBE, job), 500)
     assert codes == [0] * ranks, "\n".join(text[-3000:] for text in outputs)
     return outputs[0], torch.load(job.with_suffix(".out.pt"), weights_only=False)

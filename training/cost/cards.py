@@ -15,8 +15,8 @@ class CardRates:
     """TFLOP/s, dense bf16 with fp32 accumulation (fp16 on T4, which has no bf16), from NVIDIA's data sheets."""
     sustained: float | None
     """TFLOP/s that LoRA training keeps up in 16 bits: published runs where there are (A100 143 to 170, 4090 102,
-    3090 50; A800 as A100, of whose chip only NVLink was made slower), else 0.6 of the measured matrix rate, or a third
-    of the data sheet's; None where nobody knows."""
+    3090 50; A800 as A100, of whose chip only NVLink was made slower; 5090 as 4090, by their peaks), else 0.6 of the
+    measured matrix rate, or a third of the data sheet's; None where nobody knows."""
     memory_mib: int
     """As nvidia-smi counts it; of cards sold with more than one size the larger."""
     memory_gb_per_s: int
@@ -27,6 +27,8 @@ SAME_MEMORY = 0.1
 """Within which share of their memory two cards are of one kind: 24 GB are sold as 22.5 GiB."""
 CARDS = {
     "H200": CardRates(989.0, 430.0, 143771, 4800),
+    "B200": CardRates(2250.0, 750.0, 183359, 8000),
+    "H100 NVL": CardRates(835.5, 278.0, 95830, 3938),
     "H100 PCIe": CardRates(756.0, 430.0, 81559, 2000),
     "H100": CardRates(989.0, 430.0, 81559, 3350),
     "H20": CardRates(148.0, 80.0, 97871, 4000),
@@ -41,6 +43,9 @@ CARDS = {
     "L40": CardRates(181.0, None, 46068, 864),
     "L20": CardRates(119.5, 65.0, 46068, 864),
     "L4": CardRates(121.0, None, 23034, 300),
+    "RTX PRO 6000": CardRates(503.8, 168.0, 97887, 1792),
+    "RTX 6000 Ada": CardRates(364.2, 121.0, 49140, 960),
+    "RTX 5090": CardRates(209.5, 129.0, 32607, 1792),
     "RTX 4090": CardRates(165.2, 102.0, 24564, 1008),
     "RTX 3090": CardRates(71.0, 50.0, 24576, 936),
     "T4": CardRates(65.0, 20.0, 15360, 320),

@@ -33,6 +33,12 @@ DROPOUT = 1.6
 LOGIT = 8
 """Bytes of a logit while the fused loss works on its chunk: itself and an exponential in fp32. Without fusing it would
 be 14, over all tokens: itself in bf16 and three fp32 copies."""
+FLASH_BACKWARD = 8
+"""Bytes that FlashAttention's backward takes for itself, a token and unit of attention's width: dQ in fp32, and dK and
+dV of every query head in 16 bits, before they are summed (dq_accum, dk_expanded, dv_expanded of torch's flash_api.cpp,
+mha_varlen_bwd)."""
+CUBLAS = 32 * 2**20
+"""Of matrix products on Hopper; 8 MiB before (torch's CublasHandlePool.cpp, parseChosenWorkspaceSize)."""
 RESERVED = 2.6e9
 """Of a card's memory, for the CUDA context, NCCL and fragmentation: of an A10's 24.1e9 bytes 21.5e9 are usable."""
 PROCESS = 1.0e9
@@ -52,6 +58,8 @@ class Memory:
     """Gradients, fp32 master copies and Adam's moments, and the adapter itself."""
     activations: float
     loss: float
+    kernels: float = 0.0
+    """What kernels take for themselves while they compute."""
     host: float = 0.0
     saved: float = 0.0
     """In the head's RAM while a checkpoint is written: all that is trained, gathered."""
@@ -90,22 +98,22 @@ def rank_memory(
     tokens: int,
     shares: Shares,
     *,
-    bucket: int = 0,
+    buckets: int = 0,
     gathered: int = 0,
     in_place: bool = False,
 ) -> Memory:
-    """Memory of one rank where a micro-batch has `tokens` tokens. `bucket`: elements of a gradient bucket, `gathered`:
-    parameters that lie together for a moment, `in_place`: the weights are updated without a copy in fp32."""
+    """Memory of one rank where a micro-batch has `tokens` tokens. `buckets`: bytes that gradients are summed in,
+    `gathered`: parameters that lie together for a moment, `in_place`: the weights are updated without an fp32 copy."""
     width, facts = WIDTH[recipe.dtype], shape.facts(recipe)
     return Memory(
         weights=0 if recipe.offload.parameters else weight_bytes(shape, recipe) / shares.weights,
         gathered=width * gathered
         + unpacked_bytes(shape, recipe)
         + folded_bytes(shape, recipe, recipe.checkpointed(shape.layers)),
-        trainable=trained_bytes(facts.trainable, recipe, shares, in_place)
-        + 2.0 * GRADIENT * min(bucket, facts.trainable),
+        trainable=trained_bytes(facts.trainable, recipe, shares, in_place) + buckets,
         activations=_activations(shape, recipe, tokens),
         loss=loss_bytes(shape, recipe, tokens),
+        kernels=kernel_bytes(shape, recipe, tokens),
         host=offloaded_bytes(facts, recipe, shares),
         saved=saved_bytes(facts, recipe),
     )
@@ -188,6 +196,12 @@ def loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
     head = recipe.tuning == "full" or "lm_head" in recipe.lora.modules_to_save
     gradient = (4 + WIDTH[recipe.dtype]) * shape.embedding_parameters if head else 0
     return min(tokens, recipe.loss_chunk) * shape.vocab * LOGIT + gradient
+
+
+def kernel_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> int:
+    """On a card; without one others take about as much."""
+    widest = max(layer.attention for layer in shape.kinds)
+    return CUBLAS + (FLASH_BACKWARD * widest * tokens if WIDTH[recipe.dtype] == 2 else 0)
 
 
 def _activations(shape: ModelShape, recipe: Recipe, tokens: int) -> float:

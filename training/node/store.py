@@ -31,8 +31,8 @@ def join(backend: str, timeout: timedelta, joining: timedelta | None = None) -> 
     store = open_store(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank == 0, joining or timeout, world_size
     )
-    # as DeepSpeed does: NCCL then connects at once on this rank's card; alone it has nobody to connect to
-    bound = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" and world_size > 1 else None
+    # as DeepSpeed does: NCCL then connects at once, on this rank's card
+    bound = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
     init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound)
 
 

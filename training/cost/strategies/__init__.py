@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from training.cost.strategies.pipeline import Pipeline
 from training.cost.strategies.zero0 import Zero0
-from training.cost.strategies.zero1 import Zero1
-from training.cost.strategies.zero2 import BUCKET, Zero2
+from training.cost.strategies.zero1 import BUCKET, Zero1, bucket_elements
+from training.cost.strategies.zero2 import Zero2
 from training.cost.strategies.zero3 import Zero3
 
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
-__all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "ZERO3", "cost_of"]
+__all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
 
 ZERO3 = Zero3()
 STRATEGIES: dict[str, Zero0] = {

@@ -16,6 +16,7 @@ from training.cost.memory import (
     LayerActivations,
     Memory,
     Shares,
+    kernel_bytes,
     layer_activations,
     layer_bytes,
     loss_bytes,
@@ -223,6 +224,7 @@ class StageBytes:
     of_layer: LayerActivations
     messages: int
     loss: float
+    kernels: int
 
     def memory(self, stage: Stage) -> Memory:
         """Of a stage's rank."""
@@ -237,6 +239,7 @@ class StageBytes:
             trainable=mine * self.a_trained,
             activations=self._activations(stage) + self.messages,
             loss=self.loss if stage.last else 0,
+            kernels=self.kernels,
             host=mine * self.a_trained_offloaded,
         )
 
@@ -271,6 +274,7 @@ def stage_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> StageBytes:
         of_layer=layer_activations(shape, recipe),
         messages=MESSAGES * message_bytes(shape, recipe, tokens),
         loss=loss_bytes(shape, recipe, tokens),
+        kernels=kernel_bytes(shape, recipe, tokens),
     )
 
 

@@ -66,8 +66,6 @@ class Zero0:
     """Whether a rank holds a slice of every weight, and gathers layers to compute with them."""
     LIGHTER = "a larger global_batch"
     """What would take load off the network, in the recipe's words."""
-    GRADIENT_BUCKET = 0
-    """Its elements, where gradients are summed in buckets."""
 
     def replicas(self, recipe: Recipe, ranks: int) -> int:
         """Among how many copies of the model the rows of a step are dealt out."""
@@ -83,7 +81,12 @@ class Zero0:
 
     def memory(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> Memory:
         """Of one rank where a micro-batch has `tokens` tokens, padding included."""
-        return rank_memory(shape, recipe, tokens, self.shares(ranks), bucket=self.GRADIENT_BUCKET)
+        buckets = self.bucket_bytes(shape.facts(recipe).trainable, recipe)
+        return rank_memory(shape, recipe, tokens, self.shares(ranks), buckets=buckets)
+
+    def bucket_bytes(self, trained: int, recipe: Recipe) -> int:
+        """What gradients are summed in."""
+        return 0
 
     def memories(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> tuple[Memory, ...]:
         """Of each rank of one copy of the model; of one alone where all are alike."""

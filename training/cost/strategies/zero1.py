@@ -12,10 +12,24 @@ if TYPE_CHECKING:
     from training.recipe import Recipe
 
 
+BUCKET = 50_000_000
+"""Most elements of a gradient bucket, which is summed at once."""
+
+
+def bucket_elements(trained: int) -> int:
+    """Of a gradient bucket (DeepSpeed's reduce_bucket_size, which it allocates whole whatever is trained)."""
+    return min(BUCKET, trained)
+
+
 class Zero1(Zero0):
     """The optimizer's state is divided, the rest is as in zero0."""
 
     STAGE = 1
+
+    def bucket_bytes(self, trained: int, recipe: Recipe) -> int:
+        """Two in the gradients' own precision (stage_1_and_2.py); none in stage 1 with bf16, another optimizer."""
+        without = self.STAGE == 1 and recipe.dtype == "bfloat16"
+        return 0 if without else 2 * WIDTH[recipe.dtype] * bucket_elements(trained)
 
     def shares(self, ranks: int) -> Shares:
         return Shares(optimizer=ranks)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from training.cost.memory import Shares
 from training.cost.strategies.zero1 import Zero1
 
-BUCKET = 50_000_000
-"""Elements of a gradient bucket: what is summed at once (reduce_bucket_size); two are in flight."""
-
 
 class Zero2(Zero1):
     """The gradients are divided too, in buckets."""
 
     STAGE = 2
-    GRADIENT_BUCKET = BUCKET
 
     def shares(self, ranks: int) -> Shares:
         return Shares(gradients=ranks, optimizer=ranks)

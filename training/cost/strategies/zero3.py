@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from training.cost.memory import GRADIENT, NF4, WIDTH, Memory, Shares, rank_memory
 from training.cost.strategies.zero0 import Wire, Zero0
-from training.cost.strategies.zero2 import BUCKET
+from training.cost.strategies.zero1 import bucket_elements
 
 if TYPE_CHECKING:
     from training.cost.shape import ModelShape
@@ -34,7 +34,12 @@ class Zero3(Zero0):
         together = self.gathered_elements(shape) if ranks > 1 or recipe.offload.parameters else 0
         in_place = recipe.dtype == "float32" and not recipe.offload.optimizer  # stage3.py updates the slices themselves
         shares = self.shares(ranks)
-        return rank_memory(shape, recipe, tokens, shares, bucket=BUCKET, gathered=together, in_place=in_place)
+        buckets = self.bucket_bytes(shape.facts(recipe).trainable, recipe)
+        return rank_memory(shape, recipe, tokens, shares, buckets=buckets, gathered=together, in_place=in_place)
+
+    def bucket_bytes(self, trained: int, recipe: Recipe) -> int:
+        """One, in the precision of the sums (stage3.py)."""
+        return GRADIENT * bucket_elements(trained)
 
     def step(self, shape: ModelShape, recipe: Recipe, ranks: int, micro_steps: int) -> Wire:
         """Weights and gradients cross in every micro-batch."""

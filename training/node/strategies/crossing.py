@@ -13,7 +13,13 @@ from training.node.strategies.schedule import gone_back
 
 
 class Incoming:
-    """A neighbour's tensors in the order in which it sends them; the receive of the next is always posted ahead."""
+    """A neighbour's tensors in the order in which it sends them.
+
+    On CPUs the receive of the next is always posted ahead. On a card none is before it is needed: NCCL's receive is a
+    kernel that spins until the neighbour sends, and CUDA, which loads a kernel when it is first launched, may wait for
+    all that are running then, so for a tensor that depends on the kernel to be loaded. The host runs ahead of the card
+    all the same, and a send is followed by the next receive with nothing launched in between.
+    """
 
     def __init__(
         self,
@@ -27,7 +33,8 @@ class Incoming:
         self._source, self._group, self._shapes = source, group, iter(shapes)
         self._dtype, self._device = dtype, device
         self._posted: deque[tuple[torch.Tensor, dist.Work]] = deque()
-        self._post()
+        if device.type != "cuda":
+            self._post()
 
     def take(self) -> torch.Tensor:
         """The next one, as soon as it is there."""

@@ -19,11 +19,12 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch.distributed import distributed_c10d
 
-from training.cost.strategies import BUCKET, cost_of
+from training.cost.strategies import bucket_elements, cost_of
 from training.data import micro_steps
 from training.data.collate import Batch
 from training.node import dpo, model
 from training.node.device import device
+from training.node.outline import shape_of_folder
 from training.node.store import join
 from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState, loss_scale
 from training.node.strategies.optimizer import MOMENTS, adamw, broadcast
@@ -49,13 +50,14 @@ def init_process_group(local_rank: int, timeout_s: float) -> None:
     deepspeed.init_distributed(backend, timeout=timeout, verbose=False)  # takes what is there
 
 
-def ds_config(recipe: Recipe, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. To it each rank is a replica, also where it holds slices of the weights."""
+def ds_config(recipe: Recipe, world_size: int, trained: int) -> dict[str, Any]:
+    """DeepSpeed's configuration, for so many trained parameters. To it each rank is a replica, also where it holds
+    slices of the weights."""
     zero: dict[str, Any] = {
         "stage": cost_of(recipe).STAGE,
         "overlap_comm": True,
         "contiguous_gradients": True,
-        "reduce_bucket_size": BUCKET,
+        "reduce_bucket_size": bucket_elements(trained),
     }
     place = {"device": "cpu", "pin_memory": get_accelerator().device_name() == "cuda"}
     if recipe.offload.optimizer:
@@ -180,7 +182,8 @@ class Zero12(Zero):
     """Stages 1 and 2."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, world_size: int) -> None:
-        super().__init__(recipe, model_dir, ds_config(recipe, world_size))
+        trained = shape_of_folder(model_dir).facts(recipe).trainable
+        super().__init__(recipe, model_dir, ds_config(recipe, world_size, trained))
 
     def _flat_masters(self) -> list[torch.Tensor]:
         optimizer = self.engine.optimizer

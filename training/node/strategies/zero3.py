@@ -25,7 +25,7 @@ class Zero3(Zero):
 
     def __init__(self, recipe: Recipe, model_dir: Path, world_size: int) -> None:
         shape = shape_of_folder(model_dir)
-        config = ds_config(recipe, world_size)
+        config = ds_config(recipe, world_size, shape.facts(recipe).trainable)
         config["zero_optimization"] |= {
             "stage3_prefetch_bucket_size": cost.PREFETCH,
             "stage3_param_persistence_threshold": persistence_threshold(recipe, shape),
