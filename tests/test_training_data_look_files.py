@@ -14,6 +14,7 @@ import pytest
 from training.data import DataError, check, json_array
 from training.data.bad_records import Bad
 from training.data.hub import chosen_files
+from training.data.look.content import remarks, surveyed
 from training.data.look.survey import survey
 from training.data.readers import records
 from training.encoding import foreign
@@ -273,6 +274,20 @@ def test_of_many_files_that_cannot_be_read_ten_are_told(tmp_path):
 def test_two_shapes_are_refused_with_their_counts(tmp_path):
     found = _survey(_file(tmp_path, _lines("x", 3) + '{"text": "one"}\n'))
     assert found.refused.startswith("all records of a run have one shape; these are 3 of sharegpt, 1 of text")
+
+
+def test_two_shapes_are_said_beside_files_that_cannot_be_read(tmp_path):
+    _file(tmp_path, _lines("x", 3), "a.jsonl")
+    _file(tmp_path, '{"text": "one"}\n', "b.jsonl")
+    _file(tmp_path, b"", "c.jsonl")
+    first, second = _survey(tmp_path).refused.splitlines()
+    assert first.endswith("c.jsonl: the file is empty") and "3 of sharegpt, 1 of text" in second
+
+
+def test_keys_that_are_not_read_are_named_once(tmp_path):
+    found = _survey(_file(tmp_path, '{"text": "one", "id": 1}\n{"text": "two", "source": "web"}\n'))
+    assert found.ignored == ("id", "source")
+    assert list(remarks(surveyed(found, False))) == ["keys of records that are not read: id, source"]
 
 
 def test_nothing_but_bad_records_is_refused(tmp_path):
