@@ -219,22 +219,6 @@ def test_columns_are_separated_by_the_sign_that_makes_known_ones_of_the_first_li
     assert (record.prompt, record.completion, bad) == (f"一{sign} 三", 'say "hi"', [])
 
 
-def test_several_names_in_one_are_told_how_they_are_given(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, said in {
-        "a.jsonl，b 1.jsonl": "; ， is a full-width sign; several are given as --data a.jsonl --data 'b 1.jsonl'",
-        "a.jsonl、b.jsonl": "; 、 is a full-width sign; several are given as --data a.jsonl --data b.jsonl",
-        "a.jsonl,b.jsonl": "",
-    }.items():
-        with pytest.raises(DataError) as refusal:
-            check(Path(name))
-        assert str(refusal.value) == f"{name}: no such file or folder{said}"
-    for name in ("a.jsonl", "b.jsonl"):
-        _file(tmp_path, '{"text": "one"}\n', name)
-    with pytest.raises(DataError, match=r"folder; several are given as --data a\.jsonl --data b\.jsonl$"):
-        check(Path("a.jsonl,b.jsonl"))
-
-
 def test_a_csv_from_excel_in_gbk_is_named(tmp_path):
     path = _file(tmp_path, f"instruction,output\r\n{CHINESE},好的\r\n".encode("gbk"), "a.csv")
     with pytest.raises(DataError, match=r"it looks like GBK.*iconv -f GBK -t UTF-8 .*a\.csv > .*a\.csv\.utf8"):
