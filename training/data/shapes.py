@@ -37,7 +37,7 @@ IN_JSON = ("messages", "conversations", "history", "prompt", "completion", "chos
 """Keys whose values may be turns; files and columns that hold texts alone write them as JSON."""
 OF_WHOLE = {*WEIGHTS, "sample_weight", "loss_scale"}
 """What would decide how much of a whole record is learned."""
-KTO = ("label", "kto_tag")
+KTO, ANSWERS = ("label", "kto_tag"), {"messages", "conversations", "completion", "output"}
 
 
 def is_known(keys: Collection[str]) -> bool:
@@ -95,7 +95,7 @@ def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
         if given[key] != 1:
             said = "how much a record weighs is not known; weight 0 or 1 stands in an assistant's turn"
             raise BadRecord(f"it has the {key} {given[key]!r}, and {said}")
-    for key in KTO:
+    for key in KTO if given.keys() & ANSWERS else ():
         if isinstance(given.get(key), bool) or str(given.get(key)).lower() in ("true", "false"):
             said = "good and bad answers apart (KTO) are not known"
             cure = "keep the good ones without it, or make pairs of chosen and rejected"
