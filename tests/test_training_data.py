@@ -117,7 +117,7 @@ def test_a_key_of_a_record_that_decides_what_is_learned_is_refused_by_name(more)
 def test_other_columns_are_read_over_and_named():
     more = {"id": 7, "source": "web", "label": 3, "weight": 1, "is_safe": False, "prompt": "x", "n": None}
     assert recognised(CHAT | more).ignored == {"id", "source", "label", "is_safe", "prompt"}
-    assert recognised(PAIR).ignored == frozenset()
+    assert recognised(PAIR | {"png": b"\x89PNG\xff"}).ignored == {"png"}
 
 
 GREETING = [_turn("assistant", "Hello."), _turn("user", "q"), _turn("assistant", "a")]
@@ -204,7 +204,7 @@ def test_prompt_and_completion_are_texts_or_lists_of_turns_of_which_only_the_com
     assert (recognised(PAIR).prompt, recognised(PAIR).completion) == ("two plus two?", "four")
     before = [_turn("user", "a"), _turn("assistant", "b"), _turn("user", "c")]
     found = recognised({"prompt": before, "completion": [_turn("assistant", "d")]})
-    assert (found.shape, found.not_learned) == ("prompt/completion", {1})
+    assert (found.shape, found.not_learned, found.weighed) == ("prompt/completion", {1}, False)
 
 
 def test_plain_text_is_all_completion():
