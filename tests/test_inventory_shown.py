@@ -109,12 +109,16 @@ MOVES = """
 import sys
 from inventory.shown import show_plainly
 show_plainly()
+from training.laptop import terminal
 from training.laptop.follow import Look
 from training.laptop.terminal import progress
+from training.run_folder import Status
+terminal.SILENT_S = 0.0
+status = Status("run", "running", started=100.0, updated=160.0)
 row = {"step": 7, "total_steps": 9, "loss": 1.5, "lr": 1e-4, "tokens_per_s": 51234.0, "memory_gib": 21.5, "step_s": 1.0}
 with progress("qwen3-coder-30b-a3b-20261123-160011") as show:
     print("what a node says: \\x1b[2J")
-    show(Look(None, True, (row,), evaluation={"step": 6, "validation_loss": 1.25}))
+    show(Look(status, True, (row,), 5.0, evaluation={"step": 6, "validation_loss": 1.25}))
 """
 
 
@@ -135,7 +139,8 @@ def test_what_moves_on_a_terminal_is_drawn_and_what_others_say_meanwhile_is_show
     assert "\x1b[2K" in text, "it is drawn over"
     assert "\\x1b[2K" not in text and "\x1b[2J" not in text
     plain = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", text)
-    assert "step 7/9  loss 1.5000  ETA 0:02" in plain
+    assert "step 7/9  loss 1.5000  ETA 0:02  running 0:01:05" in plain
+    assert "no answer from the head for 0 s" in plain
     assert "validation 1.2500 (step 6)  lr 1.00e-04  51234 tokens/s  21.5 GiB\r\n" in plain
 
 

@@ -100,7 +100,9 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
     assert tokenizer.decode(exchange.reference) == "是 2。是 2。<|im_end|>"
     assert measured.both["base"]["answers"] == 2
     kept = measured.both["tuned"]["examples"]
-    assert [example["wanted"] for example in kept][1] == "是 2。是 2。" and kept[1]["asked"] == "1 加一？"
+    middle = exchange_of(measured.asked.samples[len(measured.asked.samples) // 2])
+    assert kept[1]["wanted"] == tokenizer.decode(middle.reference, skip_special_tokens=True)
+    assert kept[1]["asked"] in tokenizer.decode(middle.prompt)
 
 
 @pytest.mark.torch
@@ -149,6 +151,16 @@ def test_the_command_writes_its_numbers_and_ends_a_mistake_with_code_2(measured,
     assert found["tuned"]["exact_match"] is None
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("count", "most", "kept"), [(10, 5, [0, 2, 4, 6, 8]), (3, 5, [0, 1, 2]), (0, 5, []), (9, 0, [])]
+)
+def test_what_is_kept_is_spread_over_all(count, most, kept):
+    from training.node.adapter.evaluate import spread
+
+    assert spread(range(count), most) == kept
+
+
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is\n2+2?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -156,20 +168,26 @@ CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is\n2+
 @pytest.mark.parametrize(
     ("text", "special", "question"),
     [
-        (CHATML, ["<|im_start|>", "<|im_end|>"], "What is\n2+2?"),
-        (f"{CHATML}<think>\n\n</think>\n\n", ["<|im_start|>", "<|im_end|>"], "What is\n2+2?"),
-        (f"{CHATML}<think>\n", ["<|im_start|>", "<|im_end|>"], "What is\n2+2?"),
+        (CHATML, ["<|im_start|>", "<|im_end|>"], "system: Be brief. user: What is\n2+2?"),
+        (f"{CHATML}<think>\n\n</think>\n\n", ["<|im_start|>", "<|im_end|>"], "system: Be brief. user: What is\n2+2?"),
+        (f"{CHATML}<think>\n", ["<|im_start|>", "<|im_end|>"], "system: Be brief. user: What is\n2+2?"),
         (
             "[gMASK]<sop><|user|>\n几点？<|assistant|>\n<think></think>",
-            ["<sop>", "<|user|>", "<|assistant|>"],
+            ["[gMASK]", "<sop>", "<|user|>", "<|assistant|>"],
             "几点？",
+        ),
+        (
+            "<|start|>user<|end|>\n\nq<|eot|><|start|>assistant<|end|>\n\na<|eot|><|start|>user<|end|>\n\nand?<|eot|>"
+            "<|start|>assistant<|end|>\n\n",
+            ["<|start|>", "<|end|>", "<|eot|>"],
+            "user: q assistant: a user: and?",
         ),
         ("<s>[INST] hello [/INST]", ["<s>", "[INST]", "[/INST]"], "hello"),
         ("<bos>user<sep>human<sep>assistant", ["<bos>", "<sep>"], "user human assistant"),
         ("Question: why?", [], "Question: why?"),
     ],
 )
-def test_of_a_prompt_its_last_turns_own_words_are_told(text, special, question):
+def test_of_a_prompt_the_whole_conversation_is_told(text, special, question):
     from training.node.adapter.decoding import Voice
 
     class Tokenizer:
@@ -179,5 +197,5 @@ def test_of_a_prompt_its_last_turns_own_words_are_told(text, special, question):
             plain = re.sub("|".join(map(re.escape, special)) or "(?!)", " ", text)
             return plain if skip_special_tokens else text
 
-    said = Voice(Tokenizer(), None, frozenset(), 9).last_said([])
+    said = Voice(Tokenizer(), None, frozenset(), 9).conversation([])
     assert " ".join(said.split()) == " ".join(question.split())

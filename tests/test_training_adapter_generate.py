@@ -24,6 +24,9 @@ QUESTIONS = ["What does shutil.rmtree do?", "What does os.walk do?"]
 def test_a_file_of_prompts_and_messages_is_read_and_its_reference_answers_left_out(tmp_path: Path):
     path = tmp_path / "q.jsonl"
     turns = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "您好"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "b"}]}]
+    path.write_text(json.dumps([{"prompt": "a"}, {"messages": parts}], indent=1))
+    assert [[turn["content"] for turn in one] for one in read_questions(path)] == [["a"], ["b"]]
     path.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"messages": turns}, ensure_ascii=False) + "\n")
     assert read_questions(path) == [[{"role": "user", "content": "a"}], turns[:1]]
 
@@ -32,8 +35,8 @@ def test_a_file_of_prompts_and_messages_is_read_and_its_reference_answers_left_o
     ("line", "words"),
     [
         ("谢谢", r'line 1: not JSON: .*; a line is as in \{"prompt": "\.\.\."\}'),
-        ("[1]", "prompt or messages"),
-        ('{"prompt": 3}', "content of text"),
+        ('{"x": 1}', "prompt or messages"),
+        ('{"prompt": 3}', "must be a list"),
         ("", "nothing"),
     ],
 )

@@ -45,9 +45,9 @@ def base():
 
 @pytest.fixture
 def tokenizer(base):
-    template, pad, eos = base.chat_template, base.pad_token, base.eos_token
+    template, pad, eos, bos = base.chat_template, base.pad_token, base.eos_token, base.bos_token
     yield base
-    base.chat_template, base.pad_token, base.eos_token = template, pad, eos
+    base.chat_template, base.pad_token, base.eos_token, base.bos_token = template, pad, eos, bos
 
 
 def _encoded(tokenizer, record, template=None, max_length=1000, train_on="assistant"):
@@ -90,6 +90,53 @@ def test_a_turn_of_weight_0_is_read_but_not_learned(tokenizer):
     for template in (tiny.CHAT_TEMPLATE, MARKED):
         (sample,) = _encoded(tokenizer, {"messages": turns}, template)
         assert _learned(tokenizer, sample) == "second answer<|im_end|>"
+
+
+def test_a_turn_of_weight_0_is_refused_where_every_token_is_learned(tokenizer):
+    turns = [dict(CHAT["messages"][0]), {**CHAT["messages"][1], "weight": 0}, *CHAT["messages"][2:]]
+    assert "turns of weight 0" in _refused(tokenizer, {"messages": turns}, tiny.CHAT_TEMPLATE, train_on="all")
+
+
+GREETING = [{"role": "assistant", "content": "hello"}, *CHAT["messages"][2:]]
+
+
+@pytest.mark.parametrize("template", [tiny.CHAT_TEMPLATE, MARKED, TOOLS])
+def test_a_greeting_before_any_question_is_learned_as_an_answer(tokenizer, template):
+    (sample,) = _encoded(tokenizer, {"messages": GREETING}, template)
+    assert _learned(tokenizer, sample) == "hello<|im_end|>second answer<|im_end|>"
+
+
+def test_a_later_system_turn_is_read_where_the_template_shows_it_and_else_named(tokenizer):
+    later = [*CHAT["messages"][:2], {"role": "system", "content": "be brief"}, *CHAT["messages"][2:]]
+    (sample,) = _encoded(tokenizer, {"messages": later})
+    assert "be brief" in tokenizer.decode(sample.ids)
+    assert "leaves out the content of turn 3" in _refused(tokenizer, {"messages": later}, NO_SYSTEM)
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|im_end|>\n"])
+def test_an_end_of_turn_that_an_answer_brings_itself_is_learned_once(tokenizer, end):
+    record = {"messages": [CHAT["messages"][0], {"role": "assistant", "content": f"world{end}"}]}
+    (sample,) = _encoded(tokenizer, record)
+    assert _learned(tokenizer, sample) == "world<|im_end|>"
+    assert Encoder(tokenizer, 10, "assistant").marks(recognised(record)) == set()
+
+
+def test_special_tokens_in_the_words_are_found(tokenizer):
+    encoder = Encoder(tokenizer, 10, "assistant")
+    rendered = {"prompt": "<|im_start|>user\nq<|im_end|>", "completion": "a<|im_end|>"}
+    assert encoder.marks(recognised(rendered)) == {"<|im_start|>", "<|im_end|>"}
+    assert encoder.marks(recognised(CHAT)) == set()
+
+
+@pytest.mark.parametrize("text", ["hello", "{bos}hello", "hello{eos}", "{bos}hello{eos}"])
+def test_a_text_begins_and_ends_once_whatever_it_brings(tokenizer, text):
+    tokenizer.bos_token = tokenizer.eos_token
+    encoder = Encoder(tokenizer, 10, "assistant")
+    encoder._begin = [tokenizer.bos_token_id]
+    record = recognised({"text": text.format(bos=tokenizer.bos_token, eos=tokenizer.eos_token)})
+    ((sample, _),) = encoder.samples(encoder.rendered(record))
+    assert tokenizer.decode(sample.ids) == f"{tokenizer.bos_token}hello{tokenizer.eos_token}"
+    assert encoder.marks(record) == set()
 
 
 def test_where_a_template_drops_earlier_thoughts_every_answer_is_learned_as_it_was_given(tokenizer):
@@ -206,13 +253,19 @@ def test_of_two_answers_in_a_row_each_is_learned_once_without_what_stands_betwee
 
 @pytest.mark.parametrize("template", [tiny.CHAT_TEMPLATE, MARKED, MARKED_SHORT, TWO_ENDS])
 @pytest.mark.parametrize(
-    "answer", ["say <|im_end|> and go on", "<|im_end|>", "at last <|im_end|>", "<|im_end|>\n<|im_end|>"]
+    ("answer", "kept"),
+    [
+        ("say <|im_end|> and go on", "say <|im_end|> and go on"),
+        ("<|im_end|>", "<|im_end|>"),
+        ("at last <|im_end|>", "at last "),
+        ("<|im_end|>\n<|im_end|>", "<|im_end|>\n"),
+    ],
 )
-def test_an_answer_that_holds_the_text_of_the_end_of_turn_is_learned_to_its_own_end(tokenizer, template, answer):
+def test_an_answer_that_holds_the_text_of_the_end_of_turn_is_learned_to_its_own_end(tokenizer, template, answer, kept):
     turns = [dict(turn) for turn in CHAT["messages"]]
     for learned, place in (
-        (f"{answer}<|im_end|>second answer<|im_end|>", 1),
-        (f"您好，世界<|im_end|>{answer}<|im_end|>", 3),
+        (f"{kept}<|im_end|>second answer<|im_end|>", 1),
+        (f"您好，世界<|im_end|>{kept}<|im_end|>", 3),
     ):
         record = {"messages": [*turns[:place], {"role": "assistant", "content": answer}, *turns[place + 1 :]]}
         (sample,) = _encoded(tokenizer, record, template)

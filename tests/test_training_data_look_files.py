@@ -14,6 +14,7 @@ import pytest
 from training.data import DataError, check, json_array
 from training.data.bad_records import Bad
 from training.data.hub import chosen_files
+from training.data.look.content import remarks, surveyed
 from training.data.look.survey import survey
 from training.data.readers import records
 from training.encoding import foreign
@@ -218,22 +219,6 @@ def test_columns_are_separated_by_the_sign_that_makes_known_ones_of_the_first_li
     assert (record.prompt, record.completion, bad) == (f"一{sign} 三", 'say "hi"', [])
 
 
-def test_several_names_in_one_are_told_how_they_are_given(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, said in {
-        "a.jsonl，b 1.jsonl": "; ， is a full-width sign; several are given as --data a.jsonl --data 'b 1.jsonl'",
-        "a.jsonl、b.jsonl": "; 、 is a full-width sign; several are given as --data a.jsonl --data b.jsonl",
-        "a.jsonl,b.jsonl": "",
-    }.items():
-        with pytest.raises(DataError) as refusal:
-            check(Path(name))
-        assert str(refusal.value) == f"{name}: no such file or folder{said}"
-    for name in ("a.jsonl", "b.jsonl"):
-        _file(tmp_path, '{"text": "one"}\n', name)
-    with pytest.raises(DataError, match=r"folder; several are given as --data a\.jsonl --data b\.jsonl$"):
-        check(Path("a.jsonl,b.jsonl"))
-
-
 def test_a_csv_from_excel_in_gbk_is_named(tmp_path):
     path = _file(tmp_path, f"instruction,output\r\n{CHINESE},好的\r\n".encode("gbk"), "a.csv")
     with pytest.raises(DataError, match=r"it looks like GBK.*iconv -f GBK -t UTF-8 .*a\.csv > .*a\.csv\.utf8"):
@@ -273,6 +258,20 @@ def test_of_many_files_that_cannot_be_read_ten_are_told(tmp_path):
 def test_two_shapes_are_refused_with_their_counts(tmp_path):
     found = _survey(_file(tmp_path, _lines("x", 3) + '{"text": "one"}\n'))
     assert found.refused.startswith("all records of a run have one shape; these are 3 of sharegpt, 1 of text")
+
+
+def test_two_shapes_are_said_beside_files_that_cannot_be_read(tmp_path):
+    _file(tmp_path, _lines("x", 3), "a.jsonl")
+    _file(tmp_path, '{"text": "one"}\n', "b.jsonl")
+    _file(tmp_path, b"", "c.jsonl")
+    first, second = _survey(tmp_path).refused.splitlines()
+    assert first.endswith("c.jsonl: the file is empty") and "3 of sharegpt, 1 of text" in second
+
+
+def test_keys_that_are_not_read_are_named_once(tmp_path):
+    found = _survey(_file(tmp_path, '{"text": "one", "id": 1}\n{"text": "two", "source": "web"}\n'))
+    assert found.ignored == ("id", "source")
+    assert list(remarks(surveyed(found, False))) == ["keys of records that are not read: id, source"]
 
 
 def test_nothing_but_bad_records_is_refused(tmp_path):

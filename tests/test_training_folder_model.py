@@ -94,72 +94,37 @@ TOKENIZER = {
     "eos_token": {"content": "<|endoftext|>", "lstrip": False},
     "added_tokens_decoder": {number: {"content": token, "special": True} for number, token in MARKED.items()},
 }
-UNKNOWN_END = "does not have <|im_end|> among what ends a text, as with a base model: for conversations take the "
-UNKNOWN_END += """instruction-tuned one, or --set 'lora.trainable_tokens=["<|im_end|>"]'."""
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "generation", "said", "unsaid"),
+    ("tokenizer", "said"),
     [
-        (
-            {"pad_token": "<|pad|>"},
-            {"eos_token_id": [0, 2]},
-            "An answer ends with <|im_end|>. The padding token is <|pad|>.",
-            UNKNOWN_END,
-        ),
+        ({"pad_token": "<|pad|>"}, "The padding token is <|pad|>."),
         (
             {"added_tokens_decoder": {str(n): {"content": f"<|reserved_{n}|>", "special": True} for n in (7, 8)}},
-            {},
             "names no padding token: <|reserved_7|>, which nothing else uses, is taken (pad_token).",
-            "end of text, is taken",
         ),
         (
             {"pad_token": None},
-            {"eos_token_id": 2},
             "names no padding token: <|endoftext|>, its end of text, is taken; pad_token sets another.",
-            UNKNOWN_END,
         ),
-        (
-            {},
-            {"eos_token_id": 0},
-            f"generation_config.json {UNKNOWN_END}",
-            "is a padding",
-        ),
-        ({"chat_template": [{"name": "default", "template": CHATML}]}, {}, "An answer ends with <|im_end|>.", "ids"),
-        ({"chat_template": "{{ raise_exception('no') }}"}, {"eos_token_id": 0}, "is taken", "An answer ends"),
-        ({"chat_template": ""}, {"eos_token_id": 0}, "A text ends with <|endoftext|>.", UNKNOWN_END),
     ],
-    ids=[
-        "all said",
-        "a token to spare",
-        "no padding",
-        "a base model",
-        "several templates",
-        "a template that fails",
-        "no template",
-    ],
+    ids=["all said", "a token to spare", "no padding"],
 )
-def test_the_recipe_of_a_folder_says_what_ends_an_answer_and_what_fills_up(
-    folder: Path, tokenizer, generation, said, unsaid
-):
-    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
+def test_the_recipe_of_a_folder_says_what_fills_up(folder: Path, tokenizer, said):
     named = {"chat_template": CHATML} | TOKENIZER | tokenizer
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
-    (folder / "generation_config.json").write_text(json.dumps(generation))
     comment = recipe_text(str(folder)).replace("\n# ", " ")
-    assert said in comment and unsaid not in comment
+    assert said in comment
     assert folder_recipe(str(folder), {}).pad_token == ("<|reserved_7|>" if "reserved" in said else None)
 
 
-def test_tokens_that_only_the_vocabulary_numbers_are_read_there(folder: Path):
-    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
+def test_tokens_that_only_the_vocabulary_lists_are_read_there(folder: Path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML, "eos_token": "<|endoftext|>"}))
-    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
-    assert "ends with" not in recipe_text(str(folder))
-    added = [{"id": int(number), "content": token, "special": True} for number, token in MARKED.items()]
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [*added, {"id": []}, 7]}))
-    comment = recipe_text(str(folder)).replace("\n# ", " ")
-    assert "An answer ends with <|im_end|>." in comment and UNKNOWN_END in comment
+    assert "is taken; pad_token" in recipe_text(str(folder)).replace("\n# ", " ")
+    added = [{"id": 9, "content": "<|unused_0|>", "special": True}, {"id": []}, 7]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert folder_recipe(str(folder), {}).pad_token == "<|unused_0|>"
 
 
 @pytest.mark.parametrize(

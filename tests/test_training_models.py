@@ -81,22 +81,6 @@ def test_the_small_files_alone_are_fetched_and_say_what_the_recipe_says(tmp_path
         assert "no chat template" in _look(hub, monkeypatch, tmp_path / "other").source.note
 
 
-def test_what_ends_an_answer_is_read_from_the_generation_settings_too_where_there_are_some(tmp_path, monkeypatch):
-    tokenizer = {
-        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>\n{% endfor %}",
-        "eos_token": "<eos>",
-        "added_tokens_decoder": {"7": {"content": "<end>", "special": True}},
-    }
-    files = _files(CONFIG) | {"tokenizer_config.json": json.dumps(tokenizer).encode()}
-    pytest.importorskip("transformers", reason="its sandbox renders chat templates")
-    with Hub({REPO: files}) as hub:
-        note = _look(hub, monkeypatch, tmp_path).source.note
-    assert "An answer ends with <end>." in note and "generation_config" not in note
-    with Hub({REPO: files | {"generation_config.json": b'{"eos_token_id": [2, 3]}'}}) as hub:
-        note = _look(hub, monkeypatch, tmp_path / "other").source.note
-    assert "generation_config.json does not have <end> among what ends a text" in note
-
-
 @pytest.mark.parametrize(
     ("card", "licence"),
     [

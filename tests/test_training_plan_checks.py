@@ -214,6 +214,8 @@ def test_fewer_rows_than_a_step_takes_are_a_warning_with_a_batch_that_fits():
         ("truncated", {"truncated": 501}, "error"),
         ("duplicates", {"duplicates": 10}, "ok"),
         ("duplicates", {"duplicates": 11}, "warning"),
+        ("special tokens", {}, "ok"),
+        ("special tokens", {"marked": 1, "marks": ["<s>"]}, "warning"),
         ("left out", {"empty": 1}, "warning"),
         ("left out", {"bad": 1}, "warning"),
         ("left out", {"empty": 501}, "error"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from training.data.other_kinds import refuse_foreign, refuse_other_kind
+from training.data.readers import raw
+from training.data.sample import BadRecord
+from training.data.turns import turns_of
 from training.errors import AdapterError
 
 Messages = list[dict[str, str]]
@@ -47,37 +49,26 @@ def from_prompts(prompts: Sequence[str]) -> list[Messages]:
 
 
 def read_questions(path: Path) -> list[Messages]:
-    """The conversations of a JSONL file, one a line: `prompt`, or `messages`, whose last answer is left out."""
-    try:
-        refuse_other_kind(path)
-        refuse_foreign(path)
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise AdapterError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise AdapterError(f"{path}: {error}") from error
-    found = [_conversation(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    """The conversations of a data file, one a record: `prompt`, or `messages`, whose last answer is left out. Raises
+    AdapterError, and DataError for a file that cannot be read."""
+    if not path.is_file():
+        raise AdapterError(f"{path}: no such file")
+    if not path.stat().st_size:
         raise AdapterError(f"{path} asks nothing: a line is an object with prompt or messages")
-    return found
+    return [_conversation(f"{path} {place}", value) for place, value in raw(path)]
 
 
-def _conversation(path: Path, number: int, line: str) -> Messages:
-    at = f"{path} line {number}"
+def _conversation(at: str, value: Any) -> Messages:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        said = f"not JSON: {error.msg} at character {error.pos + 1}; a line is as in {EXAMPLE}"
-        raise AdapterError(f"{at}: {said}") from error
-    if not isinstance(record, dict) or not ("prompt" in record or "messages" in record):
-        raise AdapterError(f"{at}: an object with prompt or messages is expected, as in {EXAMPLE}")
-    turns = record.get("messages", [{"role": "user", "content": record.get("prompt")}])
-    if not isinstance(turns, list) or not all(
-        isinstance(turn, dict) and isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-        for turn in turns
-    ):
-        raise AdapterError(f"{at}: every turn needs a role and a content of text")
-    if turns and turns[-1]["role"] == "assistant":
+        if isinstance(value, BadRecord):
+            raise value
+        asked = value.get("messages", value.get("prompt")) if isinstance(value, dict) else None
+        if asked is None:
+            raise BadRecord("an object with prompt or messages is expected")
+        turns = turns_of([{"role": "user", "content": asked}] if isinstance(asked, str) else asked, "messages")
+    except BadRecord as error:
+        raise AdapterError(f"{at}: {error}; a line is as in {EXAMPLE}") from error
+    if turns[-1]["role"] == "assistant":
         turns = turns[:-1]
     if not turns or not turns[-1]["content"].strip():
         raise AdapterError(f"{at}: there is nothing to answer")

@@ -196,6 +196,7 @@ ZH = {
     "a step": "每步用时",
     "a step of the last start": "每步用时（最后一次启动）",
     "the whole run": "整个训练",
+    "the steps made": "已完成的步数",
     "tokens a step": "每步 token 数",
     "the planned seconds are times {factor}, as earlier runs were: {runs}": "计划时间按以往训练乘以 {factor}：{runs}",
     # machines
@@ -297,12 +298,12 @@ ZH = {
     "Base and tuned model were not measured on the records held out yet; this page shows their answers after:": (
         "尚未在验证数据上评测基座模型与微调后模型；运行下面的命令后，本页会显示两者的回答："
     ),
-    "The first {count} of the records held out: what the base model and the tuned one said.": (
-        "验证数据的前 {count} 条：基座模型与微调后模型各自的回答。"
+    "{count} of the records held out, spread over them: what the base model and the tuned one said.": (
+        "从验证数据里均匀取出的 {count} 条：基座模型与微调后模型各自的回答。"
     ),
     "Answers on {name}": "{name} 上的回答",
-    "The first {count} of its records: what the base model and the tuned one said.": (
-        "其中前 {count} 条：基座模型与微调后模型各自的回答。"
+    "{count} of its records: what the base model and the tuned one said.": (
+        "其中 {count} 条：基座模型与微调后模型各自的回答。"
     ),
     "1 of {samples} was trained on: the loss is too good for it.": (
         "{samples} 条中有 1 条参与过训练：这一条的损失偏低。"
@@ -379,6 +380,12 @@ ZH = {
     "no sample has the end of an answer in it, so the model would not learn to stop": (
         "没有样本包含回答的结束标记，模型学不会停下来"
     ),
+    "{records} with special tokens in the words ({marks})": "{records}的文字里有特殊 token（{marks}）",
+    "the chat template writes its own; give the words without them": "聊天模板自己会写这些；请给出不带它们的文字",
+    "all of a text is learned, also what the user says in it; give messages to learn the answers alone": (
+        "text 会整个被学习，包括其中用户说的话；只想学回答，请改成 messages"
+    ),
+    "keys of records that are not read: {keys}": "记录里没有读取的键：{keys}",
     "{records} the same as one before": "{records}与前面的重复",
     "of {held_out} {leaked} in the training data too: a loss on what was learned says nothing": (
         "{held_out}中有 {leaked} 条也在训练数据里：在学过的内容上测损失没有意义"

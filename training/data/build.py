@@ -9,7 +9,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -30,10 +30,12 @@ from training.data.sample import IGNORED, BadRecord, DataError, NothingLeftError
 from training.recipe import Recipe
 from training.recipe_tables import Validation
 
-VERSION = 6
+VERSION = 7
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
 TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
+MOST_MARKS = 5
+"""Special tokens that are named."""
 SHOWN = 3
 """Records whose samples the report shows."""
 TRAIN, VALIDATION = "train", "validation"
@@ -104,6 +106,9 @@ class Build:
     """Of the good records the first so many alone."""
     shape: str = ""
     teaches_end: bool = False
+    marked: int = 0
+    """Records with special tokens in their words."""
+    marks: set[str] = field(default_factory=set)
 
     def run(self, source: Source, content: str) -> dict[str, DataReport]:
         """The report of each part. DataError where there are bad records, unless they are skipped, or nothing to learn
@@ -139,6 +144,9 @@ class Build:
                 self.bad.add(where, str(error))
                 continue
             part = VALIDATION if number in validation else TRAIN
+            sides = (record, *([record.rejected] if record.rejected else []))
+            found = {mark for side in sides for mark in self.encoder.marks(side)}
+            self.marked, self.marks = self.marked + bool(found), self.marks | found
             self.watch.read(where, record, part == VALIDATION)
             yield Waiting(where, part, rendered)
 
@@ -184,6 +192,8 @@ class Build:
             "bad": self.bad.count,
             "duplicates": repeats.duplicates,
             "leaked": repeats.leaked,
+            "marked": self.marked,
+            "marks": sorted(self.marks)[:MOST_MARKS],
             "longest_uncut": lengths.longest if lengths else 0,
             "template": template is not None,
             "template_has_generation": template is not None and template.has_generation,

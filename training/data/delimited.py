@@ -18,12 +18,9 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 FIELD_LIMIT = 64 * 2**20
 """Bytes of one line and characters of one field, as of a line of JSON."""
 
-Row = tuple[str, Any]
-"""Where ("line 3", in which the row begins) and what: a record, or the BadRecord it gave."""
 
-
-def rows(file: Path) -> Iterator[Row]:
-    """Each row under the file's header. DataError where there is no header that names known columns."""
+def rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Each row under the file's header, by the line that it begins in. DataError where that names no known columns."""
     csv.field_size_limit(FIELD_LIMIT)
     with file.open("rb") as stream:
         # a byte that is not UTF-8 spoils its own row alone: it is carried through as half a surrogate pair
@@ -48,11 +45,7 @@ def rows(file: Path) -> Iterator[Row]:
 def _delimiter(file: Path, first: str) -> str:
     """What separates the columns that line 1 names; by the file's name where no sign makes known ones of them."""
     own = DELIMITERS[file.suffix.lower()]
-    return next((sign for sign in (own, ",", ";", "\t") if is_known(_names(first.split(sign)))), own)
-
-
-def _names(fields: Sequence[str]) -> list[str]:
-    return [field.strip().strip('"') for field in fields]
+    return next((s for s in (own, ",", ";", "\t") if is_known([n.strip().strip('"') for n in first.split(s)])), own)
 
 
 def _header(file: Path, reader: Iterator[list[str]]) -> list[str]:

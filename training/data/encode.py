@@ -7,15 +7,19 @@ each token's place in the text. So no token depends on where a turn begins.
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from training.data.answers import Answers, Rendered
+from training.data.probe import words_of
 from training.data.sample import IGNORED, BadRecord, DataError, Sample
 from training.data.shapes import Record
-from training.data.template import ChatTemplate, Span
+from training.data.template import ChatTemplate, Span, special_tokens
+from training.data.turns import Turn
 
 MOST_KEPT = 64
 """Sets of template arguments under which the template's habits are remembered."""
@@ -43,11 +47,13 @@ class Encoder:
         token = self.template.end_of_turn if self.template else tokenizer.eos_token
         self.end_id = None if token is None else int(tokenizer.convert_tokens_to_ids(token))
         """Of the token that ends an answer."""
+        special = sorted(filter(None, special_tokens(tokenizer)), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
     def rendered(self, record: Record) -> list[Rendered]:
         """The texts to learn from, mostly one. Raises BadRecord."""
         if self.template and record.turns:
-            return self._answers_of(record).of(record)
+            return self._answers_of(record).of(self._ended_once(record))
         if record.turns and not record.completion:
             raise DataError(
                 "the base model has no chat template; put a chat_template.jinja into its folder, or use an "
@@ -56,6 +62,21 @@ class Encoder:
         text = record.prompt + record.completion
         start = 0 if self.train_on == "all" else len(record.prompt)
         return [Rendered(text, ((start, len(text)),), plain=True)]
+
+    def marks(self, record: Record) -> set[str]:
+        """The special tokens that stand in the words of a record, and stay: an end behind an answer is written once,
+        and what a text begins and ends with itself is not written again."""
+        if not (self.template and record.turns):
+            text = (record.prompt + record.completion).removeprefix(self.tokenizer.bos_token or "")
+            return {*self._special.findall(text.removesuffix(self.tokenizer.eos_token or ""))}
+        turns = self._ended_once(record).turns
+        return {mark for turn in turns for what, text in words_of(turn) for mark in self._special.findall(text)}
+
+    def _ended_once(self, record: Record) -> Record:
+        """The record without the end of turn that an answer brings itself, which the template would write again."""
+        named = (self.template.end_of_turn if self.template else None, self.tokenizer.eos_token)
+        ends = [str(token) for token in named if token]
+        return replace(record, turns=tuple(_without_end(turn, ends) for turn in record.turns))
 
     def _answers_of(self, record: Record) -> Answers:
         """Those under the template with the record's own arguments over the recipe's. Raises BadRecord."""
@@ -84,11 +105,18 @@ class Encoder:
         for one, tokens, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             ids, labels = tokens, _labels(tokens, offsets, one.spans)
             if one.plain:
-                ids = [*self._begin, *tokens, *self._end]
-                labels = [*([IGNORED] * len(self._begin)), *labels, *self._end]
+                begin = [] if tokens[:1] == self._begin else self._begin
+                end = [] if tokens[-1:] == self._end else self._end
+                ids, labels = [*begin, *tokens, *end], [*([IGNORED] * len(begin)), *labels, *end]
             cut = Sample(array("i", ids[: self.max_length]), array("i", labels[: self.max_length]))
             found.append((cut, max(0, len(ids) - self.max_length)))
         return found
+
+
+def _without_end(turn: Turn, ends: Sequence[str]) -> Turn:
+    said = turn["content"].rstrip()
+    end = next((end for end in ends if turn["role"] == "assistant" and said.endswith(end) and said != end), "")
+    return {**turn, "content": said.removesuffix(end)} if end else turn
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:

@@ -69,18 +69,16 @@ def values(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         text = _Text(stream)
         try:
-            yield from _elements(text) if text.next_mark() == "[" else _each(text)
-            if text.next_mark():
-                raise text.wrong("Extra data")
+            if text.next_mark() == "[":
+                yield from _elements(text)
+                if text.next_mark():
+                    raise text.wrong("Extra data")
+            while text.next_mark():
+                yield text.value()
         except (RecursionError, MemoryError) as error:
             raise DataError(f"{file}: nested too deeply") from error
         except ValueError as error:  # also a number of more digits than Python turns into one
             raise DataError(f"{file}: not JSON: {error}") from error
-
-
-def _each(text: _Text) -> Iterator[Any]:
-    while text.next_mark():
-        yield text.value()
 
 
 def _elements(text: _Text) -> Iterator[Any]:

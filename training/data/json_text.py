@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from training.data.sample import BadRecord
@@ -80,7 +81,9 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, list):
         is_map = bool(value) and all(isinstance(inner, tuple) and len(inner) == 2 for inner in value)
         return cleaned(dict(value)) if is_map else [cleaned(inner) for inner in value]
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    with suppress(UnicodeDecodeError):
+        return value.decode() if isinstance(value, bytes) else value
+    return value
 
 
 def refuse_unsound(value: Any, where: str) -> None:

@@ -72,6 +72,10 @@ class DataReport:
     """Records of the whole data that are the same as one before."""
     leaked: int = 0
     """Held-out records that stand in the training data as they are."""
+    marked: int = 0
+    """Records of the whole data with special tokens in their words."""
+    marks: tuple[str, ...] = ()
+    """The first of these tokens."""
     longest_uncut: int = 0
     """Tokens of the longest sample of the whole data, before any was cut."""
     pairs: int = 0

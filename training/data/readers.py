@@ -6,7 +6,6 @@ import codecs
 import hashlib
 import importlib.util
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,8 +36,6 @@ LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
 MOST_NAMED = 8
 """Files that are left aside, by name."""
-FULL_WIDTH = "，、；"
-"""What stands between names in Chinese."""
 Source = Path | tuple[Path, ...]
 """A file or a folder of them; or several, one after another."""
 Raw = tuple[str, Any]
@@ -127,21 +124,11 @@ def _files_in(path: Path) -> list[Path]:
             raise DataError(f"{path}: no {_kinds()} file in this folder")
         return found
     if not path.is_file():
-        raise DataError(f"{path}: no such file or folder{_if_several(str(path))}")
+        raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
         refuse_other_kind(path)
         raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {_kinds()} are")
     return [path]
-
-
-def _if_several(name: str) -> str:
-    """How several are said that stand in one name; empty where it is one."""
-    sign = next((sign for sign in FULL_WIDTH if sign in name), "")
-    parts = [part.strip() for part in re.split(f"[{FULL_WIDTH},;]", name) if part.strip()]
-    if len(parts) < 2 or not (sign or all(Path(part).exists() for part in parts)):
-        return ""
-    full = f"; {sign} is a full-width sign" if sign else ""
-    return f"{full}; several are given as {' '.join(f'--data {shlex.quote(part)}' for part in parts)}"
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -37,7 +37,7 @@ IN_JSON = ("messages", "conversations", "history", "prompt", "completion", "chos
 """Keys whose values may be turns; files and columns that hold texts alone write them as JSON."""
 OF_WHOLE = {*WEIGHTS, "sample_weight", "loss_scale"}
 """What would decide how much of a whole record is learned."""
-KTO = ("label", "kto_tag")
+KTO, ANSWERS = ("label", "kto_tag"), {"messages", "conversations", "completion", "output"}
 
 
 def is_known(keys: Collection[str]) -> bool:
@@ -95,7 +95,7 @@ def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
         if given[key] != 1:
             said = "how much a record weighs is not known; weight 0 or 1 stands in an assistant's turn"
             raise BadRecord(f"it has the {key} {given[key]!r}, and {said}")
-    for key in KTO:
+    for key in KTO if given.keys() & ANSWERS else ():
         if isinstance(given.get(key), bool) or str(given.get(key)).lower() in ("true", "false"):
             said = "good and bad answers apart (KTO) are not known"
             cure = "keep the good ones without it, or make pairs of chosen and rejected"
@@ -166,36 +166,34 @@ def _prompt_completion(record: Mapping[str, Any]) -> Record:
             f"prompt and completion must both be text or both be lists of turns, found {kind_of(prompt)} and "
             f"{kind_of(completion)}"
         )
-    before = turns_of(prompt, "prompt")
-    answer = turns_of(completion, "completion")
-    context = [dict(turn, weight=0) if turn["role"] == "assistant" else turn for turn in before]
-    return _checked("prompt/completion", [*context, *answer], record)
+    return _checked("prompt/completion", turns_of(completion, "completion"), record, turns_of(prompt, "prompt"))
 
 
 def _exchange(question: str, answer: str) -> list[Turn]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _checked(shape: Shape, turns: Sequence[Turn], record: Mapping[str, Any]) -> Record:
-    """A conversation that makes sense; whether a template shows it as it is, is asked of the template."""
-    if record.get("system"):
-        turns = [{"role": "system", "content": text_of(record["system"], "system")}, *turns]
+def _checked(shape: Shape, said: Sequence[Turn], record: Mapping[str, Any], prompt: Sequence[Turn] = ()) -> Record:
+    """A conversation that makes sense, of which the `prompt` is context only; whether a template shows it as it is, is
+    asked of the template."""
+    system = [{"role": "system", "content": text_of(record["system"], "system")}] if record.get("system") else []
+    turns = [*system, *prompt, *said]
+    asked = len(turns) - len(said)
     called = False
     for place, turn in enumerate(turns, start=1):
         if turn["role"] == "tool" and not called:
             raise BadRecord(f"turn {place} answers a tool call, but none was made before it")
         called = bool(turn.get("tool_calls")) or (called and turn["role"] == "tool")
-    roles = [turn["role"] for turn in turns]
-    if "assistant" not in roles:
+    if not any(turn["role"] == "assistant" for turn in said):
         raise BadRecord("no assistant turn, so nothing to learn")
-    if "user" not in roles:
+    if not any(turn["role"] == "user" for turn in turns):
         raise BadRecord("no user turn, so there is nothing to answer")
-    if not any(_speaks(turn) for turn in turns):
+    if not any(map(_speaks, said)):
         raise BadRecord("every assistant turn is empty")
     context = frozenset(
         place
         for place, turn in enumerate(turns)
-        if turn["role"] == "assistant" and (turn.get("weight", 1) == 0 or not _speaks(turn))
+        if turn["role"] == "assistant" and (place < asked or turn.get("weight", 1) == 0 or not _speaks(turn))
     )
     plain = tuple({key: value for key, value in turn.items() if key != "weight"} for turn in turns)
     weighed = any(turn.get("weight") == 0 and turn["role"] == "assistant" for turn in turns)

@@ -53,7 +53,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, args: Mapping[str, Any] | None = None) -> None:
         """`args`: what the template is given besides the conversation, as enable_thinking. Raises DataError."""
         self.tokenizer, self.args = tokenizer, dict(args or {})
-        self.special = _special(tokenizer)
+        self.special = special_tokens(tokenizer)
         self._refuse_unread()
         self.facts = self._tried_out()
 
@@ -213,7 +213,7 @@ def _thinks(turn: Turn) -> bool:
     return any(turn.get(key, "").strip() for key in THOUGHT_KEYS) or "</think>" in turn["content"]
 
 
-def _special(tokenizer: Any) -> set[str]:
+def special_tokens(tokenizer: Any) -> set[str]:
     """Every special token: some makers name theirs among the added tokens alone."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return added | set(tokenizer.all_special_tokens)

@@ -85,7 +85,7 @@ def _turn(turn: Any, place: int) -> Turn:
     if not isinstance(content, str) and not (content is None and calls):
         raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
     if role == CALL:
-        made = parsed(content, f"the function_call of turn {place}")
+        made = parsed(str(content), f"the function_call of turn {place}")
         role, content, calls = "assistant", "", made if isinstance(made, list) else [made]
     kept: Turn = {"role": role, "content": content or ""}
     if calls:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from inventory.shown import age, console, table
@@ -17,6 +18,10 @@ from training.plan.situation import Severity
 from training.run_folder import Status
 
 PLAIN_EVERY_S = 5.0
+SILENT_S = 10.0
+"""Without an answer of the head, from which on that is said."""
+LONGEST_S = 1e8
+"""A run that is said to take longer has a wrong clock."""
 COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
@@ -27,22 +32,27 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
     if not terminal.is_terminal:
         yield _plain(terminal.print)
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
     from rich.text import Text
 
     class Bar(Progress):
+        heard_at = time.monotonic()
+
         def get_renderables(self) -> Iterator[Any]:
             yield from super().get_renderables()
+            if silence := silent(time.monotonic() - self.heard_at):
+                yield Text(silence, style="yellow")
             yield from (Text(task.fields["below"], style="dim") for task in self.tasks if task.fields["below"])
 
     terminal.print(label, style="bold")
-    columns = [BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
+    columns = [BarColumn(20), TextColumn("{task.description}", markup=False)]
     with Bar(*columns, console=terminal) as bar:
         task = bar.add_task("starting", total=None, below="")
 
         said: set[str] = set()
 
         def show(seen: Look) -> None:
+            bar.heard_at = time.monotonic()
             for each in news(seen):
                 if each not in said:
                     bar.console.print(each)
@@ -50,12 +60,23 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
             if seen.metrics:
                 last = seen.metrics[-1]
                 at, below = headline(last, eta_s(seen.metrics)), details(last, seen.evaluation, seen.money)
-                at = stopping(seen) or at
+                at = f"{stopping(seen) or at}{running(seen)}"
                 bar.update(task, total=last["total_steps"], completed=last["step"], description=at, below=below)
             elif seen.status:
                 bar.update(task, description=stopping(seen) or seen.status.state)
 
         yield show
+
+
+def silent(seconds: float) -> str:
+    """What is said where the head has not answered for so long; empty where it has of late."""
+    return f"no answer from the head for {seconds:.0f} s" if seconds >= SILENT_S else ""
+
+
+def running(seen: Look) -> str:
+    """For how long the run, not this terminal, has been there; empty before its first status."""
+    took = seen.status.updated + seen.age_s - seen.status.started if seen.status else -1
+    return f"  running {timedelta(seconds=round(took))}" if 0 <= took < LONGEST_S else ""
 
 
 def stopping(seen: Look) -> str:
@@ -81,9 +102,12 @@ def off_plan(status: Status) -> str:
 
 
 def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
-    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set()}
+    said: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set(), "heard": time.monotonic()}
 
     def show(seen: Look) -> None:
+        if silence := silent(time.monotonic() - said["heard"]):
+            write(silence)
+        said["heard"] = time.monotonic()
         if seen.state != said["state"]:
             write(seen.state)
             said["state"] = seen.state
@@ -95,7 +119,7 @@ def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
         last = row is not None and row["step"] == row["total_steps"]
         due = time.monotonic() - said["at"] > PLAIN_EVERY_S
         if row is not None and row["step"] != said["step"] and (due or last) and not stopping(seen):
-            write(f"{headline(row, eta_s(seen.metrics))}  {details(row, seen.evaluation, seen.money)}")
+            write(f"{headline(row, eta_s(seen.metrics))}{running(seen)}  {details(row, seen.evaluation, seen.money)}")
             said.update(step=row["step"], at=time.monotonic())
 
     return show

@@ -14,6 +14,7 @@ CHECKS: Sequence[Callable[[Situation], Check]] = (
     teaching.truncated,
     teaching.duplicates,
     teaching.leaks,
+    teaching.special_tokens,
     teaching.template,
     teaching.end_of_turn,
     teaching.padding_token,

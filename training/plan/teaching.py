@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from training.counting import many, plain
 from training.data.limits import positions
-from training.data.look.content import FEWEST
+from training.data.look.content import FEWEST, cure_of_marks
 from training.data.look.lengths import MOST_CUT
 from training.plan.situation import Check, Situation
 from training.recipe import Recipe, with_changes
@@ -118,6 +118,15 @@ def leaks(it: Situation) -> Check:
     return Check(
         "held out", "warning", value, "their loss says nothing; take repeated records out: fab data names them"
     )
+
+
+def special_tokens(it: Situation) -> Check:
+    """Of data that were rendered already, by a chat template or by hand."""
+    report = it.facts.report
+    if not report.get("marked"):
+        return Check("special tokens", "ok", "none in the words of the records")
+    value = f"{many(report['marked'], 'record')} with {', '.join(report['marks'])} in the words"
+    return Check("special tokens", "warning", value, cure_of_marks({report["shape"]}))
 
 
 def template(it: Situation) -> Check:

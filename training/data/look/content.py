@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,12 @@ LOOK = "look.json"
 """Beside prepared data."""
 FEWEST = 30
 """Samples or pairs; of fewer a model learns these by heart and nothing besides."""
+
+
+MARKED = "{records} with special tokens in the words ({marks})"
+OF_TURNS = "the chat template writes its own; give the words without them"
+OF_TEXT = "all of a text is learned, also what the user says in it; give messages to learn the answers alone"
+"""What is said of data that were rendered already."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,9 @@ class Look:
     validation: Rows | None = None
     end_of_turn: str | None = None
     teaches_end: bool = True
+    marked: int = 0
+    """Records with special tokens in their words."""
+    marks: tuple[str, ...] = ()
     repeats: Repeats | None = None
     samples: tuple[ShownSample, ...] = ()
 
@@ -121,6 +130,8 @@ def with_model(
         validation=_rows(held_out),
         end_of_turn=train.end_of_turn if train else None,
         teaches_end=train.end_of_turn_learned if train else True,
+        marked=train.marked if train else 0,
+        marks=tuple(train.marks) if train else (),
         repeats=watch.repeats(),
         samples=watch.samples(tokenizer),
     )
@@ -147,8 +158,20 @@ def remarks(look: Look, say: Say = ENGLISH) -> Iterator[str]:
         yield say("{records} left out: nothing to learn within max_length", records=empty)
     if not look.teaches_end:
         yield say("no sample has the end of an answer in it, so the model would not learn to stop")
+    if look.marked:
+        count = _many(look.marked, "record", say)
+        yield (
+            say(MARKED, records=count, marks=", ".join(look.marks)) + say(": ") + say(cure_of_marks(look.survey.shapes))
+        )
+    if look.survey.ignored:
+        yield say("keys of records that are not read: {keys}", keys=", ".join(look.survey.ignored))
     if look.repeats:
         yield from _repeated(look.repeats, say)
+
+
+def cure_of_marks(shapes: Collection[str]) -> str:
+    """What to do about special tokens in the words of records of these shapes."""
+    return OF_TEXT if "text" in shapes else OF_TURNS
 
 
 def _cut(its: Lengths, positions: int | None, say: Say) -> str:

@@ -50,6 +50,8 @@ class Survey:
     """What is wrong with the bad records, and where: a sentence for each of the first reasons."""
     bad_more: int = 0
     """Bad for other reasons than those shown."""
+    ignored: tuple[str, ...] = ()
+    """Keys of records that are not read, the first of them."""
 
     @property
     def records(self) -> int:
@@ -80,13 +82,21 @@ class Survey:
     @property
     def refused(self) -> str:
         """Why data like these cannot be prepared, whatever is left out; empty where they can."""
-        if trouble := [file.trouble for file in self.files if file.trouble]:
-            more = len(trouble) - MOST_BAD
-            return "\n".join([*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])])
+        trouble = [file.trouble for file in self.files if file.trouble]
+        more = len(trouble) - MOST_BAD
+        said = [*trouble[:MOST_BAD], *([f"and {many(more, 'more file')}"] if more > 0 else [])]
+        return "\n".join(filter(None, [*said, self._unlike or ("" if said else self._nothing)]))
+
+    @property
+    def _unlike(self) -> str:
         if len(self.shapes) > 1:
             counts = ", ".join(f"{count} of {shape}" for shape, count in self.shapes.most_common())
             cure = "take the others out, or write them as those (docs/data.md has a record of each shape)"
             return f"all records of a run have one shape; these are {counts}: {cure}"
+        return ""
+
+    @property
+    def _nothing(self) -> str:
         if not self.shapes:
             are = "is" if self.bad == 1 else "are"
             return f"no record can be used; {self.bad} {are} bad" if self.bad else "no record can be used"
@@ -97,16 +107,16 @@ def survey(source: Source, tell: Tell) -> Survey:
     """Read every record once. DataError where there is no data file."""
     bad = Bad(skip=True, most=MOST_BAD)
     done = 0
-    found = []
+    found, ignored = [], set[str]()
     for file in data_files(source):
-        one = _surveyed(file, bad, lambda count, before=done: tell("reading", before + count))  # type: ignore[misc]
+        one = _surveyed(file, bad, ignored, lambda count, before=done: tell("reading", before + count))  # type: ignore[misc]
         done += one.records + one.bad
         found.append(one)
     tell("reading", done)
-    return Survey(tuple(found), bad.count, tuple(bad.shown), bad.more)
+    return Survey(tuple(found), bad.count, tuple(bad.shown), bad.more, tuple(sorted(ignored)[:MOST_BAD]))
 
 
-def _surveyed(file: Path, bad: Bad, tell: Callable[[int], None]) -> FileSurvey:
+def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], None]) -> FileSurvey:
     shapes: Counter[str] = Counter()
     trouble, before = "", bad.count
     try:
@@ -114,7 +124,9 @@ def _surveyed(file: Path, bad: Bad, tell: Callable[[int], None]) -> FileSurvey:
             try:
                 if isinstance(value, BadRecord):
                     raise value
-                shapes[recognised(value).shape] += 1
+                record = recognised(value)
+                shapes[record.shape] += 1
+                ignored |= record.ignored
             except RecursionError:
                 bad.add(f"{file} {place}", "nested too deeply")
             except BadRecord as error:

@@ -34,12 +34,6 @@ OPENED = re.compile(r"<think>\s*(</think>)?\s*$")
 """Thoughts, empty or begun, that a template asks an answer with."""
 
 
-def _words_of(part: str) -> str:
-    """What stands between two of a template's special tokens, without who says it and thoughts that it begins with."""
-    who, _, words = OPENED.sub("", part).strip().partition("\n")
-    return words.strip() if who.strip().lower() in WHO else f"{who}\n{words}".strip()
-
-
 class Chooser:
     """Picks tokens by the model's own generation settings: greedily, or at a temperature with a seed of its own.
 
@@ -112,14 +106,22 @@ class Voice:
         words: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return words.strip()
 
-    def last_said(self, ids: Sequence[int]) -> str:
-        """What a prompt's last turn says, without the template's signs and the name of who says it; all its words where
+    def conversation(self, ids: Sequence[int]) -> str:
+        """What a prompt says, without the template's signs: of several turns each with who says it; all its words where
         no special tokens set turns apart."""
         text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
         special = sorted(filter(None, self.tokenizer.all_special_tokens), key=len, reverse=True)
-        parts = re.split("|".join(map(re.escape, special)), text) if special else []
-        said = [words for part in parts if (words := _words_of(part))] if len(parts) > 1 else []
-        return said[-1] if said else self.text(ids)
+        said, who = [], ""
+        for part in re.split("|".join(map(re.escape, special)) or "(?!)", text):
+            first, _, rest = OPENED.sub("", part).strip().partition("\n")
+            is_name = first.strip().lower() in WHO
+            who = first.strip() if is_name else who
+            if words := (rest if is_name else f"{first}\n{rest}").strip():
+                said.append((f"{who}: " if who else "", words))
+                who = ""
+        if not special or not said:
+            return self.text(ids)
+        return said[0][1] if len(said) == 1 else "\n\n".join(f"{name}{words}" for name, words in said)
 
     def answer(self, forward: Forward, choose: Choose, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """The answer's tokens one after another, until the model stops by itself or has said enough."""

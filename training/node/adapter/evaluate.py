@@ -76,7 +76,7 @@ class Measured:
     tasks: dict[str, Any]
     seconds: float
     examples: tuple[dict[str, str], ...] = ()
-    """The first answers: what was asked, what was wanted, what was said."""
+    """Some answers: the conversation before it, what was wanted, what was said."""
     margins: tuple[float, ...] = ()
     """Of each pair by how many nats the chosen answer is likelier than the rejected one."""
 
@@ -110,7 +110,7 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
         seconds=round(time.monotonic() - began, 2),
         examples=tuple(
             {"asked": prompt, "wanted": reference, "said": answer}
-            for prompt, reference, answer in list(zip(prompts, wanted, said, strict=True))[:EXAMPLES]
+            for prompt, reference, answer in spread(list(zip(prompts, wanted, said, strict=True)), EXAMPLES)
         ),
         margins=tuple(against - of[0] for against, of in zip(rejected, each, strict=False)),
     )
@@ -132,15 +132,21 @@ def _loss_of(model: Any, sample: Sample) -> tuple[float, int, int]:
 
 
 def _answers(model: Any, asked: Asked) -> tuple[list[str], list[str], list[str]]:
-    """What the first samples ask that ask something, what the model says to it, and what they would have it say."""
-    found = [exchange for sample in asked.samples if (exchange := exchange_of(sample))][: asked.answers]
+    """What samples ask, spread over those that ask something, what the model says to it, and what is wanted."""
+    found = spread([exchange for sample in asked.samples if (exchange := exchange_of(sample))], asked.answers)
     said = []
     for exchange in found:
         chooser = Chooser(asked.voice.own, asked.sampling)
         prompt = list(exchange.prompt)
         said.append(asked.voice.text(list(asked.voice.answer(reader(model), chooser, prompt, asked.sampling))))
-    texts = [(asked.voice.last_said(list(one.prompt)), asked.voice.text(list(one.reference))) for one in found]
+    texts = [(asked.voice.conversation(list(one.prompt)), asked.voice.text(list(one.reference))) for one in found]
     return [prompt for prompt, _ in texts], said, [reference for _, reference in texts]
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of them, at equal distances."""
+    count = min(most, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 def refuse_tasks_without_library(tasks: Sequence[str]) -> None:

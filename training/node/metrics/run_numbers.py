@@ -89,7 +89,7 @@ def plan_against_actual(
     say: Say = ENGLISH,
 ) -> list[tuple[str, str, str, str]]:
     """What, planned, actual, and actual over planned; empty without a plan or without steps. A step is as long as those
-    after the warm-up of the last start, where there are some; as many are planned as the last start wanted."""
+    after the warm-up of the last start, where there are some; the whole is planned for the steps that were made."""
     if not predicted or not steps:
         return []
     settled = counted(steps, resumed) or steps
@@ -97,13 +97,15 @@ def plan_against_actual(
     total = steps[-1].get("total_steps", first)
     minutes = predicted.get("minutes")
     of_step = "a step of the last start" if resumed else "a step"
-    planned_s = minutes and 60 * minutes * (total / first if first and total else 1)
+    made = steps[-1]["step"]
+    planned_s = minutes and 60 * minutes * (made / first if first else 1)
+    whole = "the whole run" if made == total else "the steps made"
     rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
         ("memory of a rank", predicted.get("memory_gib"), max(row["memory_gib"] for row in steps), _gib),
         (of_step, predicted.get("step_s"), statistics.median(row["step_s"] for row in settled), _step_s),
-        ("the whole run", planned_s, seconds, lambda value: duration(value, say)),
-        ("tokens a step", predicted.get("tokens_per_step"), steps[-1]["tokens"] / steps[-1]["step"], number),
-        ("steps", total, steps[-1]["step"], number),
+        (whole, planned_s, seconds, lambda value: duration(value, say)),
+        ("tokens a step", predicted.get("tokens_per_step"), steps[-1]["tokens"] / made, number),
+        ("steps", total, made, number),
     ]
     return [
         (
