@@ -81,7 +81,7 @@ def test_snapshots_that_cannot_be_asked_for_hide_no_sentence(cluster):
     cluster.api.fault("DescribeSnapshots", "error-500", times=99)
     with pytest.raises(SettingsError, match=r"has no machines in cn-hangzhou; rent them: fab up\nwhat else"):
         rented_nodes(cluster.cloud, cluster.settings)
-    _, note = cluster.plan(1).notes
+    (note,) = cluster.plan(1).notes
     assert note.startswith("whether there is a snapshot that fab rebuild would restore is not known: ")
 
 

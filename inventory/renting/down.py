@@ -13,7 +13,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import cost, kept_disks, keys, members, owners, tags
 from inventory.renting.elsewhere import Left, left_elsewhere
-from inventory.renting.holdings import holdings
+from inventory.renting.holdings import Holdings, holdings
 from inventory.renting.intents import DELETION, Intents, settle
 from inventory.renting.ledger import Entry, Ledger, stays
 from inventory.settings import Settings
@@ -169,9 +169,9 @@ def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report)
     """
     intents = Intents.of(settings)
     with intents.alone():
-        there, ledger = holdings(cloud, settings), Ledger.of(cloud, settings)
+        there, ledger = _left(cloud, settings), Ledger.of(cloud, settings)
         ledger.record(there.machines, cloud.now())
-        ledger.record_kept(there.disks, there.snapshots, cloud.now())  # found by their ids once their machines are gone
+        ledger.record_kept(there.disks, None, cloud.now())  # found by their ids once their machines are gone
         named = {i.instance_id for i in plan.machines}
         going = [i.instance_id for i in there.machines if i.instance_id in named]
         if going:
@@ -207,7 +207,7 @@ def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Repo
     until, deleted = time.monotonic() + cloud.pace.limit_s(GONE_S), set[str]()
     remaining = {each.instance_id for each in plan.remaining}
     while True:
-        there = holdings(cloud, settings)
+        there = _left(cloud, settings)
         disks = [d for d in there.disks if d.disk_id not in kept and (d.disk_id in named or not remaining)]
         for disk in disks:
             if disk.disk_id in named - deleted and not disk.instance_id:
@@ -222,6 +222,10 @@ def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Repo
             again = "fab down --disks" if named & set(left) else "fab down"
             raise CloudError(f"still there, and maybe billed: {', '.join(left)}; again: {again}", Kind.WAIT)
         time.sleep(cloud.pace.poll_s)
+
+
+def _left(cloud: Cloud, settings: Settings) -> Holdings:
+    return holdings(cloud, settings, members.existing(cloud, settings))
 
 
 def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from inventory.cloud.port import Cloud
 from inventory.renting import ledger, members
 from inventory.renting.holdings import holdings
 from inventory.renting.ledger import Entry, Ledger
+from inventory.renting.members import Existing
 from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings
 from inventory.shown import clock
@@ -54,11 +55,11 @@ def left_elsewhere(cloud: Cloud, settings: Settings) -> tuple[Left, ...]:
     return tuple(found)
 
 
-def lines(cloud: Cloud, settings: Settings) -> tuple[str, ...]:
+def lines(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> tuple[str, ...]:
     """What is billed beside the machines that a command works on, a line each: elsewhere, and here without a tag. Why
-    that is not known stands for it where the cloud does not tell."""
+    that is not known stands for it where the cloud does not tell. `listed`: as `holdings` has it."""
     try:
-        return *holdings(cloud, settings).notes, *(each.line for each in left_elsewhere(cloud, settings))
+        return *holdings(cloud, settings, listed).notes, *(each.line for each in left_elsewhere(cloud, settings))
     except CloudError as error:
         return (f"what else is billed is not known: {error}",)
 

@@ -11,6 +11,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.renting import ledger, tags
 from inventory.renting.ledger import DISK, MACHINE, SNAPSHOT, Ledger
+from inventory.renting.members import Existing, existing
 from inventory.settings import Settings
 
 
@@ -35,25 +36,27 @@ class Holdings:
         ]
         if self.lost:
             found.append(
-                f"{', '.join(self.lost)} have lost the tag {CLUSTER_TAG} and are billed; they were of this cluster: "
-                "fab down deletes them, too"
+                f"{', '.join(self.lost)} have lost the tag {CLUSTER_TAG} and are billed; they were of this cluster, and "
+                "fab down knows them"
             )
         return tuple(found)
 
 
-def holdings(cloud: Cloud, settings: Settings) -> Holdings:
-    """Ask the cloud. Raises CloudError."""
+def holdings(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> Holdings:
+    """Ask the cloud; of what it has `listed` already only for what is not among it, and for no snapshots. Raises
+    CloudError."""
     own, book = tags.of_cluster(settings.name), Ledger.of(cloud, settings)
     lost: list[str] = []
 
     def whole(kind: str, found: Sequence[Any], beside: Sequence[Any] = ()) -> tuple[Any, ...]:
-        there = {ledger.id_of(each) for each in found}
-        more = {ledger.id_of(each): each for each in (*beside, *book.lost(kind, there))}
+        ids = {ledger.id_of(each) for each in found}
+        more = {ledger.id_of(each): each for each in (*beside, *book.lost(kind, ids))}
         lost.extend(key for key, each in more.items() if CLUSTER_TAG not in each.tags)
         return *found, *(replace(each, tags={**own, **each.tags}) for each in more.values())
 
-    machines = whole(MACHINE, cloud.instances(tags=own))
+    there = listed or existing(cloud, settings)
+    machines = whole(MACHINE, there.instances)
     theirs = [d for each in lost for d in cloud.disks(instance_id=each) if CLUSTER_TAG not in d.tags]
-    disks = whole(DISK, cloud.disks(tags=own), theirs)
-    snapshots = whole(SNAPSHOT, cloud.snapshots(tags=own))
+    disks = whole(DISK, there.disks, theirs)
+    snapshots = () if listed else whole(SNAPSHOT, cloud.snapshots(tags=own))
     return Holdings(machines, disks, snapshots, tuple(lost))

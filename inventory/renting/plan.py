@@ -167,7 +167,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += (*elsewhere.lines(cloud, settings), *_surprises(there.instances))
+    notes += (*elsewhere.lines(cloud, settings, there), *_surprises(there.instances))
     if plan.numbers:
         _refuse_untagged(cloud, settings, there.instances)
         disks.refuse_claimed(there.disks, there.instances, plan.numbers)
