@@ -36,8 +36,8 @@ class Holdings:
         ]
         if self.lost:
             found.append(
-                f"{', '.join(self.lost)} have lost the tag {CLUSTER_TAG} and are billed; they were of this cluster, and "
-                "fab down knows them"
+                f"{', '.join(self.lost)} have lost the tag {CLUSTER_TAG} and are billed; they were of this cluster, "
+                "and fab down knows them"
             )
         return tuple(found)
 
