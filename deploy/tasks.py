@@ -29,15 +29,20 @@ def doctor(c: Any, json: bool = False) -> None:
 
     0: fine, 1: warnings, 2: something is broken.
     """
+    import sys
     from dataclasses import asdict
     from json import dumps
 
     from deploy.doctor import EXIT_CODES, examine, worst
     from deploy.doctor_table import print_findings
     from deploy.survey import survey
+    from inventory.renting.report import elsewhere_lines
     from inventory.shown import console
 
     cluster = _cluster()
+    with sentences():
+        for line in elsewhere_lines(cluster.settings):
+            print(line, file=sys.stderr if json else sys.stdout)
     findings = examine(survey(cluster, _models(cluster)))
     if json:
         print(dumps([asdict(finding) for finding in findings], indent=1))

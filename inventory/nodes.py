@@ -34,6 +34,8 @@ class Node:
     type: str = ""
     """What its cloud calls machines of its kind; empty where no cloud was asked."""
     zone: str = ""
+    machine_id: str = ""
+    """By which its cloud knows the machine; empty where it is not rented."""
 
     @property
     def slots(self) -> int:

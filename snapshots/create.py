@@ -19,7 +19,7 @@ from pathlib import Path
 from inventory.cloud.errors import RentError
 from inventory.cloud.pace import repeated
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import Disk, Instance, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.nodes import Node
 from inventory.renting import members, owners
 from inventory.renting.cost import SnapshotPrice
@@ -117,6 +117,7 @@ def create(
     with intents.alone():
         intents.forget(INTENT)
         snapshot_id, lasted = repeated(take, replace(cloud.pace, passing_attempts=1, throttled_attempts=1))
+        Ledger.named(cloud, tags[CLUSTER_TAG]).record_snapshot(snapshot_id, name, disk.size_gib, cloud.now())
     if not lasted:
         cloud.tag("snapshot", [snapshot_id], {UNFROZEN_TAG: YES})
     return snapshot_id, lasted

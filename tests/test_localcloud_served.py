@@ -113,3 +113,10 @@ def test_what_a_killed_server_was_running_is_ended_and_nothing_else(tmp_path, mo
             os.kill(pid, signal.SIGKILL)
         other.kill()
         other.wait()
+
+
+def test_a_server_that_cannot_begin_ends_in_one_sentence(tmp_path):
+    argv = [sys.executable, "-m", served.SERVER, "--cloud=tiny", "--subnet=10.213.0.0/31", "--region=cn-hangzhou"]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run([*argv, "--metadata=10.9.9.9"], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("local.subnet: ") and done.stderr.count("\n") == 1

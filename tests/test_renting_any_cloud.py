@@ -11,9 +11,13 @@ import pytest
 from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.renting import down, lease, members, owners, show, tags
+from inventory.cloud.values import CLUSTER_TAG
+from inventory.renting import down, elsewhere, lease, machines, members, order, owners, show, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
+from inventory.renting.plan import Wish, plan_up
+from inventory.renting.standing import rented_nodes
+from inventory.setting_types import SettingsError
 from snapshots import create
 from snapshots.create import Window, head_disk
 from snapshots.rebuild import planned
@@ -74,6 +78,143 @@ def test_when_the_last_head_was_gone_is_known_once_it_is(rented):
         del cluster.cloud.all[each.instance_id]  # as the cloud takes one back, and nobody has looked since
     later = down.plan_down(cluster.cloud, cluster.settings, True).head_gone
     assert later and gone < later <= cluster.cloud.now()
+
+
+def untag(cloud, ids):
+    for each in ids:
+        cloud.all[each] = replace(
+            cloud.all[each], tags={k: v for k, v in cloud.all[each].tags.items() if k != CLUSTER_TAG}
+        )
+
+
+@pytest.mark.parametrize("lost", ["machine", "disk", "both"])
+def test_what_lost_its_tag_is_found_by_its_id_and_nothing_is_taken_for_gone(rented, lost):
+    cluster = rented(keep_data_disk="all")
+    te3 = cluster.up(3)["demo-te3"].instance_id
+    disks = [disk.disk_id for disk in cluster.cloud.disks(instance_id=te3)]
+    untag(cluster.cloud, {"machine": [te3], "disk": disks, "both": [te3, *disks]}[lost])
+    if lost == "disk":
+        assert any(disks[1] in note for note in cluster.plan(3).notes)
+    else:
+        with pytest.raises(RentError, match=f"{te3} of this cluster has lost the tag"):
+            cluster.plan(3)
+    assert [e.ended for e in cluster.book.read().values()] == [None] * 6
+    cluster.down(disks=True)
+    assert cluster.cloud.instances() == cluster.cloud.disks() == ()
+    assert all(e.ended for e in cluster.book.read().values())
+
+
+def test_a_kept_disk_and_a_snapshot_without_their_tags_are_not_nothing(rented):
+    cluster = rented()
+    cluster.up(1)
+    (disk,) = cluster.data_disks
+    made = cluster.cloud.create_snapshot(disk.disk_id, "evening", tags.of_cluster("demo"), "t")
+    cluster.book.record_snapshot(made, "evening", disk.size_gib, cluster.cloud.now())
+    untag(cluster.cloud, [disk.disk_id, made])
+    for _ in range(2):
+        told = "\n".join(cluster.down())
+        assert f"stays   evening  {made}" in told and f"stays   data disk of te1  {disk.disk_id}" in told
+    cluster.down(disks=True)
+    assert cluster.cloud.disks() == () and {e.instance_id for e in cluster.book.read().values() if not e.ended} == {
+        made
+    }
+
+
+def test_a_system_disk_that_no_machine_takes_with_it_goes_too(rented):
+    cluster = rented()
+    cluster.up(1)
+    (system,) = [disk for disk in cluster.cloud.disks() if disk.kind == "system"]
+    cluster.cloud.keep_disk(system.disk_id, False)
+    assert any(f"delete  system disk  {system.disk_id}" in line for line in cluster.down())
+    assert [disk.kind for disk in cluster.cloud.disks()] == ["data"]
+
+
+def test_what_bills_in_another_region_is_asked_for_there_and_ends_once_it_is_gone(rented):
+    cluster, other = rented(), MemoryCloud()
+    (machine,) = cluster.up(1).values()
+    (disk,) = cluster.data_disks
+    other.region_id = "nowhere-2"
+    left = {each.entry.instance_id for each in elsewhere.left_elsewhere(other, cluster.settings)}
+    assert left == {machine.instance_id, disk.disk_id}, "nobody can be asked: what was seen last stands"
+    other.regions["nowhere-1"] = cluster.cloud
+    cluster.cloud.delete([machine.instance_id], "console")
+    moved = rented(other)
+    (line,) = [note for note in moved.plan(1).notes if note.startswith("elsewhere")]
+    assert disk.disk_id in line and 'region = "nowhere-1" in cluster.toml' in line
+    with pytest.raises(SettingsError, match=disk.disk_id):
+        rented_nodes(other, cluster.settings)
+    cluster.cloud.delete_disk(disk.disk_id)
+    assert moved.plan(1).notes == () and all(e.ended for e in cluster.book.read().values())
+
+
+def test_what_another_name_has_is_said_with_that_name(rented):
+    cluster = rented()
+    (machine,) = cluster.up(1).values()
+    bob = cluster.settings.model_copy(update={"name": "bob"})
+    for lines in (
+        plan_up(cluster.cloud, bob, Wish(1, 4)).notes,
+        show.down_lines(down.plan_down(cluster.cloud, bob, True), bob),
+    ):
+        (line,) = [line for line in lines if machine.instance_id in line]
+        assert "of the cluster 'demo': billed until" in line and 'and name = "demo" in cluster.toml' in line
+    del cluster.cloud.all[machine.instance_id]
+    assert not [line for line in elsewhere.lines(cluster.cloud, bob) if machine.instance_id in line]
+
+
+def test_a_budget_counts_what_was_left_in_another_region(rented):
+    first = rented(budget=12)
+    whole = first.plan(2, hours=5)
+    first.up(2, hours=5)
+    other = MemoryCloud()
+    other.region_id, other.regions = "nowhere-2", {"nowhere-1": first.cloud}
+    second = rented(other, budget=12)
+    with pytest.raises(RentError, match=r"memory\.budget"):
+        second.plan(2, hours=5)
+    assert second.plan(1, hours=0.5).money.elsewhere == pytest.approx(whole.total, abs=0.1)
+
+
+@pytest.mark.parametrize("price", ["inf", "nan", "-100"])
+def test_a_forged_price_is_no_price_and_no_end_of_the_budget(rented, price):
+    cluster = rented(budget=30)
+    (machine,) = cluster.up(1, hours=5).values()
+    before = cluster.plan(1).money.committed
+    cluster.cloud.tag("instance", [machine.instance_id], {tags.PRICE_TAG: price})
+    plan = cluster.plan(1)
+    assert plan.money.committed == pytest.approx(before, abs=0.1)
+    assert any(f"spotune:price = '{price}'" in note for note in plan.notes)
+    lease.extend(cluster.cloud, cluster.settings, timedelta(hours=100), print)
+    cluster.down(disks=True)
+
+
+def test_of_two_ups_at_once_the_first_leaves_the_others_doubles_alone(rented, monkeypatch):
+    cluster, seen = rented(), machines.running
+
+    def running(cloud, *given):
+        """As another laptop's order arrives."""
+        if len(cloud.instances()) == 2:
+            cloud.double = cloud._machine(cloud.orders[-1], "demo-te1")
+        return seen(cloud, *given)
+
+    monkeypatch.setattr(machines, "running", running)
+    monkeypatch.setattr(machines, "reached", lambda *given: cluster.cloud.delete([cluster.cloud.double], "theirs"))
+    assert sorted(cluster.up(2)) == ["demo-te1", "demo-te2"]
+    assert len(cluster.cloud.disks()) == 4 and all(disk.instance_id for disk in cluster.cloud.disks())
+
+
+def test_of_two_ups_at_once_the_later_takes_its_blank_disks_back_too(rented, monkeypatch):
+    cluster, place = rented(), order.Orders.place
+
+    def later(self, numbers):
+        place(replace(self, intents=Intents(self.intents.path.with_name("other.json")), made=[]), numbers)
+        for each in cluster.cloud.instances():  # another laptop was quicker
+            cluster.cloud.all[each.instance_id] = replace(each, created=each.created - timedelta(minutes=5))
+        place(self, numbers)
+        for each in cluster.data_disks:  # and took all for its own
+            cluster.cloud.keep_disk(each.disk_id, False)
+
+    monkeypatch.setattr(order.Orders, "place", later)
+    assert len(cluster.up(2)) == 2
+    assert len(cluster.cloud.instances()) == 2 and all(disk.instance_id for disk in cluster.cloud.disks())
 
 
 def test_one_machine_goes_with_its_disk_and_the_others_stay_with_theirs_and_their_price(rented):

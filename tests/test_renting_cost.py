@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import cost, ledger
+from inventory.renting import bill, cost, ledger, tags
+from tests.support.memory_cloud import MemoryCloud
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -76,6 +77,30 @@ def test_machines_that_stand_are_reckoned_with_at_the_most_they_can_cost():
     assert money.committed == 11
 
 
+def test_machines_elsewhere_count_until_their_release_and_other_currencies_are_added_to_nothing():
+    gone = ledger.Entry("i-0", "demo-te1", "t", NOON - 5 * HOUR, 3.0, "CNY", None, NOON - 3 * HOUR)
+    left = ledger.Entry("i-2", "demo-te2", "t", NOON - HOUR, 2.0, "CNY", NOON + 3 * HOUR)
+    dollars = replace(gone, instance_id="i-3", currency="USD")
+    money = cost.spent([], [gone, left, dollars], [], NOON, "CNY")
+    assert (money.past, money.elsewhere, money.committed) == (6, 8, 14) and money.others == {"USD": 6}
+    assert "; 6.00 USD beside that is not added to it; " in bill.month_line(money, "CNY")
+
+
+@pytest.mark.parametrize("told", ["inf", "nan", "-100", "1e9", "free", "1e400"])
+def test_a_tag_that_is_no_amount_is_no_tag_and_is_named(told):
+    forged = {tags.PRICE_TAG: told, tags.MOST_TAG: told, tags.PLANNED_TAG: "soon"}
+    assert tags.price_h(forged) is tags.most_h(forged) is None
+    assert [line.split(" = ")[0] for line in tags.not_usable(forged)] == [*forged]
+    assert not [*tags.not_usable({tags.PRICE_TAG: "1.5", tags.PLANNED_TAG: "2026-11-25T10:00:00Z"})]
+
+
+def test_the_price_of_an_order_stays_as_it_was_seen_first_whatever_its_tag_says_later(tmp_path):
+    file = tmp_path / "ledger.jsonl"
+    looked(file, [machine()], NOON)
+    looked(file, [machine(price="0.0001")], NOON)
+    assert book(file, HERE).read()["i-1"].price_h == 2
+
+
 def test_a_snapshot_costs_by_what_is_written_or_at_most_its_disk():
     snapshot = Snapshot("s-1", "x", "d-1", "data", 100, "accomplished", 100, True, NOON, 50 * 2**30)
     assert cost.snapshot_month(snapshot, 0.12) == pytest.approx(6)
@@ -89,15 +114,19 @@ def test_a_snapshot_costs_by_what_is_written_or_at_most_its_disk():
 HERE = ledger.Where()
 
 
+def book(file, here, cloud=None):
+    return ledger.Ledger(file, here, cloud or MemoryCloud(), "demo")
+
+
 def looked(file, instances, now, here=HERE):
     """A look at the cloud is written down; what is gone by then."""
-    ledger.Ledger(file, here).record(instances, now)
-    return ledger.Ledger(file, here).past(now)
+    book(file, here).record(instances, now)
+    return book(file, here).past(now)
 
 
 def test_only_recording_writes(tmp_path):
     file = tmp_path / "ledger.jsonl"
-    here, elsewhere = (ledger.Ledger(file, ledger.Where(region)) for region in ("cn", "elsewhere"))
+    here, elsewhere = (book(file, ledger.Where(region)) for region in ("cn", "elsewhere"))
     here.record([machine(release_at=NOON + HOUR)], NOON)
     before = file.read_bytes()
     (gone,) = elsewhere.past(NOON + 9 * HOUR)
@@ -128,7 +157,7 @@ def test_a_line_cut_off_by_a_crash_costs_only_itself(tmp_path):
     file = tmp_path / "ledger.jsonl"
     looked(file, [machine(instance_id="i-1")], NOON)
     file.write_text(file.read_text() + '{"instance_id": "i-2", "na')
-    assert set(ledger.Ledger(file, HERE).read()) == {"i-1"}
+    assert set(book(file, HERE).read()) == {"i-1"}
 
 
 def test_a_price_that_is_known_survives_a_look_without_its_tag(tmp_path):
@@ -147,4 +176,4 @@ def test_a_look_that_was_not_told_its_account_ends_and_takes_over_nothing_of_a_k
     looked(file, [machine()], NOON, nobody)
     other = ledger.Where("cn", "other")
     assert looked(file, [], NOON, other) == ()
-    assert [entry.account for entry in ledger.Ledger(file, other).elsewhere(NOON)] == ["mine"]
+    assert [entry.account for entry in book(file, other).elsewhere(NOON)] == ["mine"]

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from inventory.aliyun_ecs.ecs import Ecs
-from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
 from inventory.cloud.values import CLUSTER_TAG, NewDisk
 from inventory.renting import down, show, tags
 from tests.support.paper_cluster import FAST, SMALL, PaperCluster
@@ -103,7 +103,7 @@ def test_what_bills_in_another_region_is_named_and_nothing_is_taken_for_gone(clu
     plan = cluster.down(disks=True)
     assert [i.instance_id for i in plan.machines] == [machine.instance_id] and plan.elsewhere == ()
     cluster.write(SMALL + 'region = "cn-beijing"')
-    assert cluster.fab("down").stdout == "nothing is left\n"
+    assert cluster.fab("down").stdout == "nothing is left in cn-beijing\n"
 
 
 def test_another_account_of_the_same_region_is_another_place(cluster):
@@ -112,7 +112,7 @@ def test_another_account_of_the_same_region_is_another_place(cluster):
     world = cluster.api.cloud.account
     world.account_id = "2000000000000002"
     disks, world.disks = world.disks, {}
-    (left,) = cluster.down().elsewhere
+    (left,) = [each.entry for each in cluster.down().elsewhere]
     assert (left.kind, left.region, left.account) == ("disk", "cn-hangzhou", "1000000000000001")
     world.account_id, world.disks = "1000000000000001", disks
     cluster.down(disks=True)
@@ -168,9 +168,9 @@ def test_fab_down_says_what_is_left(cluster):
     cluster.up(1)
     done = cluster.fab("down", "--yes")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "nothing that is billed is left but what stays"
+    assert done.stdout.splitlines()[-1] == "nothing that is billed is left but what stays in cn-hangzhou"
     done = cluster.fab("down", "--yes", "--disks")
-    assert done.stdout.splitlines()[-1] == "nothing is left"
+    assert done.stdout.splitlines()[-1] == "nothing is left in cn-hangzhou"
     assert left(cluster) == []
 
 
@@ -188,7 +188,14 @@ def test_one_machine_is_named_and_does_not_go_while_nobody_knows_what_runs_there
 
 def test_without_a_cluster_fab_down_says_so(cluster):
     done = cluster.fab("down")
-    assert (done.returncode, done.stdout) == (0, "nothing is left\n")
+    assert (done.returncode, done.stdout) == (0, "nothing is left in cn-hangzhou\n")
+
+
+def test_with_another_name_the_local_cloud_that_runs_is_named(cluster):
+    bob = cluster.settings.model_copy(update={"name": "bob"})
+    with pytest.raises(RentError, match="of the cluster 'demo', and cluster") as refused:
+        Ecs.open(bob)
+    assert isinstance(refused.value, NoCloud)
 
 
 def test_a_cloud_that_does_not_run_is_one_sentence(cluster):

@@ -1,5 +1,6 @@
 """When the cloud releases the machines."""
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -77,10 +78,38 @@ def release_of(cluster):
 def test_a_run_that_needs_longer_is_covered(cluster):
     cluster.up(2, 1)
     said, told = [], []
-    cover(cluster.settings, 5 * 3600, said.append, told.append)
+    cover(cluster.settings, 5 * 3600, said.append, told.append, nobody)
     assert release_of(cluster) - datetime.now(UTC) > timedelta(hours=5, minutes=25)
     assert abs(told[0] - release_of(cluster)) < MINUTE
     assert said[0].startswith("the cloud releases the machines at ")
+
+
+@pytest.mark.parametrize("seconds", [5 * 3600, 3.6e6 * 50, 1e15, 1e308])
+def test_beyond_the_planned_hours_is_asked_with_its_price_and_never_further_than_a_week(cluster, seconds):
+    cluster.up(2, 1)
+    before, price = release_of(cluster), sum(tags.price_h(i.tags) for i in cluster.machines.values())
+
+    def no(question):
+        assert "longer than aliyun.hours = 4" in question and "te1, te2; keep them?" in question
+        asked.append(float(re.search(r"costs ([\d.]+) CNY more", question)[1]))
+        raise RentError("no")
+
+    asked = []
+    with pytest.raises(RentError, match="no"):
+        cover(cluster.settings, seconds, print, nobody, no)
+    assert release_of(cluster) == before
+    cover(cluster.settings, seconds, print, nobody, nobody)
+    longer = release_of(cluster) - before
+    assert longer <= timedelta(days=7) and asked == [pytest.approx(price * longer.total_seconds() / 3600, rel=0.02)]
+    cover(cluster.settings, seconds, print, nobody, no)
+    assert len(asked) == 1, "what is there already is not asked again"
+
+
+@pytest.mark.parametrize("seconds", [1e15, float("inf"), float("nan"), -1e300])
+def test_where_nobody_can_be_asked_a_run_has_the_planned_hours_at_most(cluster, seconds):
+    cluster.up(1, 1)
+    cover(cluster.settings, seconds, print, nobody)
+    assert release_of(cluster) - datetime.now(UTC) <= timedelta(hours=4)
 
 
 def test_the_disk_of_a_head_that_took_over_is_kept_before_a_run_writes_to_it(cluster):
@@ -120,7 +149,7 @@ def test_the_budget_ends_a_lease_before_the_run_does(cluster):
     cluster.up(2, 1)
     cluster.write(SMALL + "budget = 1")
     said = []
-    cover(cluster.settings, 100 * 3600, said.append, nobody)
+    cover(cluster.settings, 100 * 3600, said.append, nobody, nobody)
     assert release_of(cluster) - datetime.now(UTC) < timedelta(hours=10)
     assert said[0].startswith("the budget of 1.00 CNY a month ends at ")
     assert said[1].startswith("this run is expected to take longer: it has until ")

@@ -16,6 +16,7 @@ from inventory.cloud.errors import CloudError, RentError
 from inventory.nodes import Node
 from inventory.renting import down, members, tags
 from inventory.renting.intents import Intents
+from inventory.renting.ledger import Ledger
 from inventory.ssh import SshError
 from snapshots import node_disks
 from snapshots.contents import KEEP_TAG, UNFROZEN_TAG, YES, Contents, from_tags, to_tags
@@ -93,6 +94,7 @@ def test_a_snapshot_is_made_tagged_and_waited_for(cluster):
     cluster.up(1)
     snapshot_id = snapshot_of(cluster)
     assert from_tags(all_of(cluster)[snapshot_id].tags) == INSIDE
+    assert Ledger.of(cluster.cloud, cluster.settings).read()[snapshot_id].ended is None, "it is billed from now on"
     shown = []
     wait(cluster.cloud, snapshot_id, usable, lambda words, share: shown.append((words, share)))
     assert not whole(all_of(cluster)[snapshot_id])

@@ -188,7 +188,7 @@ def test_a_head_that_stays_away_because_it_is_gone_is_told_too(rented, at_hand, 
         raise HeadError("te1 has not answered for a while")
 
     monkeypatch.setattr(attach, "attach", away)
-    with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone$"):
+    with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone: deleted by fab down, or "):
         after_loss.followed(at_hand, RUN)
     assert "nothing goes on without te1" in capsys.readouterr().out
 
@@ -238,6 +238,21 @@ def test_a_head_that_stays_away_though_it_is_there_leaves_nobody_who_extends(ren
     with pytest.raises(HeadError):
         after_loss.followed(at_hand, RUN)
     assert "nobody extends that now" in capsys.readouterr().out
+
+
+def test_a_head_that_another_terminal_took_down_is_not_taken_for_the_one_made_after_it(
+    rented, at_hand, capsys, monkeypatch
+):
+    def away(head, run_id):
+        rented.down(disks=True)
+        rented.up(3)
+        raise HeadError("te1 has not answered for a while")
+
+    head = replace(at_hand.nodes[0], machine_id=rented.machines["demo-te1"].instance_id)
+    monkeypatch.setattr(attach, "attach", away)
+    with pytest.raises(HeadError, match=f"^{RUN} ended with te1, which is gone"):
+        after_loss.followed(replace(at_hand, nodes=(head, *at_hand.nodes[1:])), RUN)
+    assert "nobody extends that now" not in capsys.readouterr().out
 
 
 def ended_by(name, folder, *words):

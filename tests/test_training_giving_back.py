@@ -120,6 +120,28 @@ def lost(monkeypatch):
     return ask
 
 
+def test_what_a_drill_of_fab_prove_learned_is_not_at_stake(tmp_path):
+    there = tmp_path / "there"
+    make_run(there, "prove-20260131-154500", steps=[20])
+    make_run(there, NEW, steps=[60])
+    assert [run_id for run_id, _ in giving_back.at_stake(HereHead(there), tmp_path / "home").unfetched] == [NEW]
+
+
+def test_whatever_fails_while_a_run_is_described_is_a_line_and_stops_nothing(monkeypatch):
+    def fails(*_):
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr(giving_back, "left_behind", fails)
+    without_head = DownPlan((), (its_disk(),))
+    assert tasks._at_stake(without_head, False, False) == [
+        "what of its runs is only on te1's disk is not known: int too large to convert to float"
+    ]
+    monkeypatch.setattr("inventory.cluster.load_cluster", fails)
+    assert tasks._at_stake(plan(["te1"]), False, False) == []
+    with pytest.raises(RentError, match="is not known: int too large"):
+        tasks._at_stake(plan(["te2"], ["te1"]), True, False)
+
+
 def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
     said = [
         f"{NEW} is at step 54 of 400: with te1's disk goes what fab train --resume needs (only its adapter of step "

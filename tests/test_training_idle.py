@@ -82,6 +82,15 @@ def test_moving_back_does_not_go_beyond_the_budget(rented):
     assert HOUR < ahead(poor) < 5 * HOUR
 
 
+def test_a_tag_of_planned_time_buys_no_more_than_the_hours_of_an_order(rented):
+    cluster = rented(hours_idle=1)
+    cluster.up(1, hours=2)
+    (machine,) = cluster.cloud.instances()
+    cluster.cloud.tag("instance", [machine.instance_id], {tags.PLANNED_TAG: "2099-01-01T00:00:00Z"})
+    idle.move_back(cluster.cloud, cluster.settings)
+    assert 2 * HOUR < ahead(cluster) <= 4 * HOUR
+
+
 def test_a_time_that_a_run_extended_meanwhile_is_not_shortened_by_the_old_plan(rented):
     cluster = rented(hours_idle=1)
     cluster.up(1, hours=2)

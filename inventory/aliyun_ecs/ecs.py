@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -69,15 +70,26 @@ def endpoint(settings: Settings) -> Endpoint:
         parts = urlsplit(given)
         return Endpoint(parts.netloc, parts.scheme or "https")
     folder = Places.of(settings.name).folder
+    if host := _served(folder):
+        return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
+    others = [each.parent.name for each in sorted(folder.parent.glob("*/api.json")) if _served(each.parent)]
+    if not others:
+        raise NoCloud(NOT_SERVED)
+    raise NoCloud(
+        f"the local cloud that runs is of the cluster {' and '.join(map(repr, others))}, and cluster.toml says name = "
+        f'"{settings.name}": write that name, or start another local cloud: fab local.serve'
+    )
+
+
+def _served(folder: Path) -> str | None:
+    """Where the local cloud of this folder answers; None where it does not run."""
     try:
         told = json.loads((folder / "api.json").read_text(encoding="utf-8"))
-        os.kill(int(told["pid"]), 0)
-        host = str(told["endpoint"])
-    except PermissionError:
-        host = str(told["endpoint"])  # somebody else's process, but there
+        with suppress(PermissionError):  # somebody else's process, but there
+            os.kill(int(told["pid"]), 0)
+        return str(told["endpoint"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise NoCloud(NOT_SERVED) from None
-    return Endpoint(host.removeprefix("http://"), "http", folder / "credentials.ini")
+        return None
 
 
 class Ecs(Machines, Assistant, Disks, Offers, Networks):
@@ -124,6 +136,11 @@ class Ecs(Machines, Assistant, Disks, Offers, Networks):
         if pace is None:
             pace = CallPace.of_local_cloud(settings.local.wait_factor) if settings.aliyun.is_local else CallPace()
         return cls(settings.aliyun.region, endpoint(settings), pace, recording)
+
+    def in_region(self, region_id: str) -> Ecs:
+        if self._where.host and not self._where.credentials:
+            raise RentError(f"endpoint in cluster.toml is of one region: {region_id} cannot be asked")
+        return Ecs(region_id, self._where, self.pace, None)
 
     def once(self, action: str, fields: Mapping[str, Any], version: str) -> dict[str, Any]:
         """One request, signed and sent by the SDK, and its answer as it came."""

@@ -77,6 +77,9 @@ class Cloud(Protocol):
         `attempts` is called before each attempt: from then on the cloud may have heard it.
         """
 
+    def in_region(self, region_id: str) -> Cloud:
+        """Another region of the same account. Raises RentError where it cannot be asked from here."""
+
     def delete(self, instance_ids: Sequence[str], token: str) -> None:
         """Release machines, running or not, powered off as they are."""
 

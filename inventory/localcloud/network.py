@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.localcloud.commands import LocalCloudError, run
-from inventory.localcloud.places import Places
+from inventory.localcloud.places import PREFIX, Places
 
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARDING_BEFORE = Path("/run/spotune/ip_forward")
@@ -84,7 +84,9 @@ def ensure_network(places: Places, subnet: IPv4Network) -> None:
         raise LocalCloudError(f"local.subnet: {subnet} is too small; /{SMALLEST_PREFIX} or larger")
     taken = taken_by(json.loads(run("ip", "-4", "-json", "route")), subnet, places.bridge)
     if taken:
-        raise LocalCloudError(f"local.subnet: {subnet} overlaps the network of {taken}; choose another")
+        cloud = taken.removeprefix(f"{PREFIX}-")
+        whose = taken if cloud == taken else f"the local cloud of the cluster {cloud!r} (name in cluster.toml)"
+        raise LocalCloudError(f"local.subnet: {subnet} overlaps the network of {whose}; choose another")
     if not (INTERFACES / places.bridge).exists():
         run("ip", "link", "add", places.bridge, "type", "bridge")
     run("ip", "address", "replace", f"{gateway(subnet)}/{subnet.prefixlen}", "dev", places.bridge)

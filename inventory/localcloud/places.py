@@ -14,6 +14,8 @@ from pathlib import Path
 
 CACHED = ("images", "wheelhouse")
 """The folders of the cache that are the local cloud's."""
+PREFIX = "spt"
+"""Of a bridge's name, before its cloud's."""
 
 
 def cache_folder() -> Path:
@@ -91,7 +93,7 @@ class Places:
 
     @property
     def bridge(self) -> str:
-        return f"spt-{self.cloud}"
+        return f"{PREFIX}-{self.cloud}"
 
     @property
     def table(self) -> str:

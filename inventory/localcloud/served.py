@@ -52,12 +52,13 @@ def _started(settings: Settings, places: Places, report: Report) -> str:
     places.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not places.base_image.is_symlink():
         places.base_image.symlink_to(image)
+    before = len(_log(places).read_bytes()) if _log(places).exists() else 0
     process = _start(settings, places)
     deadline = time.monotonic() + START_TIMEOUT_S
     while not (told := endpoint(places)):
         if process.poll() is not None or time.monotonic() > deadline:
-            words = _log(places).read_text(errors="replace").splitlines()[-5:]
-            raise LocalCloudError("the ECS API does not start:" + "".join(f"\n  {line}" for line in words))
+            words = _log(places).read_bytes()[before:].decode(errors="replace").splitlines()[-5:]
+            raise LocalCloudError("\n  ".join(("the ECS API does not start:", *words)))
         time.sleep(0.1)
     return told
 

@@ -1,4 +1,4 @@
-"""What is said of money: machines that are there or gone, this month, what stays and goes on costing, and where."""
+"""What is said of money: machines that are there or gone, this month, what stays and goes on costing."""
 
 from __future__ import annotations
 
@@ -60,15 +60,18 @@ def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
 
 def month_line(spent: cost.Spent, currency: str) -> str:
     """All that counts for this month's budget; the amounts add up to what `budgets.left` takes from it."""
+    beside = ", ".join(money(total, name) for name, total in spent.others.items())
+    more = f"; {beside} beside that {'is' if len(spent.others) == 1 else 'are'} not added to it" if beside else ""
     if not spent.committed:
-        return f"this month: nothing so far; {NOT_COUNTED}"
+        return f"this month: nothing so far{more}; {NOT_COUNTED}"
     said = [
         f"{money(spent.past + spent.running, currency)} so far",
         f"{money(spent.planned, currency)} until the machines are released",
         f"up to {money(spent.risen, currency)} more should spot prices rise to their limits" if spent.risen else "",
+        f"{money(spent.elsewhere, currency)} elsewhere until their release" if spent.elsewhere else "",
         f"{money(spent.disks, currency)} for disks without a machine until the month ends",
     ]
-    return f"this month: {', '.join(filter(None, said))}; {NOT_COUNTED}"
+    return f"this month: {', '.join(filter(None, said))}{more}; {NOT_COUNTED}"
 
 
 def stays_lines(
@@ -84,18 +87,6 @@ def stays_lines(
         yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune --all)"
 
 
-def elsewhere_lines(left: Sequence[Entry], cluster: str) -> Iterator[str]:
-    """What bills in regions and accounts that were not looked at, a line each."""
-    for each in left:
-        until = f" until {clock(each.release_at)} at least" if each.release_at else ""
-        how = f'with region = "{each.region}" in cluster.toml' + (" and that account's key" if each.account else "")
-        name = members.short(each.name, cluster) or each.instance_type
-        yield (
-            f"elsewhere  {name}  {each.instance_id}  {each.instance_type}  in "
-            f"{each.where.words}: billed{until}; look, and remove it, {how}"
-        )
-
-
 def disk_label(disk: Disk) -> str:
     k = members.disk_number(disk)
-    return f"data disk of te{k}" if k else disk.name or "data disk"
+    return f"data disk of te{k}" if k else disk.name or f"{disk.kind} disk"

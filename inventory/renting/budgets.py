@@ -103,5 +103,5 @@ def budget_end(budget: float, paid: Spent, price_h: float, now: datetime) -> dat
     """
     if not budget or price_h <= 0:
         return None
-    left = budget - paid.past - paid.running - paid.disks
+    left = budget - paid.past - paid.running - paid.disks - paid.elsewhere
     return now + timedelta(hours=min(max(0.0, left) / price_h, 24 * 365))

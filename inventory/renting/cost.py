@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from inventory.cloud.errors import RentError
@@ -43,10 +43,14 @@ class Spent:
     """What the machines there are will cost until they are released."""
     risen: float = 0
     """On top of it, should spot prices rise to the machines' limits."""
+    elsewhere: float = 0
+    """Machines that were left in other regions, until their release."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """What was paid in other currencies, by their names: said, and added to nothing."""
 
     @property
     def committed(self) -> float:
-        return self.past + self.running + self.disks + self.planned + self.risen
+        return self.past + self.running + self.disks + self.planned + self.risen + self.elsewhere
 
 
 def month_start(now: datetime) -> datetime:
@@ -111,15 +115,25 @@ def spent(
     past: Sequence[Entry],
     disk_shares: Sequence[float],
     now: datetime,
+    currency: str = "",
 ) -> Spent:
-    """This calendar month's money, each sum that of the amounts that are shown; `disk_shares`: what each disk that is
-    attached to none costs in it."""
-    start = month_start(now)
+    """This calendar month's money, each sum that of the amounts that are shown; `past`: machines that are gone or were
+    left elsewhere; `disk_shares`: what each disk that is attached to none costs in it; `currency`: what is added up;
+    empty: all."""
+    start, end = month_start(now), month_end(now)
+
+    def sum_of(entries: Iterable[Entry]) -> float:
+        lives = ((max(start, e.created), e.ended or e.release_at or end, e.price_h) for e in entries)
+        return added(hours_between(since, until) * price for since, until, price in lives)
+
+    ours = [each for each in past if not currency or each.currency in ("", currency)]
+    names = sorted({each.currency for each in past} - {each.currency for each in ours})
     running = added(hours_between(max(start, i.created), now) * (tags.price_h(i.tags) or 0) for i in instances)
     planned = added(machine_cost(i, now).until_release or 0 for i in instances)
-    gone = added(hours_between(max(start, e.created), e.ended) * e.price_h for e in past if e.ended and e.ended > start)
     most = added(hours_between(now, i.release_at) * (tags.most_h(i.tags) or 0) for i in instances if i.release_at)
-    return Spent(gone, running, added(disk_shares), planned, added([most, -planned]))
+    gone, left = sum_of(e for e in ours if e.ended), sum_of(e for e in ours if not e.ended)
+    others = {name: total for name in names if (total := sum_of(e for e in past if e.currency == name))}
+    return Spent(gone, running, added(disk_shares), planned, added([most, -planned]), left, others)
 
 
 def snapshot_gib(snapshot: Snapshot) -> float | None:
@@ -218,6 +232,6 @@ def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instan
             one = offers.one_machine(settings, each.zone_id, each.instance_type, Image("", 0))
             asked[key] = cloud.price(replace(one, is_spot=each.is_spot, price_limit=each.price_limit))
         most_h = asked[key].list if each.is_spot else 0
-        return replace(each, tags={**tags.of_machines(settings.name, asked[key], most_h), **each.tags})
+        return replace(each, tags={**each.tags, **tags.of_machines(settings.name, asked[key], most_h)})
 
     return tuple(told(each) for each in instances)

@@ -10,10 +10,12 @@ from datetime import datetime
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
+from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import cost, kept_disks, keys, members, owners, tags
+from inventory.renting.elsewhere import Left, left_elsewhere
+from inventory.renting.holdings import Holdings, holdings
 from inventory.renting.intents import DELETION, Intents, settle
-from inventory.renting.ledger import Entry, Ledger
+from inventory.renting.ledger import Entry, Ledger, stays
 from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -26,7 +28,7 @@ class DownPlan:
 
     machines: tuple[Instance, ...]
     disks: tuple[Disk, ...]
-    """Data disks to delete; some go with their machines."""
+    """Disks to delete; some go with their machines."""
     key_pairs: tuple[str, ...] = ()
     """Names; they cost nothing."""
     kept: tuple[Disk, ...] = ()
@@ -36,8 +38,8 @@ class DownPlan:
     currency: str = ""
     """Of the account, where a price was ever told."""
     notes: tuple[str, ...] = ()
-    elsewhere: tuple[Entry, ...] = ()
-    """What was left in other regions or accounts, which this look does not reach."""
+    elsewhere: tuple[Left, ...] = ()
+    """What was left in other regions or accounts, or under another name, which this look does not reach."""
     remaining: tuple[Instance, ...] = ()
     """Machines that are not asked about: they and all that is theirs stay."""
     outliving: kept_disks.Kept = kept_disks.NONE
@@ -54,16 +56,18 @@ class DownPlan:
 
 
 def divided(disks: Sequence[Disk], everything: bool) -> tuple[tuple[Disk, ...], tuple[Disk, ...]]:
-    """Data disks that go and those that stay. Pure.
+    """Disks that go and those that stay; system disks only as far as no machine takes them with it. Pure.
 
-    One goes that was to go with its machine, or was made and never had one; with `everything` all go.
+    A data disk goes that was to go with its machine, or was made and never had one; with `everything` all go.
     """
-    data = [d for d in disks if d.kind == "data"]
-    going = tuple(d for d in data if everything or _goes(d))
-    return going, tuple(d for d in data if d not in going)
+    told = [d for d in disks if d.kind == "data" or stays([d])]
+    going = tuple(d for d in told if everything or _goes(d))
+    return going, tuple(d for d in told if d not in going)
 
 
 def _goes(disk: Disk) -> bool:
+    if disk.kind != "data":
+        return True  # runs are on data disks, and no machine gets another's system
     if disk.instance_id:
         return disk.delete_with_instance
     return disk.tags.get(tags.STATE_TAG) == tags.NEW
@@ -86,8 +90,9 @@ def plan_down(
     """
     own = tags.of_cluster(settings.name)
     notes = settle(cloud, Intents.of(settings))
-    machines, remaining = _chosen(members.members(_there(cloud, settings)), nodes)
-    owned, snapshots = cloud.disks(tags=own), cloud.snapshots(tags=own)
+    there = holdings(cloud, settings)
+    machines, remaining = _chosen(members.members(there.machines), nodes)
+    owned, snapshots, notes = there.disks, there.snapshots, notes + there.notes
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
     every = owned = members.labelled(owned, (*machines, *remaining))
     if remaining:
@@ -95,19 +100,16 @@ def plan_down(
     going, kept = divided(owned, disks)
     if not anyway:
         _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
-    lost = [i.instance_id for i in machines if not own.items() <= i.tags.items()]
-    if lost:
-        notes += (f"{', '.join(lost)} have lost the tag {CLUSTER_TAG}; they were of this cluster",)
     months, ledger = cost.disk_months(cloud, kept), Ledger.of(cloud, settings)
     ours = owners.own_pairs(settings)
     pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
     if remaining:  # they are entered with the key pairs
         plan = DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
     else:
-        left = ledger.elsewhere(cloud.now())
+        left = left_elsewhere(cloud, settings)
         plan = DownPlan(machines, going, pairs, kept, snapshots, months, ledger.currency, notes, left)
-    there = {each.instance_id for each in (*machines, *remaining)}
-    plan = replace(plan, head_gone=_head_gone(ledger.gone(there, cloud.now()), settings.name))
+    ids = {each.instance_id for each in there.machines}
+    plan = replace(plan, head_gone=_head_gone(ledger.gone(ids, cloud.now()), settings.name))
     return _with_outliving(cloud, plan, ledger, every) if settings.rental.budget else plan
 
 
@@ -120,10 +122,10 @@ def _with_outliving(cloud: Cloud, plan: DownPlan, ledger: Ledger, disks: Sequenc
     """The plan with what this month's budget will have to bear: machines that go cost until now."""
     now = cloud.now()
     machines = [*(replace(each, release_at=now) for each in plan.machines), *plan.remaining]
-    stay = [d for d in disks if d.kind == "data" and d not in plan.disks]
+    stay = [d for d in disks if stays([d]) and d not in plan.disks]
     months = {**cost.disk_months(cloud, [d for d in stay if d not in plan.kept]), **plan.disk_months}
-    past = ledger.past(now)
-    spent = cost.spent(machines, past, cost.month_shares(cost.loose(stay), months, past, now), now)
+    past = ledger.counted(now)
+    spent = cost.spent(machines, past, cost.month_shares(cost.loose(stay), months, past, now), now, ledger.currency)
     return replace(plan, outliving=kept_disks.of_machines(stay, months, machines, now), committed=spent.committed)
 
 
@@ -161,37 +163,27 @@ def _refuse_unstored(snapshots: Sequence[Snapshot], disks: Sequence[Disk], going
             )
 
 
-def _there(cloud: Cloud, settings: Settings) -> tuple[Instance, ...]:
-    """The cluster's machines by their tags; where those show none, also what was last seen by its id, but for what has
-    another cluster's tag: it was given to that one."""
-    if found := cloud.instances(tags=tags.of_cluster(settings.name)):
-        return found
-    seen = cloud.instances(ids=Ledger.of(cloud, settings).left_here())
-    return tuple(each for each in seen if each.tags.get(CLUSTER_TAG, settings.name) == settings.name)
-
-
 def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
     """Delete what the plan names and see that nothing else is left. Raises RentError where another command is at
     work, CloudError naming what is left. May be called again after any interruption.
     """
     intents = Intents.of(settings)
     with intents.alone():
-        there = _there(cloud, settings)
-        ledger = Ledger.of(cloud, settings)
-        ledger.record(there, cloud.now())
+        there, ledger = _left(cloud, settings), Ledger.of(cloud, settings)
+        ledger.record(there.machines, cloud.now())
+        ledger.record_kept(there.disks, None, cloud.now())  # found by their ids once their machines are gone
         named = {i.instance_id for i in plan.machines}
-        going = [i.instance_id for i in there if i.instance_id in named]
+        going = [i.instance_id for i in there.machines if i.instance_id in named]
         if going:
             report(f"deleting {members.so_many(len(going))}")
             remove(cloud, going, intents)
-        ledger.record([i for i in there if i.instance_id not in named], cloud.now())
+        ledger.record([i for i in there.machines if i.instance_id not in named], cloud.now())
         _delete_disks(cloud, settings, plan, report)
-        if plan.remaining:
-            ledger.record_kept(cloud.disks(tags=tags.of_cluster(settings.name)), None, cloud.now())
-            keys.forget(settings, [members.address(settings, each) for each in plan.machines])
-            return
         ledger.record_kept(plan.kept, plan.snapshots, cloud.now())
-        _forget_access(cloud, settings, plan.key_pairs)
+        if plan.remaining:
+            keys.forget(settings, [members.address(settings, each) for each in plan.machines])
+        else:
+            _forget_access(cloud, settings, plan.key_pairs)
 
 
 def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
@@ -209,21 +201,20 @@ def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
 
 
 def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
-    """Those that do not go with a machine, once it has let go of them; until the cloud's own lists show only what was
-    named as staying."""
-    own, named, stays = tags.of_cluster(settings.name), {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
+    """Those that do not go with a machine, once it has let go of them; until the cloud's lists, and what it says of the
+    ledger's ids, show only what was named as staying."""
+    named, kept = {d.disk_id for d in plan.disks}, {d.disk_id for d in plan.kept}
     until, deleted = time.monotonic() + cloud.pace.limit_s(GONE_S), set[str]()
     remaining = {each.instance_id for each in plan.remaining}
     while True:
-        disks = [d for d in cloud.disks(tags=own) if d.disk_id not in stays]
-        if remaining:
-            disks = [d for d in disks if d.disk_id in named]
+        there = _left(cloud, settings)
+        disks = [d for d in there.disks if d.disk_id not in kept and (d.disk_id in named or not remaining)]
         for disk in disks:
             if disk.disk_id in named - deleted and not disk.instance_id:
                 report(f"deleting {disk.name or disk.disk_id}")
                 cloud.delete_disk(disk.disk_id)
                 deleted.add(disk.disk_id)
-        machines = {i.instance_id for i in cloud.instances(tags=own)} - remaining
+        machines = {i.instance_id for i in there.machines} - remaining
         left = [*sorted(machines), *(d.disk_id for d in disks)]
         if not left:
             return
@@ -231,6 +222,10 @@ def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Repo
             again = "fab down --disks" if named & set(left) else "fab down"
             raise CloudError(f"still there, and maybe billed: {', '.join(left)}; again: {again}", Kind.WAIT)
         time.sleep(cloud.pace.poll_s)
+
+
+def _left(cloud: Cloud, settings: Settings) -> Holdings:
+    return holdings(cloud, settings, members.existing(cloud, settings))
 
 
 def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str]) -> None:

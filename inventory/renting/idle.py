@@ -41,10 +41,12 @@ def bring_forward(cloud: Cloud, settings: Settings) -> tuple[datetime | None, da
 
 
 def move_back(cloud: Cloud, settings: Settings) -> datetime | None:
-    """Something uses the machines again: they go when they were planned to, as far as the budget reaches. When the
-    first one does; None where nothing had to be moved. Raises CloudError."""
+    """Something uses the machines again: they go when they were planned to, as far as the budget reaches, and at most
+    `hours` from now: the plan is in a tag, and whoever may tag shall not buy. When the first one does; None where
+    nothing had to be moved. Raises CloudError."""
     machines, now = _machines(cloud, settings), cloud.now()
-    planned = {each.instance_id: at for each in machines if (at := _planned(each)) and at > now}
+    most = now + timedelta(hours=settings.rental.hours)
+    planned = {each.instance_id: min(at, most) for each in machines if (at := _planned(each)) and at > now}
     if not planned:
         return None
     latest = lease.budget_end(cloud, settings, machines, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.money import MONTH, money
+from training.money import MONTH, added, money
 
 Report = Callable[[str], None]
 Tell = Callable[[datetime], None]
 """Tells the head until when the machines are there: a run saves and leaves before."""
+Confirm = Callable[[str], None]
+"""Asks a question; returns where the answer is yes, else raises."""
 EVERY_S = 300.0
 AHEAD = timedelta(hours=1)
 """While a run is alive its machines have at least this long."""
@@ -30,6 +33,8 @@ EARLIEST = timedelta(minutes=35)
 MARGIN = timedelta(minutes=30)
 """On top of what a run is expected to take: to look at it, fetch it and go on."""
 SAME = timedelta(minutes=2)
+LONGEST = timedelta(days=7)
+"""What a run is expected to take is the head's word, or a mistyped number: beyond this only `fab up --hours` goes."""
 
 
 def next_release(now: datetime, current: datetime | None, wanted: datetime, latest: datetime | None) -> datetime | None:
@@ -60,12 +65,13 @@ def budget_end(
     if not budget:
         return None
     machines = cost.with_price_tags(cloud, settings, machines)
-    past = Ledger.of(cloud, settings).record(machines, now)
+    book = Ledger.of(cloud, settings)
+    past = book.record(machines, now)
     own = cloud.disks(tags=tags.of_cluster(settings.name))
     shares = cost.month_shares(own, cost.disk_months(cloud, cost.loose(own)), past, now)
     told = tags.price_h if watched else tags.most_h
     price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
-    return budgets.budget_end(budget, cost.spent(machines, past, shares, now), price_h, now)
+    return budgets.budget_end(budget, cost.spent(machines, past, shares, now, book.currency), price_h, now)
 
 
 def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
@@ -78,12 +84,18 @@ def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Inst
 
 
 def extend(
-    cloud: Cloud, settings: Settings, ahead: timedelta, report: Report, *, watched: bool = True
+    cloud: Cloud,
+    settings: Settings,
+    ahead: timedelta,
+    report: Report,
+    *,
+    watched: bool = True,
+    confirm: Confirm | None = None,
 ) -> datetime | None:
     """Let all machines of the cluster live so long from now on, as far as the budget reaches; when the first one goes;
     None where none does.
 
-    `watched`: this is done again and again.
+    `watched`: this is done again and again. `confirm` is asked before they live for longer than `hours` from now on.
     """
     machines = members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
     if not machines or Ability.RELEASE_TIME not in cloud.abilities:
@@ -91,9 +103,12 @@ def extend(
     now = cloud.now()
     wanted = now + ahead
     latest = budget_end(cloud, settings, machines, now, watched=watched)
+    targets = [(each, next_release(now, each.release_at, wanted, latest)) for each in machines]
+    longer = [(each, at) for each, at in targets if at and at > (each.release_at or at)]
+    if confirm and longer and ahead > timedelta(hours=settings.rental.hours):
+        confirm(_question(settings, longer))
     ends = []
-    for each in machines:
-        target = next_release(now, each.release_at, wanted, latest)
+    for each, target in targets:
         if target is not None:
             cloud.set_release_time(each.instance_id, target)
             note_plan(cloud, each, target)
@@ -102,6 +117,17 @@ def extend(
         budget = money(settings.rental.budget, currency_of(machines), MONTH)
         report(f"the budget of {budget} ends at {clock(latest)}: the machines go then")
     return min(ends)
+
+
+def _question(settings: Settings, longer: Sequence[tuple[Instance, datetime]]) -> str:
+    """What keeping machines that long is for, and what it costs."""
+    machines, end = [each for each, _ in longer], max(at for _, at in longer)
+    more = money(added(cost.later_costs([each], at) for each, at in longer), currency_of(machines))
+    return (
+        f"this run is expected to need the machines for longer than {settings.rental.key('hours')} = "
+        f"{settings.rental.hours:g}: until {clock(end)}, which costs {more} more for "
+        f"{', '.join(map(members.label, machines))}; keep them?"
+    )
 
 
 def note_plan(cloud: Cloud, machine: Instance, target: datetime) -> None:
@@ -153,18 +179,23 @@ def _keep(settings: Settings, report: Report, tell: Tell, over: threading.Event)
             return
 
 
-def cover(settings: Settings, seconds_needed: float, report: Report, tell: Tell) -> None:
+def cover(
+    settings: Settings, seconds_needed: float, report: Report, tell: Tell, confirm: Confirm | None = None
+) -> None:
     """Before a run starts: what it writes is kept, and the machines live for what it is expected to take and a
-    little longer; the head is told until when. Raises CloudError, RentError.
+    little longer; the head is told until when. Raises CloudError, RentError, and what `confirm` does.
 
     For what a run started with --detach needs: nobody extends it afterwards. `seconds_needed` 0: nobody knows.
+    `confirm` is asked where that is more than `hours` from now; without it they are the most.
     """
     if not settings.is_rented:
         return
     cloud = open_cloud(settings)
     disks.keep_head_disk(cloud, settings, cloud.instances(tags=tags.of_cluster(settings.name)), report)
-    needed = timedelta(seconds=seconds_needed)
-    end = extend(cloud, settings, needed + MARGIN, report, watched=False)
+    most = LONGEST if confirm else timedelta(hours=settings.rental.hours)
+    known = seconds_needed if math.isfinite(seconds_needed) else 0
+    needed = timedelta(seconds=min(max(0.0, known), 100 * LONGEST.total_seconds()))
+    end = extend(cloud, settings, min(needed + MARGIN, most), report, watched=False, confirm=confirm)
     if end is not None:
         tell(end)
         report(_time_left(needed, end, cloud.now()))

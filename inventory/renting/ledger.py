@@ -1,26 +1,28 @@
 """What past machines cost, and what was left in other regions and accounts: the cloud forgets the one and, asked in
 another place, does not tell of the other. One line of JSON each, the last one counts.
 
-Only `fab cost`, `fab down` and the budget read it; what is there to be deleted says the cloud.
+An entry ends only after the cloud was asked for its id: a machine that lost its tag is in no list of the cluster, and
+is billed all the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import Disk, Instance, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.renting import tags
 from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings
 
 MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
+Thing = Instance | Disk | Snapshot
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ def _kept(each: Disk | Snapshot, here: Where) -> Entry:
 
 
 def stays(disks: Sequence[Disk]) -> tuple[Disk, ...]:
-    """The data disks that no machine takes with it."""
-    return tuple(d for d in disks if d.kind == "data" and not (d.instance_id and d.delete_with_instance))
+    """The disks that no machine takes with it."""
+    return tuple(d for d in disks if not (d.instance_id and d.delete_with_instance))
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,18 @@ class Ledger:
 
     file: Path
     here: Where
+    cloud: Cloud
+    cluster: str
 
     @classmethod
     def of(cls, cloud: Cloud, settings: Settings) -> Ledger:
         """The ledger of a cluster; the cloud is asked once whose account it is."""
-        return cls(StateFiles.of(settings.name).ledger, Where(cloud.region_id, cloud.account))
+        return cls.named(cloud, settings.name)
+
+    @classmethod
+    def named(cls, cloud: Cloud, cluster: str) -> Ledger:
+        """The same by the cluster's name."""
+        return cls(StateFiles.of(cluster).ledger, Where(cloud.region_id, cloud.account), cloud, cluster)
 
     def read(self) -> dict[str, Entry]:
         """The entries by id; none where there is no file."""
@@ -151,9 +160,11 @@ class Ledger:
 
     @property
     def currency(self) -> str:
-        """Of the account, as prices were last told in; empty where none ever was."""
+        """Of the account, as prices were last told in; of another one where this one has no entry yet; empty where
+        none ever was."""
         told = [entry for entry in self.read().values() if entry.currency]
-        return max(told, key=lambda entry: entry.created).currency if told else ""
+        newest = max(told, key=lambda entry: (entry.account == self.here.account, entry.created), default=None)
+        return newest.currency if newest else ""
 
     def past(self, now: datetime) -> tuple[Entry, ...]:
         """The machines that are gone, anywhere. One that was left elsewhere is gone when it was to be released."""
@@ -168,26 +179,53 @@ class Ledger:
         elsewhere = not (entry.ended or self.here.has(entry))
         return replace(entry, ended=entry.release_at) if elsewhere and _is_over(entry, now) else entry
 
-    def left_here(self) -> tuple[str, ...]:
-        """The ids of machines that were last seen here."""
-        open_here = (e for e in self.read().values() if e.ended is None and self.here.has(e))
-        return tuple(entry.instance_id for entry in open_here if entry.kind == MACHINE)
+    def lost(self, kind: str, found: Collection[str]) -> tuple[Thing, ...]:
+        """What was last seen here, is not among the `found` ids of the cluster's own, and is there by its id."""
+        return self.still_there([e for e in self._open_here(kind) if e.instance_id not in found])
+
+    def _open_here(self, *kinds: str) -> list[Entry]:
+        return [e for e in self.read().values() if e.ended is None and e.kind in kinds and self.here.has(e)]
+
+    def still_there(self, entries: Sequence[Entry]) -> tuple[Thing, ...]:
+        """What the cloud has by the ids of these entries, but for what has another cluster's tag: it was given to that
+        one. Raises CloudError."""
+        lists: dict[str, Callable[..., Sequence[Thing]]] = {
+            MACHINE: self.cloud.instances,
+            DISK: self.cloud.disks,
+            SNAPSHOT: self.cloud.snapshots,
+        }
+        ids = {kind: [entry.instance_id for entry in entries if entry.kind == kind] for kind in lists}
+        found = (each for kind, by_id in lists.items() if ids[kind] for each in by_id(ids=ids[kind]))
+        return tuple(each for each in found if each.tags.get(CLUSTER_TAG, self.cluster) == self.cluster)
 
     def elsewhere(self, now: datetime) -> tuple[Entry, ...]:
         """What was left where this look does not reach, and may be billed: all but machines whose time is over."""
         left = [e for e in self.read().values() if e.ended is None and not self.here.has(e)]
         return tuple(entry for entry in left if not _is_over(entry, now))
 
+    def open_in_account(self, now: datetime) -> tuple[Entry, ...]:
+        """What was left in any region of this account, and may be billed."""
+        left = [e for e in self.read().values() if e.ended is None and e.account == self.here.account]
+        return tuple(entry for entry in left if not _is_over(entry, now))
+
+    def counted(self, now: datetime) -> tuple[Entry, ...]:
+        """`past`, and the machines that were left elsewhere: what is not here and counts for a budget."""
+        return (*self.past(now), *(entry for entry in self.elsewhere(now) if entry.kind == MACHINE))
+
     def record(self, instances: Sequence[Instance], now: datetime) -> tuple[Entry, ...]:
-        """Write down which machines there are here; those that are gone by now, as `past`."""
+        """Write down which machines there are here; what is `counted` beside them. Raises CloudError."""
         self._write([_seen(each, self.here) for each in instances], (MACHINE,), now)
-        return self.past(now)
+        return self.counted(now)
 
     def record_kept(self, disks: Sequence[Disk], snapshots: Sequence[Snapshot] | None, now: datetime) -> None:
-        """Write down what goes on costing here when the machines are gone; None: not looked at."""
+        """Write down what goes on costing here when the machines are gone; None: not looked at. Raises CloudError."""
         things: list[Disk | Snapshot] = [*stays(disks), *(snapshots or ())]
         seen = [_kept(each, self.here) for each in things]
         self._write(seen, (DISK,) if snapshots is None else (DISK, SNAPSHOT), now)
+
+    def record_snapshot(self, snapshot_id: str, name: str, disk_gib: int, now: datetime) -> None:
+        """Write down one that was just made: it is billed from now on, and may be in no list yet."""
+        self.append([_kept(Snapshot(snapshot_id, name, "", "", disk_gib, "", 0, False, now), self.here)])
 
     def _write(self, seen: Sequence[Entry], kinds: Sequence[str], now: datetime) -> None:
         known = self.read()
@@ -198,11 +236,33 @@ class Ledger:
             for key, entry in known.items()
             if entry.kind in kinds and self.here.has(entry) and (self.here.account or not entry.account or key in there)
         }  # a look that does not know its account says nothing of what another account has
-        if new := tuple(changes(of_here, seen, now)):
+        missing = [entry for key, entry in of_here.items() if entry.ended is None and key not in there]
+        lost = billed_alone(self.still_there(missing))
+        self.append(changes(of_here, [*seen, *(of_here[key] for key in lost)], now))
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Write entries, each in place of the one with its id."""
+        if new := "".join(map(line, entries)):
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "a", encoding="utf-8") as out:
-                out.write("".join(line(entry) for entry in new))
+                out.write(new)
+
+
+def id_of(thing: Thing) -> str:
+    """By which the cloud and the ledger know it."""
+    match thing:
+        case Instance():
+            return thing.instance_id
+        case Disk():
+            return thing.disk_id
+        case Snapshot():
+            return thing.snapshot_id
+
+
+def billed_alone(things: Sequence[Thing]) -> tuple[str, ...]:
+    """The ids of what is billed by itself: a disk that goes with its machine is in that one's entry."""
+    return tuple(id_of(each) for each in things if not isinstance(each, Disk) or stays([each]))
 
 
 def _is_over(entry: Entry, now: datetime) -> bool:
@@ -210,8 +270,9 @@ def _is_over(entry: Entry, now: datetime) -> bool:
 
 
 def _completed(entry: Entry, was: Entry | None) -> Entry:
-    """What a look saw, with what an earlier one knew better: a tag may be gone, an account may not have been told."""
+    """What a look saw, with what an earlier one knew better: the price of an order does not change, but its tag may;
+    an account may not have been told."""
     if was is None:
         return entry
-    price = entry if entry.price_h else was
+    price = was if was.price_h else entry
     return replace(entry, price_h=price.price_h, currency=price.currency, account=entry.account or was.account)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance
 from inventory.nodes import Node
 from inventory.phases import Phases
-from inventory.renting import disks, down, keys, lease, members, network, owners, tags
+from inventory.renting import disks, down, keys, lease, ledger, members, network, owners, tags
 from inventory.renting.intents import Intents, settle_alone
-from inventory.renting.ledger import Ledger
 from inventory.renting.order import Orders
 from inventory.renting.plan import UpPlan, with_money
 from inventory.settings import Settings
@@ -48,15 +48,19 @@ def apply_plan(
             _open_door(cloud, settings, report)
         with phases.phase("boot"):
             machines = running(cloud, settings, intents, report, orders.made)
-        if twice := members.made_twice(machines, orders.made):
-            report(f"another fab up made the same machines elsewhere: removing {', '.join(twice)} of this one again")
-            down.remove(cloud, twice, intents)
+        if twice := [each for each in members.doubles(machines) if each.instance_id in orders.made]:
+            names = ", ".join(each.instance_id for each in twice)
+            report(f"another fab up made the same machines elsewhere: removing {names} of this one again")
+            _take_back(cloud, settings, twice, intents)
             machines = running(cloud, settings, intents, report)
+        before = plan.existing.instances  # younger doubles of others are on their way out: nothing is done to them
+        passing = {i.instance_id for i in members.doubles(machines)} - {i.instance_id for i in before}
+        machines = tuple(each for each in machines if each.instance_id not in passing)
         if not plan.wish.partial and (wanting := members.missing(machines, plan.wish.nodes)):
             names = ", ".join(f"te{k}" for k in wanting)
             raise CloudError(f"{names} went while the others started; run the same command again", Kind.PASSING)
-        ledger = Ledger.of(cloud, settings)
-        ledger.record(machines, cloud.now())
+        book = ledger.Ledger.of(cloud, settings)
+        book.record(machines, cloud.now())
         with naming_gone(cloud, machines):
             _release_later(cloud, machines, plan)
             with phases.phase("disks"):
@@ -67,13 +71,23 @@ def apply_plan(
             owned = cloud.disks(tags=own)
             if plan.wish.others:
                 owners.take_over(cloud, settings, machines, owned)
-            ledger.record_kept(owned, None, cloud.now())
+            book.record_kept(owned, None, cloud.now())
             nodes = members.as_nodes(settings, machines, owned)
             with phases.phase("ssh answers"):
                 reached(nodes, lambda: keys.pin_all(cloud, settings, addresses, again=True))
         there = cloud.instances(ids=[i.instance_id for i in machines])
         refuse_gone(machines, there)
         return members.members(there)
+
+
+def _take_back(cloud: Cloud, settings: Settings, machines: Sequence[Instance], intents: Intents) -> None:
+    """Delete machines that were just made, with the disks that came with them: another command that saw them as its own
+    may have set those to stay, and blank ones would wait for the next machine of that number."""
+    made = {each.instance_id: each.created for each in machines}
+    for disk in ledger.stays(cloud.disks(tags=tags.of_cluster(settings.name))):
+        if disk.instance_id in made and disk.created >= made[disk.instance_id] - timedelta(minutes=1):
+            cloud.keep_disk(disk.disk_id, True)
+    down.remove(cloud, list(made), intents)
 
 
 def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:

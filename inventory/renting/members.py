@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inventory.cloud.port import Cloud
@@ -139,14 +139,13 @@ def lacking(there: Sequence[str], settings: Settings) -> Lacking | None:
     )
 
 
-def made_twice(instances: Sequence[Instance], made: Collection[str]) -> tuple[str, ...]:
-    """The machines just made whose number an older one has: two who look at the same moment both make it, and only
-    the younger one's goes again."""
+def doubles(instances: Sequence[Instance]) -> tuple[Instance, ...]:
+    """The machines whose number an older one has: two who look at the same moment both make it, and only the younger
+    one's goes again."""
     first: dict[int, str] = {}
     for each in members(instances):
         first.setdefault(number(each) or NAMELESS, each.instance_id)
-    found = [i for i in instances if number(i) and i.instance_id in made and first[number(i) or 0] != i.instance_id]
-    return tuple(i.instance_id for i in found)
+    return tuple(i for i in instances if number(i) and first[number(i) or 0] != i.instance_id)
 
 
 def runs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -207,6 +206,7 @@ def as_nodes(settings: Settings, instances: Sequence[Instance], disks: Sequence[
             currency=each.tags.get(tags.CURRENCY_TAG, ""),
             type=each.instance_type,
             zone=each.zone_id,
+            machine_id=each.instance_id,
         )
         for rank, (name, each) in enumerate(zip(names(ordered), ordered, strict=True))
     )

@@ -8,11 +8,12 @@ from datetime import datetime, timedelta
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import DATA_DISK, Disk, Instance, Price, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, Disk, Instance, Price, Snapshot
 from inventory.renting import (
     budgets,
     cost,
     disks,
+    elsewhere,
     kept_disks,
     lease,
     ledger,
@@ -164,15 +165,15 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += _surprises(there.instances)
-    plan = with_money(cloud, settings, plan, there)
+    notes += (*elsewhere.lines(cloud, settings, there), *_surprises(there.instances))
     if plan.numbers:
+        _refuse_untagged(cloud, settings, there.instances)
         disks.refuse_claimed(there.disks, there.instances, plan.numbers)
         if 1 in plan.numbers and wish.snapshot is None:
             notes += way_back.not_restored(cloud, settings, plan.kept.get(1))
         plan, said = _offered(cloud, settings, plan)
         notes += said
-    plan = _with_outliving(cloud, plan)
+    plan = _with_outliving(cloud, with_money(cloud, settings, plan, there))
     _refuse_expensive(settings, plan)
     return replace(plan, notes=tuple(notes))
 
@@ -199,6 +200,17 @@ def _refuse_endless(settings: Settings, plan: UpPlan) -> None:
         )
 
 
+def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Instance]) -> None:
+    """Raises RentError where a machine is there that only lost its tag: another one would be a second one of it."""
+    seen = ledger.Ledger.of(cloud, settings).lost(ledger.MACHINE, {each.instance_id for each in instances})
+    if lost := [ledger.id_of(each) for each in seen if CLUSTER_TAG not in each.tags]:
+        has = "has" if len(lost) == 1 else "have"
+        raise RentError(
+            f"{', '.join(lost)} of this cluster {has} lost the tag {CLUSTER_TAG}: set it to {settings.name} in the "
+            "cloud's console, or delete the cluster with fab down; nothing was ordered"
+        )
+
+
 def _surprises(instances: Sequence[Instance]) -> list[str]:
     there = members.counted(instances)
     said = [
@@ -219,13 +231,15 @@ def with_money(cloud: Cloud, settings: Settings, plan: UpPlan, there: Existing) 
     now, instances = cloud.now(), there.instances
     if settings.rental.budget:
         instances = cost.with_price_tags(cloud, settings, instances)
-    past = ledger.Ledger.of(cloud, settings).record(instances, now)
+    book = ledger.Ledger.of(cloud, settings)
+    past = book.record(instances, now)
+    currency = plan.quotes[0].price.currency if plan.quotes else book.currency
     back = {d.disk_id for d in disks.waiting_for(there.disks, plan.numbers).values()}
     loose = [d for d in there.disks if d.disk_id not in back]
     later = {i.instance_id for i in plan.longer}
     longer = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in instances]
     shares = cost.month_shares(loose, cost.disk_months(cloud, cost.loose(loose)), past, now)
-    return replace(plan, money=cost.spent(longer, past, shares, now))
+    return replace(plan, money=cost.spent(longer, past, shares, now, currency))
 
 
 def _with_outliving(cloud: Cloud, plan: UpPlan) -> UpPlan:

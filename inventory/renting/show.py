@@ -213,7 +213,7 @@ def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
     if said := kept_disks.beyond(settings.rental.budget, plan.committed, plan.outliving, plan.currency):
         yield said
     yield from _beside_snapshots(plan, settings)
-    yield from bill.elsewhere_lines(plan.elsewhere, settings.name)
+    yield from (each.line for each in plan.elsewhere)
     if plan.remaining:
         yield remaining_line(plan.remaining)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from inventory.cloud.errors import CloudError
 from inventory.cloud.port import Cloud
 from inventory.nodes import Node
-from inventory.renting import members, tags
+from inventory.renting import elsewhere, members, tags
 from inventory.renting.way_back import WayBack, way_back
 from inventory.setting_types import SettingsError
 from inventory.settings import Settings
@@ -29,9 +31,11 @@ def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
 
 
 def _no_machines(cloud: Cloud, settings: Settings) -> str:
-    """That there are none, with what they can come back from; that they are missing is known without that, too."""
-    try:
+    """That there are none, with what they can come back from and what is billed elsewhere; that they are missing is
+    known without that, too."""
+    left = WayBack()
+    beside = elsewhere.lines(cloud, settings)
+    with suppress(CloudError):
         left = way_back(cloud, settings)
-    except CloudError:
-        left = WayBack()
-    return f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}"
+    none = f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}"
+    return "\n".join((none, *beside))

@@ -16,9 +16,12 @@ class StateFiles:
     @classmethod
     def of(cls, cluster: str) -> StateFiles:
         """The files of the cluster with this name, for the current user."""
-        state = os.environ.get("XDG_STATE_HOME")
-        base = Path(state) if state else Path.home() / ".local" / "state"
-        return cls(base / "spotune" / "clusters" / cluster)
+        return cls(_clusters() / cluster)
+
+    @staticmethod
+    def clusters() -> list[str]:
+        """The names of all clusters that were rented from here."""
+        return sorted(each.parent.name for each in _clusters().glob("*/ledger.jsonl"))
 
     @property
     def known_hosts(self) -> Path:
@@ -45,3 +48,8 @@ class StateFiles:
     def make(self) -> None:
         """The folder, readable by its owner alone."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _clusters() -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "spotune" / "clusters"

@@ -1,8 +1,9 @@
-"""What is written on the cloud's own things: the tags are the only state there is. Pure."""
+"""What is written on the cloud's own things: the tags are the only state there is. Whoever may tag can write anything
+there, so a value counts only where it is a sensible one. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 from inventory.cloud.values import CLUSTER_TAG, Price
@@ -29,6 +30,8 @@ APART = "apart"
 PLANNED_TAG = "spotune:planned"
 """On a machine: when it was to be released before it idled."""
 _MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+_LARGEST = 1e6
+"""Beyond any price of an hour, and any disk in GiB."""
 
 
 def of_cluster(name: str) -> dict[str, str]:
@@ -56,11 +59,12 @@ def most_h(tags: Mapping[str, str]) -> float | None:
 
 
 def number(tags: Mapping[str, str], key: str) -> float | None:
-    """What a tag says; None where there is none, or it is no number."""
+    """What a tag says; None where there is none, or it is no amount: finite, from 0 on, and not absurd."""
     try:
-        return float(tags[key])
+        found = float(tags[key])
     except (KeyError, ValueError):
         return None
+    return found if 0 <= found <= _LARGEST else None
 
 
 def moment(at: datetime) -> str:
@@ -74,3 +78,12 @@ def moment_of(tags: Mapping[str, str], key: str) -> datetime | None:
         return datetime.strptime(tags[key], _MOMENT).replace(tzinfo=UTC)
     except (KeyError, ValueError):
         return None
+
+
+def not_usable(tags: Mapping[str, str]) -> Iterator[str]:
+    """The tags of a thing that say no amount, or no time, as `spotune:price = 'inf'`: they count as if they were not
+    there."""
+    for key in (PRICE_TAG, MOST_TAG, WRITTEN_TAG, PLANNED_TAG):
+        read = moment_of if key == PLANNED_TAG else number
+        if key in tags and read(tags, key) is None:
+            yield f"{key} = {tags[key][:40]!r}"

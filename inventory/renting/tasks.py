@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, task
@@ -140,7 +140,8 @@ def down(
         say(show.remaining_line(plan.remaining))
         return
     left = "nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left"
-    say(f"{left} in {cloud.region_id}; elsewhere there is what is named above" if plan.elsewhere else left)
+    more = "; elsewhere there is what is named above" if plan.elsewhere else ""
+    say(f"{left} in {cloud.region_id}{more}")
 
 
 def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
@@ -157,7 +158,7 @@ def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
     on_disk = _on_heads_disk(plan, stake, unknown)
     if not named:
         ends = f"{stake.active} is going on there: it ends with the machines; `fab stop` lets it save first"
-        left = [stake.left_on(members.HEAD)] if stake.unfetched else []
+        left = _described("what did not come home", lambda: [stake.left_on(members.HEAD)] if stake.unfetched else [])
         return [*([ends] if stake.active else []), *left, *on_disk]
     against = [*stake.of_nodes({name for name, each in by_name.items() if each in plan.machines}, members.HEAD)]
     against += on_disk
@@ -179,13 +180,25 @@ def _on_heads_disk(plan: DownPlan, stake: Stake | None, unknown: str) -> list[st
         return []
     whole = [each.created for each in plan.snapshots if each.disk_kind == "data" and each.status == "accomplished"]
     disk, held = f"{members.HEAD}'s disk", max(whole).timestamp() if whole else 0.0
+    what = f"what of its runs is only on {disk}"
     if stake is None:
         since = min(each.created for each in going).timestamp()
-        lost = giving_back.lost_with(disk, giving_back.left_behind(LOCAL_RUNS, since), held, head_is_there=False)
+        lost = _described(
+            what,
+            lambda: giving_back.lost_with(disk, giving_back.left_behind(LOCAL_RUNS, since), held, head_is_there=False),
+        )
         return [*lost, *_saved_since(plan, disk, held)]
     if unknown:
-        return [f"what of its runs is only on {disk} is not known: {unknown}"]
-    return [*giving_back.lost_with(disk, stake.unfinished, held)]
+        return [f"{what} is not known: {unknown}"]
+    return _described(what, lambda: giving_back.lost_with(disk, stake.unfinished, held))
+
+
+def _described(what: str, lines: Callable[[], Iterable[str]]) -> list[str]:
+    """Runs in sentences. Their files are a node's words: whatever fails at them stops no `fab down`, and is said."""
+    try:
+        return [*lines()]
+    except Exception as error:
+        return [f"{what} is not known: {str(error) or type(error).__name__}"]
 
 
 def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
@@ -206,17 +219,16 @@ def _stake() -> tuple[Stake, str]:
     """What the head says of its runs; why it says nothing."""
     from contextlib import closing
 
-    from inventory import ssh
     from inventory.cluster import load_cluster
-    from training.laptop.head_node import HeadError, RemoteHead
+    from training.laptop.head_node import RemoteHead
     from training.laptop.run_list import giving_back
     from training.run_folder import LOCAL_RUNS
 
     try:
         with closing(RemoteHead(load_cluster().head)) as head:
             return giving_back.at_stake(head, LOCAL_RUNS), ""
-    except (ssh.SshError, HeadError, ValueError, RuntimeError, OSError) as error:
-        return giving_back.Stake(), str(error)
+    except Exception as error:  # as in `_described`
+        return giving_back.Stake(), str(error) or type(error).__name__
 
 
 def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:

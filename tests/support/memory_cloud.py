@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Literal
 
-from inventory.cloud.errors import CloudError, Kind
+from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability
 from inventory.cloud.values import (
@@ -76,12 +76,19 @@ class MemoryCloud:
         """Everything there is, by its id."""
         self.heard = {}
         """What a token made."""
+        self.regions = {}
+        """Other regions of the account that can be asked."""
         self.group_rules = {}
         self.orders = []
         self._count = itertools.count(1)
 
     def now(self):
         return datetime.now(UTC)
+
+    def in_region(self, region_id):
+        if region_id not in self.regions:
+            raise RentError(f"{region_id} cannot be asked")
+        return self.regions[region_id]
 
     def tag(self, kind, ids, tags):
         for each in ids:

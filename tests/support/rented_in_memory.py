@@ -1,6 +1,7 @@
 """A cluster rented from the cloud in memory."""
 
 from inventory.renting import down, show, tags
+from inventory.renting.ledger import Ledger
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import Wish, plan_up
 from inventory.renting.state_files import StateFiles
@@ -32,6 +33,10 @@ class Rented:
         plan = down.plan_down(self.cloud, self.settings, disks, nodes=nodes)
         down.apply_down(self.cloud, self.settings, plan, self.said.append)
         return list(show.down_lines(plan, self.settings))
+
+    @property
+    def book(self):
+        return Ledger.of(self.cloud, self.settings)
 
     @property
     def data_disks(self):

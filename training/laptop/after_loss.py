@@ -113,12 +113,23 @@ def followed(cluster: OpenCluster, run_id: str) -> Look | None:
                 rental.say_until(cluster)
     except HeadError as error:
         standing = say(cluster, run_id)
+        if standing is Standing.WITHOUT_HEAD or _head_is_another(cluster):
+            gone = "which is gone: deleted by fab down, or taken back by the cloud"
+            raise HeadError(f"{run_id} ended with {members.HEAD}, {gone}") from error
         if standing is Standing.ALL:
             rental.say_until(cluster)
-        if standing is Standing.WITHOUT_HEAD:
-            raise HeadError(f"{run_id} ended with {members.HEAD}, which is gone") from error
         raise
     return seen
+
+
+def _head_is_another(cluster: OpenCluster) -> bool:
+    """Whether the machine that this command began with is gone, though one of its name may be there again."""
+    if not (cluster.settings and cluster.settings.is_rented and cluster.nodes[0].machine_id):
+        return False
+    try:
+        return not open_cloud(cluster.settings).instances(ids=[cluster.nodes[0].machine_id])
+    except InventoryError:
+        return False
 
 
 def conclude(cluster: OpenCluster, run_id: str, seen: Look) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,8 @@ class OpenCluster:
     """Of the runs started here: the steps to profile."""
     extends_rental: bool = True
     """Whether a start lets rented machines live for as long as its plan says."""
+    confirm: Callable[[str], None] | None = None
+    """Asked before that is longer than `hours`; None: then they live for `hours` at most."""
 
     @property
     def name(self) -> str:

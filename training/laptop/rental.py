@@ -10,7 +10,7 @@ from functools import partial
 
 from inventory.cloud.opening import open_cloud
 from inventory.errors import InventoryError
-from inventory.renting import idle, lease
+from inventory.renting import idle, lease, report
 from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import runs
@@ -24,12 +24,18 @@ USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && slee
 own words do not match."""
 
 
+def say_elsewhere(cluster: OpenCluster) -> None:
+    """What is billed beside these machines: a line each."""
+    for line in report.elsewhere_lines(cluster.settings) if cluster.settings else ():
+        print(line, flush=True)
+
+
 def extend(cluster: OpenCluster, seconds: float) -> None:
     """Before a run starts: its machines live for what it is expected to take; 0: nobody knows. Raises CloudError,
     RentError, HeadError."""
     used(cluster.settings)
     if cluster.settings and cluster.extends_rental:
-        lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head))
+        lease.cover(cluster.settings, seconds, print, partial(tell_release, cluster.head), cluster.confirm)
 
 
 @contextmanager

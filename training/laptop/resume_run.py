@@ -108,9 +108,12 @@ def left_s(head: Head, launch: Launch, change: Change, step: int) -> float:
     """Seconds from a step to the last one, as the last steps took, where the run goes on unchanged on such machines;
     else what the plan says of the whole run. 0: nobody knows."""
     before, metrics = runs.read_launch(head, launch.run_id), runs.look(head, launch.run_id).metrics
-    if not metrics or change.files or machines_of_launch(before) != machines_of_launch(launch):
-        return planned_s(runs.predicted(head, launch.run_id))
-    return mean_step_s(metrics) * max(0, int(metrics[-1]["total_steps"]) - step)
+    try:
+        if not metrics or change.files or machines_of_launch(before) != machines_of_launch(launch):
+            return planned_s(runs.predicted(head, launch.run_id))
+        return mean_step_s(metrics) * max(0, int(metrics[-1]["total_steps"]) - step)
+    except (OverflowError, TypeError, ValueError):  # the head's numbers are no numbers of seconds
+        return 0.0
 
 
 def machines_of_launch(launch: Launch) -> list[tuple[str, int]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
-from inventory.command_line import sentences
+from inventory.command_line import ask, sentences
 from training.exit_codes import STOPPED
 
 if TYPE_CHECKING:
@@ -35,6 +37,11 @@ def meant(word: str, flags: Sequence[str], typed: Sequence[str]) -> str:
     return words.meant(word, flags, typed)
 
 
+def _ask(yes: bool, question: str) -> None:
+    """Go on where the answer is yes. Raises Exit."""
+    ask(yes, question, f"{shlex.join(['fab', *sys.argv[1:]])} --yes")
+
+
 @task(
     auto_shortflags=False,
     iterable=["data", "set"],
@@ -50,6 +57,7 @@ def meant(word: str, flags: Sequence[str], typed: Sequence[str]) -> str:
         "force": "resume though recipe, base model or data are not what they were",
         "here": HERE_HELP,
         "detach": "start it and come back at once",
+        "yes": "keep rented machines for longer than `hours`, where the run needs that, without asking",
         "no_fetch": "leave the results on the head",
         "dry": "only check and plan: will it run, will it teach?",
         "anyway": "start although an estimate (memory, number of records) says no",
@@ -70,6 +78,7 @@ def train(
     force: bool = False,
     here: bool = False,
     detach: bool = False,
+    yes: bool = False,
     no_fetch: bool = False,
     dry: bool = False,
     anyway: bool = False,
@@ -81,6 +90,7 @@ def train(
     from contextlib import ExitStack
     from dataclasses import replace
     from datetime import UTC, datetime
+    from functools import partial
 
     with sentences("interrupted; fab runs lists what was started"), ExitStack() as stack:
         from training.laptop import (
@@ -98,7 +108,7 @@ def train(
 
         if force and resume is None:
             raise LaunchError("--force is for --resume: a new run has nothing to differ from")
-        inspected = debugger.options(debug_rank, profile, detach)
+        asked_of = {**debugger.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
         if resume is None:
             if here:
                 base_model.refuse_unable_here()
@@ -107,7 +117,8 @@ def train(
             load = earlier.recipe if earlier and not model else None
             recipe = start_run.chosen_recipe(model or from_adapter, set or (), steps, epochs, load)
             given = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
-            cluster = replace(there or stack.enter_context(opened(here, TRAINS_HERE)), **inspected)
+            cluster = replace(there or stack.enter_context(opened(here, TRAINS_HERE)), **asked_of)
+            rental.say_elsewhere(cluster)
             now = datetime.now(UTC)
             named = start_run.overrides_of(set or (), steps, epochs)
             run_id = start_run.start(
@@ -121,7 +132,8 @@ def train(
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)
             asked = resume if isinstance(resume, str) else None
-            cluster = replace(stack.enter_context(opened(here)), **inspected)
+            cluster = replace(stack.enter_context(opened(here)), **asked_of)
+            rental.say_elsewhere(cluster)
             run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
         if not run_id:
             return  # nothing was started: nothing is extended either
@@ -221,8 +233,6 @@ def plan(
 ) -> None:
     """Show every strategy for a model: speed, memory, money; --rent: machines."""
     with sentences():
-        import sys
-
         from inventory.settings import load_settings
         from training.laptop import plan_options, plan_table, start_run
         from training.launch import LaunchError

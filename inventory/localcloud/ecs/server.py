@@ -17,6 +17,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import (
     assistant,
     client_files,
@@ -105,7 +106,10 @@ def main() -> None:
     machines = Hosts(places, IPv4Network(args.subnet), args.metadata)
     cloud = Cloud(places.world, machines, args.subnet)
     cloud.account.region_id = args.region
-    machines.begin(cloud)
+    try:
+        machines.begin(cloud)
+    except LocalCloudError as error:
+        raise SystemExit(str(error)) from None  # the last line of the log, which `fab local.serve` shows
     try:
         asyncio.run(_serve_until_told(cloud, places.folder))
     finally:

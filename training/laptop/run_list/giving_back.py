@@ -99,7 +99,7 @@ def at_stake(head: Head, home: Path) -> Stake:
     """What goes with the machines of a head. Raises HeadError."""
     active = runs.going_on(head)
     there = listing.rows(copies.on_laptop(home), copies.on_head(head))
-    left = tuple((row.run_id, row.unfetched) for row in there if row.unfetched is not None)
+    left = tuple((row.run_id, at) for row in there if (at := row.unfetched) is not None and not _is_drill(row.run_id))
     open_runs = {row.run_id: row for row in there if row.head and _could_go_on(row.run_id, row.head)}
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
     unfinished = tuple(
@@ -128,7 +128,12 @@ def _at_home(row: listing.Row) -> int:
 
 
 def _could_go_on(run_id: str, copy: Copy) -> bool:
-    return copy.look.state != "finished" and bool(copy.steps) and not run_id.startswith(f"{PROVE}-")
+    return copy.look.state != "finished" and bool(copy.steps) and not _is_drill(run_id)
+
+
+def _is_drill(run_id: str) -> bool:
+    """Whether `fab prove` made it: nobody needs what it learned."""
+    return run_id.startswith(f"{PROVE}-")
 
 
 def _unfinished(run_id: str, copy: Copy, saved: float, at_home: int) -> Unfinished:
