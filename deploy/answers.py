@@ -91,8 +91,8 @@ class Unreachable:
     """Why a node gave no answer."""
 
     reason: str
-    unknown_host: bool = False
-    """Its host key is not one that we know."""
+    mend: str = ""
+    """What to do, where the reason alone says it."""
 
 
 @dataclass(frozen=True)

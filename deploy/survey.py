@@ -19,7 +19,7 @@ from inventory.cluster import Cluster
 from inventory.node_program import run
 from inventory.nodes import Node
 from inventory.renting.members import lacking
-from inventory.ssh import HostKeyError, SshError, connect, on_all
+from inventory.ssh import SshError, connect, on_all
 from training.launch import MASTER_PORTS
 from training.model_names import NamedModel
 
@@ -46,8 +46,8 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
             if places := fetched_from(answer, cluster.settings, models, head=node.rank == 0):
                 far[node.name] = ssh.run(connection, far_command(places)).split()
-            # a rented machine has a security group, a local host is on this very machine
-            if cluster.settings.is_listed and answer.free_ports is not None:
+            # a rented machine has a security group, a local host is on this very machine, a jump host is in between
+            if cluster.settings.is_listed and not node.through and answer.free_ports is not None:
                 listen = partial(run, connection, LISTEN)
                 with suppress(SshError):  # a run took the port meanwhile
                     reached[node.name] = reach(node.address, answer.free_ports, listen)
@@ -71,7 +71,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
 
 
 def _unreachable(error: object) -> Unreachable:
-    return Unreachable(str(error), isinstance(error, HostKeyError))
+    return Unreachable(str(error), error.mend if isinstance(error, SshError) else "")
 
 
 def reach(address: str, port: int, run_there: Callable[..., object]) -> Reached:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inventory.ssh import SshError
+from inventory.known_hosts import HASHED, revoked_in
+from inventory.nodes import Node
+from inventory.ssh import SshError, shown_key
 
-HASHED = "|1|"
 SCAN_TIMEOUT_S = 10
 
 
@@ -62,20 +63,18 @@ class KeyChange:
         return tuple(key for key in self.old if key.kind in kinds and key not in self.new)
 
 
-def known_host_name(address: str, port: int) -> str:
-    """How known_hosts names a machine."""
-    return address if port == 22 else f"[{address}]:{port}"
-
-
 def scanned(output: str) -> tuple[HostKey, ...]:
     """The keys in ssh-keyscan's output."""
     lines = [line.split() for line in output.splitlines() if not line.startswith("#")]
     return tuple(sorted(HostKey(words[1], words[2]) for words in lines if len(words) >= 3))
 
 
-def ask(address: str, port: int) -> tuple[HostKey, ...]:
-    """The keys a machine shows; none where it does not answer. Raises SshError without ssh-keyscan."""
-    argv = ["ssh-keyscan", "-T", str(SCAN_TIMEOUT_S), "-p", str(port), address]
+def ask(node: Node) -> tuple[HostKey, ...]:
+    """The keys a machine shows; none where it does not answer. Raises SshError without ssh-keyscan, and where its jump
+    host cannot be passed."""
+    if node.through:
+        return tuple(HostKey(key.get_name(), key.get_base64()) for key in shown_key(node))
+    argv = ["ssh-keyscan", "-T", str(SCAN_TIMEOUT_S), "-p", str(node.port), node.address]
     try:
         # ssh-keyscan's limit is for each of the key types; together they may take five times as long.
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=5 * SCAN_TIMEOUT_S)
@@ -89,7 +88,7 @@ def ask(address: str, port: int) -> tuple[HostKey, ...]:
 def read(file: Path) -> str:
     """What a known_hosts holds; nothing where there is none. Raises SshError where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
@@ -117,21 +116,30 @@ def write(file: Path, text: str) -> None:
 
 
 def compare(known_hosts: str, host: str, shown: Sequence[HostKey]) -> KeyChange:
-    """What is known of a host against what it shows."""
+    """What is known of a host against what it shows, without keys that are revoked there."""
     old = [
         HostKey(words[1], words[2])
         for line in known_hosts.splitlines()
-        if len(words := line.split()) >= 3 and _names(words[0], host)
+        if len(words := line.split()) >= 3 and _names(words[0], host) and _bytes_of(words[2])
     ]
-    return KeyChange(host, tuple(old), tuple(shown))
+    revoked = revoked_in(known_hosts)
+    return KeyChange(host, tuple(old), tuple(key for key in shown if key.blob not in revoked))
+
+
+def _bytes_of(text: str) -> bytes:
+    """What a word of a known_hosts holds; nothing where it is damaged, which OpenSSH passes over too."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 def _names(field: str, host: str) -> bool:
     if not field.startswith(HASHED):
         return host in field.split(",")
     salt, _, digest = field.removeprefix(HASHED).partition("|")
-    expected = hmac.new(base64.b64decode(salt), host.encode(), hashlib.sha1).digest()
-    return hmac.compare_digest(expected, base64.b64decode(digest))
+    expected = hmac.new(_bytes_of(salt), host.encode(), hashlib.sha1).digest()
+    return hmac.compare_digest(expected, _bytes_of(digest))
 
 
 def updated(known_hosts: str, change: KeyChange, accepted: Collection[HostKey] | None = None) -> str:
