@@ -154,6 +154,9 @@ def _gpus(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
         return "broken", f"{_so_many(answer.pci_gpus)} on the PCI bus, {node.gpus} in cluster.toml", mend
     if not node.gpus:
         return "fine", "no GPU, as in cluster.toml"
+    if answer.smi_error and answer.driver_loaded:  # a lost GPU, or libraries of another version
+        mend = f"{_on(node, 'reboot')}; if that does not help, {survey.deploy_command} says more"
+        return "broken", f"nvidia-smi: {answer.smi_error}", mend
     if answer.smi_error:
         return "broken", f"nvidia-smi: {answer.smi_error}", survey.deploy_command
     if answer.smi_gpus != answer.pci_gpus:
@@ -197,6 +200,8 @@ def _environment(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
         return "broken", "no Python environment at /data/env", survey.deploy_command
     if survey.head is not None and answer.environment != survey.head.environment:
         return "broken", "the Python environment is not the head's", survey.deploy_command
+    if survey.environment not in ("", answer.environment):
+        return "warning", "the Python environment is not the one that cluster.toml asks for now", survey.deploy_command
     return "fine", f"environment {answer.environment[:12]}"
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from deploy.answers import GpuAnswer, NodeAnswer, Reached, Survey, Unreachable
+from deploy.environment import LOCK, environment_from
 from deploy.internet import far_command, fetched_from
 from inventory import ssh
 from inventory.cluster import Cluster
@@ -31,6 +32,7 @@ CONNECT_S = 1.5
 def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     names = [node.name for node in cluster.nodes]
+    wanted = environment_from(cluster.settings, LOCK.read_text(encoding="utf-8")).hash
     offsets: dict[str, float] = {}
     greetings: dict[str, str] = {}
     reached: dict[str, Reached] = {}
@@ -44,7 +46,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
             there, greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
             offsets[node.name] = float(there) - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
-            if places := fetched_from(answer, cluster.settings, models, head=node.rank == 0):
+            if places := fetched_from(answer, wanted, cluster.settings, models, head=node.rank == 0):
                 far[node.name] = ssh.run(connection, far_command(places)).split()
             # a rented machine has a security group, a local host is on this very machine, a jump host is in between
             if cluster.settings.is_listed and not node.through and answer.free_ports is not None:
@@ -60,6 +62,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
         answers=answers,
         unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
         offsets_s=offsets,
+        environment=wanted,
         greetings=greetings,
         models=[model.folder for model in models],
         deploy_command=cluster.settings.deploy_command,

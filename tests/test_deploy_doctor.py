@@ -115,7 +115,8 @@ def process(run: str = "") -> GpuProcess:
         ({"root_free_gib": 0.1}, "space", "broken", "0.1 GiB free on /", "du"),
         ({"pci_gpus": 2}, "GPUs", "broken", "2 GPUs on the PCI bus, 1 in cluster.toml", "set gpus = 2"),
         ({"smi_gpus": 0}, "GPUs", "broken", "sees 0 of 1", "reboot"),
-        ({"smi_error": "Driver/library version mismatch"}, "GPUs", "broken", "mismatch", DEPLOY),
+        ({"smi_error": "Driver/library version mismatch"}, "GPUs", "broken", "mismatch", "-- reboot; if"),
+        ({"smi_error": "not found", "driver_loaded": ""}, "GPUs", "broken", "not found", DEPLOY),
         ({"driver_loaded": "535.183.01"}, "driver", "broken", "535.183.01 is loaded", "reboot"),
         (
             {"driver_loaded": "535.183.01", "driver_installed": "535.183.01"},
@@ -243,6 +244,13 @@ def test_a_port_is_open_only_where_our_own_listener_answers(monkeypatch: pytest.
     assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a refusal is no answer"
     with socket.create_server(("127.0.0.1", port), backlog=8):
         assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a stranger is no answer"
+
+
+def test_an_environment_that_cluster_toml_does_not_ask_for_any_more_is_said() -> None:
+    found = wrong(examine(replace(survey(), environment="f" * 64)))
+    assert {(f.node, f.check, f.level, f.mend) for f in found} == {
+        (name, "environment", "warning", DEPLOY) for name in ("te1", "te2")
+    }
 
 
 def test_what_mends_a_node_that_is_not_reached_comes_with_the_reason_else_ssh_says_more() -> None:
