@@ -164,15 +164,14 @@ def _available(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(versions) for name, versions in offers.items()}
 
 
-_FOREIGN = re.compile(r"cuda|nvidia(?!\.github\.io)|graphics-drivers|pop-os|lambdalabs", re.IGNORECASE)
-"""NVIDIA's repositories, on this disk and mirrored too, and of others who build its driver. nvidia.github.io has what
-containers need, and no driver."""
+_FOREIGN = re.compile(r"(?!\S*nvidia-(?:container|docker))\S*(?:cuda|nvidia|graphics-drivers|pop-os|lambdalabs)")
+"""NVIDIA's repositories, on this disk and mirrored too, and of others who build its driver; none for containers."""
 
 
 def _foreign(lines: Sequence[str]) -> tuple[str, ...]:
     """Sources with drivers of another build than the distribution's: their packages replace each other's."""
     found = (re.search(r"\b(?:https?|file|copy|cdrom):\S+", line) for line in lines)
-    return tuple(dict.fromkeys(match[0] for match in found if match and _FOREIGN.search(match[0])))
+    return tuple(dict.fromkeys(match[0] for match in found if match and _FOREIGN.match(match[0])))
 
 
 def _is_daemon(command: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import os
 import stat
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inventory.known_hosts import HASHED, revoked_in
+from inventory.known_hosts import is_name_of, parse_known_hosts, revoked_in
 from inventory.nodes import Node
 from inventory.ssh import SshError, shown_key
 
@@ -116,30 +115,11 @@ def write(file: Path, text: str) -> None:
 
 
 def compare(known_hosts: str, host: str, shown: Sequence[HostKey]) -> KeyChange:
-    """What is known of a host against what it shows, without keys that are revoked there."""
-    old = [
-        HostKey(words[1], words[2])
-        for line in known_hosts.splitlines()
-        if len(words := line.split()) >= 3 and _names(words[0], host) and _bytes_of(words[2])
-    ]
-    revoked = revoked_in(known_hosts)
-    return KeyChange(host, tuple(old), tuple(key for key in shown if key.blob not in revoked))
-
-
-def _bytes_of(text: str) -> bytes:
-    """What a word of a known_hosts holds; nothing where it is damaged, which OpenSSH passes over too."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
-
-
-def _names(field: str, host: str) -> bool:
-    if not field.startswith(HASHED):
-        return host in field.split(",")
-    salt, _, digest = field.removeprefix(HASHED).partition("|")
-    expected = hmac.new(_bytes_of(salt), host.encode(), hashlib.sha1).digest()
-    return hmac.compare_digest(expected, _bytes_of(digest))
+    """What is known of a host against what it shows; damaged lines count no more than for OpenSSH, nor revoked keys."""
+    entries, revoked = parse_known_hosts(known_hosts).entries, revoked_in(known_hosts)
+    known = [entry.key for entry in entries if any(is_name_of(host, name) for name in entry.hostnames)]
+    old = tuple(HostKey(key.get_name(), key.get_base64()) for key in known)
+    return KeyChange(host, old, tuple(key for key in shown if key.blob not in revoked))
 
 
 def updated(known_hosts: str, change: KeyChange, accepted: Collection[HostKey] | None = None) -> str:
@@ -159,10 +139,10 @@ def without_host(known_hosts: str, host: str) -> str:
 def _dropped(known_hosts: str, host: str, is_gone: Callable[[HostKey], bool]) -> Iterable[str]:
     for line in known_hosts.splitlines():
         words = line.split()
-        if len(words) < 3 or not is_gone(HostKey(words[1], words[2])) or not _names(words[0], host):
+        names = words[0].split(",") if words else []
+        if len(words) < 3 or not is_gone(HostKey(words[1], words[2])) or not any(is_name_of(host, n) for n in names):
             yield line
             continue
         # The line may stand for other names of the key too.
-        others = [name for name in words[0].split(",") if name != host]
-        if others and not words[0].startswith(HASHED):
+        if others := [name for name in names if not is_name_of(host, name)]:
             yield " ".join([",".join(others), *words[1:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from paramiko import HostKeys
 from paramiko.hostkeys import HostKeyEntry
 
-HASHED = "|1|"
+_HASHED = re.compile(r"\|1(\|[A-Za-z0-9+/]{27}=){2}")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class KnownHosts:
         """Those of one host. Of several of a kind the first one counts, as where paramiko reads the file itself."""
         keys = HostKeys()
         for entry in reversed(self.entries):
-            if any(_is_name_of(host, name) for name in entry.hostnames):
+            if any(is_name_of(host, name) for name in entry.hostnames):
                 keys.add(host, entry.key.get_name(), entry.key)
         return keys
 
@@ -75,12 +76,12 @@ def parse_known_hosts(text: str) -> KnownHosts:
 def _entry(line: str) -> HostKeyEntry | None:
     try:
         entry = HostKeyEntry.from_line(line)
-        for name in entry.hostnames if entry else ():
-            _is_name_of("any", name)  # as every lookup will ask
     except Exception:  # of base64, of the kind of key, of what the key holds: paramiko lets each through as it is
         return None
-    return entry
+    damaged = entry and any(name.startswith("|") and not _HASHED.fullmatch(name) for name in entry.hostnames)
+    return None if damaged else entry
 
 
-def _is_name_of(host: str, name: str) -> bool:
-    return name == (HostKeys.hash_host(host, name) if name.startswith(HASHED) else host)
+def is_name_of(host: str, name: str) -> bool:
+    """Whether a name in the file, hashed maybe, stands for a host."""
+    return name == (HostKeys.hash_host(host, name) if _HASHED.fullmatch(name) else host)

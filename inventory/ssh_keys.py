@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
 
 import paramiko
-from paramiko.auth_strategy import AuthStrategy
 from paramiko.pkey import UnknownKeyType
 
 from inventory.nodes import Node
@@ -18,19 +17,19 @@ class LoginRefused(paramiko.AuthenticationException):
     """The reason, in words for people."""
 
 
-class OfferedKeys(AuthStrategy):
-    """In place of paramiko's own order, which ends at the first key of the agent that paramiko does not know."""
+@dataclass(frozen=True)
+class OfferedKeys:
+    """AuthStrategy in place of paramiko's own order, which ends at a key of the agent that paramiko does not know."""
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(ssh_config=None)
-        self.node = node
+    node: Node
 
-    def authenticate(self, transport: paramiko.Transport) -> Any:
+    def authenticate(self, transport: paramiko.Transport) -> list[str]:
         """Log in with the first key that will do. Raises LoginRefused."""
         own, reason = self._own_key()
         with closing(paramiko.Agent()) as agent:
             # Of a kind that paramiko does not know (FIDO) the agent signs all the same, once somebody touches it: last.
-            for key in (*own, *sorted(agent.get_keys(), key=lambda key: key.inner_key is None)):
+            others = sorted(agent.get_keys(), key=lambda key: getattr(key, "inner_key", None) is None)
+            for key in (*own, *others):
                 vars(key).setdefault("public_blob", getattr(key, "public_blob", None))  # paramiko 4 asks all for it
                 try:
                     left = transport.auth_publickey(self.node.user, key)

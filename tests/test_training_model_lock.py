@@ -118,7 +118,7 @@ def test_a_head_that_does_not_know_the_other_nodes_by_name_needs_the_deploy(
     (tmp_path / "bin/python").symlink_to("/bin/sh")
     for other, reason in (
         ("localhost", "te1 has no model m"),
-        ("no-such-node.invalid", "know the other nodes by name"),
+        ("te2.invalid", "know the other nodes by name"),
     ):
         hosts = (Host("te1", "10.0.0.1", 1), Host(other, "10.0.0.2", 1))
         launch = Launch("", "", hosts, "", (), "python", {}, str(tmp_path / "models"), deploy="pyinfra deploy/base.py")
