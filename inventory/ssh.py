@@ -18,7 +18,7 @@ from invoke.exceptions import ThreadException
 
 from inventory.errors import InventoryError
 from inventory.framed import Frame
-from inventory.known_hosts import KnownHosts, known_host_name, read_known_hosts
+from inventory.known_hosts import known_host_name, read_known_hosts
 from inventory.nodes import SSH_CONFIG, Node
 from inventory.ssh_keys import LoginRefused, OfferedKeys
 
@@ -77,41 +77,29 @@ def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
         connection: Connection = _ThroughJumpHost(**where, gateway=connect(node.through, timeout_s))
     else:
         connection = Connection(**where)
-    known: KnownHosts | None = None
+    note = ""
     try:
         known = read_known_hosts(node.known_hosts)
-        name = known_host_name(node.address, node.port)
-        connection.client.get_host_keys().update(known.keys_of(name))
+        note = f" ({known.note})" if known.note else ""
+        connection.client.get_host_keys().update(known.keys_of(known_host_name(node.address, node.port)))
         connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        connection.connect_kwargs = {
-            "auth_strategy": OfferedKeys(node),
-            "banner_timeout": timeout_s,
-            "auth_timeout": timeout_s,
-        }
         connection.open()
         _watch(connection.transport)
     except Exception as error:
         connection.close()
-        kind = HostKeyError if _unknown_host(node, error) else SshError
-        kind = LoginError if isinstance(error, LoginRefused) else kind
-        note = f" ({known.note})" if known and known.note and kind is HostKeyError else ""
-        raise kind(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}{note}") from error
+        raise _refusal(node, error, note) from error
     return connection
 
 
-def shown_key(node: Node) -> Sequence[paramiko.PKey]:
+def shown_key(node: Node, gateway: Node) -> Sequence[paramiko.PKey]:
     """The host key that a node shows behind its jump host, where ssh-keyscan cannot ask; none where it shows none."""
-    assert node.through is not None
-    with connect(node.through) as gateway:
-        try:
-            way = gateway.transport.open_channel(
-                "direct-tcpip", (node.address, node.port), ("", 0), timeout=LINK_TIMEOUT_S
-            )
-            with paramiko.Transport(way) as transport:
-                transport.start_client(timeout=CONNECT_TIMEOUT_S)
-                return [transport.get_remote_server_key()]
-        except (paramiko.SSHException, OSError, EOFError):
-            return []
+    with connect(gateway) as way, suppress(paramiko.SSHException, OSError, EOFError):
+        place = (node.address, node.port)
+        channel = way.transport.open_channel("direct-tcpip", place, ("", 0), timeout=LINK_TIMEOUT_S)
+        with paramiko.Transport(channel) as transport:
+            transport.start_client(timeout=CONNECT_TIMEOUT_S)
+            return [transport.get_remote_server_key()]
+    return []
 
 
 def _watch(transport: Any) -> None:
@@ -123,29 +111,26 @@ def _watch(transport: Any) -> None:
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
 
 
-def _unknown_host(node: Node, error: Exception) -> bool:
-    if isinstance(error, FileNotFoundError):
-        return bool(error.filename == str(node.known_hosts))
-    rejected = isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error)  # paramiko's words
-    return rejected or isinstance(error, paramiko.BadHostKeyException)
-
-
-def _reason(node: Node, error: Exception) -> str:
-    unknown = _unknown_host(node, error)
-    if isinstance(error, FileNotFoundError) and unknown:
-        return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it{RENTED}"
-    if isinstance(error, FileNotFoundError):
-        return f"no such file: {error.filename}"
-    if isinstance(error, paramiko.BadHostKeyException):
-        return f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`{RENTED}"
-    if isinstance(error, LoginRefused):
-        return str(error)
-    if unknown:
-        return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it{RENTED}"
-    if isinstance(error, socket.gaierror):
-        return f"{node.address} is neither a name that resolves nor a Host of {SSH_CONFIG}: {error.strerror}"
+def _refusal(node: Node, error: Exception, note: str) -> SshError:
+    """The error in words, of the kind that says what to do. `note`: on lines of known_hosts, for an unknown host."""
     said = str(error).removeprefix("[Errno None] ")  # as paramiko begins where each address refused
-    return f"cannot be reached: {said or type(error).__name__}"
+    kind, reason = SshError, f"cannot be reached: {said or type(error).__name__}"
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    if isinstance(error, LoginRefused):
+        kind, reason = LoginError, said
+    elif missing == str(node.known_hosts):
+        kind, reason = HostKeyError, f"there is no {missing} yet; `fab trust` shows the host's fingerprint and makes it"
+    elif missing:
+        reason = f"no such file: {missing}"
+    elif isinstance(error, paramiko.BadHostKeyException):
+        kind, reason = HostKeyError, f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`"
+    elif isinstance(error, paramiko.SSHException) and "not found in known_hosts" in said:  # paramiko's words
+        kind = HostKeyError
+        reason = f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it"
+    elif isinstance(error, socket.gaierror):
+        reason = f"{node.address} is neither a name that resolves nor a Host of {SSH_CONFIG}: {error.strerror}"
+    where = f"{node.name} ({node.address}:{node.port})"
+    return kind(f"{where}: {reason}{RENTED + note if kind is HostKeyError else ''}")
 
 
 def run(connection: Connection, command: str, *, timeout_s: float = RUN_TIMEOUT_S) -> str:
