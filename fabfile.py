@@ -11,7 +11,12 @@ import training.laptop.models.tasks
 import training.laptop.prove.tasks
 import training.laptop.run_list.tasks
 import training.laptop.tasks
-from inventory.command_line import allow_bare_words, name_the_nearest, refuse_malformed_flags
+from inventory.command_line import (
+    allow_bare_words,
+    end_quietly_without_a_reader,
+    name_the_nearest,
+    refuse_malformed_flags,
+)
 
 namespace = Collection()
 folders = (
@@ -31,6 +36,7 @@ for folder in folders:
         namespace.add_task(task)
     for collection in part.collections.values():
         namespace.add_collection(collection)
+end_quietly_without_a_reader()
 refuse_malformed_flags(namespace)
 of_a_run = ("evaluate", "fetch", "generate", "logs", "merge", "runs.delete", "stop")
 bare_words = {"data": "data", "down": "node", "publish": "repo", "ssh": "node", **dict.fromkeys(of_a_run, "run")}

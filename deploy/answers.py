@@ -91,8 +91,8 @@ class Unreachable:
     """Why a node gave no answer."""
 
     reason: str
-    unknown_host: bool = False
-    """Its host key is not one that we know."""
+    mend: str = ""
+    """What to do, where the reason alone says it."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ class Survey:
     models: Sequence[str]
     """Folders under /data/models that training will need."""
     deploy_command: str
+    environment: str = ""
+    """Hash of the Python environment that cluster.toml asks for now."""
     greetings: Mapping[str, str] = field(default_factory=dict)
     """By node, the first line that its shell prints beside every answer; empty where it is silent."""
     rented: bool = False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-_ARCHIVE = re.compile(r"https?://[^/\s]+/(debian|debian-security|ubuntu)(?=[/\s]|$)")
-"""The distribution's own archives, whoever serves them; other repositories have other paths."""
+_HOST = r"(?:[\w-]+\.)*(?:ubuntu\.com|debian\.org|huaweicloud\.com|[\w-]*mirrors?[\w-]*\.[\w.-]+)(?::\d+)?"
+_ARCHIVE = re.compile(rf"https?://{_HOST}/(debian|debian-security|ubuntu)(?=/?(?:\s|$))")
+"""The distribution's own archives: at its own hosts, or at those that call themselves mirrors. Other vendors have such
+folders too (packages.microsoft.com/ubuntu/22.04/prod, archive.canonical.com/ubuntu), which no mirror has."""
 
 
 def through_mirror(text: str, mirror: str) -> str:

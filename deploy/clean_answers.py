@@ -53,6 +53,5 @@ def sent(put_file: Callable[..., None]) -> Callable[..., None]:
     return put
 
 
-if not hasattr(SSHConnector.run_shell_command, "__wrapped__"):
-    SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)  # type: ignore[method-assign]
-    SSHConnector._put_file = sent(SSHConnector._put_file)  # type: ignore[method-assign]
+SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)
+SSHConnector._put_file = sent(SSHConnector._put_file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -61,9 +60,7 @@ Check = Callable[[Node, NodeAnswer, Survey], Result | None]
 
 def _on(node: Node, command: str) -> str:
     """How to run a command as root on a node from here."""
-    known = f"UserKnownHostsFile={node.known_hosts}"
-    ssh = ["ssh", "-i", str(node.key), "-p", str(node.port), "-o", known, f"{node.user}@{node.address}"]
-    return f"{shlex.join(ssh)} {'' if node.user == 'root' else 'sudo -n '}{command}"
+    return f"fab ssh {node.name} -- {'' if node.user == 'root' else 'sudo -n '}{command}"
 
 
 def _all_there(survey: Survey) -> Iterable[Finding]:
@@ -74,8 +71,8 @@ def _all_there(survey: Survey) -> Iterable[Finding]:
 def _reached(survey: Survey) -> Iterable[Finding]:
     for node in survey.nodes:
         if why := survey.unreachable.get(node.name):
-            mend = "fab trust" if why.unknown_host else _on(node, "true")  # else ssh says more
-            yield Finding(node.name, "reached", "broken", why.reason, mend)
+            # where the reason leaves that open, ssh says more
+            yield Finding(node.name, "reached", "broken", why.reason, why.mend or _on(node, "true"))
         else:
             yield Finding(node.name, "reached", "fine", "answers over ssh")
 
@@ -157,6 +154,9 @@ def _gpus(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
         return "broken", f"{_so_many(answer.pci_gpus)} on the PCI bus, {node.gpus} in cluster.toml", mend
     if not node.gpus:
         return "fine", "no GPU, as in cluster.toml"
+    if answer.smi_error and answer.driver_loaded:  # a lost GPU, or libraries of another version
+        mend = f"{_on(node, 'reboot')}; if that does not help, {survey.deploy_command} says more"
+        return "broken", f"nvidia-smi: {answer.smi_error}", mend
     if answer.smi_error:
         return "broken", f"nvidia-smi: {answer.smi_error}", survey.deploy_command
     if answer.smi_gpus != answer.pci_gpus:
@@ -200,6 +200,8 @@ def _environment(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
         return "broken", "no Python environment at /data/env", survey.deploy_command
     if survey.head is not None and answer.environment != survey.head.environment:
         return "broken", "the Python environment is not the head's", survey.deploy_command
+    if survey.environment not in ("", answer.environment):
+        return "warning", "the Python environment is not the one that cluster.toml asks for now", survey.deploy_command
     return "fine", f"environment {answer.environment[:12]}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deploy.node_files import shell
 
-NVIDIA = "0x10de"
+NVIDIA, MELLANOX = "0x10de", "0x15b3"
 BLACKLIST_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
 LIST_PCI = shell("list_pci.sh") + "list_pci\n"
 
@@ -29,6 +29,7 @@ def known_packages(branch: int, kernel: str) -> tuple[str, ...]:
         f"nvidia-utils-{branch}-server",
         f"nvidia-compute-utils-{branch}-server",
         f"nvidia-fabricmanager-{branch}",
+        "nvlsm",
         f"linux-headers-{kernel}",
         "nvidia-driver",
     )
@@ -49,8 +50,8 @@ class PciDevice:
 
     @property
     def is_nvswitch(self) -> bool:
-        """A bridge of NVIDIA's: the GPUs of this machine need a fabric manager."""
-        return self.vendor == NVIDIA and self.class_code.startswith("0x0680")
+        """A bridge of NVIDIA's, or what manages switches of its own: the GPUs of this machine need a fabric manager."""
+        return self.vendor == MELLANOX or (self.vendor == NVIDIA and self.class_code.startswith("0x0680"))
 
     @property
     def has_gsp(self) -> bool:
@@ -163,11 +164,14 @@ def _available(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(versions) for name, versions in offers.items()}
 
 
+_FOREIGN = re.compile(r"(?!\S*nvidia-(?:container|docker))\S*(?:cuda|nvidia|graphics-drivers|pop-os|lambdalabs)")
+"""NVIDIA's repositories, on this disk and mirrored too, and of others who build its driver; none for containers."""
+
+
 def _foreign(lines: Sequence[str]) -> tuple[str, ...]:
     """Sources with drivers of another build than the distribution's: their packages replace each other's."""
-    marks = ("/cuda/repos/", "developer.download.nvidia", "graphics-drivers/ppa")
-    found = (re.search(r"https?://\S+", line) for line in lines if any(mark in line for mark in marks))
-    return tuple(dict.fromkeys(match[0] for match in found if match))
+    found = (re.search(r"\b(?:https?|file|copy|cdrom):\S+", line) for line in lines)
+    return tuple(dict.fromkeys(match[0] for match in found if match and _FOREIGN.match(match[0])))
 
 
 def _is_daemon(command: str) -> bool:

@@ -11,10 +11,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from deploy.driver_facts import DriverFacts
+from deploy.driver_facts import MELLANOX, DriverFacts
 
 MINIMUM_BRANCH = 580
 """The oldest branch that runs CUDA 13 (docs.nvidia.com/deploy/cuda-compatibility)."""
+
+_LIBRARIES = re.compile(r"(libnvidia-compute|nvidia-utils)\b")
 
 Verdict = Literal["skip", "keep", "install", "refuse"]
 Loading = Literal["nothing", "modprobe", "reboot"]
@@ -41,6 +43,8 @@ def plan_driver(facts: DriverFacts, branch: int = MINIMUM_BRANCH) -> DriverPlan:
         return DriverPlan("skip", "no NVIDIA GPU: driver skipped")
     will_do = facts.module and major(facts.module) >= MINIMUM_BRANCH
     if facts.loaded and major(facts.loaded) >= MINIMUM_BRANCH and (facts.module == facts.loaded or not will_do):
+        if problem := _other_libraries(facts):
+            return DriverPlan("refuse", problem)
         reason = f"driver {facts.loaded} is loaded, {MINIMUM_BRANCH} or newer: left alone"
         return _keep(facts, facts.loaded, DriverPlan("keep", reason))
     if will_do:  # another or none is loaded: an upgrade or a run that was interrupted
@@ -61,6 +65,18 @@ def major(version: str) -> int:
 def upstream(package_version: str) -> str:
     """NVIDIA's version in a package's: 580.178.04 of 580.178.04-0ubuntu0.22.04.1 or of 1:580.178.04-1."""
     return re.sub(r"^\d+:", "", package_version).partition("-")[0]
+
+
+def _other_libraries(facts: DriverFacts) -> str:
+    """Why no reboot brings the loaded driver to work: the module on the disk is not of the libraries' version."""
+    found = {name: upstream(version) for name, version in facts.installed.items() if _LIBRARIES.match(name)}
+    if facts.run_file or facts.module != facts.loaded or not found or facts.module in found.values():
+        return ""
+    return (
+        f"its libraries are {', '.join(sorted(set(found.values())))} and its module is {facts.module}, which do not "
+        f"work together: apt-mark unhold and install the module of the libraries' version for kernel {facts.kernel} "
+        "(linux-modules-nvidia-... or nvidia-dkms-...), reboot, and deploy again"
+    )
 
 
 def _keep(facts: DriverFacts, version: str, plan: DriverPlan) -> DriverPlan:
@@ -169,6 +185,11 @@ def _with_fabric(facts: DriverFacts, version: str, plan: DriverPlan) -> DriverPl
         return plan
     package = f"nvidia-fabricmanager-{major(version)}"
     services = tuple(dict.fromkeys((*plan.services, *_pending(facts, "nvidia-fabricmanager"))))
+    if any(device.vendor == MELLANOX for device in facts.pci) and "nvlsm" not in facts.installed:
+        if "nvlsm" not in facts.available:
+            why = "this board's NVSwitches need nvlsm beside the fabric manager, and apt offers none"
+            return DriverPlan("refuse", f"{why}; take an image that has it")
+        plan = replace(plan, install=(*plan.install, "nvlsm"))
     installed = [v for name, v in facts.installed.items() if name.startswith("nvidia-fabricmanager")]
     if version in map(upstream, installed):
         return replace(plan, services=services)

@@ -32,9 +32,12 @@ def far_command(places: Iterable[str]) -> str:
     return f"{shlex.join(argv(REACH, *places))}; true"
 
 
-def fetched_from(answer: NodeAnswer, settings: Settings, models: Iterable[NamedModel], *, head: bool) -> list[str]:
-    """What a base deploy has still to ask from this node: packages on each, all else on the head."""
-    mirrors, new = settings.mirrors.resolved(), not answer.environment
+def fetched_from(
+    answer: NodeAnswer, environment: str, settings: Settings, models: Iterable[NamedModel], *, head: bool
+) -> list[str]:
+    """What a base deploy has still to ask from this node: packages on each, all else on the head. `environment`: the
+    hash of the one that is wanted."""
+    mirrors, new = settings.mirrors.resolved(), answer.environment != environment
     places = [ARCHIVES] if new else []
     if head and new:
         places += [mirrors.pypi] if mirrors.pypi else []

@@ -16,7 +16,11 @@ APT_GET = (
     "DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends"
     " -o Dpkg::Options::=--force-unsafe-io -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"
 )
-UPDATE = "apt-get -q -o Acquire::Languages=none update"
+APT_UPDATE = "apt-get -q -o Acquire::Languages=none update"
+LISTS_LOCK = "/var/lib/apt/lists/lock"
+_WAIT = f"import fcntl; fcntl.lockf(open('{LISTS_LOCK}', 'a'), fcntl.LOCK_EX)"
+UPDATE = f"timeout 600 python3 -c {shlex.quote(_WAIT)}; {APT_UPDATE}"
+"""`apt-get update` does not wait for the lock of its lists, whatever DPkg::Lock::Timeout says: a first boot has it."""
 
 
 def install_commands(packages: Sequence[str], refresh: str = UPDATE, place: str = PLACE) -> tuple[str, str]:
@@ -24,5 +28,5 @@ def install_commands(packages: Sequence[str], refresh: str = UPDATE, place: str 
     where one of them is still missing; `refresh` is what brings its index up to date."""
     wanted = shlex.join(packages)
     missing = f"dpkg-query -W -f '${{db:Status-Status}}\\n' {wanted} 2>&1 | grep -qvx installed"
-    kept = shell("install_kept.sh", place=place, packages=" ".join(packages), update=UPDATE, apt_get=APT_GET)
-    return kept, f"if {missing}; then {refresh} && {APT_GET} install {wanted}; fi"
+    kept = shell("install_kept.sh", place=place, packages=" ".join(packages), update=APT_UPDATE, apt_get=APT_GET)
+    return kept, f"if {missing}; then {{ {refresh}; }} && {APT_GET} install {wanted}; fi"

@@ -17,6 +17,7 @@ from deploy.internet import reach_command
 from deploy.kept_packages import UPDATE, install_commands
 from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.on_node.keep_packages import PLACE
+from deploy.refusal import refuse_unless
 from inventory.settings import Settings
 
 BASE_PACKAGES = [
@@ -40,6 +41,10 @@ ORIGINALS = "/var/lib/spotune/apt-sources"
 """Sources as they were before a mirror was set, so that taking the mirror away restores them."""
 FIRST_BOOT = "cloud-init status 2>/dev/null | sed -n 's/^status: *//p' | grep . || true"
 """Prints cloud-init's state in one word ("running", "done", ...), nothing where there is no cloud-init."""
+FIRST_BOOT_FAILED = (
+    "cloud-init ended with an error, which `cloud-init status --long` on the node names; "
+    "the next deploy goes on without what it left undone"
+)
 APT_SOURCES = r"find /etc/apt -maxdepth 2 \( -name '*.list' -o -name '*.sources' \) | sort"
 
 
@@ -89,7 +94,7 @@ def wait_for_first_boot() -> Commands:
     """Wait for cloud-init: its package work holds apt's lock, and it may still rewrite /etc/hosts."""
     if host.get_fact(Command, FIRST_BOOT) in ("running", "not started", "not run"):
         # Exit code 2 is "done, with recoverable errors": no reason to stop here.
-        yield "cloud-init status --wait >/dev/null; [ $? -ne 1 ]"
+        yield refuse_unless("{ cloud-init status --wait >/dev/null; [ $? -ne 1 ]; }", FIRST_BOOT_FAILED)
     else:
         host.noop("no first-boot work is running")
 

@@ -7,13 +7,10 @@ unfinished build is begun anew; what it had downloaded is kept until one succeed
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyinfra import host
 from pyinfra.api import FileUploadCommand, deploy
@@ -21,16 +18,14 @@ from pyinfra.facts.files import Directory
 
 from deploy import conda, fan_out, node_files, requirements_lock
 from deploy.disk_facts import MOUNT_POINT
+from deploy.environment import LOCK, Environment, environment_from
+from deploy.internet import MEND
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
 from deploy.refusal import refuse_unless, refuse_unless_mounted, refuse_while_running
-from inventory.settings import Settings
 
-LOCK = Path(__file__).with_name("requirements.lock")
 TOOLS = ("uv", "setuptools", "wheel", "packaging")
 """What installs the packages, and what builds those that come as source."""
-BUILD_VERSION = 1
-"""Raise it when the commands below build something else from the same lock."""
 
 
 @dataclass(frozen=True)
@@ -44,45 +39,6 @@ class EnvPaths:
     lists: str = "/opt/spotune/env"
     wheelhouse: str = "/opt/spotune/wheelhouse"
     """The local cloud puts every wheel there; where it exists no index is asked."""
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What the settings ask for."""
-
-    provider: str
-    distribution: str
-    flavour: str
-    python: str
-    """Version conda installs; venv takes the system's."""
-    lock: str
-    pypi: str
-    conda: str
-    miniforge: str
-    wheelhouse: str
-
-    @property
-    def hash(self) -> str:
-        """Changes when the environment has to be built again; mirrors do not count."""
-        python = [self.distribution, self.python] if self.provider == "conda" else ["system"]
-        parts = [BUILD_VERSION, self.provider, *python, self.flavour, requirements_lock.lock_hash(self.lock)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def environment_from(settings: Settings, lock: str) -> Environment:
-    """The environment cluster.toml asks for."""
-    mirrors = settings.mirrors.resolved()
-    return Environment(
-        provider=settings.python_provider,
-        distribution=settings.python.distribution,
-        flavour=settings.torch_flavour,
-        python=settings.python.version,
-        lock=lock,
-        pypi=mirrors.pypi,
-        conda=mirrors.conda,
-        miniforge=mirrors.miniforge,
-        wheelhouse=settings.python.wheelhouse,
-    )
 
 
 def interpreter_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
@@ -124,7 +80,7 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     sources = _sources(wanted, at, complete_wheelhouse)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]
-    yield shlex.join([*pip, *sources, *tools])
+    yield refuse_unless(shlex.join([*pip, *sources, *tools]), f"the packages could not be fetched: {MEND}")
     uv = ["env", f"UV_CACHE_DIR={at.cache}", "UV_HTTP_TIMEOUT=300", "UV_HTTP_RETRIES=5"]
     uv += [f"{at.env}/bin/uv", "pip", "install", "--quiet", "--python", python, "--no-deps", *sources]
     yield shlex.join([*uv, "--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"])

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 
 from deploy.answers import GpuAnswer, NodeAnswer, Reached, Survey, Unreachable
+from deploy.environment import LOCK, environment_from
 from deploy.internet import far_command, fetched_from
 from inventory import ssh
 from inventory.cluster import Cluster
 from inventory.node_program import run
 from inventory.nodes import Node
 from inventory.renting.members import lacking
-from inventory.ssh import HostKeyError, SshError, connect, on_all
+from inventory.ssh import SshError, connect, on_all
 from training.launch import MASTER_PORTS
 from training.model_names import NamedModel
 
@@ -31,6 +32,7 @@ CONNECT_S = 1.5
 def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     names = [node.name for node in cluster.nodes]
+    wanted = environment_from(cluster.settings, LOCK.read_text(encoding="utf-8")).hash
     offsets: dict[str, float] = {}
     greetings: dict[str, str] = {}
     reached: dict[str, Reached] = {}
@@ -44,10 +46,10 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
             there, greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
             offsets[node.name] = float(there) - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
-            if places := fetched_from(answer, cluster.settings, models, head=node.rank == 0):
+            if places := fetched_from(answer, wanted, cluster.settings, models, head=node.rank == 0):
                 far[node.name] = ssh.run(connection, far_command(places)).split()
-            # a rented machine has a security group, a local host is on this very machine
-            if cluster.settings.is_listed and answer.free_ports is not None:
+            # a rented machine has a security group, a local host is on this very machine, a jump host is in between
+            if cluster.settings.is_listed and not node.through and answer.free_ports is not None:
                 listen = partial(run, connection, LISTEN)
                 with suppress(SshError):  # a run took the port meanwhile
                     reached[node.name] = reach(node.address, answer.free_ports, listen)
@@ -60,6 +62,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
         answers=answers,
         unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
         offsets_s=offsets,
+        environment=wanted,
         greetings=greetings,
         models=[model.folder for model in models],
         deploy_command=cluster.settings.deploy_command,
@@ -71,7 +74,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
 
 
 def _unreachable(error: object) -> Unreachable:
-    return Unreachable(str(error), isinstance(error, HostKeyError))
+    return Unreachable(str(error), error.mend if isinstance(error, SshError) else "")
 
 
 def reach(address: str, port: int, run_there: Callable[..., object]) -> Reached:

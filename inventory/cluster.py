@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from inventory.cloud.errors import CloudError, RentError
-from inventory.nodes import Node, pyinfra_hosts, static_nodes
+from inventory.known_hosts import KnownHosts, read_known_hosts
+from inventory.nodes import Node, pyinfra_hosts, pyinfra_ssh_config, static_nodes, unreachable_nodes, users_ssh_config
 from inventory.settings import Settings, SettingsError, load_settings
 
 
@@ -35,7 +40,10 @@ def load_cluster(path: Path | None = None) -> Cluster:
 
 def _with_nodes(settings: Settings) -> Cluster:
     if settings.is_listed:
-        return Cluster(settings, static_nodes(settings))
+        nodes = static_nodes(settings, users_ssh_config())
+        if faults := list(unreachable_nodes(nodes)):
+            raise SettingsError("\n".join(faults))
+        return Cluster(settings, nodes)
     from inventory.cloud.opening import open_cloud
     from inventory.renting.standing import rented_nodes
 
@@ -60,4 +68,19 @@ def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:
     except CloudError as error:
         print(error, file=sys.stderr)
         sys.exit(1)
-    return pyinfra_hosts(cluster.settings, cluster.nodes)
+    return pyinfra_hosts(cluster.settings, cluster.nodes, ssh_files(cluster.nodes))
+
+
+def ssh_files(nodes: Sequence[Node]) -> Path:
+    """The folder that `pyinfra_hosts` takes, for as long as this process lives. A line of known_hosts that paramiko
+    cannot read is left out, and named on stderr: pyinfra would know no host at all."""
+    folder = Path(tempfile.mkdtemp(prefix="spotune-ssh-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "ssh_config").write_text(pyinfra_ssh_config(nodes, folder / "known_hosts"), encoding="utf-8")
+    with (folder / "known_hosts").open("w", encoding="utf-8") as file:
+        for known in dict.fromkeys(node.known_hosts for node in nodes):
+            read = read_known_hosts(known) if known.exists() else KnownHosts((), ())
+            if read.note:
+                print(f"{known}: {read.note}", file=sys.stderr)
+            file.write(read.text)
+    return folder

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import select
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from invoke import Argument, Collection, Exit, ParseError, Task
@@ -39,6 +43,25 @@ def sentences(interrupted: str = "interrupted") -> Iterator[None]:
         if code is None:
             raise
         raise Exit(str(error), code=code) from error
+
+
+def end_quietly_without_a_reader() -> None:
+    """Let `fab status | head` end as other programs do: without a word once nobody reads what is printed."""
+    reported = sys.excepthook
+
+    def is_unread() -> bool:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        if unread := any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return unread
+
+    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not (isinstance(error, BrokenPipeError) and is_unread()):
+            reported(kind, error, trace)
+
+    sys.excepthook = report
+    atexit.register(is_unread)
 
 
 def ask(yes: bool, question: str, command: str) -> None:

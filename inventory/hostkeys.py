@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import os
 import stat
 import subprocess
@@ -13,9 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inventory.ssh import SshError
+from inventory.known_hosts import is_name_of, parse_known_hosts, revoked_in
+from inventory.nodes import Node
+from inventory.ssh import SshError, shown_key
 
-HASHED = "|1|"
 SCAN_TIMEOUT_S = 10
 
 
@@ -62,20 +62,18 @@ class KeyChange:
         return tuple(key for key in self.old if key.kind in kinds and key not in self.new)
 
 
-def known_host_name(address: str, port: int) -> str:
-    """How known_hosts names a machine."""
-    return address if port == 22 else f"[{address}]:{port}"
-
-
 def scanned(output: str) -> tuple[HostKey, ...]:
     """The keys in ssh-keyscan's output."""
     lines = [line.split() for line in output.splitlines() if not line.startswith("#")]
     return tuple(sorted(HostKey(words[1], words[2]) for words in lines if len(words) >= 3))
 
 
-def ask(address: str, port: int) -> tuple[HostKey, ...]:
-    """The keys a machine shows; none where it does not answer. Raises SshError without ssh-keyscan."""
-    argv = ["ssh-keyscan", "-T", str(SCAN_TIMEOUT_S), "-p", str(port), address]
+def ask(node: Node) -> tuple[HostKey, ...]:
+    """The keys a machine shows; none where it does not answer. Raises SshError without ssh-keyscan, and where its jump
+    host cannot be passed."""
+    if node.through:
+        return tuple(HostKey(key.get_name(), key.get_base64()) for key in shown_key(node, node.through))
+    argv = ["ssh-keyscan", "-T", str(SCAN_TIMEOUT_S), "-p", str(node.port), node.address]
     try:
         # ssh-keyscan's limit is for each of the key types; together they may take five times as long.
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=5 * SCAN_TIMEOUT_S)
@@ -89,7 +87,7 @@ def ask(address: str, port: int) -> tuple[HostKey, ...]:
 def read(file: Path) -> str:
     """What a known_hosts holds; nothing where there is none. Raises SshError where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
@@ -117,21 +115,11 @@ def write(file: Path, text: str) -> None:
 
 
 def compare(known_hosts: str, host: str, shown: Sequence[HostKey]) -> KeyChange:
-    """What is known of a host against what it shows."""
-    old = [
-        HostKey(words[1], words[2])
-        for line in known_hosts.splitlines()
-        if len(words := line.split()) >= 3 and _names(words[0], host)
-    ]
-    return KeyChange(host, tuple(old), tuple(shown))
-
-
-def _names(field: str, host: str) -> bool:
-    if not field.startswith(HASHED):
-        return host in field.split(",")
-    salt, _, digest = field.removeprefix(HASHED).partition("|")
-    expected = hmac.new(base64.b64decode(salt), host.encode(), hashlib.sha1).digest()
-    return hmac.compare_digest(expected, base64.b64decode(digest))
+    """What is known of a host against what it shows; damaged lines count no more than for OpenSSH, nor revoked keys."""
+    entries, revoked = parse_known_hosts(known_hosts).entries, revoked_in(known_hosts)
+    known = [entry.key for entry in entries if any(is_name_of(host, name) for name in entry.hostnames)]
+    old = tuple(HostKey(key.get_name(), key.get_base64()) for key in known)
+    return KeyChange(host, old, tuple(key for key in shown if key.blob not in revoked))
 
 
 def updated(known_hosts: str, change: KeyChange, accepted: Collection[HostKey] | None = None) -> str:
@@ -151,10 +139,10 @@ def without_host(known_hosts: str, host: str) -> str:
 def _dropped(known_hosts: str, host: str, is_gone: Callable[[HostKey], bool]) -> Iterable[str]:
     for line in known_hosts.splitlines():
         words = line.split()
-        if len(words) < 3 or not is_gone(HostKey(words[1], words[2])) or not _names(words[0], host):
+        names = words[0].split(",") if words else []
+        if len(words) < 3 or not is_gone(HostKey(words[1], words[2])) or not any(is_name_of(host, n) for n in names):
             yield line
             continue
         # The line may stand for other names of the key too.
-        others = [name for name in words[0].split(",") if name != host]
-        if others and not words[0].startswith(HASHED):
+        if others := [name for name in names if not is_name_of(host, name)]:
             yield " ".join([",".join(others), *words[1:]])

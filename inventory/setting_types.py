@@ -20,10 +20,17 @@ class SettingsError(InventoryError, ValueError):
 
 
 def address_text(value: str) -> str:
+    if not is_address(value):
+        raise ValueError("an IP address is expected, such as 192.0.2.7")
+    return str(ipaddress.ip_address(value))
+
+
+def is_address(text: str) -> bool:
     try:
-        return str(ipaddress.ip_address(value))
+        ipaddress.ip_address(text)
     except ValueError:
-        raise ValueError("an IP address is expected, such as 192.0.2.7") from None
+        return False
+    return True
 
 
 def network_text(value: str) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +25,7 @@ from inventory.setting_types import (
     UserName,
     UserPath,
     address_text,
-    expanded,
+    is_address,
     network_text,
     spelled,
 )
@@ -260,38 +257,16 @@ def _static_contradictions(nodes: list[dict[str, Any]], ssh: Mapping[str, Any]) 
     yield from _repeated("nodes.name", names)
     yield from _repeated("nodes.address", [a and f"{a}:{p}" for a, p in zip(addresses, ports, strict=True)])
     yield from _repeated("nodes.private_address", privates)
-    for name, address, node in zip(names, addresses, nodes, strict=True):
-        if isinstance(address, str) and "private_address" not in node and not _is_address(address):
-            yield (
-                f"nodes.private_address: {name} has the name {address!r} as address; "
-                "give the address the other nodes reach it by"
-            )
     for node in nodes:
         if node.get("card") and node.get("gpus") == 0:
             yield f"nodes.card: {node.get('name')} has gpus = 0, and says card = {node['card']!r}; one of them is wrong"
     if len(currencies := sorted({str(node["currency"]) for node in nodes if node.get("currency")})) > 1:
         yield f"nodes.currency: {', '.join(currencies)}; prices are added up, give them all in one currency"
-    shared = ssh.get("key", str(Ssh().key))
-    keys = [("nodes.key" if "key" in node else "ssh.key", node.get("key", shared)) for node in nodes]
-    for setting, key in dict.fromkeys((setting, key) for setting, key in keys if isinstance(key, str)):
-        with suppress(ValueError):  # said where the key is read
-            path = expanded(Path(key))
-            if not path.is_file():
-                make = shlex.join(["ssh-keygen", "-t", "ed25519", "-f", str(path)])
-                yield f"{setting}: there is no private key at {path}; make one with: {make}"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _repeated(key: str, values: list[Any]) -> Iterable[str]:
     """One sentence for each text that is there more than once; two spellings of an address are one."""
-    texts = [address_text(v) if _is_address(v) else v for v in values if isinstance(v, str)]
+    texts = [address_text(v) if is_address(v) else v for v in values if isinstance(v, str)]
     for text in sorted({t for t in texts if texts.count(t) > 1}):
         yield f"{key}: {text!r} is listed {texts.count(text)} times; each node needs its own"
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import paramiko
@@ -19,7 +18,9 @@ from invoke.exceptions import ThreadException
 
 from inventory.errors import InventoryError
 from inventory.framed import Frame
-from inventory.nodes import Node
+from inventory.known_hosts import known_host_name, read_known_hosts
+from inventory.nodes import SSH_CONFIG, Node
+from inventory.ssh_keys import LoginRefused, OfferedKeys
 
 # What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -39,81 +40,99 @@ MAX_ANSWER = 64 << 20
 class SshError(InventoryError, RuntimeError):
     """A node could not be reached or refused us; the message names it and the reason."""
 
+    mend = ""
+    """What to do, where that is the same for all of its kind."""
+
 
 class HostKeyError(SshError):
     """It shows no host key that we know it by."""
 
+    mend = "fab trust"
+
+
+class LoginError(SshError):
+    """It lets us in with none of our keys."""
+
+    mend = (
+        'name the right key in cluster.toml: [ssh] key = "...", or key in the [[nodes]] of one machine; '
+        "or put this one there: ssh-copy-id"
+    )
+
+
+class _ThroughJumpHost(Connection):
+    def close(self) -> None:
+        """Both connections."""
+        super().close()
+        self.gateway.close()
+
 
 def connect(node: Node, timeout_s: int = CONNECT_TIMEOUT_S) -> Connection:
     """An open connection to a node, to be used in a `with`. Raises SshError naming the node and what to do."""
-    connection = Connection(
-        node.address,
-        user=node.user,
-        port=node.port,
-        connect_timeout=timeout_s,
-        config=Config(overrides={"load_ssh_configs": False}),
-        connect_kwargs={
-            "key_filename": str(node.key),
-            "allow_agent": True,  # for a key with a passphrase; the key itself is tried first
-            "look_for_keys": False,
-            "banner_timeout": timeout_s,
-            "auth_timeout": timeout_s,
-        },
-    )
+    config = Config(overrides={"load_ssh_configs": False})  # what is wanted of it is in the node already
+    where = {"host": node.address, "user": node.user, "port": node.port, "connect_timeout": timeout_s, "config": config}
+    where["connect_kwargs"] = {
+        "auth_strategy": OfferedKeys(node),
+        "banner_timeout": timeout_s,
+        "auth_timeout": timeout_s,
+    }
+    if node.through:
+        connection: Connection = _ThroughJumpHost(**where, gateway=connect(node.through, timeout_s))
+    else:
+        connection = Connection(**where)
+    note = ""
     try:
-        connection.client.load_host_keys(str(node.known_hosts))
+        known = read_known_hosts(node.known_hosts)
+        note = f" ({known.note})" if known.note else ""
+        connection.client.get_host_keys().update(known.keys_of(known_host_name(node.address, node.port)))
         connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
         connection.open()
         _watch(connection.transport)
     except Exception as error:
         connection.close()
-        kind = HostKeyError if _unknown_host(node, error) else SshError
-        raise kind(f"{node.name} ({node.address}:{node.port}): {_reason(node, error)}") from error
+        raise _refusal(node, error, note) from error
     return connection
+
+
+def shown_key(node: Node, gateway: Node) -> Sequence[paramiko.PKey]:
+    """The host key that a node shows behind its jump host, where ssh-keyscan cannot ask; none where it shows none."""
+    with connect(gateway) as way, suppress(paramiko.SSHException, OSError, EOFError):
+        place = (node.address, node.port)
+        channel = way.transport.open_channel("direct-tcpip", place, ("", 0), timeout=LINK_TIMEOUT_S)
+        with paramiko.Transport(channel) as transport:
+            transport.start_client(timeout=CONNECT_TIMEOUT_S)
+            return [transport.get_remote_server_key()]
+    return []
 
 
 def _watch(transport: Any) -> None:
     """Let the connection end by itself once the node is gone; paramiko would wait for its answer for ever."""
     transport.set_keepalive(5)
     transport.channel_timeout = LINK_TIMEOUT_S
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the commands' own limits end the wait
+    # Linux alone, and not behind a jump host; elsewhere the commands' own limits end the wait
+    if hasattr(socket, "TCP_USER_TIMEOUT") and isinstance(transport.sock, socket.socket):
         transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_TIMEOUT_S * 1000)
 
 
-def _unknown_host(node: Node, error: Exception) -> bool:
-    if isinstance(error, FileNotFoundError):
-        return bool(error.filename == str(node.known_hosts))
-    rejected = isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error)  # paramiko's words
-    return rejected or isinstance(error, paramiko.BadHostKeyException)
-
-
-def _reason(node: Node, error: Exception) -> str:
-    unknown = _unknown_host(node, error)
-    if isinstance(error, FileNotFoundError) and unknown:
-        return f"there is no {node.known_hosts} yet; `fab trust` shows the host's fingerprint and makes it{RENTED}"
-    if isinstance(error, FileNotFoundError):
-        return f"no such file: {error.filename}"
-    if isinstance(error, paramiko.BadHostKeyException):
-        return f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`{RENTED}"
-    if isinstance(error, paramiko.AuthenticationException) and _has_passphrase(node.key):
-        return f"the key {node.key} has a passphrase; add it to your agent: ssh-add {shlex.quote(str(node.key))}"
-    if isinstance(error, paramiko.AuthenticationException):
-        return f"it refuses the key {node.key} for user {node.user}"
-    if unknown:
-        return f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it{RENTED}"
+def _refusal(node: Node, error: Exception, note: str) -> SshError:
+    """The error in words, of the kind that says what to do. `note`: on lines of known_hosts, for an unknown host."""
     said = str(error).removeprefix("[Errno None] ")  # as paramiko begins where each address refused
-    return f"cannot be reached: {said or type(error).__name__}"
-
-
-def _has_passphrase(key: Path) -> bool:
-    """Whether a key file is encrypted; paramiko tells it only of the last of the key types it tries."""
-    try:
-        paramiko.PKey.from_path(key)
-    except (paramiko.PasswordRequiredException, TypeError):  # cryptography's own word for it, which comes through
-        return True
-    except (paramiko.SSHException, OSError, ValueError):
-        return False
-    return False
+    kind, reason = SshError, f"cannot be reached: {said or type(error).__name__}"
+    missing = error.filename if isinstance(error, FileNotFoundError) else None
+    if isinstance(error, LoginRefused):
+        kind, reason = LoginError, said
+    elif missing == str(node.known_hosts):
+        kind, reason = HostKeyError, f"there is no {missing} yet; `fab trust` shows the host's fingerprint and makes it"
+    elif missing:
+        reason = f"no such file: {missing}"
+    elif isinstance(error, paramiko.BadHostKeyException):
+        kind, reason = HostKeyError, f"its host key is not the one in {node.known_hosts}; rebuilt? see `fab trust`"
+    elif isinstance(error, paramiko.SSHException) and "not found in known_hosts" in said:  # paramiko's words
+        kind = HostKeyError
+        reason = f"its host key is not in {node.known_hosts}; `fab trust` shows the fingerprint and adds it"
+    elif isinstance(error, socket.gaierror):
+        reason = f"{node.address} is neither a name that resolves nor a Host of {SSH_CONFIG}: {error.strerror}"
+    where = f"{node.name} ({node.address}:{node.port})"
+    return kind(f"{where}: {reason}{RENTED + note if kind is HostKeyError else ''}")
 
 
 def run(connection: Connection, command: str, *, timeout_s: float = RUN_TIMEOUT_S) -> str:

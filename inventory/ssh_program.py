@@ -1,8 +1,9 @@
-"""The `ssh` program, held to the same rules as inventory/ssh.py: our key, our known_hosts, nothing of the user's own
-configuration. Pure."""
+"""The `ssh` program, held to the same rules as inventory/ssh.py: our key, our known_hosts, and of the user's own
+configuration only what the node has of it. Pure."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from inventory.nodes import Node
@@ -25,13 +26,20 @@ def ssh_options(node: Node) -> list[str]:
         "ServerAliveInterval": ALIVE_S,
         "ServerAliveCountMax": ALIVE_TIMES,
     }
+    if node.through:
+        there = f"[{node.address}]:{node.port}"
+        settings["ProxyCommand"] = shlex.join(["ssh", *ssh_options(node.through), "-W", there, *_login(node.through)])
     said = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     return ["-F", "none", "-i", str(node.key), "-p", str(node.port), *said]
 
 
 def ssh_argv(node: Node, command: str = "") -> list[str]:
     """The command line that opens a shell on a node, or runs a command there and ends with its exit code."""
-    return ["ssh", *ssh_options(node), "-l", node.user, "--", node.address, *([command] if command else [])]
+    return ["ssh", *ssh_options(node), *_login(node), *([command] if command else [])]
+
+
+def _login(node: Node) -> list[str]:
+    return ["-l", node.user, "--", node.address]
 
 
 def node_named(nodes: Sequence[Node], name: str) -> Node:

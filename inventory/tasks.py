@@ -32,7 +32,7 @@ _OTHER_KEYS = (
 def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
     """Show the machines' host keys, remember those you accept."""
     with sentences():
-        from inventory.nodes import static_nodes
+        from inventory.nodes import static_nodes, users_ssh_config
         from inventory.settings import SettingsError, load_settings
 
         settings = load_settings()
@@ -45,8 +45,9 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
                 raise SettingsError(
                     f"--fingerprint {given!r}: SHA256: and 43 letters are expected, as ssh-keygen -l prints"
                 )
-        nodes = static_nodes(settings)
-        silent = [node.name for node in nodes if not _trust_node(node, yes, fingerprint)]
+        nodes = static_nodes(settings, users_ssh_config())
+        hops = {(hop.address, hop.port): hop for node in nodes for hop in node.hops}
+        silent = [node.name for node in (*hops.values(), *nodes) if not _trust_node(node, yes, fingerprint)]
     if silent:
         raise Exit(f"not trusted: {', '.join(silent)}", code=1)
 
@@ -54,13 +55,17 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
 def _trust_node(node: Any, yes: bool, fingerprints: list[str]) -> bool:
     """Bring known_hosts up to date for one machine; whether it is trusted now."""
     from inventory import hostkeys
+    from inventory.known_hosts import known_host_name
 
-    shown = hostkeys.ask(node.address, node.port)
+    shown = hostkeys.ask(node)
     if not shown:
         say(f"{node.name} ({node.address}:{node.port}) shows no host key: is it up, and its port {node.port} open?")
         return False
     text = hostkeys.read(node.known_hosts)
-    change = hostkeys.compare(text, hostkeys.known_host_name(node.address, node.port), shown)
+    change = hostkeys.compare(text, known_host_name(node.address, node.port), shown)
+    if not change.new:
+        say(f"{node.name}: {node.known_hosts} revokes every key that it shows")
+        return False
     if change.is_known:
         say(f"{node.name}: known")
         return True

@@ -19,9 +19,10 @@ SOURCES = "deb http://archive.ubuntu.com/ubuntu jammy main\n"
 
 INVENTORY = """
 from pathlib import Path
+from inventory.cluster import ssh_files
 from inventory.nodes import Node, pyinfra_hosts
 _node = Node("te1", 0, "127.0.0.1", "10.0.0.1", "root", {port}, Path({key!r}), Path({known!r}), 0)
-nodes = pyinfra_hosts(None, (_node,))
+nodes = pyinfra_hosts(None, (_node,), ssh_files((_node,)))
 """
 
 DEPLOY = """

@@ -115,7 +115,8 @@ def process(run: str = "") -> GpuProcess:
         ({"root_free_gib": 0.1}, "space", "broken", "0.1 GiB free on /", "du"),
         ({"pci_gpus": 2}, "GPUs", "broken", "2 GPUs on the PCI bus, 1 in cluster.toml", "set gpus = 2"),
         ({"smi_gpus": 0}, "GPUs", "broken", "sees 0 of 1", "reboot"),
-        ({"smi_error": "Driver/library version mismatch"}, "GPUs", "broken", "mismatch", DEPLOY),
+        ({"smi_error": "Driver/library version mismatch"}, "GPUs", "broken", "mismatch", "-- reboot; if"),
+        ({"smi_error": "not found", "driver_loaded": ""}, "GPUs", "broken", "not found", DEPLOY),
         ({"driver_loaded": "535.183.01"}, "driver", "broken", "535.183.01 is loaded", "reboot"),
         (
             {"driver_loaded": "535.183.01", "driver_installed": "535.183.01"},
@@ -164,7 +165,6 @@ def test_an_unreachable_node_is_broken_with_its_reason_and_the_others_are_still_
     )
     found = wrong(examine(lost))
     assert [(f.node, f.check, f.message) for f in found] == [("te2", "reached", "te2: refuses the key")]
-    assert found[0].mend == "ssh -i key -p 22 -o UserKnownHostsFile=known_hosts root@203.0.113.2 true"
     assert worst(found) == "broken"
 
 
@@ -246,20 +246,25 @@ def test_a_port_is_open_only_where_our_own_listener_answers(monkeypatch: pytest.
         assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a stranger is no answer"
 
 
-def test_a_host_key_that_is_not_known_is_mended_by_the_task_that_shows_it() -> None:
+def test_an_environment_that_cluster_toml_does_not_ask_for_any_more_is_said() -> None:
+    found = wrong(examine(replace(survey(), environment="f" * 64)))
+    assert {(f.node, f.check, f.level, f.mend) for f in found} == {
+        (name, "environment", "warning", DEPLOY) for name in ("te1", "te2")
+    }
+
+
+def test_what_mends_a_node_that_is_not_reached_comes_with_the_reason_else_ssh_says_more() -> None:
     whole = survey()
     lost = replace(whole, answers={"te1": whole.answers["te1"]})
-    unknown, lookalike = Unreachable("whatever it says", True), Unreachable("a key that `fab trust` cannot mend")
-    assert [f.mend for f in wrong(examine(replace(lost, unreachable={"te2": unknown})))] == ["fab trust"]
-    assert wrong(examine(replace(lost, unreachable={"te2": lookalike})))[0].mend.startswith("ssh -i ")
+    for mend, shown in (("fab trust", "fab trust"), ("", "fab ssh te2 -- true")):
+        found = wrong(examine(replace(lost, unreachable={"te2": Unreachable("whatever it says", mend)})))
+        assert [f.mend for f in found] == [shown]
 
 
 def test_a_user_who_is_not_root_gets_commands_that_work_for_him() -> None:
-    nodes = (replace(NODES[0], user="ubuntu", key=Path("my key")), NODES[1])
+    nodes = (replace(NODES[0], user="ubuntu"), NODES[1])
     found = wrong(examine(replace(with_head(clock_synchronised=False), nodes=nodes)))
-    assert [f.mend for f in found] == [
-        "ssh -i 'my key' -p 22 -o UserKnownHostsFile=known_hosts ubuntu@203.0.113.1 sudo -n timedatectl set-ntp true"
-    ]
+    assert [f.mend for f in found] == ["fab ssh te1 -- sudo -n timedatectl set-ntp true"]
 
 
 def test_processes_of_an_active_run_are_no_strangers_on_any_node() -> None:

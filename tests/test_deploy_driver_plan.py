@@ -210,6 +210,46 @@ def test_an_installed_driver_that_is_not_loaded_is_loaded_without_a_reboot() -> 
     assert plan_driver(replace(RUNNING, loaded="")).loading == "modprobe"
 
 
+def test_libraries_that_no_module_on_the_disk_fits_are_refused_and_not_held() -> None:
+    newer = {"libnvidia-compute-580-server": "580.200.01-0ubuntu0.22.04.1", **RUNNING.installed}
+    newer["nvidia-utils-580-server"] = newer["libnvidia-compute-580-server"]
+    plan = plan_driver(replace(RUNNING, installed=newer))
+    assert (plan.verdict, plan.hold) == ("refuse", ())
+    assert "580.200.01" in plan.reason and VERSION in plan.reason
+    assert plan_driver(replace(RUNNING, installed=newer, module="580.200.01")).loading == "reboot"
+    assert plan_driver(replace(RUNNING, installed=newer, run_file=True)).verdict == "keep"
+
+
+BRIDGE = PciDevice("0x15b3", "0x020700", "0x1021")
+
+
+def test_nvswitches_behind_a_bridge_of_another_class_get_the_fabric_manager_and_what_manages_them() -> None:
+    bridged = replace(UBUNTU, pci=(H200, BRIDGE))
+    assert "nvlsm" in plan_driver(bridged).reason and plan_driver(bridged).verdict == "refuse"
+    plan = plan_driver(replace(bridged, available={**UBUNTU.available, "nvlsm": ("2025.06.6-1",)}))
+    assert plan.verdict == "install" and {"nvlsm", f"nvidia-fabricmanager-580={PACKAGED}"} <= set(plan.install)
+    assert "nvidia-fabricmanager" in plan.services
+
+
+@pytest.mark.parametrize(
+    ("source", "foreign"),
+    [
+        ("deb file:///var/cuda-repo-ubuntu2204-12-8-local /", True),
+        ("deb [signed-by=x] file:/var/nvidia-driver-local-repo-ubuntu2204-580.95.05 /", True),
+        ("deb https://mirrors.aliyun.com/nvidia-cuda/ubuntu2204/x86_64 /", True),
+        ("URIs: https://developer.download.nvidia.cn/compute/cuda/repos/ubuntu2204/x86_64", True),
+        ("deb https://repo.download.nvidia.com/baseos/ubuntu/jammy/x86_64/ jammy common dgx", True),
+        ("deb http://ppa.launchpadcontent.net/graphics-drivers/ppa/ubuntu jammy main", True),
+        ("deb https://archive.lambdalabs.com/ubuntu jammy main", True),
+        ("deb [signed-by=/usr/share/keyrings/nvidia.gpg] http://archive.ubuntu.com/ubuntu jammy main", False),
+        ("deb https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /", False),
+    ],
+)
+def test_another_source_of_drivers_is_seen_wherever_it_lies(source: str, foreign: bool) -> None:
+    text = ANSWER.replace("deb http://a.example/ubuntu jammy main restricted", source).splitlines()
+    assert (len(parse_facts(text).foreign_sources) == 2) is foreign
+
+
 def test_packages_that_nothing_holds_are_held() -> None:
     installed = {**RUNNING.installed, "libnvidia-compute-580-server": PACKAGED, "cuda-keyring": "1.1-1"}
     plan = plan_driver(replace(RUNNING, installed=installed))

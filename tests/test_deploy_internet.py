@@ -87,11 +87,15 @@ def test_a_silent_name_server_does_not_hold_it_up(taken):
 def asked(table, names=("tiny",), head=True, **said):
     settings = Settings.model_validate({"name": "te", **table})
     found = answer(NODES[0], **said)
-    return fetched_from(found, settings, [named_model(name) for name in names], head=head)
+    return fetched_from(found, "e" * 64, settings, [named_model(name) for name in names], head=head)
 
 
 def test_a_node_that_lacks_nothing_is_asked_for_nothing():
     assert asked({}) == []
+
+
+def test_an_environment_that_is_not_the_wanted_one_is_fetched_again():
+    assert asked({}, environment="f" * 64)[0] == "archives"
 
 
 def test_only_the_head_fetches_more_than_packages():

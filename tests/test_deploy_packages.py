@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from deploy.kept_packages import LISTS_LOCK, UPDATE
 from deploy.packages import packages_for
 from inventory.settings import Settings
 from tests.support.fake_nodes import NODE, deploy
 
 REPOSITORY = Path(__file__).parent.parent
 ORIGINALS = {
-    "etc/apt/sources.list": "# the distribution\ndeb http://a.example/ubuntu jammy main\n\ndeb http://x.example/y /\n",
-    "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://deb.example/debian\nSuites: bookworm\n",
+    "etc/apt/sources.list": "# its own\ndeb http://archive.ubuntu.com/ubuntu jammy main\n\ndeb http://x.example/y /\n",
+    "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: bookworm\n",
 }
 # A root of links and read-only binds of this machine's programs, with an /etc of its own.
 ROOT = """
@@ -45,13 +48,28 @@ def test_nothing_is_waited_for_where_it_is_over_or_there_is_none(status: str) ->
     assert waits(status) == []
 
 
-@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 0)])
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 9), (2, 0)])
 def test_first_boot_work_with_recoverable_errors_is_no_reason_to_stop(tmp_path: Path, code: int, ends: int) -> None:
     (wait,) = waits("running")
     (tmp_path / "cloud-init").write_text(f"#!/bin/sh\nexit {code}\n")
     (tmp_path / "cloud-init").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert subprocess.run(["sh", "-c", wait], env=environment, check=False).returncode == ends
+    done = subprocess.run(["sh", "-c", wait], env=environment, check=False, capture_output=True, text=True)
+    assert (done.returncode, "cloud-init" in done.stderr) == (ends, ends != 0)
+
+
+def test_the_lock_of_the_lists_is_waited_for(tmp_path: Path) -> None:
+    lock, made = tmp_path / "lock", tmp_path / "made"
+    (tmp_path / "apt-get").write_text(f"#!/bin/sh\ntouch {made}\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with lock.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        with subprocess.Popen(["sh", "-c", UPDATE.replace(LISTS_LOCK, str(lock))], env=environment) as update:
+            time.sleep(0.5)
+            assert not made.exists()
+            fcntl.lockf(file, fcntl.LOCK_UN)
+            assert update.wait(10) == 0 and made.exists()
 
 
 @pytest.mark.parametrize("torch", ["cpu", "cuda"])

@@ -35,6 +35,18 @@ from training.verify import DamagedError, FetchError
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_it_ends_without_a_word_once_nobody_reads_what_it_prints(buffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("fab"), "--list"], cwd=ROOT, env=env, stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert done.stderr == b""
+
+
 def fab(*argv, cluster=os.devnull):
     return subprocess.run(
         [Path(sys.executable).with_name("fab"), *argv],

@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from inventory.hostkeys import compare, known_host_name, scanned, updated
+from inventory.hostkeys import compare, scanned, updated
+from inventory.known_hosts import known_host_name, parse_known_hosts
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,21 @@ def test_hashed_names_are_recognised(keys, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
     assert "192.0.2.1" not in known.read_text()
     assert compare(known.read_text(), "192.0.2.1", scan("192.0.2.1", keys[0])).is_known
+
+
+@pytest.mark.parametrize(
+    "line", ["|1|notbase64!|x ssh-ed25519 AAA", "|1|abc ssh-ed25519 A", "192.0.2.1 ssh-rsa AAAAE."]
+)
+def test_a_damaged_line_is_passed_over_and_stays(keys, line):
+    change = compare(f"{line}\n", "192.0.2.1", scan("192.0.2.1", keys[0]))
+    assert change.old == () and updated(f"{line}\n", change) == f"{line}\n192.0.2.1 {keys[0][0]} {keys[0][1]}\n"
+    assert parse_known_hosts(line).unread == ["line 1"]
+
+
+def test_a_revoked_key_is_not_offered(keys):
+    text = f"@revoked * {keys[0][0]} {keys[0][1]}\n192.0.2.1 {keys[0][0]} {keys[0][1]}\n"
+    assert compare(text, "192.0.2.1", scan("192.0.2.1", keys[0])).new == ()
+    assert parse_known_hosts(text).entries == []
 
 
 def test_a_machine_at_another_port_has_a_name_of_its_own():

@@ -1,18 +1,25 @@
 """The one ssh door, against a real ssh server: whom it trusts, what it says, and that it always comes back."""
 
 import os
+import pickle
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
-from inventory import node_program
-from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, SshError, ask, connect, run, run_greeted, tunnel
+from inventory import hostkeys, node_program
+from inventory.cluster import ssh_files
+from inventory.nodes import pyinfra_hosts
+from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, LoginError, SshError, ask, connect, run, run_greeted, tunnel
+from inventory.ssh_program import ssh_argv
+from tests.support import ssh_server
 from tests.support.local_cluster import wait_for
 from tests.support.ssh_server import SshServer, key_pair
 
@@ -152,6 +159,108 @@ def test_another_host_key_is_not_accepted(node, server):
     node.known_hosts.write_text(other.known_hosts_line.replace(str(other.port), str(server.port)))
     with pytest.raises(HostKeyError, match="its host key is not the one"):
         connect(node)
+
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ7VcVxOeWnIYlrBGGo3mpe4rLpi6Y0ZzU2iGV0K9y0n"
+ODD = {
+    "cut off": "10.1.2.3 ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNo.",
+    "damaged salt": "|1|abc ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZvbw==",
+    "damaged salt, whole key": f"|1|notbase64!|x {KEY}",
+    "no key": "host1 ssh-ed25519",
+    "authority": f"@cert-authority *.example.net {KEY}",
+    "ssh 1": "host1 1024 35 1234567890",
+    "no text": "host1 \udcff \udcfe",
+    "byte order mark": "\ufeff# saved by an editor",
+}
+
+
+@pytest.mark.parametrize("line", ODD.values(), ids=ODD)
+def test_a_line_of_known_hosts_that_cannot_be_read_hides_no_host_and_is_named_where_one_is_unknown(
+    node, tmp_path, line
+):
+    good = node.known_hosts.read_bytes()
+    odd = f"{line}\n".encode(errors="surrogateescape")
+    for text in (odd + good, good + odd):
+        node.known_hosts.write_bytes(text)
+        assert ask(node, "echo hi") == "hi\n"
+    node.known_hosts.write_bytes(odd)
+    with pytest.raises(HostKeyError, match=r"fab trust" if line.startswith("\ufeff") else r"fab trust.*line 1"):
+        ask(node, "true")
+
+
+def test_a_key_that_known_hosts_revokes_is_not_accepted(node):
+    good = node.known_hosts.read_text()
+    node.known_hosts.write_text(f"{good}@revoked * {good.split(maxsplit=1)[1]}")
+    with pytest.raises(HostKeyError):
+        connect(node)
+
+
+def test_a_key_of_the_agent_that_paramiko_does_not_know_hides_no_other(locked, server, tmp_path, monkeypatch):
+    class Agent:
+        def get_keys(self):
+            kind = b"sk-ssh-ed25519@openssh.com"
+            blob = b"".join(len(part).to_bytes(4, "big") + part for part in (kind, bytes(32), b"ssh:"))
+            known = paramiko.PKey.from_path(locked.key, b"open sesame")
+            known.inner_key = known  # as far as the agent's keys differ
+            return (paramiko.AgentKey(self, blob, "me"), known)
+
+        def close(self):
+            """Nothing is open."""
+
+    monkeypatch.setattr(paramiko, "Agent", Agent)
+    assert ask(locked, "echo in") == "in\n"
+
+
+def test_a_second_factor_is_called_so(node, monkeypatch):
+    monkeypatch.setattr(ssh_server._Door, "check_auth_publickey", lambda *_: paramiko.AUTH_PARTIALLY_SUCCESSFUL)
+    monkeypatch.setattr(ssh_server._Door, "get_allowed_auths", lambda *_: "publickey,keyboard-interactive")
+    with pytest.raises(LoginError, match=r"second factor .*keyboard-interactive"):
+        connect(node)
+
+
+def test_a_name_that_neither_resolves_nor_is_an_alias_is_a_sentence(node):
+    with pytest.raises(SshError, match=r"neither a name that resolves nor a Host of ~/.ssh/config"):
+        connect(replace(node, address="no-such-alias.invalid"))
+
+
+@pytest.fixture
+def behind(node, server, tmp_path):
+    """The node, reached through a jump host."""
+    with SshServer() as gate:
+        (tmp_path / "gate").mkdir()
+        hop = replace(gate.node(tmp_path / "gate"), name="gate")
+        node.known_hosts.write_text(server.known_hosts_line + gate.known_hosts_line)
+        yield gate, replace(node, through=replace(hop, known_hosts=node.known_hosts))
+
+
+def by_ssh(node, folder):
+    return ssh_argv(node, "echo hi")
+
+
+def by_pyinfra(node, folder):
+    hosts = pickle.dumps(pyinfra_hosts(None, [node], ssh_files([node])))
+    (folder / "inventory_file.py").write_text(f"import pickle\nnodes = pickle.loads({hosts!r})\n")
+    return [sys.executable, "-m", "pyinfra", "-y", folder / "inventory_file.py", "exec", "--", "echo", "hi"]
+
+
+@pytest.mark.parametrize("argv", [by_ssh, by_pyinfra])
+def test_a_jump_host_is_passed_and_its_key_verified(behind, server, tmp_path, argv):
+    gate, node = behind
+
+    def runs():
+        return subprocess.run(argv(node, tmp_path), cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    assert ask(node, "echo hi") == "hi\n"
+    done = runs()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert gate.forwarded == [("127.0.0.1", server.port)] * 2
+    wait_for("no connection is open", lambda: gate.open_connections == server.open_connections == 0, 5)
+    assert {hostkeys.HostKey(*server.known_hosts_line.split()[1:])} == set(hostkeys.ask(node))
+    node.known_hosts.write_text(server.known_hosts_line)
+    with pytest.raises(HostKeyError, match=r"^gate "):
+        connect(node)
+    assert runs().returncode != 0
+    assert len(gate.forwarded) == 3
 
 
 def test_a_closed_port_is_a_sentence(node, server):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inventory.cluster import load_cluster
+from inventory.cluster import load_cluster, ssh_files
 from inventory.nodes import pyinfra_hosts
+from inventory.settings import SettingsError
 
 ROOT = Path(__file__).parent.parent
 TWO = """\
@@ -67,10 +68,64 @@ def test_a_node_without_gpus_has_one_slot(tmp_path):
 
 def test_pyinfra_verifies_host_keys_and_uses_sudo_where_the_user_is_not_root(tmp_path):
     cluster = load_cluster(settings_file(tmp_path, TWO))
-    zeta, alpha = (data for _, data in pyinfra_hosts(cluster.settings, cluster.nodes))
+    zeta, alpha = (data for _, data in pyinfra_hosts(cluster.settings, cluster.nodes, tmp_path))
     assert {zeta["ssh_strict_host_key_checking"], alpha["ssh_strict_host_key_checking"]} == {"yes"}
     assert zeta["ssh_known_hosts_file"] == str(tmp_path / "known_hosts")
     assert (zeta["_sudo"], alpha["_sudo"]) == (True, False)
+
+
+CONFIG = """\
+Host gpu
+  HostName 10.0.0.9
+  User ubuntu
+  Port 2222
+  IdentityFile {folder}/own
+  ProxyJump gate
+Host gate
+  HostName 203.0.113.1
+  User me
+Host *
+  ProxyJump anna@outer:2022,gate
+"""
+ALIAS = """\
+provider = "static"
+{table}
+[[nodes]]
+name = "te1"
+address = "gpu"
+"""
+
+
+@pytest.mark.parametrize("table", ["", '[ssh]\nuser = "root"\nport = 22\nkey = "{key}"'])
+def test_what_cluster_toml_leaves_open_comes_from_the_users_ssh_config(tmp_path, monkeypatch, table):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(CONFIG.format(folder=tmp_path))
+    (tmp_path / "own").write_text("a private key")
+    (node,) = load_cluster(settings_file(tmp_path, ALIAS.replace("{table}", table))).nodes
+    said = ("root", 22, tmp_path / "id") if table else ("ubuntu", 2222, tmp_path / "own")
+    assert (node.address, node.private_address, node.user, node.port, node.key) == ("10.0.0.9", "10.0.0.9", *said)
+    gate, outer = node.hops[-1], node.hops[0]
+    assert (gate.address, gate.user, gate.port) == ("203.0.113.1", "me", 22)
+    assert (len(node.hops), outer.address, outer.user, outer.port) == (2, "outer", "anna", 2022)
+
+
+@pytest.mark.parametrize("config", ["Host gpu\n  Port many\n", "nonsense\n", "Match whatever\n"])
+def test_an_ssh_config_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch, config):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(config)
+    with pytest.raises(SettingsError, match=r"\.ssh/config"):
+        load_cluster(settings_file(tmp_path, ALIAS.replace("{table}", '[ssh]\nkey = "{key}"')))
+
+
+def test_pyinfra_knows_hosts_by_the_lines_that_can_be_read_and_names_the_others(tmp_path, capsys):
+    cluster = load_cluster(settings_file(tmp_path, TWO))
+    good = "203.0.113.7 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ7VcVxOeWnIYlrBGGo3mpe4rLpi6Y0ZzU2iGV0K9y0n\n"
+    (tmp_path / "known_hosts").write_text(f"{good.replace('203.0.113.7', '@cert-authority *.example')}{good}")
+    files = ssh_files(cluster.nodes)
+    assert (files / "known_hosts").read_text() == good
+    assert "line 1 (@cert-authority)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_checkpoint_loses_its_name_before_its_first_file(tmp_path, monkeypatch
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 5 * 2**20))
-    with pytest.raises(CheckpointError, match=r"step 3 needs 64\.0 MiB in .*, 5\.0 MiB are available"):
+    with pytest.raises(CheckpointError, match=r"step 3 needs 64\.0 MiB in .*, 5\.0 MiB are available; free .*--resume"):
         _save(tmp_path, 3)
     assert list(tmp_path.iterdir()) == []
 

@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from training.node.adapter.model_files import STATE  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 
 from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, head_check  # noqa: E402
-from training.node.adapter.model_files import STATE  # noqa: E402
 from training.node.adapter.models import load_base  # noqa: E402
 from training.node.architecture import build, config_of  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 from deploy.on_node import manifest
 from training import model_lock
 from training.laptop import base_model
-from training.launch import Launch, LaunchError
+from training.launch import Host, Launch, LaunchError
 from training.model_lock import Pin, disagreement, pinned, read_pins, remember
 from training.model_names import load_recipe, recipe_names
 from training.recipe import RecipeError
@@ -117,6 +117,22 @@ def test_a_model_that_the_next_deploy_fetches_needs_that_alone(tmp_path: Path, m
         assert ("add what --model said" in str(refused.value)) != is_named
     with pytest.raises(LaunchError, match=r"base.py, which fetches 29\.\d GB \(fab models says whether it fits\)$"):
         base_model.base_model_on_head(_Shell(), launch, "qwen", (), "Qwen/Qwen2.5-14B-Instruct")
+
+
+def test_a_head_that_does_not_know_the_other_nodes_by_name_needs_the_deploy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_model, "ENV_FOLDER", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("/bin/sh")
+    for other, reason in (
+        ("localhost", "te1 has no model m"),
+        ("te2.invalid", "know the other nodes by name"),
+    ):
+        hosts = (Host("te1", "10.0.0.1", 1), Host(other, "10.0.0.2", 1))
+        launch = Launch("", "", hosts, "", (), "python", {}, str(tmp_path / "models"), deploy="pyinfra deploy/base.py")
+        with pytest.raises(LaunchError, match=f"{reason}.* {launch.deploy}$"):
+            base_model.base_model_on_head(_Shell(), launch, "m", ("tiny",))
 
 
 class _Shell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -59,6 +60,18 @@ def test_every_node_says_what_cards_and_ram_it_has_in_rank_order(nodes: Path, tm
     assert [len(node.cards) for node in found] == [1, 2, 3, 4]
     assert found[0].cards[0].bytes == 23028 * 2**20
     assert found[0].ram_bytes == len(f"{A10}, 23028\n") * GIB
+
+
+def test_a_node_whose_disk_is_full_is_told_from_one_that_does_not_say(nodes: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "bin" / "awk").unlink()
+    (tmp_path / "bin" / "df").write_text('#!/bin/sh\n[ "$NODE" ] && echo "/dev/vdb 9 9 512 99% /data"; exit 0\n')
+    (tmp_path / "bin" / "df").chmod(0o755)
+    for name in ("te1", "te2"):
+        (nodes / name).write_text(f"{A10}, 23028\n")
+    asked = replace(launch(*HOSTS[:2]), data_disk="/data")
+    first, second = node_hardware.of_nodes(HereHead(tmp_path), asked)
+    assert (first.disk_free_bytes, second.disk_free_bytes) == (inf, 512 * 1024)
+    assert first.cards == second.cards == (A10_CARD,)
 
 
 def test_a_node_that_does_not_answer_is_taken_for_one_like_the_head(nodes: Path, tmp_path: Path):

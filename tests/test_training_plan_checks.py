@@ -319,6 +319,8 @@ def test_checkpoints_need_room():
     """14 bytes for each of 68.8 million parameters, five times."""
     assert found(plan(facts(machine={"disk_free_gib": 4.4})), "disk").severity == "error"
     assert found(plan(facts(machine={"disk_free_gib": 4.6})), "disk").severity == "ok"
+    full = found(plan(replace(facts(), full_nodes=("te3",))), "disk")
+    assert full.severity == "error" and "te3" in full.value and "fab ssh te3 -- du" in full.cure
 
 
 @pytest.mark.parametrize("name", ["Tesla V100-SXM2-16GB", "Tesla P40", "NVIDIA TITAN V", "NVIDIA GeForce GTX 1080 Ti"])

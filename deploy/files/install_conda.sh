@@ -9,6 +9,7 @@ for url in $urls; do
     echo "$sha256  $installer" | sha256sum --check --status && break
   rm -f "$installer"
 done
-[ -f "$installer" ] || refuse "no $file with the pinned sha256 at $(echo "$urls" | sed 's/ / or /g')"
+[ -f "$installer" ] || refuse "no $file with the pinned sha256 at $(echo "$urls" | sed 's/ / or /g'): in cluster.toml \
+[mirrors] miniforge names another place (preset = china: one in China), and [python] provider = \"venv\" needs none"
 rm -rf "$prefix"
 bash "$installer" -b -p "$prefix" && rm -f "$installer" && echo "$sha256" > "$prefix/.spotune-installer"

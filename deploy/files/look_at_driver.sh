@@ -22,7 +22,7 @@ echo '[loaded]'; cat /proc/driver/nvidia/version 2>/dev/null
 echo '[sources]'
 grep -rhsE '^(deb|URIs:)' /etc/apt/sources.list /etc/apt/sources.list.d
 echo '[installed]'
-dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\n' '*nvidia*' 'cuda-*' 2>/dev/null
+dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\n' '*nvidia*' 'cuda-*' nvlsm 2>/dev/null
 echo '[held]'; apt-mark showhold
 echo '[available]'
 apt-cache madison $(echo "$packages" | sed "s/KERNEL/$kernel/g") 2>/dev/null

@@ -84,9 +84,13 @@ def base_model_on_head(
     the recipe names it, to say how much there is to fetch."""
     folder = shlex.quote(f"{launch.models}/{model_dir}")
     read = f"cat {folder}/{ORIGIN} 2>/dev/null; echo; echo {SUMS}; cat {folder}/{SUMS} 2>/dev/null; true"
-    env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && echo env; {read}").partition("\n")
+    others = shlex.join(host.name for host in launch.hosts[1:])  # whom the deploy makes known by name
+    known = f"{{ getent hosts {others} >/dev/null && echo env || echo alone; }}" if others else "echo env"
+    env, _, content = head.shell(f"test -x {ENV_FOLDER}/bin/python && {known}; {read}").partition("\n")
     record, _, sums = content.partition(f"\n{SUMS}\n")
     deploy = f"run the base deploy: {launch.deploy}"
+    if env == "alone":
+        raise LaunchError(f"{head.name} does not know the other nodes by name; {deploy}")
     if env != "env":
         raise LaunchError(_no_environment(head, launch))
     if not record.strip():

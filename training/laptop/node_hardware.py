@@ -21,14 +21,19 @@ NODES_S = 30.0
 SEPARATOR = "\x1e"
 
 
+DISK = "df -Pk {disk} 2>/dev/null | awk 'END {{print \"disk=\" $4}}'; "
+"""Before the RAM: KiB that are free where runs lie."""
+
+
 def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
     """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
 
     Where the ranks compute on the CPU no node has cards, whatever it has.
     """
     first, *others = launch.hosts
-    asks = {first.name: f"sh -c {shlex.quote(ASK)}"}
-    asks |= {host.name: f"{REACH} {shlex.quote(host.name)} {shlex.quote(ASK)}" for host in others}
+    ask = DISK.format(disk=shlex.quote(launch.data_disk)) * bool(launch.data_disk) + ASK
+    asks = {first.name: f"sh -c {shlex.quote(ask)}"}
+    asks |= {host.name: f"{REACH} {shlex.quote(host.name)} {shlex.quote(ask)}" for host in others}
     said = head.shell(" ".join(_block(name, ask) for name, ask in asks.items()) + " wait", NODES_S)
     blocks = [block.partition("\n") for block in said.split(SEPARATOR)[1:]]
     found = {name: _hardware(name, content) for name, _, content in blocks}
@@ -45,10 +50,13 @@ def _block(name: str, ask: str) -> str:
 
 def _hardware(name: str, content: str) -> NodeHardware | None:
     """From what a node printed; None where that is not an answer."""
-    *cards, ram_kib = content.strip().splitlines() or [""]
+    lines = content.strip().splitlines()
+    free = next((line.removeprefix("disk=") for line in lines if line.startswith("disk=")), "")
+    *cards, ram_kib = [line for line in lines if not line.startswith("disk=")] or [""]
     if not ram_kib.strip().isdecimal():
         return None
-    return NodeHardware(name, 1, tuple(map(_card, cards)), int(ram_kib) * 1024.0)
+    disk_free = int(free) * 1024.0 if free.isdecimal() else inf
+    return NodeHardware(name, 1, tuple(map(_card, cards)), int(ram_kib) * 1024.0, disk_free)
 
 
 def _card(line: str) -> Card:

@@ -263,7 +263,10 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
         raise SaveError(f"the trainable state holds values that are not finite: {', '.join(broken[:3])}")
 
 
-def refuse_full(folder: Path, nbytes: int, what: str, cure: str = "") -> None:
+FREE_SPACE = "; free space, then fab train --resume"
+
+
+def refuse_full(folder: Path, nbytes: int, what: str, cure: str = FREE_SPACE) -> None:
     """SaveError where the disk of `folder` has no room for so much besides."""
     needed, available = nbytes + ROOM_TO_SPARE, shutil.disk_usage(folder).free
     if available < needed:

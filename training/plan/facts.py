@@ -23,6 +23,10 @@ class ModelMetadata:
     """generation_config.json; empty where there is none."""
 
 
+ROOM_OF_A_NODE = 1 * GIB
+"""For a run's code and data on any node, and what it writes there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts(Known):
     """All that is known of a run before it starts."""
@@ -44,6 +48,8 @@ class Facts(Known):
     """Of the node that has least."""
     disk_free_bytes: float
     """On the head."""
+    full_nodes: tuple[str, ...] = ()
+    """Those on which not even the run's files have room."""
     held_out: int = 0
     """Records kept out of training, to measure by."""
 
@@ -93,6 +99,7 @@ def read_facts(
         mixed=cards if len(set(cards)) > 1 else (),
         ram_bytes=min(node.ram_bytes for node in nodes),
         disk_free_bytes=prepared["disk_free_gib"] * GIB,
+        full_nodes=tuple(node.name for node in nodes if node.disk_free_bytes < ROOM_OF_A_NODE),
         held_out=(prepared.get("validation") or {}).get("records", 0),
         **vars(known),
     )

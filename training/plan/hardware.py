@@ -33,6 +33,8 @@ class NodeHardware:
     cards: tuple[Card, ...]
     """None where they compute on the CPU."""
     ram_bytes: float
+    disk_free_bytes: float = inf
+    """Where runs lie; infinite where it was not asked."""
 
 
 @dataclass(frozen=True)

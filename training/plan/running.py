@@ -87,6 +87,9 @@ def disk(it: Situation) -> Check:
     kept = kept_checkpoints(recipe)
     need, free = kept * it.pace.checkpoint_bytes, it.facts.disk_free_bytes
     value = f"{size_text(need)} of {size_text(free)} free, for {many(kept, 'checkpoint')}"
+    if full := it.facts.full_nodes:
+        look = "; ".join(f"fab ssh {name} -- du -xh --max-depth=2 /data" for name in full)
+        return Check("disk", "error", f"less than 1 GiB is free on {', '.join(full)}", f"free space: {look}")
     if need > free:
         return Check("disk", "error", value, "delete old runs, or --set keep_checkpoints=1")
     return Check("disk", "ok", value)

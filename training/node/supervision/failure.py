@@ -31,7 +31,7 @@ SECONDARY = 6
 _HOST = re.compile(r"^(?P<host>[A-Za-z0-9][\w.-]*): ?(?P<text>.*)$")
 _RANK = re.compile(r"^\[(?P<rank>\d+)\] (?P<text>.*)$")
 _KNOWN: dict[CauseKind, tuple[int, str]] = {
-    "disk_full": (3, "could not write: the disk is full; delete old runs in /data/runs, then resume"),
+    "disk_full": (3, "could not write: the disk is full; free space (fab runs.delete), then fab train --resume"),
     "disk_read_only": (
         3,
         "could not write: its disk is read-only; the kernel makes it so after errors: dmesg says which",
