@@ -94,7 +94,8 @@ class RemoteHead:
         """A shell command after which runs are read by root and whoever logs in, who fetches over sftp without sudo,
         and by nobody else of a shared machine. Files inside need no modes of their own."""
         runs = shlex.quote(str(self.runs))
-        return f'chown "${{SUDO_UID:-0}}" {runs} && chmod 700 {runs}'
+        cache = shlex.quote(str(self.runs.parent / "cache"))  # data that were prepared
+        return f'chown "${{SUDO_UID:-0}}" {runs} && chmod 700 {runs} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}'
 
     def put(self, archive: Path, folder: Path) -> None:
         self.make_runs()
