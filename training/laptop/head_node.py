@@ -136,11 +136,11 @@ class RemoteHead:
 
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection."""
-        if not self._reads_runs:
-            self.shell(f"[ ! -d {shlex.quote(str(self.runs))} ] || {{ {self._own_runs}; }}")
-            self._reads_runs = True
 
         def opened() -> SFTPClient:
+            if not self._reads_runs:
+                ssh.run(self._open(), f"[ ! -d {shlex.quote(str(self.runs))} ] || {{ {self._own_runs}; }}")
+                self._reads_runs = True
             channel: SFTPClient = self._open().client.open_sftp()
             return channel
 
