@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from math import inf
 
+from training.bounded import figure_in
 from training.laptop.head_node import Head
 from training.launch import Launch
 from training.plan.hardware import Card, NodeHardware, slowest_first
@@ -46,14 +47,13 @@ def _block(name: str, ask: str) -> str:
 def _hardware(name: str, content: str) -> NodeHardware | None:
     """From what a node printed; None where that is not an answer."""
     *cards, ram_kib = content.strip().splitlines() or [""]
-    if not ram_kib.strip().isdecimal():
-        return None
-    return NodeHardware(name, 1, tuple(map(_card, cards)), int(ram_kib) * 1024.0)
+    ram = figure_in(ram_kib) * 1024.0
+    return NodeHardware(name, 1, tuple(map(_card, cards)), ram) if ram else None
 
 
 def _card(line: str) -> Card:
     name, _, mib = line.rpartition(",")
-    return Card(name.strip(), float(mib) * 2**20 if mib.strip().isdecimal() else inf)
+    return Card(name.strip(), figure_in(mib) * 2**20 or inf)
 
 
 def with_slowest_first(launch: Launch, nodes: tuple[NodeHardware, ...]) -> tuple[Launch, tuple[NodeHardware, ...]]:
