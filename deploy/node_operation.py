@@ -26,18 +26,14 @@ Given = ParamSpec("Given")
 Commands = Iterator[str | PyinfraCommand]
 
 
-def _log_plainly(record: logging.LogRecord) -> bool:
+def _plainly(record: logging.LogRecord) -> bool:
     record.msg, record.args = shown_in_colour(record.getMessage()), None
     return True
 
 
-def _echo_plainly(message: Any = None, **how: Any) -> None:
-    click.echo(shown_in_colour(message) if isinstance(message, str) else message, **how)
-
-
-logger.addFilter(_log_plainly)
+logger.addFilter(_plainly)
 if output.is_output_active():  # pyinfra's own program runs us
-    output.set_echo(_echo_plainly)
+    output.set_echo(lambda message="", **how: click.echo(shown_in_colour(str(message)), **how))
 
 
 def node_operation(body: Callable[Given, Commands]) -> Callable[..., Any]:

@@ -85,7 +85,8 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     uv += [f"{at.env}/bin/uv", "pip", "install", "--quiet", "--python", python, "--no-deps", *sources]
     yield shlex.join([*uv, "--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"])
     if wanted.flavour == "cpu":
-        # The lock's hashes are those of the CUDA wheel; the CPU one is pinned by version alone.
+        # The lock's hashes are those of the CUDA wheel; the CPU one is pinned by version, and uv holds it against the
+        # hash in PyTorch's own index, which it asks over https and through no mirror.
         index = [] if complete_wheelhouse else ["--torch-backend", "cpu"]
         yield shlex.join([*uv, "--no-build", *index, requirements_lock.torch_pin(wanted.lock)])
     yield shlex.join([f"{at.env}/bin/uv", "pip", "check", "--quiet", "--python", python])

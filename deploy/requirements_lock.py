@@ -2,7 +2,7 @@
 
 requirements.lock is made by uv for CUDA machines: every line with its hashes. The CPU wheel of torch is
 another file than the one the lock names, and hash checking is all or nothing within one install; so a CPU
-node installs in two steps: all the rest hashed, then torch by its version alone.
+node installs in two steps: all the rest hashed, then torch by its version and the hash in PyTorch's own index.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 import paramiko
 from paramiko.channel import ChannelFile, ChannelStdinFile
@@ -100,11 +100,14 @@ class Program:
         try:
             for line in self._reader:
                 if len(line) > LONGEST_LINE:
-                    self._drop()
-                    raise ProgramError(f"{self.where}: a line has more than {LONGEST_LINE} characters; it was cut off")
+                    self._cut_off("a line of it", LONGEST_LINE)
                 yield line
         except (EOFError, OSError) as error:
             raise ProgramError(f"{self.where}: the connection broke: {error or type(error).__name__}") from error
+
+    def _cut_off(self, what: str, most: int) -> NoReturn:
+        self._drop()
+        raise ProgramError(f"{self.where}: the program was ended: {what} has more than {most} characters")
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """What it tells in JSON, until it ends. Raises ProgramRefused for its mistake, ProgramError where it failed."""
@@ -125,8 +128,7 @@ class Program:
         for line in self.lines():
             said.append(line)
             if (left := left - len(line)) < 0:
-                self._drop()
-                raise ProgramError(f"{self.where}: it said more than {LONGEST_WORDS} characters; it was cut off")
+                self._cut_off("it", LONGEST_WORDS)
         self._ended(said)
         return "".join(said)
 

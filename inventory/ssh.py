@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import paramiko
@@ -168,13 +169,18 @@ def root_line(connection: Connection, command: str) -> str:
 
 def _within(timeout_s: float, connection: Connection, line: str, command: str) -> Any:
     """The finished command's result. Closing the connection is what ends a wait in any of paramiko's places."""
-    given_up = list[str]()
+    given_up, left = list[str](), [MAX_ANSWER]
 
     def give_up(reason: str) -> None:
         given_up.append(reason)
         connection.transport.close()
 
-    counted = _Counted(lambda: give_up(f"its answer has more than {MAX_ANSWER} characters"))
+    def count(text: str) -> None:
+        left[0] -= len(text)
+        if left[0] < 0:
+            give_up(f"its answer has more than {MAX_ANSWER} characters")
+
+    counted = SimpleNamespace(write=count, flush=lambda: None)  # in place of a terminal
     timer = threading.Timer(timeout_s, give_up, [f"not done after {timeout_s:g} s"])
     timer.daemon = True
     timer.start()
@@ -188,21 +194,6 @@ def _within(timeout_s: float, connection: Connection, line: str, command: str) -
     finally:
         timer.cancel()
     raise SshError(f"{connection.host}: `{command}`: {given_up[0] if given_up else reason}")
-
-
-class _Counted:
-    """Where invoke shows what comes: nobody sees it, and somebody counts."""
-
-    def __init__(self, full: Callable[[], None]) -> None:
-        self.left, self.full = MAX_ANSWER, full
-
-    def write(self, text: str) -> None:
-        self.left -= len(text)
-        if self.left < 0:
-            self.full()
-
-    def flush(self) -> None:
-        """Nothing waits."""
 
 
 @contextmanager

@@ -5,15 +5,19 @@ Wheels of torch and its company are stand-ins of a few hundred bytes, and so is 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -337,6 +341,27 @@ def test_a_cpu_node_without_a_wheelhouse_takes_torch_from_the_cpu_index() -> Non
     assert not any("--no-index" in line for line in lines)
     offline = list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=True))
     assert all("--no-index --find-links /opt/spotune/wheelhouse" in line for line in offline[:3])
+
+
+@pytest.mark.parametrize("told", ["its own", "another"])
+def test_without_a_hash_of_ours_uv_goes_by_the_one_in_the_index(tmp_path: Path, told: str) -> None:
+    """What torch of a CPU node rests on: PyTorch's index gives a hash beside each name."""
+    digest = wheel(tmp_path, "torch", "2.13.0+cpu", {"torch.py": ""}) if told == "its own" else "0" * 64
+    wheel(tmp_path, "torch", "2.13.0+cpu", {"torch.py": ""})
+    name = "torch-2.13.0+cpu-py3-none-any.whl"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "index.html").write_text(f'<a href="/{name.replace("+", "%2B")}#sha256={digest}">{name}</a>')
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        index = f"http://127.0.0.1:{server.server_port}"
+        argv = ["uv", "pip", "install", "--no-config", "--no-deps", "--target", str(tmp_path / "there")]
+        argv = [sys.executable, "-m", *argv, "--python", sys.executable, "--default-index", index, "torch==2.13.0"]
+        env = {**os.environ, "UV_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        server.shutdown()
+    came = (tmp_path / "there" / "torch.py").exists()
+    assert ("Hash mismatch" in done.stderr, came) == (told == "another", told == "its own"), done.stderr
 
 
 def test_a_cuda_node_installs_torch_by_hash_and_compiles_nothing() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import random
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,15 @@ def test_under_the_templates_that_trl_carries_every_answer_is_learned_once_or_re
     assert exact + len(refused) == CONVERSATIONS
     if path.stem in {"qwen2_5", "qwen2_5_training", "qwen3", "qwen3_training", "lfm2_v2", "glm4moe"}:
         assert refused == []
+
+
+def test_a_template_without_an_end_is_ended(monkeypatch):
+    monkeypatch.setattr("training.data.template.RENDER_S", 0.3)
+    tokenizer = tiny.tokenizer()
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = loop + tokenizer.chat_template
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"did not render a conversation within 0\.3 s"):
+        Encoder(tokenizer, 100, "assistant")
+    assert time.monotonic() - began < 5
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0

@@ -387,6 +387,7 @@ def test_a_reserve_of_this_machines_disk_stays_free_of_all_that_comes_at_once(
     with pytest.raises(FetchError, match=r"is announced with 4\.0 MiB.*3\.0 MiB stay free"):
         fetch_remote(connect(), str(run), tmp_path / "home")
     assert sum(path.stat().st_size for path in (tmp_path / "home").rglob("*.log*")) < 8 << 20
+    assert not list((tmp_path / "home").rglob("*.part"))
 
 
 def test_files_have_a_number_and_what_is_read_whole_has_a_size(connect, server, run: Path, tmp_path: Path, monkeypatch):

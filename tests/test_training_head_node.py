@@ -529,7 +529,9 @@ def test_runs_are_read_by_root_and_by_who_logs_in_alone(head, tmp_path, monkeypa
     """On machines that are shared. `user`: as sudo tells it to the commands that it runs."""
     monkeypatch.setenv("SUDO_UID", user) if user else monkeypatch.delenv("SUDO_UID", raising=False)
     head.runs = tmp_path / "runs"
+    (tmp_path / "cache").mkdir(mode=0o755)
     head.runs.mkdir(mode=0o755)  # of an earlier version
     head.open_sftp().close()
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
     found = head.runs.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, owner)

@@ -36,7 +36,7 @@ def test_a_first_download_is_pinned_and_never_pinned_anew(lock: Path) -> None:
 def test_a_record_that_would_spoil_the_lock_is_refused_when_it_is_written(lock: Path, odd: object) -> None:
     remember({**RECORD, "revision": "v1"}, REPO, "v1", lock)
     before = lock.read_text()
-    with pytest.raises(RecipeError, match=r"not written to models\.lock"):
+    with pytest.raises(RecipeError, match="is not written"):
         remember({**RECORD, "hash": odd}, REPO, "main", lock)
     assert lock.read_text() == before
 

@@ -301,3 +301,12 @@ def test_settings_that_cannot_be_read_are_said_once_below_the_table(tmp_path, mo
     at, there, notes = around.asked(here=False)
     assert at is None and there is None
     assert len(notes) == 1 and "cluster.toml" in notes[0] and "a quote is opened and not closed" in notes[0]
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layers", "vocab_size", "num_local_experts"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_counts_that_no_model_has_are_refused_before_anything_is_built(key, inside):
+    config = {"model_type": "qwen2", "num_hidden_layers": 28, "vocab_size": 151_936, "num_attention_heads": 16}
+    assert untrainable(config) == ""
+    part = {**config, key: 10**9}
+    assert f"its {key} is 1000000000" in untrainable({"model_type": "gemma3", "text_config": part} if inside else part)

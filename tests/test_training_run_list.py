@@ -17,11 +17,14 @@ from tests.support.run_folders import make_run
 from training.bounded import bounded_json, figure_in
 from training.laptop import runs, tokenizer_here
 from training.laptop.head_node import HereHead
+from training.laptop.node_hardware import _hardware
 from training.laptop.open_cluster import OpenCluster, opened
 from training.laptop.run_list import copies, deleting, giving_back, listing
+from training.laptop.status import since
 from training.laptop.tasks import data, status, train
 from training.laptop.terminal import runs_table
 from training.launch import LaunchError
+from training.reclaim import parse_notices
 from training.run_folder import STATUS, Status, is_run_id, status_text
 from training.starts import note_start, read_starts
 
@@ -418,3 +421,9 @@ def test_what_a_heads_shell_says_of_sizes_and_times_is_a_figure_or_nothing():
 @pytest.mark.parametrize("name", [f"{NEW}\n", f"{NEW}\n\n", "tiny-２０260131-154500", f" {NEW}"])
 def test_a_run_id_has_nothing_behind_its_time(name):
     assert not is_run_id(name)
+
+
+def test_odd_numbers_of_a_node_are_no_answers():
+    assert since("7260\n") == "up 2 h 01 min" and since(BIG) == BIG and since("²") == "²"
+    assert _hardware("te1", f"A10, 23028\n{BIG}") is None
+    assert parse_notices(["[" * 100_000, '{"node": 1}', "null"]) == []

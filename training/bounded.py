@@ -1,22 +1,22 @@
 """JSON and numbers that another machine wrote: a head, a node or a hub may put anything there. Standard library only.
 
-Whatever is read here can be compared, added, shown as a date and counted as money. Pure.
+Whatever is read here can be compared, added, shown as a date and counted as money.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 MOST = 1e18
 """Numbers in a JSON text are below this, which is far above any count of ours."""
 FIGURES = (-1e10, 1e11)
 """Between these is a figure of a run, as a time, a step or a price; as seconds since 1970 the years 1653 and 5138."""
-DEEPEST = 64
-"""Lists and objects within each other."""
-LONGEST = 256 << 20
-"""Characters of a text."""
+DEEPEST, LONGEST = 64, 256 << 20
+"""Lists and objects within each other; characters of a text."""
 
 
 def bounded_json(text: str) -> Any:
@@ -26,15 +26,26 @@ def bounded_json(text: str) -> Any:
         raise ValueError(f"it has {len(text)} characters, more than {LONGEST}")
     try:
         value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None)
+        deep = text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    level, depth = [value], 0
-    while level := [
-        inner for one in level if isinstance(one, dict | list) for inner in (one.values() if type(one) is dict else one)
-    ]:
-        if (depth := depth + 1) > DEEPEST:
-            raise ValueError("it is nested too deeply")
+        deep = True
+    if deep:
+        raise ValueError("it is nested too deeply")
     return value
+
+
+def _depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=0)
+
+
+def object_in(path: Path, parse: Callable[[str], Any] = bounded_json) -> dict[str, Any]:
+    """The object in a file; nothing where there is none, or half of one."""
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def is_figure(value: Any) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from training.began_with import stages_of
-from training.bounded import bounded_json
+from training.bounded import bounded_json, object_in
 from training.errors import AdapterError
 from training.evaluations import read_evaluations
 from training.model_card import CardFacts
@@ -41,7 +41,7 @@ def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
         end_of_turn=str(report["end_of_turn"]) if report.get("end_of_turn_learned") else "",
         sees=_sees(checkpoint / "adapter" / ADAPTER_WEIGHTS),
         began_with=[stage.words for stage in stages_of(run)],
-        here=_json(run / LAUNCH).get("here") is True,
+        here=object_in(run / LAUNCH).get("here") is True,
         base_weights=_base_weights(run / MODEL_SUMS),
         data={name: report[key] for key, name in COUNTS.items() if report.get(key)},
     )
@@ -74,13 +74,5 @@ def _sees(weights: Path) -> bool:
 
 def _report(run: Path) -> dict[str, Any]:
     """What became of the run's data; nothing of a run of an older version."""
-    found: dict[str, Any] = _json(run / "data" / "report.json").get("report", {})
-    return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = bounded_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+    found: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
     return found

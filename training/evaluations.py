@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.bounded import bounded_json
+from training.bounded import object_in
 
 SPLIT = "evaluation.json"
 SENT = "held_out-"
@@ -77,13 +77,5 @@ def scored(evaluation: Mapping[str, Any], loss: str) -> list[tuple[str, str, str
 
 def read_evaluations(run: Path) -> list[dict[str, Any]]:
     """All that are whole: that of the split first, the others as they were made."""
-    found = [read for path in run.glob("evaluation*.json") if is_evaluation(path.name) and (read := _read(path))]
+    found = [read for path in run.glob("evaluation*.json") if is_evaluation(path.name) and (read := object_in(path))]
     return sorted(found, key=lambda each: (measured_on(each) != "", each.get("time", 0)))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = bounded_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -124,8 +124,24 @@ def stored_in(config: Mapping[str, Any]) -> str:
     return str(said or "an unknown way") if parts else ""
 
 
+MOST_OF = {"layers": 10_000, "experts": 100_000, "vocab": 1 << 26}
+"""By what names of counts have in them: far more than any model has, and few enough to be counted in seconds."""
+
+
+def too_large(config: Mapping[str, Any]) -> str:
+    """The first count of a config.json that no model has; empty where there is none."""
+    for part in (config, text_settings(config)):
+        for key, value in part.items():
+            most = next((most for word, most in MOST_OF.items() if word in key), None)
+            if most and isinstance(value, int) and value > most:
+                return f"its {key} is {value}, and no model has more than {most}"
+    return ""
+
+
 def untrainable(config: Mapping[str, Any]) -> str:
     """Why the base model of a config.json is not trained, whatever the recipe; empty where it can be."""
+    if reason := too_large(config):
+        return reason
     kinds = types_of(config)
     if reason := never_trained(kinds):
         return reason

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import calendar
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from training import run_folder
+from training.bounded import bounded_json
 from training.causes import Cause
 
 FOLDER = Path("/run/spotune/reclaim")
@@ -47,7 +47,7 @@ class Notice:
 
 def parse_notice(text: str) -> Notice:
     """The notice in a file's text. Raises ValueError where there is none."""
-    content = json.loads(text)
+    content = bounded_json(text)
     try:
         return Notice(str(content["node"]), _seconds(content["at"]), _seconds(content["noticed"]))
     except (KeyError, TypeError) as error:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from training.bounded import bounded_json, is_figure
+from training.bounded import bounded_json, is_figure, object_in
 from training.causes import MISTAKES, NONE, Cause, parse_cause
 
 DATA_DISK = Path("/data")
@@ -95,10 +95,7 @@ def was_fetched_to(folder: Path) -> bool:
 
 
 def _made_at(folder: Path) -> str:
-    try:
-        return str(bounded_json((folder / LAUNCH).read_text(encoding="utf-8"))["run_dir"])
-    except (KeyError, OSError, TypeError, ValueError):
-        return ""
+    return str(object_in(folder / LAUNCH).get("run_dir", ""))
 
 
 def is_run_id(text: str) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +16,8 @@ from training.data.sample import BadRecord, DataError
 from training.data.turns import THOUGHT, THOUGHT_KEYS, Turn
 from training.template_args import USUAL
 
+RENDER_S = 10.0
+"""For a conversation; one of a million characters takes a tenth of a second."""
 Span = tuple[int, int]
 Tools = Sequence[dict[str, Any]]
 
@@ -58,11 +63,9 @@ class ChatTemplate:
         self.facts = self._tried_out()
 
     def text(self, turns: Sequence[Turn], tools: Tools = (), prompt: bool = False) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                list(turns), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt, **self.args
-            )
-        )
+        given = {"tools": list(tools) or None, "tokenize": False, "add_generation_prompt": prompt, **self.args}
+        with _in_time():
+            return str(self.tokenizer.apply_chat_template(list(turns), **given))
 
     def stretches(self, turns: Sequence[Turn], tools: Tools, places: Sequence[int], alone: frozenset[int]) -> Any:
         """The answers at `places`: those that are marked from one rendering, but for those that are to be looked for
@@ -179,6 +182,26 @@ class ChatTemplate:
             return True
 
 
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """A template is a program of whoever made the model: inside it ends, or DataError is raised. In another thread than
+    the main one, which gets no signals, nobody watches it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(*_: object) -> None:
+        raise DataError(f"the model's chat template did not render a conversation within {RENDER_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 _QUESTION: Turn = {"role": "user", "content": "question"}
 _ANSWER: Turn = {"role": "assistant", "content": "answer"}
 _THOUGHTFUL: Turn = {"role": "assistant", "content": "<think>\nthought\n</think>\n\nanswer"}
@@ -199,13 +222,14 @@ def _shared(left: str, right: str) -> int:
 def _marked(tokenizer: Any, turns: Sequence[Turn], tools: Tools, args: Mapping[str, Any]) -> tuple[str, list[Span]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    texts, spans = render_jinja_template(
-        conversations=[list(turns)],
-        tools=list(tools) or None,
-        chat_template=tokenizer.get_chat_template(None, list(tools) or None),
-        return_assistant_tokens_mask=True,
-        **{**tokenizer.special_tokens_map, **args},
-    )
+    with _in_time():
+        texts, spans = render_jinja_template(
+            conversations=[list(turns)],
+            tools=list(tools) or None,
+            chat_template=tokenizer.get_chat_template(None, list(tools) or None),
+            return_assistant_tokens_mask=True,
+            **{**tokenizer.special_tokens_map, **args},
+        )
     return texts[0], list(spans[0])
 
 

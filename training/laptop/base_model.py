@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training import tiny
-from training.bounded import bounded_json
+from training.bounded import bounded_json, object_in
 from training.cost.disk import file_bytes
 from training.cost.shape import known_shape
 from training.counting import size_text
@@ -190,11 +190,7 @@ def _typed(base_model: str) -> str:
 
 def _record(folder: Path) -> dict[str, str]:
     """What is known of a base model's folder; nothing of one that is missing or half made."""
-    try:
-        record: dict[str, str] = bounded_json((folder / ORIGIN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record
+    return object_in(folder / ORIGIN)
 
 
 def _make_tiny(folder: Path, python: str) -> None:

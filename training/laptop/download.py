@@ -146,9 +146,8 @@ class Download:
             try:
                 for done in [pool.submit(self._one, *name, most) for name in names]:
                     done.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _one(self, name: str, target: Path, digest: str | None, most: int) -> None:
         if digest and target.exists() and sha256_of(target) == digest:
@@ -163,10 +162,15 @@ class Download:
             size, resumed = there.st_size or 0, part.exists() and digest is not None
             if size > most:
                 raise FetchError(f"{self.remote_folder}/{name} has {size_text(size)}, more than {size_text(most)}")
-            with self._room_for(name, size, part.stat().st_size if resumed else 0):
-                self._copy(sftp, name, part, size, resumed)
-                if digest and resumed and sha256_of(part) != digest:
-                    self._copy(sftp, name, part, size, False)  # the part was of something else
+            try:
+                with self._room_for(name, size, part.stat().st_size if resumed else 0):
+                    self._copy(sftp, name, part, size, resumed)
+                    if digest and resumed and sha256_of(part) != digest:
+                        self._copy(sftp, name, part, size, False)  # the part was of something else
+            except BaseException:
+                if not digest:  # nothing can go on with it
+                    part.unlink(missing_ok=True)
+                raise
         if digest and sha256_of(part) != digest:
             part.unlink()
             raise DamagedError(f"{name} is damaged: its sha256 is not the one in {SUMS}")

@@ -95,7 +95,8 @@ class RemoteHead:
         """A shell command after which runs are read by root and whoever logs in, who fetches over sftp without sudo,
         and by nobody else of a shared machine. Files inside need no modes of their own."""
         runs = shlex.quote(str(self.runs))
-        return f'chown "${{SUDO_UID:-0}}" {runs} && chmod 700 {runs}'
+        cache = shlex.quote(str(self.runs.parent / "cache"))  # data that were prepared
+        return f'chown "${{SUDO_UID:-0}}" {runs} && chmod 700 {runs} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}'
 
     def put(self, archive: Path, folder: Path) -> None:
         self.make_runs()
@@ -138,11 +139,10 @@ class RemoteHead:
         """A new channel on the connection. Raises HeadError where the node's shell speaks first."""
         from paramiko import SFTPError
 
-        if not self._reads_runs:
-            self.shell(f"[ ! -d {shlex.quote(str(self.runs))} ] || {{ {self._own_runs}; }}")
-            self._reads_runs = True
-
         def opened() -> SFTPClient:
+            if not self._reads_runs:
+                ssh.run(self._open(), f"[ ! -d {shlex.quote(str(self.runs))} ] || {{ {self._own_runs}; }}")
+                self._reads_runs = True
             try:
                 channel: SFTPClient = self._open().client.open_sftp()
             except SFTPError as error:

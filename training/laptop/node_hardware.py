@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from math import inf
 
+from training.bounded import figure_in
 from training.laptop.head_node import Head
 from training.launch import Launch
 from training.plan.hardware import Card, NodeHardware, slowest_first
@@ -53,15 +54,14 @@ def _hardware(name: str, content: str) -> NodeHardware | None:
     lines = content.strip().splitlines()
     free = next((line.removeprefix("disk=") for line in lines if line.startswith("disk=")), "")
     *cards, ram_kib = [line for line in lines if not line.startswith("disk=")] or [""]
-    if not ram_kib.strip().isdecimal():
-        return None
-    disk_free = int(free) * 1024.0 if free.isdecimal() else inf
-    return NodeHardware(name, 1, tuple(map(_card, cards)), int(ram_kib) * 1024.0, disk_free)
+    ram = figure_in(ram_kib) * 1024.0
+    disk_free = figure_in(free) * 1024.0 if free else inf
+    return NodeHardware(name, 1, tuple(map(_card, cards)), ram, disk_free) if ram else None
 
 
 def _card(line: str) -> Card:
     name, _, mib = line.rpartition(",")
-    return Card(name.strip(), float(mib) * 2**20 if mib.strip().isdecimal() else inf)
+    return Card(name.strip(), figure_in(mib) * 2**20 or inf)
 
 
 def with_slowest_first(launch: Launch, nodes: tuple[NodeHardware, ...]) -> tuple[Launch, tuple[NodeHardware, ...]]:

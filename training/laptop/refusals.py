@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from inventory.shown import clock
 from training import reclaim
+from training.bounded import figure_in
 from training.laptop import runs
 from training.laptop.head_node import Head
 from training.laptop.open_cluster import OpenCluster
@@ -49,7 +50,7 @@ def under_notice(cluster: OpenCluster) -> list[reclaim.Notice]:
         f"date +%s; for f in {reclaim.FOLDER}/*.json; do cat $f && echo; done 2>/dev/null; true"
     )
     now, *lines = answer.splitlines()
-    return reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], float(now))
+    return reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], figure_in(now))
 
 
 def who_goes(notices: Sequence[reclaim.Notice]) -> str:

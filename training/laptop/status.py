@@ -6,6 +6,7 @@ from inventory.renting.report import show_machines
 from inventory.settings import load_settings
 from inventory.shown import console, length, table
 from training import reclaim
+from training.bounded import figure_in
 from training.laptop import runs
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.refusals import disk_record, under_notice, who_goes
@@ -39,5 +40,4 @@ def show(cluster: OpenCluster) -> None:
 
 def since(answer: str) -> str:
     """How long a node is up, by what it answers; an error as it is."""
-    seconds = answer.strip()
-    return f"up {length(int(seconds))}" if seconds.isdecimal() else answer
+    return f"up {length(seconds)}" if (seconds := figure_in(answer)) else answer

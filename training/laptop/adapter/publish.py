@@ -140,7 +140,8 @@ def _verified(folder: Path, below: str) -> dict[str, str]:
 def _portable(path: Path, facts: CardFacts) -> bytes:
     """adapter_config.json with the base model's name in place of its folder on a node."""
     config = bounded_json(path.read_text(encoding="utf-8"))
-    config.pop("auto_mapping", None)  # names Python to import
+    if not str((config.get("auto_mapping") or {}).get("parent_library")).startswith("transformers."):
+        config.pop("auto_mapping", None)  # names Python to import
     base = facts.recipe["base_model"]
     config["base_model_name_or_path"] = base_name(base).removeprefix(BUILT_IN)
     if not base.startswith(LOCAL) and facts.recipe.get("revision", "main") != "main":

@@ -13,14 +13,14 @@ import json
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from training.began_with import stages_of
-from training.bounded import bounded_json
+from training.bounded import object_in
 from training.card_facts import read_facts
 from training.causes import parse_cause
 from training.cost.money import cost
@@ -102,14 +102,14 @@ def page(values: Mapping[str, Any]) -> str:
 def _facts(run: Path) -> Row:
     """What is shown of files that only the folder has in which it ran; of a run that was fetched, what came of it."""
     if (run / FETCHED).exists():
-        facts = {"names": {}, "files": [], "checkpoints": [], **_read(run / REPORT_FACTS)}
+        facts = {"names": {}, "files": [], "checkpoints": [], **object_in(run / REPORT_FACTS)}
         known = [row for row in facts["checkpoints"] if row["name"] == checkpoint_name(int(row["step"]))]
         return {**facts, "checkpoints": known}
-    names, data = _read(run / "data" / NAMES), run / "data" / "prepared"
-    seen = _look(_read(data / LOOK), None)
+    names, data = object_in(run / "data" / NAMES), run / "data" / "prepared"
+    seen = _look(object_in(data / LOOK), None)
     return {
         "names": names,
-        "look": _read(data / LOOK),
+        "look": object_in(data / LOOK),
         "files": run_tables.files(run, seen, names),
         "checkpoints": _checkpoints(run / CHECKPOINTS),
         "holds_out": (data / VALIDATION).is_dir(),
@@ -118,9 +118,9 @@ def _facts(run: Path) -> Row:
 
 def content(run: Path, now: float, status: Row | None = None, facts: Row | None = None) -> dict[str, Any]:
     """All the page shows, read from the run folder; what is missing there is left out or said to be."""
-    plan, launch = _read(run / "plan.json"), _read(run / LAUNCH)
+    plan, launch = object_in(run / "plan.json"), object_in(run / LAUNCH)
     say = Words(str(launch.get("language") or "en"))
-    status = status or _read(run / STATUS)
+    status = status or object_in(run / STATUS)
     rows = _rows(run / METRICS)
     steps = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "validation_loss" in row]
@@ -131,7 +131,7 @@ def content(run: Path, now: float, status: Row | None = None, facts: Row | None 
     checkpoints, resumes, names = facts["checkpoints"], _resumes(run / EVENTS), facts["names"]
     marks = marks_of([step for step, _ in resumes], steps, str(status.get("state")))
     drawn = [draw(plot, steps, evaluations, marks, say) for plot in plots(predicted)]
-    data = _read(run / "data" / "report.json")
+    data = object_in(run / "data" / "report.json")
     seen = _look(facts.get("look"), data.get("model"))
     look = named(seen, names, say) if seen else None
     files = [tuple(row) for row in facts["files"]]
@@ -166,10 +166,10 @@ def content(run: Path, now: float, status: Row | None = None, facts: Row | None 
         "answers": [run_tables.answers(each) for each in evaluated],
         "to_evaluate": run_tables.to_evaluate(run, evaluated, here) if checkpoints and facts.get("holds_out") else "",
         "loading": _loading(run, checkpoints, say),
-        "recipe": run_tables.settings(_read(run / "recipe.toml", tomllib.loads)),
+        "recipe": run_tables.settings(object_in(run / "recipe.toml", tomllib.loads)),
         "recipe_text": _text(run / "recipe.toml"),
         "origin": _origin(run, plan, [] if _all_hashed(files) else [_data_hash(plan, checkpoints)], say),
-        "versions": run_tables.facts(_read(run / VERSIONS)),
+        "versions": run_tables.facts(object_in(run / VERSIONS)),
     }
 
 
@@ -210,15 +210,6 @@ def _rows(path: Path) -> list[Row]:
     return parse_metrics(path.read_bytes())[0] if path.exists() else []
 
 
-def _read(path: Path, parse: Callable[[str], Any] = bounded_json) -> Row:
-    """An object in a file; nothing where there is none, or half of one."""
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _look(kept: Any, config: Any) -> Look | None:
     """What was seen in the data when they were prepared, which other runs and models share: without the steps of the
     run they were prepared for, with how much the model of this config.json takes; None where nothing was kept."""
@@ -247,7 +238,7 @@ def _data_hash(plan: Row, checkpoints: Sequence[Row]) -> tuple[str, Any]:
 def _origin(run: Path, plan: Row, data: Sequence[tuple[str, Any]], say: Say) -> list[tuple[str, str]]:
     """What it was made from, by hash, and what it began with; `data` where no other table has theirs."""
     found = [
-        ("base model", _named(_read(run / "recipe.toml", tomllib.loads)) or plan.get("model_dir")),
+        ("base model", _named(object_in(run / "recipe.toml", tomllib.loads)) or plan.get("model_dir")),
         ("base model's files, sha256", plan.get("base_model_hash")),
         *data,
     ]
@@ -267,7 +258,7 @@ def _checkpoints(folder: Path) -> list[Row]:
     found = []
     for step in checkpoint_steps(path.name for path in folder.glob("*")):
         path = folder / checkpoint_name(step)
-        state = _read(path / STATE)
+        state = object_in(path / STATE)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         loss = state.get("validation_loss")
         found.append(

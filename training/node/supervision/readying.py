@@ -37,7 +37,11 @@ def ready(launch: Launch) -> None:
 def _make_folder(launch: Launch, host: Host) -> None:
     make = f"mkdir -p {shlex.quote(launch.run_dir)}/logs"
     if disk := launch.data_disk:
-        make += f" && chmod 700 {shlex.quote(str(Path(launch.run_dir).parent))}"
+        runs = Path(launch.run_dir).parent
+        cache = shlex.quote(
+            str(runs.parent / "cache")
+        )  # data that were prepared, as those of runs nobody else's to read
+        make += f" && chmod 700 {shlex.quote(str(runs))} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}"
         missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
         make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
     ssh(host.name, make, 8)
