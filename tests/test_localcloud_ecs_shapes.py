@@ -103,7 +103,6 @@ def everything(api):
     api.settle()
     asked = {
         "DescribeAvailableResource": [{"DestinationResource": kind} for kind in ("InstanceType", "DataDisk")],
-        "DescribeImageFromFamily": [{"ImageFamily": "acs:debian_12_x64"}],
         "DescribeInvocationResults": [{"InvokeId": ran["InvokeId"]}],
         "DescribeInstanceRamRole": [{"InstanceIds": ids}],
         "DescribeKeyPairs": [{"IncludePublicKey": True}],

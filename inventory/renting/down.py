@@ -210,13 +210,12 @@ ALIKE = (Kind.PASSING, Kind.THROTTLED, Kind.AUTH)
 """Refusals that are about none of the machines."""
 
 
-def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
-    """Delete machines and wait until the cloud does not list them any more. Raises CloudError; where it is about some
-    of them, the others are deleted all the same."""
+def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents, unlisted: Collection[str] = ()) -> None:
+    """Delete machines and wait until the cloud does not list them any more. `unlisted`: those that were in no list, and
+    that the next command looks for. Raises CloudError; where it is about some, the others are deleted all the same."""
     refused: dict[str, CloudError] = {}
     for start in range(0, len(instance_ids), 100):
         some = list(instance_ids[start : start + 100])
-        listed = {i.instance_id for i in cloud.instances(ids=some)}
         try:
             _ask_to_delete(cloud, some, intents)
         except CloudError as error:
@@ -229,8 +228,7 @@ def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
                     refused[each] = its
             if len(some) == 1:
                 refused[some[0]] = error
-        # What was in no list is looked for by the next command: the cloud may list it late.
-        intents.seen([each for each in some if each in listed and each not in refused])
+        intents.seen([each for each in some if each not in refused and each not in unlisted])
     until = time.monotonic() + cloud.pace.limit_s(GONE_S)
     going = [each for each in instance_ids if each not in refused]
     while left := [i.instance_id for i in (cloud.instances(ids=going) if going else ())]:

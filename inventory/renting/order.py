@@ -211,13 +211,13 @@ class Orders:
             for intent in pending:
                 is_heard(self.cloud, intent)
             there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
-            going = sorted(there | set(self.made))
+            going, late = sorted(there | set(self.made)), sorted(set(self.made) - there)
             if going:
                 self.report(f"removing {members.so_many(len(going))} again: a cluster is made whole or not at all")
-                down.remove(self.cloud, going, self.intents)
+                down.remove(self.cloud, going, self.intents, late)
             for intent in unanswered:
                 self.intents.forget(intent.key)
-            if late := sorted(set(self.made) - there):
+            if late:
                 self.unlisted += late
                 self.report(f"{', '.join(late)} are in no list yet: the next fab up or fab down looks for them again")
         except CloudError as error:
