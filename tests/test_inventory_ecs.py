@@ -22,6 +22,7 @@ from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.values import CLUSTER_TAG, MachineRequest, NewDisk, Rule
 from inventory.localcloud.places import Places
+from inventory.renting.intents import Intents
 from inventory.settings import Settings
 from tests.support.scripted_api import Say, ScriptedApi, refusal
 
@@ -530,3 +531,60 @@ def test_a_region_has_the_vendors_own_addresses(at, monkeypatch, region, ecs, vp
         write_state(api.endpoint, os.getpid())
     cloud = Ecs(region, Endpoint("", credentials=Places.of("scripted").folder / "credentials.ini"), QUICK, None)
     assert [client._endpoint for client in cloud._clients.values()] == [ecs, vpc, f"sts.{region}.aliyuncs.com"]
+
+
+UNKNOWN = refusal(404, "InvalidInstanceId.NotFound")
+
+
+def test_what_was_made_a_moment_ago_and_is_not_known_is_not_taken_for_deleted(at):
+    with ScriptedApi(RAN, UNKNOWN, UNKNOWN, Say()) as api:
+        cloud = at(api)
+        cloud.run(ORDER, "t")
+        cloud.delete(["i-1", "i-2"], "u")
+    assert [action for action, _ in api.calls] == ["RunInstances", *["DeleteInstances"] * 3]
+    made = Say(body={"RequestId": "R", "DiskId": "d-1"})
+    with ScriptedApi(made, refusal(404, "InvalidDiskId.NotFound"), Say()) as api:
+        cloud = at(api)
+        cloud.create_disk("r-h", NewDisk("cloud_essd", 20, "PL1"), {}, "t")
+        cloud.delete_disk("d-1")
+    assert [action for action, _ in api.calls] == ["CreateDisk", "DeleteDisk", "DeleteDisk"]
+
+
+@pytest.mark.parametrize(("first", "kept"), [(Say(cut=True), True), (refusal(400, "Throttling"), False)])
+@pytest.mark.parametrize("code", ["SignatureNonceUsed", "InvalidSecurityToken.Expired", "OperationDenied.NoStock"])
+def test_a_refused_repetition_says_nothing_of_the_attempt_before(at, tmp_path, first, kept, code):
+    with ScriptedApi(first, refusal(403, code)) as api:
+        cloud, intents = at(api), Intents(tmp_path / "intents.json")
+        with pytest.raises(CloudError), intents.begun("machines te1 x 1", ORDER) as token:
+            cloud.run(ORDER, token)
+    assert bool(intents.pending()) == kept
+
+
+def test_a_key_pair_that_hangs_on_released_machines_is_waited_for(at):
+    with ScriptedApi(refusal(400, "InvalidParameter.KeypairAlreadyAttachedInstance"), Say()) as api:
+        at(api).delete_key_pair("c-key")
+    assert len(api.calls) == 2
+
+
+def test_a_key_pair_whose_name_is_still_taken_is_asked_for_again(at):
+    taken, none = refusal(403, "KeyPair.AlreadyExist"), Say(body={"KeyPairs": {"KeyPair": []}, "TotalCount": 0})
+    made = Say(body={"RequestId": "R", "KeyPairName": "c-key", "KeyPairFingerPrint": "f"})
+    with ScriptedApi(taken, none, made) as api:
+        assert at(api).import_key_pair("c-key", "ssh-rsa AAAA", {}).fingerprint == "f"
+    with ScriptedApi(taken, none, taken, none) as api, pytest.raises(CloudError, match="still holds the name") as told:
+        at(api, pace=dataclasses.replace(QUICK, listed_s=0)).import_key_pair("c-key", "ssh-rsa AAAA", {})
+    assert told.value.kind is Kind.WAIT
+
+
+@pytest.mark.parametrize("code", ["OperationFailed.DistibuteLock", "CreateVSwitch.IncorrectStatus.cbnStatus"])
+def test_a_subnet_is_asked_for_again_while_the_network_is_busy(at, code):
+    with ScriptedApi(refusal(400, code), Say(body={"RequestId": "R", "VSwitchId": "vsw-1"})) as api:
+        assert at(api).create_subnet("vpc-1", "r-h", "172.16.0.0/20", "n", "t") == "vsw-1"
+
+
+def test_a_disk_is_detached_once_the_machine_has_let_go_of_another(at):
+    busy = refusal(403, "DisksDetachingOnEcsExceeded")
+    in_use, free = listed(disk("In_use", "i-1"), of="Disk"), listed(disk("Available"), of="Disk")
+    with ScriptedApi(in_use, busy, in_use, Say(), free) as api:
+        at(api).detach_disk("d-1", "i-1")
+    assert [action for action, _ in api.calls].count("DetachDisk") == 2

@@ -95,10 +95,8 @@ def test_the_typed_client_tells_errors_and_throttling_apart(api):
     with pytest.raises(ServerException):
         client.describe_zones(request)
     with pytest.raises(ClientException) as unknown:
-        client.describe_image_from_family(
-            models.DescribeImageFromFamilyRequest(region_id="cn-hangzhou", image_family="acs:nothing")
-        )
-    assert unknown.value.code == "InvalidImageFamily.NotFound"
+        client.describe_zones(models.DescribeZonesRequest(region_id="cn-nowhere"))
+    assert unknown.value.code == "InvalidRegionId.NotFound"
     assert client.describe_zones(request).body.zones.zone[0].zone_id == "cn-hangzhou-h"
 
 
@@ -135,12 +133,12 @@ def test_the_legacy_client_creates_describes_and_deletes(api, method):
 def test_the_legacy_client_is_told_what_was_wrong(api):
     pytest.importorskip("aliyunsdkecs")
     from aliyunsdkcore.acs_exception.exceptions import ServerException
-    from aliyunsdkecs.request.v20140526.DescribeImageFromFamilyRequest import DescribeImageFromFamilyRequest
+    from aliyunsdkecs.request.v20140526.DeleteKeyPairsRequest import DeleteKeyPairsRequest
 
     with pytest.raises(ServerException) as refused:
-        legacy(api, DescribeImageFromFamilyRequest())
+        legacy(api, DeleteKeyPairsRequest())
     assert refused.value.get_http_status() == 400
-    assert refused.value.get_error_code() == "MissingParameter.ImageFamily"
+    assert refused.value.get_error_code() == "MissingParameter.KeyPairNames"
 
 
 def written_disk(api, instance_id):

@@ -212,7 +212,7 @@ def test_instance_types_come_in_pages(cloud):
 
 
 def test_the_image_is_found_by_id_and_by_family_and_says_what_it_is(cloud):
-    by_family = images.describe_image_from_family(cloud, asked(ImageFamily="acs:ubuntu_22_04_x64"))["Image"]
+    (by_family,) = images.describe_images(cloud, asked(ImageFamily="acs:ubuntu_22_04_x64"))["Images"]["Image"]
     by_id = images.describe_images(cloud, asked(ImageId=by_family["ImageId"]))["Images"]["Image"]
     assert by_family["ImageFamily"] == "acs:ubuntu_22_04_x64"
     assert [each["ImageId"] for each in by_id] == [by_family["ImageId"]]

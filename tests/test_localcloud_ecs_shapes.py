@@ -101,7 +101,6 @@ def everything(api):
     api.settle()
     asked = {
         "DescribeAvailableResource": [{"DestinationResource": kind} for kind in ("InstanceType", "DataDisk")],
-        "DescribeImageFromFamily": [{"ImageFamily": "acs:debian_12_x64"}],
         "DescribeInvocationResults": [{"InvokeId": ran["InvokeId"]}],
         "DescribeKeyPairs": [{"IncludePublicKey": True}],
         "DescribePrice": [{"ResourceType": "instance", **order}],

@@ -100,7 +100,21 @@ def test_a_new_switch_gets_the_first_free_network():
     assert network.free_network("172.16.0.0/12", [], "aliyun.vpc") == "172.16.0.0/20"
     assert network.free_network("172.16.0.0/12", ["172.16.0.0/20", "172.16.16.0/24"], "aliyun.vpc") == "172.16.32.0/20"
     with pytest.raises(RentError, match="no room"):
-        network.free_network("192.168.0.0/24", ["192.168.0.0/25"], "aliyun.vpc")
+        network.free_network("192.168.0.0/24", ["192.168.0.0/24"], "aliyun.vpc")
+
+
+@pytest.mark.parametrize(
+    ("vpc", "taken", "free"),
+    [
+        ("10.0.0.0/20", [], "10.0.0.0/22"),  # other zones get their own
+        ("10.0.0.0/24", ["10.0.0.0/25", "192.168.0.0/24"], "10.0.0.128/26"),
+        ("10.0.0.0/24", ["10.0.0.0/25", "10.0.0.128/26", "10.0.0.192/27"], "10.0.0.224/27"),
+        ("172.16.0.0/19", ["172.16.0.0/20", "172.16.16.0/24"], "172.16.20.0/22"),
+        ("10.0.0.0/28", [], "10.0.0.0/28"),
+    ],
+)
+def test_a_switch_is_as_small_as_what_is_left_of_the_vpc(vpc, taken, free):
+    assert network.free_network(vpc, taken, "aliyun.vpc") == free
 
 
 def test_the_vpc_is_the_settings_own_else_spotunes():

@@ -97,15 +97,17 @@ class Caller:
         `attempts` is called before each of them.
         """
         pace = self.pace if waits else dataclasses.replace(self.pace, wait_limit_s=0)
-        removes = action.startswith("Delete")  # not found then means gone
+        lost = False
 
         def once() -> dict[str, Any]:
+            nonlocal lost
             if attempts:
                 attempts()
             try:
                 return self.once(action, fields, version)
             except CloudError as error:
-                if error.kind is Kind.NOT_FOUND and not removes and self.is_new(fields):
+                error.undecided, lost = lost, lost or error.kind is Kind.PASSING
+                if error.kind is Kind.NOT_FOUND and self.is_new(fields):
                     raise CloudError(str(error), Kind.WAIT, error.code, error.request_id) from None
                 raise
 
@@ -115,7 +117,8 @@ class Caller:
         return answer
 
     def remove(self, action: str, fields: Mapping[str, Any]) -> None:
-        """A call that takes something away. What is gone already is no error."""
+        """A call that takes something away. What is gone already is no error; what was made a moment ago counts as not
+        known yet, not as gone."""
         try:
             self.call(action, fields)
         except CloudError as error:

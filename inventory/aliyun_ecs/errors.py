@@ -10,95 +10,84 @@ from inventory.cloud.errors import LATER, Kind
 DRY_SUCCESS = ("DryRunOperation", "DRYRUN.SUCCESS")
 """A dry run that would succeed is answered with one of these errors."""
 
-RULES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (Kind.THROTTLED, re.compile(r"Throttling|Rejected\.Throttling|FlowControl")),
-    # Conditions that never pass, before the classes whose names they begin with.
+FAMILIES: tuple[tuple[Kind, str], ...] = (
+    (Kind.THROTTLED, r"Throttl|FlowControl"),
+    # What never passes, though it has the words of what does.
     (
         Kind.INPUT,
-        re.compile(
-            r"IdempotentParameterMismatch|IncorrectDiskStatus\.(Never|Invalid)|IncorrectDiskType"
-            r"|InvalidInstanceType\.(ElasticNetworkInterface|Missing)"
-        ),
-    ),
-    (
-        Kind.PASSING,
-        re.compile(
-            r"ServiceUnavailable|ServiceTimeout|InternalError|UnknownError|LastTokenProcessing|IdempotentProcessing"
-            r"|Operation\.?Conflict|TaskConflict|InvalidOperation\.Conflict|OperationDenied\.CreatingConflict"
-            r"|NodeControllerUnavailable"
-        ),
+        r"IdempotentParameterMismatch|DiskStatus\.(Never|Invalid)|IncorrectDiskType|^InvalidStatus\.(Value|NotFound)"
+        r"|InstanceType\.(ElasticNetworkInterface|Missing)|^Missing|^Invalid(Action|Version)\.Not",
     ),
     (
         Kind.DISK_KIND,
-        re.compile(
-            r"InvalidInstanceType\.NotSupportDiskCategory|Invalid(System|Data)?DiskCategory|InvalidDiskSizeOrCategory"
-            r"|InvalidPerformanceLevel|CategoryNotSupported|DiskCategory\."
-            r"|OperationDenied\.(PerformanceLevelNotMatch|DiskTypeNotSupport|ZoneSystemCategoryNotMatch)"
-        ),
+        r"DiskCategory(?!LimitExceed)|^(Invalid)?Category|DiskSizeOrCategory|PerformanceLevel|CloudSSD"
+        r"|OperationDenied\.(DiskType|ZoneSystemCategory)",
     ),
+    (Kind.PRICE, r"SpotPrice|InvalidSpot(AliUid|Authorized|InstanceUID)"),
     (
         Kind.NO_STOCK,
-        re.compile(
-            r"OperationDenied\.(NoStock|ResourceControl|ZoneNotAllowed)|Zone\.NotO(nSale|pen)|ResourceNotAvailable"
-            r"|InvalidInstanceType\.|InstanceType\.Offline|QuotaExceeded\.PrivateIpAddress|PriceNotFound"
-        ),
+        r"NoStock|OutOfStock|SoldOut|ResourceControl|ResourceNotAvailable|ResourceType\.NotSupport|^Zone\."
+        r"|Zone\w*\.?Not(OnSale|Open|Allowed|Support|Found)|InvalidInstanceType\.|^InstanceType(\.Offline|NotSupport)"
+        r"|ImageNotSupportInstanceType|NotSupported\.InstanceType|Quota\w*\.PrivateIp|NoVlan|PriceNotFound"
+        r"|^Unavailable\.Regions",
     ),
-    (
-        Kind.PRICE,
-        re.compile(r"InvalidSpot(PriceLimit|AliUid|Authorized)|OperationDenied\.SpotPrice|Abs\.Abs\.InvalidSpot"),
-    ),
-    (
-        Kind.WAIT,
-        re.compile(
-            r"Incorrect(Instance|Disk|Volume|Vpc|VSwitch|Snapshot)Status"
-            r"|InvalidSnapshot(Id)?\.NotReady|InvalidStatus\.Upgrading|DiskCreatingSnapshot|DiskInCoolingPeriod"
-            r"|DiskError|InstanceNotReady|InvalidHpcClusterId\.Creating"
-        ),
-    ),
+    (Kind.QUOTA, r"Quota"),
     (
         Kind.MONEY,
-        re.compile(
-            r"InvalidAccountStatus|InsufficientBalance|Account\.Arrearage|QuotaExceed|OperationDenied\.QuotaExceed"
-            r"|RealNameAuthenticationError|PaymentMethodNotFound|InvalidPayMethod|InvalidInstance\.UnPaidOrder"
-            r"|InstanceExpired|DiskInArrears|SecurityRisk|Forbidden\.RiskControl"
-        ),
+        r"AccountStatus|Balance|Arrear|RealName|PaymentMethod|PayMethod|UnPaid|Instance\.?Expired|SecurityRisk"
+        r"|RiskControl|LockedForSecurity|DeletionProtection|ImageNotSubscribed",
     ),
     (
         Kind.AUTH,
-        re.compile(
-            r"InvalidAccessKeyId|InvalidSecurityToken|SignatureDoesNotMatch|IncompleteSignature|IllegalTimestamp"
-            r"|InvalidTimeStamp|SignatureNonceUsed|InvalidCredentials|NoPermission|UserNotInTheWhiteList"
-            r"|Forbidden|Forbbiden|Forbedden"  # the last two are the API's own spellings
-            r"|RegionUnauthorized|InvalidAction\.Unauthorized|InvalidUser\.PassRoleForbidden"
-        ),
+        r"AccessKey|SecurityToken|Signature|Timestamp|InvalidCredentials|NoPermission|WhiteList|Unauthori[sz]ed"
+        r"|Forb\w\wden(?!\.\w*NotFound)",  # the API itself spells it in three ways
     ),
-    # What passes by itself wherever in the code it is said: OperationFailed.Throttling, IncorrectStatus.Vpc.
-    (Kind.THROTTLED, re.compile(".*Throttling")),
-    (Kind.PASSING, re.compile(".*(LastTokenProcessing|SystemBusy)")),
-    (Kind.WAIT, re.compile(r"Incorrect\w*Status\b|.*ClientNotRunning")),
+    (
+        Kind.PASSING,
+        r"ServiceUnavailable|ServiceTimeout|InnerService|InternalError|InternalFailure|UnknownError|Processing"
+        r"|Operation\.?Conflict|TaskConflict|CreatingConflict|SystemBusy|Dist\w*Lock|^OperationFailed"
+        r"|NodeControllerUnavailable|CreateSnapshot\.Failed",
+    ),
+    (
+        Kind.WAIT,
+        r"Incorrect\w*Status\b|^InvalidStatus\.|NotReady|Initializ|CoolingPeriod|taching\w*Exceed|AlreadyAttached"
+        r"|StillAttached|DiskError|Creating(Snapshot)?$|ClientNotRunning|StatusNotSupported",
+    ),
+    (Kind.NOT_FOUND, r"Not(Found|Exists?)$"),
 )
-"""The classes by how a code begins; the first that fits counts."""
-NOT_FOUND_ENDINGS = (".NotFound", ".NotExist", "NotFound")
+"""The classes by the words of a code, wherever in it they are; the first that fits counts."""
+MESSAGES: tuple[tuple[Kind, str], ...] = (
+    (
+        Kind.NO_STOCK,
+        r"out of (usage|stock)|sold out|sales of|specified zone (is|does) not|to the specified zone|this resource type"
+        r"|not support the specified instance ?type",
+    ),
+    (Kind.QUOTA, r"quota"),
+)
+"""The same by the vendor's sentence, for codes that say nothing, as OperationDenied."""
+OURS = re.compile(
+    r"^(?!.*(?<!Value)NotSupport(ed)?$)(Invalid|Incomplete|Abs\.|HOSTNAME|ILLEGAL)|^(Unsupported|Duplicate|Dependency)"
+    r"|Malformed|Mismatch|Unmatched|Exceed|Exist|Conflict|Violation|SnapshotCreated|NotInSameZone|VPCDisabled"
+    r"|ImageRemoved|ImageNotSupport|OperationDenied\.(Image|Inconsistent|InvalidNetwork|LocalDisk|Snapshot)"
+)
+"""Codes that say what is wrong with a request wherever it goes."""
 
 
 def classify(code: str | None, http_status: int | None, message: str = "") -> Kind:
-    """The class of an error by the beginning of its code; without a code by the HTTP status; without both
-    (time-outs, cut connections, answers that are not the API's) it is passing.
+    """The class of an error by the words of its code; without a code by the HTTP status; without both (time-outs, cut
+    connections, answers that are not the API's) it is passing.
     """
     if not code or code == "None":
         return _by_status(http_status)
-    for kind, beginning in RULES:
-        if beginning.match(code):
+    for kind, words in FAMILIES:
+        if re.search(words, code, re.IGNORECASE):
             return kind
-    if http_status == 429:
-        return Kind.THROTTLED
-    if http_status is not None and http_status >= 500 and not code.startswith(("Invalid", "Missing")):
-        return Kind.PASSING
-    if code == "OperationDenied" and "out of usage" in message:
-        return Kind.NO_STOCK
-    if code.endswith(NOT_FOUND_ENDINGS):
-        return Kind.NOT_FOUND
-    return Kind.INPUT
+    if http_status is not None and (http_status == 429 or (http_status >= 500 and not code.startswith("Invalid"))):
+        return _by_status(http_status)
+    for kind, words in MESSAGES:
+        if re.search(words, message, re.IGNORECASE):
+            return kind
+    return Kind.INPUT if OURS.search(code) else Kind.UNKNOWN
 
 
 def _by_status(http_status: int | None) -> Kind:
@@ -111,16 +100,18 @@ ADVICE = {
     Kind.THROTTLED: "the account made too many calls: try again in a minute",
     Kind.PASSING: "this usually passes: run the same command again, nothing is made twice",
     Kind.WAIT: LATER,
-    Kind.NO_STOCK: "sold out there: add other types or zones under [aliyun] in cluster.toml, or try later",
+    Kind.NO_STOCK: "not to be had there: add other types or zones under [aliyun] in cluster.toml, or try later",
     Kind.PRICE: 'change spot, price_limit or spot_duration_h under [aliyun] in cluster.toml (spot = "as-price-goes" '
     "never pays more than the list price)",
     Kind.DISK_KIND: "the machine type or zone takes other disks: change disk_category or performance_level under "
     "[aliyun] in cluster.toml",
-    Kind.MONEY: "see to it in the cloud's console (balance, quota, real-name authentication, services to be opened), "
+    Kind.QUOTA: "ask for more in the console's Quota Center, or take other types, zones or fewer machines",
+    Kind.MONEY: "see to it in the cloud's console (balance, real-name authentication, services to be opened), "
     "then run the same command again",
     Kind.AUTH: "check the access key and its permissions (AliyunECSFullAccess, AliyunVPCFullAccess)",
     Kind.NOT_FOUND: "there is no such thing (any more) in this region: check region and ids in cluster.toml",
     Kind.INPUT: "the request was refused as it stands",
+    Kind.UNKNOWN: "spotune does not know this code: the vendor's error center may",
 }
 """The rest of a sentence: what the user can do about an error of the class."""
 
@@ -135,6 +126,8 @@ ADVICE_BY_CODE: tuple[tuple[str, str], ...] = (
     ("QuotaExceed.ElasticQuota", "ask for a higher vCPU quota in the console's Quota Center, or take a smaller type"),
     ("QuotaExceed.Snapshot", "remove old snapshots: fab snapshots.prune"),
     ("IncorrectDiskStatus.Never", "the disk was never used: attach it to a machine first"),
+    ("InvalidOperation.DeletionProtection", "it is protected: switch deletion protection off in the cloud's console"),
+    ("InstanceLockedForSecurity", "the machine is locked: see to it in the cloud's console (Security Center)"),
     ("SnapshotCreatedDisk", "disks made from the snapshot exist: remove them first, or force it"),
 )
 

@@ -84,14 +84,18 @@ class Machines(Caller):
 
     def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> KeyPair:
         fields = {"RegionId": self.region_id, "KeyPairName": name, "PublicKeyBody": public_key}
-        try:
-            return key_pair_in(self.call("ImportKeyPair", {**fields, "Tag": tag_list(tags)}))
-        except CloudError as error:
-            # The action has no ClientToken: this is also what a repetition after a lost answer says.
-            known = self.key_pairs(name) if error.code.startswith(TAKEN) else ()
-            if not known:
-                raise
-            return known[0]
+
+        def imported() -> KeyPair | None:
+            try:
+                return key_pair_in(self.call("ImportKeyPair", {**fields, "Tag": tag_list(tags)}))
+            except CloudError as error:
+                if not error.code.startswith(TAKEN):
+                    raise
+                # The action has no ClientToken: this is also what a repetition after a lost answer says.
+                return next(iter(self.key_pairs(name)), None)
+
+        taken = f"the cloud still holds the name of the key pair {name}, which was deleted (for up to an hour)"
+        return self.pace.until(imported, taken, self.pace.listed_s)
 
     def delete_key_pair(self, name: str) -> None:
         self.remove("DeleteKeyPairs", {"RegionId": self.region_id, "KeyPairNames": json.dumps([name])})

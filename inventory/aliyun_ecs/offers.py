@@ -102,7 +102,7 @@ class Offers(Caller):
         try:
             hour = price_in(self.call("DescribePrice", disk_price_fields(self.region_id, zone_id, disk)))
         except CloudError as error:
-            if error.kind in (Kind.INPUT, Kind.NO_STOCK, Kind.DISK_KIND, Kind.NOT_FOUND):
+            if error.kind in (Kind.INPUT, Kind.NO_STOCK, Kind.DISK_KIND, Kind.NOT_FOUND, Kind.UNKNOWN):
                 return None
             raise
         return Price(hour.trade * HOURS_A_MONTH, hour.list * HOURS_A_MONTH, hour.currency)

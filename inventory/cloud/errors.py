@@ -20,12 +20,16 @@ class Kind(Enum):
     """The next type or zone."""
     PRICE = "price"
     DISK_KIND = "disk kind"
+    QUOTA = "quota"
+    """The account may not have more of this: of another type, or in another zone, it may."""
     MONEY = "money"
-    """Balance, quota, real-name authentication."""
+    """Balance, real-name authentication, locks: the user's to see to in the console."""
     AUTH = "auth"
     NOT_FOUND = "not found"
     INPUT = "input"
-    """Everything else: the request is wrong."""
+    """The request is wrong."""
+    UNKNOWN = "unknown"
+    """No adapter knows what the cloud means: it was refused, and elsewhere it may not be."""
 
 
 LATER = "it was not ready in time: try again in a few minutes"
@@ -44,6 +48,7 @@ class CloudError(InventoryError, RuntimeError):
         *,
         retry_after_s: float = 0,
         setting: str = "",
+        undecided: bool = False,
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -51,6 +56,8 @@ class CloudError(InventoryError, RuntimeError):
         self.request_id = request_id
         self.setting = setting
         """Which one of the rental's settings is refused, where that is clear."""
+        self.undecided = undecided
+        """An attempt before the one that was refused had no answer: the cloud may have done what it asked."""
         self.retry_after_s = retry_after_s
         """How long the cloud asks to be left alone; 0: it does not say."""
 

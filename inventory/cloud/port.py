@@ -81,7 +81,7 @@ class Cloud(Protocol):
         """Another region of the same account. Raises RentError where it cannot be asked from here."""
 
     def delete(self, instance_ids: Sequence[str], token: str) -> None:
-        """Release machines, running or not, powered off as they are."""
+        """Release machines, running or not, powered off as they are. Where one may not be, none is (CloudError)."""
 
     def start(self, instance_ids: Sequence[str]) -> None:
         """Switch stopped machines on. Raises CloudError (WAIT) at once where one cannot be just now."""

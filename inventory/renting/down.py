@@ -93,6 +93,12 @@ def plan_down(
     there = holdings(cloud, settings)
     machines, remaining = _chosen(members.members(there.machines), nodes)
     owned, snapshots, notes = there.disks, there.snapshots, notes + there.notes
+    if locked := () if disks else _locked(machines, divided(owned, False)[1]):
+        machines, remaining = tuple(i for i in machines if i not in locked), (*remaining, *locked)
+        notes += (
+            f"{', '.join(members.names(locked))} stays: the cloud has locked it for security and would delete its "
+            "disks with it, whatever is set; see to it in the cloud's console, or fab down --disks gives them up",
+        )
     owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
     every = owned = members.labelled(owned, (*machines, *remaining))
     if remaining:
@@ -144,6 +150,12 @@ def _chosen(
     )
 
 
+def _locked(machines: Sequence[Instance], kept: Sequence[Disk]) -> tuple[Instance, ...]:
+    """Machines under a security lock that have one of these disks, which would go with them. Pure."""
+    having = {disk.instance_id for disk in kept}
+    return tuple(each for each in machines if "security" in each.locks and each.instance_id in having)
+
+
 def _theirs(disks: Sequence[Disk], machines: Sequence[Instance]) -> tuple[Disk, ...]:
     """The disks of some machines: those they have, and those that wait for one of their number. Pure."""
     ids, numbers = {i.instance_id for i in machines}, {members.number(i) for i in machines} - {None}
@@ -183,21 +195,47 @@ def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report)
         if plan.remaining:
             keys.forget(settings, [members.address(settings, each) for each in plan.machines])
         else:
-            _forget_access(cloud, settings, plan.key_pairs)
+            _forget_access(cloud, settings, plan.key_pairs, report)
 
 
-def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents) -> None:
-    """Delete machines and wait until the cloud does not list them any more. Raises CloudError."""
+ALIKE = (Kind.PASSING, Kind.THROTTLED, Kind.AUTH)
+"""Refusals that are about none of the machines."""
+
+
+def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents, unlisted: Collection[str] = ()) -> None:
+    """Delete machines and wait until the cloud does not list them any more. `unlisted`: those that were in no list, and
+    that the next command looks for. Raises CloudError; where it is about some, the others are deleted all the same."""
+    refused: dict[str, CloudError] = {}
     for start in range(0, len(instance_ids), 100):
         some = list(instance_ids[start : start + 100])
-        with intents.begun(f"{DELETION} {some[0]} x {len(some)}", some) as token:
-            cloud.delete(some, token)
-        intents.seen(some)
+        try:
+            _ask_to_delete(cloud, some, intents)
+        except CloudError as error:
+            if error.kind in ALIKE:
+                raise
+            for each in some if len(some) > 1 else ():
+                try:
+                    _ask_to_delete(cloud, [each], intents)
+                except CloudError as its:
+                    refused[each] = its
+            if len(some) == 1:
+                refused[some[0]] = error
+        intents.seen([each for each in some if each not in refused and each not in unlisted])
     until = time.monotonic() + cloud.pace.limit_s(GONE_S)
-    while left := [i.instance_id for i in cloud.instances(ids=list(instance_ids))]:
+    going = [each for each in instance_ids if each not in refused]
+    while left := [i.instance_id for i in (cloud.instances(ids=going) if going else ())]:
         if time.monotonic() > until:
             raise CloudError(f"{', '.join(left)} are still there {GONE_S:g} s after they were deleted", Kind.WAIT)
         time.sleep(cloud.pace.poll_s)
+    if refused:
+        why = next(iter(refused.values()))
+        names = ", ".join(members.label(each) for each in cloud.instances(ids=list(refused)))
+        raise CloudError(f"{names or ', '.join(refused)}: not deleted, and billed: {why}", why.kind, why.code)
+
+
+def _ask_to_delete(cloud: Cloud, some: Sequence[str], intents: Intents) -> None:
+    with intents.begun(f"{DELETION} {some[0]} x {len(some)}", some) as token:
+        cloud.delete(some, token)
 
 
 def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
@@ -228,8 +266,13 @@ def _left(cloud: Cloud, settings: Settings) -> Holdings:
     return holdings(cloud, settings, members.existing(cloud, settings))
 
 
-def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str]) -> None:
+def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str], report: Report) -> None:
     """All host keys and key pairs: those too of machines that went by themselves."""
     keys.forget(settings, [line.split()[0] for line in keys.known(settings).splitlines() if line.split()])
     for name in key_pairs:
-        cloud.delete_key_pair(name)
+        try:
+            cloud.delete_key_pair(name)
+        except CloudError as error:
+            if error.kind is not Kind.WAIT:
+                raise
+            report(f"the key pair {name} is still in use, and free: the next fab down deletes it")

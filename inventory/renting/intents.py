@@ -77,14 +77,14 @@ class Intents:
     @contextmanager
     def begun(self, key: str, request: Any, count: int = 1) -> Iterator[str]:
         """The token for a call. The intent is on the disk before the block starts, and is removed when it ends, also
-        by a definite refusal. It stays where nobody knows what the cloud did: no answer, a crash, Ctrl-C; and where
-        `answered` told what it did, until that was `seen`.
+        by a definite refusal. It stays where nobody knows what the cloud did: no answer, also to an attempt before the
+        one that was refused, a crash, Ctrl-C; and where `answered` told what it did, until that was `seen`.
         """
         token = self._begin(key, digest(request), count)
         try:
             yield token
         except CloudError as error:
-            if error.kind not in UNDECIDED:
+            if error.kind not in UNDECIDED and not error.undecided:
                 self.forget(key)
             raise
         if not (intent := self.pending().get(key)) or not intent.ids:

@@ -23,18 +23,20 @@ from inventory.settings import Settings
 Network = TypeVar("Network", Vpc, Subnet)
 NAME = "spotune"
 CIDR = "172.16.0.0/12"
-SWITCH_PREFIX = 20
+SWITCH_PREFIX, SMALLEST_PREFIX = 20, 28
 READY_S = 60.0
 
 
 def free_network(cidr: str, taken: Sequence[str], key: str) -> str:
-    """The first network in `cidr` of a switch's size that overlaps none of those taken. Pure; raises RentError, which
-    names the setting `key`."""
+    """The first network in `cidr` of a switch's size, else of a smaller one, that overlaps none of those taken. Pure;
+    raises RentError, which names the setting `key`."""
     whole = IPv4Network(cidr)
     used = [IPv4Network(each) for each in taken]
-    for candidate in whole.subnets(new_prefix=max(SWITCH_PREFIX, whole.prefixlen)):
-        if not any(candidate.overlaps(each) for each in used):
-            return str(candidate)
+    # A small VPC is not given to one zone whole; what is left between other switches may be smaller still.
+    for prefix in range(max(SWITCH_PREFIX, min(whole.prefixlen + 2, SMALLEST_PREFIX)), SMALLEST_PREFIX + 1):
+        for candidate in whole.subnets(new_prefix=max(prefix, whole.prefixlen)):
+            if not any(candidate.overlaps(each) for each in used):
+                return str(candidate)
     raise RentError(f"{key}: no room for a vSwitch is left in {cidr}; name another VPC")
 
 

@@ -115,7 +115,7 @@ def unknown_types(own: Rental, market: Market) -> tuple[str, ...]:
 
 
 HISTORY_H = 72
-NOT_THERE = (Kind.NO_STOCK, Kind.INPUT, Kind.PRICE, Kind.DISK_KIND, Kind.NOT_FOUND)
+NOT_THERE = (Kind.NO_STOCK, Kind.INPUT, Kind.PRICE, Kind.QUOTA, Kind.DISK_KIND, Kind.NOT_FOUND, Kind.UNKNOWN)
 """Answers that are about this type in this zone; any other is about the account or the network."""
 
 

@@ -21,8 +21,8 @@ NAMED_REASONS = 2
 NAMED_ZONES = 3
 ROUNDING = 0.005
 """Of the prices that were shown and agreed to."""
-NEXT_OFFER = (Kind.NO_STOCK, Kind.PRICE)
-"""Refusals that are about this type in this zone, now."""
+NEXT_OFFER = (Kind.NO_STOCK, Kind.PRICE, Kind.QUOTA, Kind.UNKNOWN)
+"""Refusals that are about this type in this zone, now, or may be: nothing was made, and to ask elsewhere is free."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ class Orders:
     tokens: list[str] = field(default_factory=list)
     bought: float = 0
     """What the machines of this call cost until they are released."""
+    unlisted: list[str] = field(default_factory=list)
+    """Machines that were taken back before the cloud had listed them."""
 
     def place(self, numbers: Sequence[int]) -> None:
         """Order machines for these numbers from the first offer that has them all; with `partial` from several.
@@ -127,7 +129,7 @@ class Orders:
             if not left:
                 return
         if not (self.plan.wish.partial and self.made):
-            raise CloudError(_nothing_left(self.settings, refused, self.plan.pinned), Kind.NO_STOCK)
+            raise CloudError(_nothing_left(self.settings, refused, self.plan.pinned, self.unlisted), Kind.NO_STOCK)
         self.report(f"{len(left)} of {len(numbers)} machines could not be had; `fab up` tries again")
 
     def _from_offer(self, quote: Quote, numbers: Sequence[int]) -> tuple[int, ...]:
@@ -202,18 +204,22 @@ class Orders:
     def undo(self) -> None:
         """Remove what this call made, heard or not; where the cloud does not answer, that is said."""
         try:
-            unanswered = [i for i in self.intents.pending().values() if i.token in self.tokens and not i.ids]
+            pending = [i for i in self.intents.pending().values() if i.token in self.tokens]
+            unanswered = [i for i in pending if not i.ids]
             if unanswered:
                 self.report("looking whether the cloud heard what it did not answer")
-            for intent in unanswered:
+            for intent in pending:
                 is_heard(self.cloud, intent)
             there = {i.instance_id for t in self.tokens for i in self.cloud.instances(tags={tags.INTENT_TAG: t})}
-            going = sorted(there | set(self.made))
+            going, late = sorted(there | set(self.made)), sorted(set(self.made) - there)
             if going:
                 self.report(f"removing {members.so_many(len(going))} again: a cluster is made whole or not at all")
-                down.remove(self.cloud, going, self.intents)
+                down.remove(self.cloud, going, self.intents, late)
             for intent in unanswered:
                 self.intents.forget(intent.key)
+            if late:
+                self.unlisted += late
+                self.report(f"{', '.join(late)} are in no list yet: the next fab up or fab down looks for them again")
         except CloudError as error:
             self.report(f"what was made could not be removed ({error}); `fab down` removes it")
             return
@@ -222,8 +228,9 @@ class Orders:
         self.bought = 0
 
 
-def _nothing_left(settings: Settings, refused: Mapping[Offer, str], pinned: str) -> str:
-    """What is said where every offer was refused; `pinned`: why they could be of one zone only. Pure."""
+def _nothing_left(settings: Settings, refused: Mapping[Offer, str], pinned: str, unlisted: Sequence[str]) -> str:
+    """What is said where every offer was refused; `pinned`: why they could be of one zone only; `unlisted`: machines
+    that may be there and were not deleted. Pure."""
     tried = "; ".join(f"{offer.words}: {why}" for offer, why in refused.items()) or "nothing"
     if len(refused) > NAMED_OFFERS:  # each was said as it was refused
         zones = sorted({offer.zone_id for offer in refused})
@@ -236,5 +243,6 @@ def _nothing_left(settings: Settings, refused: Mapping[Offer, str], pinned: str)
     own = settings.rental
     return (
         f"no machines were to be had ({tried}): the same command again shows what there is now and its price; "
-        f'or add {own.key("types")} and zones, or take {own.key("spot")} = "off"; nothing was kept'
+        f'or add {own.key("types")} and zones, or take {own.key("spot")} = "off"; '
+        + (f"{', '.join(unlisted)} may still come: fab down looks for them" if unlisted else "nothing was kept")
     )

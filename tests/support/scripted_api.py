@@ -8,6 +8,9 @@ import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from inventory.localcloud.ecs import contract
+from inventory.localcloud.ecs.actions import ApiError
+
 
 class Say:
     """One answer: a status, a body (dict or bytes), headers; `cut`: no answer at all; `after_s`: a late one."""
@@ -21,6 +24,15 @@ class Say:
 def refusal(status, code, message="No.", **headers):
     body = {"RequestId": "R-9", "HostId": "ecs.example", "Code": code, "Message": message}
     return Say(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def undescribed(version, action, fields):
+    """The refusal of a call that the vendor does not describe; None of any other."""
+    try:
+        contract.check(version, action, fields)
+    except ApiError as error:
+        return refusal(error.status, error.code, error.message)
+    return None
 
 
 class ScriptedApi:
@@ -40,7 +52,8 @@ class ScriptedApi:
                 fields = dict(urllib.parse.parse_qsl(query, True)) | dict(urllib.parse.parse_qsl(body, True))
                 api.calls.append((self.headers["x-acs-action"], fields))
                 api.raw.append((self.path, body, dict(self.headers)))
-                say = api.answers.pop(0) if len(api.answers) > 1 else api.answers[0]
+                say = undescribed(self.headers["x-acs-version"], self.headers["x-acs-action"], fields)
+                say = say or (api.answers.pop(0) if len(api.answers) > 1 else api.answers[0])
                 time.sleep(say.after_s)
                 if say.cut:
                     linger = struct.pack("ii", 1, 0)  # close by RST, so that the client sees it at once

@@ -46,7 +46,8 @@ def v3(api, action, query=None, *, secret=None, at=None, nonce=None, version="20
     """(status, answer) of a call signed by V3."""
     key = (api.access_key_id, secret or api.access_key_secret)
     nonce = nonce or uuid.uuid4().hex
-    query = {name: str(value) for name, value in {**(query or {}), **asked}.items()}
+    usual = {} if version == "local" else {"RegionId": "cn-hangzhou"}  # as the vendor's clients do
+    query = {name: str(value) for name, value in {**usual, **(query or {}), **asked}.items()}
     headers = signed_headers(
         host=api.endpoint, action=action, version=version, query=query, key=key, now=at or time.time(), nonce=nonce
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from inventory.localcloud.ecs import contract
 from inventory.localcloud.ecs.actions import ApiError, Cloud
 from inventory.localcloud.ecs.dispatch import Dispatcher, NoAnswerError
 from inventory.localcloud.ecs.faults import FaultFile
@@ -46,6 +47,7 @@ class Api:
             self._use_nonce(caller)
             flat = {k: v for k, v in {**request.query, **request.form}.items() if k not in COMMON}
             self.seen(caller.action, flat)
+            contract.check(caller.version, caller.action, flat)
             loop = asyncio.get_running_loop()
             answer = await loop.run_in_executor(
                 self._threads, self.dispatcher.answer, caller.version, caller.action, flat

@@ -29,15 +29,6 @@ def describe_images(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"RegionId": p.text("RegionId") or cloud.account.region_id, "Images": {"Image": list(some)}, **paging}
 
 
-@action("DescribeImageFromFamily")
-def describe_image_from_family(cloud: Cloud, p: Parameters) -> dict[str, Any]:
-    family = p.needed("ImageFamily")
-    if family not in FAMILIES:
-        raise ApiError(404, "InvalidImageFamily.NotFound", "The specified ImageFamily does not exist.")
-    left_out = ("BootMode", "IsPublic", "OSNameEn")
-    return {"Image": {name: value for name, value in _shown(family).items() if name not in left_out}}
-
-
 def _shown(family: str) -> dict[str, Any]:
     """Under the family it was asked by."""
     return {
