@@ -92,6 +92,18 @@ def test_a_hybrid_mixes_tokens_otherwise_than_by_attention_and_leaks_unless_that
     assert proof.packed(config_of(kind)) > 10 * LIMIT
 
 
+@pytest.mark.parametrize("kind", sorted(HYBRIDS))
+def test_what_a_mixer_hands_to_its_kernel_is_refused_by_name_in_plan_and_engine(kind):
+    base, shape = _small(kind), model_shape(config_of(kind))
+    names = architecture.passed_by(base)
+    assert names == set(isolation.PASSED_BY.get(kind, ()))
+    for name in names:
+        recipe = load_recipe("tiny", {"lora.targets": f'["q_proj", "{name}"]'})
+        with pytest.raises(RecipeError, match=f"lora.targets: {name}: a {kind} hands this weight") as refused:
+            trainable(base, recipe, Path(kind))
+        assert cost_of(recipe).misfit(shape, recipe, 1) in str(refused.value)
+
+
 def test_of_the_hybrids_those_with_experts_are_known():
     found = {kind for kind in HYBRIDS if any(expert_parameters(layer) for layer in text_layers(_small(kind)))}
     assert found == set(isolation.WITH_EXPERTS)

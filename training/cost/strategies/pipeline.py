@@ -196,7 +196,7 @@ def message_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> int:
 def trained(shape: ModelShape, recipe: Recipe, stage: Stage) -> int:
     """Parameters that a stage trains."""
     lora = recipe.lora
-    before = shape.end_trainable(lora, EMBEDDING) + len(lora.trainable_tokens) * shape.hidden if stage.first else 0
+    before = shape.end_trainable(lora, EMBEDDING) if stage.first else 0
     after = shape.end_trainable(lora, HEAD) if stage.last else 0
     return stage.layers * shape.largest.trainable(lora) + before + after
 
