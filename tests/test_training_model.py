@@ -151,7 +151,7 @@ def test_a_base_model_learns_to_end_its_turn_where_the_heads_row_is_trained(neve
     batch, last = (model.inputs(collate([samples], 0, "packed"), "cpu") for samples in (answers, ends))
     fused = model.LossModel(loaded, recipe)
     optimizer = torch.optim.AdamW([p for p in loaded.parameters() if p.requires_grad], lr=1e-2)
-    for _ in range(12):
+    for _ in range(8):
         (fused(**batch)[0] / 18).backward()
         optimizer.step()
         optimizer.zero_grad()

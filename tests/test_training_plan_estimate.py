@@ -181,7 +181,9 @@ def test_fused_loss_holds_one_chunk_of_logits():
     shape = model_shape(QWEN_7B)
     assert estimate(shape, recipe(loss_chunk=256), 1, 4096).loss == 256 * 152064 * 8
     assert estimate(shape, recipe(loss_chunk=256), 1, 100).loss == 100 * 152064 * 8
+    rows = recipe(loss_chunk=256, lora={"trainable_tokens": ("<|im_end|>",)})
     trained = recipe(loss_chunk=256, lora={"modules_to_save": ("lm_head",)})
+    assert estimate(shape, rows, 1, 4096).loss == estimate(shape, trained, 1, 4096).loss
     assert estimate(shape, trained, 1, 4096).loss == 256 * 152064 * 8 + 6 * 152064 * 3584
 
 
