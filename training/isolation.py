@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from training.recipe import Recipe
+    from training.recipe_tables import Lora
 
 DENSE = (
     *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text"),
@@ -144,9 +145,10 @@ def untrainable(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def past_the_adapter(model_type: str, named: Iterable[str], passed: Iterable[str]) -> str:
-    """Why modules that a recipe names cannot be adapted; empty where none of them is `passed` by."""
-    taken = ", ".join(sorted(name for name in named if name.rpartition(".")[2] in passed))
+def past_the_adapter(model_type: str, lora: Lora) -> str:
+    """Why what a recipe names cannot be adapted; empty where it can."""
+    passed = PASSED_BY.get(model_type, ())
+    taken = ", ".join(sorted(name for name in lora.named_targets if name.rpartition(".")[2] in passed))
     return f"lora.targets: {taken}: a {model_type} hands this weight to its kernel, past any adapter" if taken else ""
 
 

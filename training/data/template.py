@@ -138,8 +138,10 @@ class ChatTemplate:
         behind = [(tail.find(token), -len(token), token) for token in self.special if token in tail]
         end = min(behind)[2] if behind else None
         eos = self.tokenizer.special_tokens_map.get("eos_token")
-        if end and eos and tail.partition(end)[2].startswith(eos) and self._ends_each_turn(end + eos):
-            end = str(eos)  # Cohere 2 ends an answer with a token, and the turn with another one behind it
+        if end and eos and tail.partition(end)[2].startswith(eos):
+            another = self.text([_QUESTION, _ANSWER, _QUESTION]).rpartition(_ANSWER["content"])[2]
+            if end + eos in another.partition(_QUESTION["content"])[0]:  # Cohere 2: each turn ends with both
+                end = str(eos)
         marked = re.search(r"\{%-?\s*generation\b", str(self.tokenizer.get_chat_template())) is not None
         begins = min(_shared(asked, exchange), _shared(asked, thoughtful), exchange.rindex(_ANSWER["content"]))
         return Template(
@@ -150,11 +152,6 @@ class ChatTemplate:
             header=asked[before:begins],
             thought=self._name_of_thoughts(),
         )
-
-    def _ends_each_turn(self, ends: str) -> bool:
-        """Whether they stand behind an answer that another turn follows, and not at the conversation's end alone."""
-        behind = self.text([_QUESTION, _ANSWER, _QUESTION]).rpartition(_ANSWER["content"])[2]
-        return ends in behind.partition(_QUESTION["content"])[0]
 
     def _name_of_thoughts(self) -> str:
         """Of those in use the first that is shown; where none is, a record with thoughts is refused by name."""

@@ -180,13 +180,6 @@ def _passed_by(layer: nn.Module, path: str) -> bool:
     return name in ("out_proj", "dt_proj") and hasattr(owner, "A_log") and hasattr(owner, "D")
 
 
-def passed_by(model: PreTrainedModel) -> set[str]:
-    """The last names of the linear modules that no adapter would be asked for."""
-    named = ((layer, path, module) for layer in text_layers(model) for path, module in layer.named_modules())
-    found = (path for layer, path, module in named if isinstance(module, nn.Linear) and _passed_by(layer, path))
-    return {path.rpartition(".")[2] for path in found}
-
-
 def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
     """Of the names of modules those that mean the same to PEFT; by the others it would adapt all experts and the
     router."""

@@ -31,7 +31,7 @@ from training.cost.memory import NF4
 from training.cost.shape import ENDS, token_ends
 from training.cost.strategies import cost_of
 from training.cost.strategies.zero0 import built_misfit, unread
-from training.isolation import CURE, mixing, never_trained, past_the_adapter
+from training.isolation import CURE, mixing, never_trained
 from training.node import architecture
 from training.node.architecture import text_layers
 from training.node.attention import SEGMENTS, Segments
@@ -272,8 +272,6 @@ def _targets(lora: Lora, base: PreTrainedModel, model_dir: Path) -> list[str]:
     if lora.targets == "all-linear":
         return architecture.adapted(base)
     names = list(lora.targets)
-    if reason := past_the_adapter(base.config.model_type, names, architecture.passed_by(base)):
-        raise RecipeError(f"{model_dir.name}: {reason}")
     routers = {name for name in names if name.rpartition(".")[2] in architecture.ROUTERS}
     if taken := sorted(routers - set(architecture.left_by_peft(base, names))):
         raise RecipeError(
