@@ -10,7 +10,7 @@ from tests.test_training_plan_checks import facts
 from training.cost.memory import GIB, NF4_WIDTH, RESERVED, rank_memory, weight_bytes
 from training.cost.pace import Rates, pace
 from training.cost.shape import known_shape
-from training.cost.strategies import STRATEGIES
+from training.cost.strategies import STRATEGIES, pipeline
 from training.cost.strategies.pipeline import Stage, stage_work
 from training.cost.strategies.zero0 import MicroBatch
 from training.cost.unpacking import unpacking_s
@@ -72,8 +72,8 @@ STAGED = [
 
 @pytest.mark.parametrize(("size", "ranks", "layers", "tokens_per_s"), STAGED)
 def test_stages_in_four_bits_are_as_fast_as_in_the_cost_model(monkeypatch, size, ranks, layers, tokens_per_s):
-    monkeypatch.setattr(pipeline, "kernel_bytes", lambda *_: 0)  # of which the other one knows nothing
     """14B on four as two copies of two stages; 32B fits two A10, and 72B four, in no other way."""
+    monkeypatch.setattr(pipeline, "kernel_bytes", lambda *_: 0)  # of which the other one knows nothing
     found = _staged(size, ranks)
     assert found.fits and found.split.layers == layers
     assert found.tokens_per_s == pytest.approx(tokens_per_s, rel=0.01)
