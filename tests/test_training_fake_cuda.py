@@ -137,6 +137,17 @@ def test_what_learns_the_same_gives_the_same_losses_however_it_is_spread(on_two,
         assert found["held_out"] == pytest.approx(first["held_out"], rel=FAR_APART.get(kind, 1e-3)), recipe
 
 
+def test_strategies_pass_where_no_kernel_of_the_loss_can_be_compiled(tmp_path):
+    """As a run trains there; that it cannot be is a row of its own."""
+    (tmp_path / "asked.json").write_text('{"quick": true, "only": "zero2"}')
+    started = forked_rank.start_on_cards(2, NODE / "prove" / "walk.py", "--run", tmp_path)
+    codes, outputs = forked_rank.finish(started, 100)
+    assert codes == [0, 0], "\n".join(text[-3000:] for text in outputs)
+    found = json.loads((tmp_path / "result.json").read_text())
+    rows = {row["name"]: row["state"] for row in found["outcomes"]}
+    assert rows == {"kernels of the loss": "fail", "zero2 with checkpointing": "pass"} and found["done"]
+
+
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_three_and_four_cards_learn_what_two_do(house, on_two, ranks):
     staged = {"strategy": "pipeline", "pipeline.stages": "2" if ranks == 4 else "3"}
