@@ -102,7 +102,7 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
     kept = measured.both["tuned"]["examples"]
     middle = exchange_of(measured.asked.samples[len(measured.asked.samples) // 2])
     assert kept[1]["wanted"] == tokenizer.decode(middle.reference, skip_special_tokens=True)
-    assert kept[1]["asked"] in tokenizer.decode(middle.prompt)
+    assert kept[1]["asked"] == "system: You are a helpful assistant.\n\nuser: 2 加一？"
 
 
 @pytest.mark.torch
