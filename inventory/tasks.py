@@ -32,6 +32,8 @@ _OTHER_KEYS = (
 def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
     """Show the machines' host keys, remember those you accept."""
     with sentences():
+        from inventory import hostkeys
+        from inventory.known_hosts import parse_known_hosts
         from inventory.nodes import static_nodes, users_ssh_config
         from inventory.settings import SettingsError, load_settings
 
@@ -45,6 +47,9 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
                 raise SettingsError(
                     f"--fingerprint {given!r}: SHA256: and 43 letters are expected, as ssh-keygen -l prints"
                 )
+        known = settings.ssh.known_hosts
+        if note := parse_known_hosts(hostkeys.read(known)).note:
+            say(f"{known}: {note}")
         nodes = static_nodes(settings, users_ssh_config())
         hops = {(hop.address, hop.port): hop for node in nodes for hop in node.hops}
         silent = [node.name for node in (*hops.values(), *nodes) if not _trust_node(node, yes, fingerprint)]

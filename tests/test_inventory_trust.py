@@ -50,6 +50,14 @@ def test_the_key_a_machine_shows_is_shown_and_remembered(tmp_path, server, known
     assert trust(tmp_path, server.port).stdout == "te1: known\n"
 
 
+def test_a_line_that_cannot_be_read_is_named_once_and_stays(tmp_path, server, known_hosts):
+    odd = "|1|abc ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGZvbw==\n"
+    known_hosts.write_text(odd)
+    done = trust(tmp_path, server.port, "--yes")
+    assert done.returncode == 0 and known_hosts.read_text() == odd + server.known_hosts_line
+    assert done.stdout.count("line 1") == 1
+
+
 def test_without_a_terminal_and_yes_nothing_is_written(tmp_path, server, known_hosts):
     done = trust(tmp_path, server.port)
     assert done.returncode == 2
