@@ -151,11 +151,11 @@ def test_the_token_of_a_refused_call_can_be_used_again(api):
 
 
 def test_a_dry_run_ends_as_an_error_and_leaves_nothing(api):
-    vpc, before = vpc_of(api), len(api.cloud.account.security_groups)
-    status, error = v3(api, "CreateSecurityGroup", VpcId=vpc, DryRun=True, ClientToken="t3")
+    before, asked = len(api.cloud.account.vpcs), {"version": "2016-04-28", "ClientToken": "t3"}
+    status, error = v3(api, "CreateVpc", DryRun=True, **asked)
     assert (status, error["Code"]) == (400, "DryRunOperation")
-    assert len(api.cloud.account.security_groups) == before
-    assert v3(api, "CreateSecurityGroup", VpcId=vpc, ClientToken="t3")[0] == 200
+    assert len(api.cloud.account.vpcs) == before
+    assert v3(api, "CreateVpc", **asked)[0] == 200
 
 
 def test_a_call_that_still_runs_is_not_begun_again(tmp_path, monkeypatch):

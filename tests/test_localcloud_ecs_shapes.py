@@ -22,6 +22,7 @@ from tests.support.signed_calls import PUBLIC_KEY, v3
 
 SAMPLES = Path(os.environ.get("SPOTUNE_ECS_SAMPLES", Path(__file__).parents[2] / "shared" / "samples" / "aliyun"))
 MODELS = pytest.importorskip("alibabacloud_ecs20140526", reason="the vendor's SDK is not installed")
+PRICED = ("ImageId", "InstanceType", "SpotStrategy", "InternetMax", "SystemDisk", "DataDisk")
 RECORDED = {
     "jclouds_availableZones.json": "DescribeAvailableResource",
     "jclouds_images-first.json": "DescribeImages",
@@ -103,7 +104,7 @@ def everything(api):
         "DescribeAvailableResource": [{"DestinationResource": kind} for kind in ("InstanceType", "DataDisk")],
         "DescribeInvocationResults": [{"InvokeId": ran["InvokeId"]}],
         "DescribeKeyPairs": [{"IncludePublicKey": True}],
-        "DescribePrice": [{"ResourceType": "instance", **order}],
+        "DescribePrice": [{"ResourceType": "instance", **{k: v for k, v in order.items() if k.startswith(PRICED)}}],
         "DescribeSecurityGroupAttribute": [{"SecurityGroupId": group}],
         "DescribeSpotAdvice": [{"InstanceTypes__1": "ecs.local.small"}],
         "DescribeSpotPriceHistory": [{"NetworkType": "vpc", "InstanceType": "ecs.local.small"}],

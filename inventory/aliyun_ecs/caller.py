@@ -56,6 +56,8 @@ class Caller:
     """Lists that this key may see, as far as that was asked."""
     made: dict[str, float]
     """What this made, by its id or name, and when: other calls may not know it yet."""
+    unlisted: set[str]
+    """What of it was in no list since, and was not deleted."""
 
     ahead: timedelta
     """Of the cloud's clock to this machine's, as the last answer said."""
@@ -92,12 +94,12 @@ class Caller:
         attempts: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """An action's answer, asked again where its error allows it; `waits`: also where a thing is not ready, or
-        was made so shortly before that the cloud does not know it yet.
+        was made so shortly before that the cloud does not know it yet. To a deletion that is only what was in no list.
 
         `attempts` is called before each of them.
         """
         pace = self.pace if waits else dataclasses.replace(self.pace, wait_limit_s=0)
-        lost = False
+        lost, removes = False, action.startswith("Delete")
 
         def once() -> dict[str, Any]:
             nonlocal lost
@@ -107,13 +109,18 @@ class Caller:
                 return self.once(action, fields, version)
             except CloudError as error:
                 error.undecided, lost = lost, lost or error.kind is Kind.PASSING
-                if error.kind is Kind.NOT_FOUND and self.is_new(fields):
-                    raise CloudError(str(error), Kind.WAIT, error.code, error.request_id) from None
+                unknown = not error.undecided and any(each in str(dict(fields)) for each in self.unlisted)
+                if error.kind is Kind.NOT_FOUND and self.is_new(fields) and (unknown or not removes):
+                    error.kind = Kind.WAIT
                 raise
 
         answer = repeated(once, pace)
         if action.startswith(MAKING):
-            self.made |= dict.fromkeys(ids_in(answer), time.monotonic())
+            new = set(ids_in(answer))
+            self.made |= dict.fromkeys(new, time.monotonic())
+            self.unlisted |= new
+        if removes:
+            self.unlisted -= {each for each in self.unlisted if each in str(dict(fields))}
         return answer
 
     def remove(self, action: str, fields: Mapping[str, Any]) -> None:
@@ -129,6 +136,7 @@ class Caller:
         """Take from a list what was made just now, by its id and when: other calls may not know it yet."""
         recent = self.now() - timedelta(seconds=self.pace.listed_s) - WHOLE_MINUTE
         for each, created in found:
+            self.unlisted.discard(each)
             if created > recent:
                 self.made.setdefault(each, time.monotonic())
 

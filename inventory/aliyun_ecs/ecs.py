@@ -101,7 +101,7 @@ class Ecs(Machines, Assistant, Disks, Offers, Networks):
         """`open` is the way in. Raises RentError: no SDK, no credentials."""
         self.region_id = region_id
         self.pace = pace
-        self.permitted, self.made, self.ahead = set(), {}, timedelta(0)
+        self.permitted, self.made, self.unlisted, self.ahead = set(), {}, set(), timedelta(0)
         self._where = where
         self._recording = recording
         credential = _credential(where)

@@ -6,7 +6,7 @@ from typing import Any
 
 from inventory.localcloud.ecs import attaching, catalogue, lifecycle, listing, times
 from inventory.localcloud.ecs.account import Disk
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing
 from inventory.localcloud.ecs.run_request import MOST_DATA_DISKS
 from inventory.localcloud.ecs.volumes import enter_disk, single_volume
 
@@ -39,7 +39,6 @@ def create_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     zone, *_ = catalogue.zones(cloud.account.region_id, p.needed("ZoneId"))
     volume = single_volume(cloud, p)
     tags = listing.checked_tags(p)
-    end_dry_run(p)
     disk = enter_disk(cloud, volume, "data", zone, tags)
     cloud.save()
     attaching.make(cloud, disk)
@@ -92,7 +91,6 @@ def attach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     if len(cloud.disks_of(instance.instance_id, "data")) >= MOST_DATA_DISKS:
         told = "The amount of the disk on instance in question reach its limits."
         raise ApiError(403, "InstanceDiskLimitExceeded", told)
-    end_dry_run(p)
     disk.delete_with_instance = p.flag("DeleteWithInstance")
     attaching.attach(cloud, disk, instance)
     return {}
@@ -111,7 +109,6 @@ def detach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         raise ApiError(403, "DiskId.ValueNotSupported", told)
     if instance.status not in ("Running", "Stopped"):
         lifecycle.refuse_status()
-    end_dry_run(p)
     attaching.detach(cloud, disk, instance)
     return {}
 
@@ -132,6 +129,5 @@ def delete_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     if is_being_copied(cloud, disk.disk_id):
         told = "The operation is denied due to a snapshot of the specified disk is not completed yet."
         raise ApiError(403, "DiskCreatingSnapshot", told)
-    end_dry_run(p)
     attaching.remove(cloud, disk)
     return {}

@@ -53,7 +53,6 @@ def create_vswitch(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         raise _malformed()
     if any(cidr.overlaps(IPv4Network(each.cidr)) for each in _vswitches(cloud, vpc)):
         raise ApiError(400, "InvalidCidrBlock.Overlapped", "Specified CIDR block overlapped with other subnets.")
-    end_dry_run(p)
     made = VSwitch(
         vswitch_id=new_id("vsw-"),
         vpc_id=vpc.vpc_id,

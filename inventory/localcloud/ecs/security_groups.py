@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from inventory.localcloud.ecs.account import SecurityGroup
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing, new_id
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing, new_id
 from inventory.localcloud.ecs.listing import checked_tags, describes, fields_of, tag_list
 from inventory.localcloud.ecs.network import ready_vpc
 from inventory.localcloud.ecs.times import second
@@ -27,7 +27,6 @@ def create_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     if name and (not 2 <= len(name) <= 128 or name.startswith(("http://", "https://"))):
         raise ApiError(400, "InvalidSecurityGroupName.Malformed", "Specified security group name is not valid.")
     tags = checked_tags(p)
-    end_dry_run(p)
     made = SecurityGroup(
         security_group_id=new_id("sg-"),
         name=name,

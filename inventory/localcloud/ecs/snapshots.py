@@ -6,7 +6,7 @@ from typing import Any
 
 from inventory.localcloud.ecs import listing, times
 from inventory.localcloud.ecs.account import Disk, Snapshot
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing, new_id
+from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing, new_id
 from inventory.localcloud.ecs.disks import disk_of, is_being_copied, need_status
 from inventory.localcloud.ecs.volumes import ESSD_FAMILY
 
@@ -23,7 +23,6 @@ def create_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     disk, name = disk_of(cloud, p), p.text("SnapshotName")
     _check(cloud, disk, name)
     tags = listing.checked_tags(p)
-    end_dry_run(p)
     now = cloud.now()
     snapshot = Snapshot(
         snapshot_id=new_id("s-"),
@@ -111,7 +110,6 @@ def delete_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
         raise ApiError(403, "SnapshotCreatedDisk", "The snapshot has been used to create disk(s).")
     if any(disk.status == "Creating" for disk in made):
         raise ApiError(403, "Operation.Conflict", "The operation may conflicts with others, please retry later.")
-    end_dry_run(p)
     del cloud.account.snapshots[snapshot.snapshot_id]
     cloud.machines.remove_snapshot(snapshot)
     return {}
