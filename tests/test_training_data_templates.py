@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
-from tests.support.chat_templates import OWN
+from tests.support.chat_templates import CLOSED, OWN, TWO_ENDS
 from training import tiny
 from training.data import IGNORED, DataError
 from training.data.encode import Encoder
@@ -200,6 +200,32 @@ def test_under_our_own_templates_every_answer_is_learned_once_or_refused_by_name
     assert [reason for reason in refused if not NAMED.search(reason)] == []
     assert exact + len(refused) == CONVERSATIONS and exact >= 4
     assert not refused or name not in LEARNS_ALL
+
+
+ASKED = {"messages": [{"role": role, "content": text} for role, text in 2 * [("user", "it"), ("assistant", "so")]]}
+
+
+def _ends(tokenizer):
+    """What is learned behind the words of each answer."""
+    encoder = Encoder(tokenizer, 100_000, "assistant")
+    samples = [sample for sample, _ in encoder.samples(encoder.rendered(recognised(ASKED)))]
+    said = [tokenizer.decode(segment) for sample in samples for segment in _segments(sample)]
+    return encoder.template.end_of_turn, {text.partition("so")[2] for text in said}
+
+
+def test_the_end_of_a_text_right_behind_the_end_of_an_answer_is_learned_with_it(base):
+    assert _ends(_with(base, CLOSED)) == ("<|endoftext|>", {"<|end_response|><|endoftext|>"})
+    once = TWO_ENDS.replace("<|im_end|>\\n", "<|im_end|>")  # of the whole conversation, not of a turn
+    assert _ends(_with(base, once)) == ("<|im_end|>", {"<|im_end|>"})
+
+
+@pytest.mark.trl
+def test_cohere2_learns_its_eos(base):
+    path = next(path for path in _trl_templates() if path.stem == "cohere2_training")
+    tokenizer = _with(base, path.read_text(encoding="utf-8"))
+    tokenizer.eos_token = "<|END_OF_TURN_TOKEN|>"
+    end = "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"
+    assert _ends(tokenizer) == ("<|END_OF_TURN_TOKEN|>", {end})
 
 
 @pytest.mark.trl

@@ -17,6 +17,8 @@ TWO_ENDS = (
     HEAD + "{{- message.content + '<|im_end|>\\n' }}" + TAIL.replace("{%- endif", "{%- else %}<|endoftext|>{%- endif")
 )
 """Phi-3's way: the whole conversation has an end of its own, after the last turn's."""
+CLOSED = HEAD + "{{- message.content + '<|end_response|><|endoftext|>' }}" + TAIL
+"""Cohere 2's way: the end of an answer, and behind it the end of the turn."""
 FORGETFUL = HEAD + (
     "{%- if message.role == 'assistant' and not loop.last %}{{- message.content.split('</think>')[-1] }}"
     "{%- else %}{{- message.content }}{%- endif %}{{- '<|im_end|>\\n' }}" + TAIL

@@ -136,10 +136,16 @@ class ChatTemplate:
         if not found:
             raise DataError("the model's chat template leaves out what the assistant says")
         behind = [(tail.find(token), -len(token), token) for token in self.special if token in tail]
+        end = min(behind)[2] if behind else None
+        eos = self.tokenizer.special_tokens_map.get("eos_token")
+        if end and eos and tail.partition(end)[2].startswith(eos):
+            another = self.text([_QUESTION, _ANSWER, _QUESTION]).rpartition(_ANSWER["content"])[2]
+            if end + eos in another.partition(_QUESTION["content"])[0]:  # Cohere 2: each turn ends with both
+                end = str(eos)
         marked = re.search(r"\{%-?\s*generation\b", str(self.tokenizer.get_chat_template())) is not None
         begins = min(_shared(asked, exchange), _shared(asked, thoughtful), exchange.rindex(_ANSWER["content"]))
         return Template(
-            end_of_turn=min(behind)[2] if behind else None,
+            end_of_turn=end,
             has_generation=marked and len(_marked(self.tokenizer, [_QUESTION, _ANSWER], (), self.args)[1]) == 1,
             prompt_says_more=not exchange.startswith(asked),
             arguments_as_text=self._wants_text(),
