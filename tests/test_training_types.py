@@ -92,6 +92,21 @@ def test_a_hybrid_mixes_tokens_otherwise_than_by_attention_and_leaks_unless_that
     assert proof.packed(config_of(kind)) > 10 * LIMIT
 
 
+@pytest.mark.parametrize("kind", sorted(HYBRIDS))
+def test_what_a_mixer_hands_to_its_kernel_is_refused_by_name_in_plan_and_engine(kind, tmp_path):
+    layers = text_layers(_small(kind))
+    paths = [(layer, path) for layer in layers for path, m in layer.named_modules() if isinstance(m, torch.nn.Linear)]
+    names = {path.rpartition(".")[2] for layer, path in paths if architecture._passed_by(layer, path)}
+    assert names == set(isolation.PASSED_BY.get(kind, ()))
+    config_of(kind).save_pretrained(tmp_path / "base")
+    for name in names:
+        recipe = load_recipe("tiny", {"lora.targets": f'["q_proj", "{name}"]'})
+        said = cost_of(recipe).misfit(model_shape(config_of(kind)), recipe, 1)
+        assert said.startswith(f"lora.targets: {name}: a {kind} hands this weight to its kernel")
+        with pytest.raises(RecipeError, match=f"lora.targets: {name}"):
+            whole_model(recipe, tmp_path / "base")
+
+
 def test_of_the_hybrids_those_with_experts_are_known():
     found = {kind for kind in HYBRIDS if any(expert_parameters(layer) for layer in text_layers(_small(kind)))}
     assert found == set(isolation.WITH_EXPERTS)

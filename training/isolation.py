@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from training.recipe import Recipe
+    from training.recipe_tables import Lora
 
 DENSE = (
     *("apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text"),
@@ -31,6 +32,11 @@ HYBRIDS = (
     *("olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """That mix tokens by a convolution or a running state too (training/node/mixers.py)."""
+PASSED_BY = {
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"), ("out_proj",)),
+    "jamba": ("dt_proj", "out_proj"),
+}
+"""Modules of theirs whose weights a mixer hands to its kernel: an adapter around them would not be asked."""
 WITH_EXPERTS = ("granitemoehybrid", "jamba", "lfm2_moe", "minimax", "nemotron_h", "qwen3_5_moe_text", "qwen3_next")
 """Hybrids that are mixtures of experts too."""
 VARIED = ("gemma4", "gemma4_text")
@@ -137,6 +143,13 @@ def untrainable(config: Mapping[str, Any]) -> str:
     if how := stored_in(config):
         return f"its weights are stored in {how}; a model in 16 or 32 bits is needed"
     return ""
+
+
+def past_the_adapter(model_type: str, lora: Lora) -> str:
+    """Why what a recipe names cannot be adapted; empty where it can."""
+    passed = PASSED_BY.get(model_type, ())
+    taken = ", ".join(sorted(name for name in lora.named_targets if name.rpartition(".")[2] in passed))
+    return f"lora.targets: {taken}: a {model_type} hands this weight to its kernel, past any adapter" if taken else ""
 
 
 def text_alone(model_type: str, recipe: Recipe) -> str:

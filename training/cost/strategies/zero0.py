@@ -10,7 +10,7 @@ from training.cost.flops import flops_per_token
 from training.cost.memory import MOST_UNPACKED, NF4, Memory, Shares, packed_weights, rank_memory
 from training.cost.unpacking import unpacking_s
 from training.data.order import micro_steps
-from training.isolation import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, text_alone
+from training.isolation import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
 
 if TYPE_CHECKING:
     from training.cost.pace import Rates
@@ -181,7 +181,7 @@ def part_misfit(shape: ModelShape, recipe: Recipe) -> str:
 
 def built_misfit(shape: ModelShape, recipe: Recipe) -> str:
     """The same of an adapter that is there already, whatever it has."""
-    return text_alone(shape.kind, recipe) or experts_misfit(shape, recipe)
+    return text_alone(shape.kind, recipe) or past_the_adapter(shape.kind, recipe.lora) or experts_misfit(shape, recipe)
 
 
 def experts_misfit(shape: ModelShape, recipe: Recipe) -> str:
