@@ -32,9 +32,8 @@ LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""
 VOCABULARY, HEADS, WINDOW = 256, 4, 8
 SHORT = 28
-"""Up to where a rotary embedding that stretches itself does not: shorter than the copy's longest text, longer than its
-samples, so that these show whose length was asked."""
-ORIGINAL, MOST = "original_max_position_embeddings", "max_position_embeddings"
+"""Up to where a rotary embedding that stretches itself does not: between the samples' length and the longest text's."""
+RANGES = ("original_max_position_embeddings", "max_position_embeddings")
 LENGTHS = (23, 9)
 """Of two samples; both are longer than what a copy's token sees: a window, a chunk, or what an indexer picks."""
 DEPTHS = ("num_hidden_layers", "depth")
@@ -170,8 +169,8 @@ def _with(config: PretrainedConfig, change: Mapping[str, int]) -> PretrainedConf
     rope = values.get("rope_parameters") or {}
     for each in (rope, *rope.values()):
         if isinstance(each, dict) and each.get("rope_type") in SELF_STRETCHING:
-            each[ORIGINAL] = SHORT
-            change = change | {ORIGINAL: SHORT} | ({MOST: SHORT} if each["rope_type"] == "dynamic" else {})
+            each[RANGES[0]] = SHORT
+            values |= {key: SHORT for key in RANGES if key in values}
     values |= {key: size for key, size in change.items() if values.get(key) is not None}
     values[depth_key] = max(layers, len(chosen))
     return type(config).from_dict(values)
@@ -188,7 +187,10 @@ def compared(config: PretrainedConfig, batching: str, asked: int = 1, dtype: tor
     batch.pop("answers", None)
     with torch.no_grad():
         _enlarge(ours, theirs, ids[0])
-        wanted = torch.cat([_alone(theirs, one)[asked - 1 : -1] for one in ids])
+        # as the beginning of the longest text, whose length stretches a rotary embedding
+        longest = torch.tensor([[*one, *[0] * (RECIPE.max_length - len(one))] for one in ids])
+        each = zip(theirs(input_ids=longest).logits.float(), ids, strict=True)
+        wanted = torch.cat([logits[asked - 1 : len(one) - 1] for logits, one in each])
         product = ours.get_output_embeddings().forward  # before the loss takes its place
         fused = LossModel(ours, RECIPE)
         sums = fused(**batch)
@@ -197,14 +199,6 @@ def compared(config: PretrainedConfig, batching: str, asked: int = 1, dtype: tor
         right = F.cross_entropy(wanted, targets, reduction="sum")
         apart = (Logits.of(config)(product(rows).float()) - wanted).abs().max() / wanted.abs().max()
     return Difference(apart.item(), ((sums[0] - right).abs() / right).item())
-
-
-def _alone(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Logits of one sample as the beginning of the longest text: of a rotary embedding that stretches itself by the
-    length, no other is right."""
-    whole = [*ids, *[ids[-1]] * (RECIPE.max_length - len(ids))]
-    logits: torch.Tensor = model(input_ids=torch.tensor([whole])).logits[0, : len(ids)].float()
-    return logits
 
 
 def _made(config: PretrainedConfig, attention: str, dtype: torch.dtype) -> PreTrainedModel:
