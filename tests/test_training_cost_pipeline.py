@@ -221,11 +221,12 @@ def test_every_micro_batch_goes_once_forward_and_once_back_and_no_more_are_held_
 def test_the_stages_together_compute_what_the_whole_model_does():
     asked = recipe(**{"pipeline.layers": (11, 12, 14, 11), "pipeline.checkpointed": (0, 0, 0, 0)})
     facts, tokens = shape().facts(asked), 2048
-    from training.cost.strategies.pipeline import stage_time
+    from training.cost.strategies.pipeline import stage_work
     from training.cost.strategies.zero0 import MicroBatch
 
     stages = PIPELINE.laid_out(shape(), asked, 4)
-    seconds = sum(stage_time(shape(), asked, MicroBatch(tokens, 700.0), stage, 1.0).both_s for stage in stages)
+    work = stage_work(shape(), asked, MicroBatch(tokens, 700.0))
+    seconds = sum(work.time(stage, 1.0).both_s for stage in stages)
     assert seconds == pytest.approx(tokens * flops_per_token(facts, 700.0, 0.0)[1])
 
 

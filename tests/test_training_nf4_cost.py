@@ -11,7 +11,7 @@ from training.cost.memory import GIB, NF4_WIDTH, RESERVED, rank_memory, weight_b
 from training.cost.pace import Rates, pace
 from training.cost.shape import known_shape
 from training.cost.strategies import STRATEGIES
-from training.cost.strategies.pipeline import Stage, stage_time
+from training.cost.strategies.pipeline import Stage, stage_work
 from training.cost.strategies.zero0 import MicroBatch
 from training.cost.unpacking import unpacking_s
 from training.laptop.resume_run import changed_recipe
@@ -176,8 +176,7 @@ def test_a_stage_unpacks_its_layers_forward_backward_and_where_they_are_computed
     shape, stage = _shape("14b"), Stage(12, 5, held=1, first=False, last=False)
     micro, asked = MicroBatch(2048, 2048.0), {"strategy": "pipeline", "base_precision": "nf4"}
     known, unknown = (
-        stage_time(shape, _recipe("14b", **asked), micro, stage, 40e12, memory_bytes_per_s=rate)
-        for rate in (600e9, None)
+        stage_work(shape, _recipe("14b", **asked), micro).time(stage, 40e12, rate) for rate in (600e9, None)
     )
     matrices = shape.largest.packed
     assert known.forward_s - unknown.forward_s == pytest.approx(unpacking_s(12 * matrices, 1, 600e9))
@@ -231,8 +230,7 @@ def test_experts_are_unpacked_once_for_a_layers_backward_though_it_is_computed_a
     for again in (0, 5):
         stage = Stage(12, again, held=1, first=False, last=False)
         known, unknown = (
-            stage_time(shape, staged, MicroBatch(2048, 2048.0), stage, 40e12, memory_bytes_per_s=rate)
-            for rate in (600e9, None)
+            stage_work(shape, staged, MicroBatch(2048, 2048.0)).time(stage, 40e12, rate) for rate in (600e9, None)
         )
         seconds.append(known.backward_s - unknown.backward_s)
     assert seconds[1] - seconds[0] == pytest.approx(unpacking_s(5 * shape.largest.packed, 1, 600e9))

@@ -67,10 +67,6 @@ class Calibration:
         kind."""
         return OF_MATMUL * self.matmul_flops if card == self.card else None
 
-    def to_device(self, card: str) -> float | None:
-        """Bytes a second from RAM to such a card; None for another kind."""
-        return self.to_device_bytes_per_s if card == self.card else None
-
     def prefers_own_loss(self, card: str) -> bool:
         """Whether our own loss was faster than Liger's on such a card."""
         if card != self.card or self.own_loss_s is None or self.liger_loss_s is None:

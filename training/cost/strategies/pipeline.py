@@ -196,7 +196,7 @@ def message_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> int:
 def trained(shape: ModelShape, recipe: Recipe, stage: Stage) -> int:
     """Parameters that a stage trains."""
     lora = recipe.lora
-    before = shape.end_trainable(lora, EMBEDDING) + len(lora.trainable_tokens) * shape.hidden if stage.first else 0
+    before = shape.end_trainable(lora, EMBEDDING) if stage.first else 0
     after = shape.end_trainable(lora, HEAD) if stage.last else 0
     return stage.layers * shape.largest.trainable(lora) + before + after
 
@@ -302,6 +302,8 @@ class StageWork:
 
 
 def stage_work(shape: ModelShape, recipe: Recipe, micro: MicroBatch) -> StageWork:
+    """A layer that is computed again costs its forward once more in the backward. The head is all in the forward: the
+    fused loss takes its gradient there. Layers in four bits are unpacked in each of these passes."""
     layer = shape.largest
     thin, attention = layer.trainable(recipe.lora), attention_flops(layer.attention, layer.window, micro.span)
     backward = 2 * layer.active + 4 * thin + 2.5 * attention  # half a pass more in fused kernels, as ever
@@ -312,18 +314,3 @@ def stage_work(shape: ModelShape, recipe: Recipe, micro: MicroBatch) -> StageWor
         head=4 * shape.embedding_parameters + 6 * shape.end_trainable(recipe.lora, HEAD),
         packed=(layer.packable, layer.packed) if recipe.base_precision == NF4 else None,
     )
-
-
-def stage_time(
-    shape: ModelShape,
-    recipe: Recipe,
-    micro: MicroBatch,
-    stage: Stage,
-    flops: float,
-    *,
-    memory_bytes_per_s: float | None = None,
-) -> StageTime:
-    """Of a micro-batch; a layer that is computed again costs its forward once more in the backward. The head is all in
-    the forward: the fused loss takes its gradient there. Layers in four bits are unpacked in each of these passes,
-    which is counted where the rate of the card's memory is given."""
-    return stage_work(shape, recipe, micro).time(stage, flops, memory_bytes_per_s)
