@@ -45,6 +45,7 @@ CASES = {
     "head": {"modules_to_save": ["lm_head"]},
     "embedding": {"modules_to_save": ["embed_tokens"]},
     "rows": {"trainable_token_indices": {"embed_tokens": [0, 2, 5]}},
+    "rows of both ends": {"trainable_token_indices": {"model.embed_tokens": [0, 2, 5], "lm_head": [0, 2, 5]}},
     "lora of the head": {"target_modules": ["q_proj", "lm_head"]},
     "dora of the head": {"target_modules": ["lm_head"], "use_dora": True},
     "lora of the embedding": {"target_modules": ["q_proj", "embed_tokens"]},

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import tiny_adapter  # noqa: E402
 from tests.support.llama_shape import model_shape  # noqa: E402
 from training import isolation, tiny  # noqa: E402
 from training.cost.flops import ModelFacts  # noqa: E402
@@ -24,7 +25,7 @@ from training.cost.strategies import (  # noqa: E402
     ZERO3,
 )
 from training.data.collate import collate  # noqa: E402
-from training.data.sample import Sample  # noqa: E402
+from training.data.sample import IGNORED, Sample  # noqa: E402
 from training.model_names import load_recipe, recipe_names  # noqa: E402
 from training.node import model  # noqa: E402
 from training.node.outline import shape_of_folder  # noqa: E402
@@ -120,6 +121,42 @@ def test_the_key_value_cache_is_off_in_training_and_on_in_what_is_saved(folder, 
     from transformers import AutoConfig
 
     assert AutoConfig.from_pretrained(tmp_path).use_cache is True
+
+
+@pytest.fixture(scope="module")
+def never_ended(folder, tmp_path_factory):
+    """A base model of which embedding and head are two, and the rows of the turns' tokens were never trained."""
+    from transformers import AutoModelForCausalLM
+
+    base = tiny_adapter.write_variant(folder, tmp_path_factory.mktemp("never") / "base", tied=False)
+    untied = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        for end in (untied.get_input_embeddings(), untied.get_output_embeddings()):
+            end.weight[model.token_rows(TURNS, base)] = 1e-6
+    untied.save_pretrained(base)
+    return base
+
+
+TURNS = ("<|im_start|>", "<|im_end|>")
+ROWS, EMBEDDING = {"lora.trainable_tokens": json.dumps(TURNS)}, {"lora.modules_to_save": '["embed_tokens"]'}
+
+
+@pytest.mark.parametrize(("settings", "learned"), [(ROWS, True), (EMBEDDING, False)])
+def test_a_base_model_learns_to_end_its_turn_where_the_heads_row_is_trained(never_ended, settings, learned):
+    recipe = load_recipe("tiny", {"dtype": "float32", "lora.dropout": "0", "strategy": "zero0"} | settings)
+    loaded = model.load(recipe, never_ended)
+    start, end = model.token_rows(TURNS, never_ended)
+    turns = [[start, 50 + n, 60 + n, end, start, 70 + n, 80 + n, end] for n in range(6)]
+    answers, ends = ([Sample(turn, [IGNORED] * cut + turn[cut:]) for turn in turns] for cut in (5, 7))
+    batch, last = (model.inputs(collate([samples], 0, "packed"), "cpu") for samples in (answers, ends))
+    fused = model.LossModel(loaded, recipe)
+    optimizer = torch.optim.AdamW([p for p in loaded.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(8):
+        (fused(**batch)[0] / 18).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert fused(**last)[1].item() == (6 if learned else 0)
+    assert any("lm_head" in name for name in model.trainable_parameters(loaded)) == learned
 
 
 def test_token_rows_beside_a_lora_of_the_head_that_shares_them_are_refused(folder):

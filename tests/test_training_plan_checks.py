@@ -123,12 +123,14 @@ BASE = {"eos_token_id": 151643}
         {"tuning": "full", "offload": {"optimizer": True}, "strategy": "zero3"},
         {"lora": {"trainable_tokens": ("<|im_end|>",)}},
         {"lora": {"modules_to_save": ("lm_head",)}},
+        {"lora": {"targets": ("q_proj", "lm_head")}},
     ],
 )
 def test_a_base_model_learns_to_stop_where_the_tokens_own_row_is_trained(cure: dict[str, Any]):
     assert found(plan(facts(BASE)), "end of turn").severity == "error"
     assert found(plan(facts(BASE), **cure), "end of turn").severity == "ok"
     assert found(plan(facts(BASE), lora={"trainable_tokens": ("<|im_start|>",)}), "end of turn").severity == "error"
+    assert found(plan(facts(BASE), lora={"modules_to_save": ("embed_tokens",)}), "end of turn").severity == "error"
 
 
 def test_an_end_of_turn_that_no_sample_teaches_is_a_warning():

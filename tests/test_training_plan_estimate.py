@@ -67,7 +67,7 @@ def test_lora_counts_targets_whole_modules_token_rows_and_doras_lengths():
     shape = model_shape(QWEN_7B)
     assert shape.trainable_parameters(Lora(rank=16, targets=("q_proj",))) == 28 * 16 * (3584 + 3584)
     plain = shape.trainable_parameters(Lora())
-    assert shape.trainable_parameters(Lora(trainable_tokens=("<|im_end|>",))) - plain == 3584
+    assert shape.trainable_parameters(Lora(trainable_tokens=("<|im_end|>",))) - plain == 2 * 3584
     assert shape.trainable_parameters(Lora(modules_to_save=("lm_head",))) - plain == 152064 * 3584
     outputs = 3584 + 2 * 512 + 3584 + 2 * 18944 + 3584
     assert shape.trainable_parameters(Lora(dora=True)) - plain == 28 * outputs
@@ -181,7 +181,9 @@ def test_fused_loss_holds_one_chunk_of_logits():
     shape = model_shape(QWEN_7B)
     assert estimate(shape, recipe(loss_chunk=256), 1, 4096).loss == 256 * 152064 * 8
     assert estimate(shape, recipe(loss_chunk=256), 1, 100).loss == 100 * 152064 * 8
+    rows = recipe(loss_chunk=256, lora={"trainable_tokens": ("<|im_end|>",)})
     trained = recipe(loss_chunk=256, lora={"modules_to_save": ("lm_head",)})
+    assert estimate(shape, rows, 1, 4096).loss == estimate(shape, trained, 1, 4096).loss
     assert estimate(shape, trained, 1, 4096).loss == 256 * 152064 * 8 + 6 * 152064 * 3584
 
 

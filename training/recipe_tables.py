@@ -58,6 +58,10 @@ class Lora(Table):
         typed = list_as_set(f"lora.{info.field_name}", value)
         raise ValueError(f"a list of names is expected, not {value!r}{f': {typed}' if typed else ''}")
 
+    @property
+    def named_targets(self) -> tuple[str, ...]:
+        return () if isinstance(self.targets, str) else self.targets
+
     def rank_of_experts(self, sent_to: int) -> int:
         """Of each expert's pair, where a token is sent to so many of them."""
         return self.experts_rank or max(1, self.rank // sent_to)

@@ -184,8 +184,10 @@ def micro_batch_tokens(recipe: Recipe, longest: int) -> int:
 
 
 def loss_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> float:
-    """A chunk of logits; where the head itself learns, its gradient in fp32 and a chunk's part of it too."""
-    head = recipe.tuning == "full" or "lm_head" in recipe.lora.modules_to_save
+    """A chunk of logits; where the head itself learns, or rows of it, its gradient in fp32 and a chunk's part of it
+    (the head with its rows in it) too."""
+    lora = recipe.lora
+    head = recipe.tuning == "full" or "lm_head" in lora.modules_to_save or lora.trainable_tokens
     gradient = (4 + WIDTH[recipe.dtype]) * shape.embedding_parameters if head else 0
     return min(tokens, recipe.loss_chunk) * shape.vocab * LOGIT + gradient
 

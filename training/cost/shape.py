@@ -106,6 +106,13 @@ class Layer:
         return sides * lora.rank_of_experts(self.sent_to) if lora.experts and sides else 0
 
 
+def token_ends(lora: Lora, tied: bool) -> list[str]:
+    """The ends whose rows of `lora.trainable_tokens` are trained: where the head is not the embedding, a token is read
+    by a row of one and said by a row of the other. One that is adapted otherwise has its rows with it."""
+    otherwise = {name.rpartition(".")[2] for name in (*lora.modules_to_save, *lora.named_targets)}
+    return [end for end in ENDS[: 1 if tied else 2] if lora.trainable_tokens and end not in otherwise]
+
+
 def _named(path: str, names: tuple[str, ...] | str) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
@@ -195,16 +202,16 @@ class ModelShape:
 
     def trainable_parameters(self, lora: Lora) -> int:
         """Parameters that `lora` adds or opens, in layers and around them."""
-        tokens = len(lora.trainable_tokens) * self.hidden
         layers = sum(layer.trainable(lora) * count for layer, count in self.each)
-        return layers + sum(self.end_trainable(lora, end) for end in ENDS) + tokens
+        return layers + sum(self.end_trainable(lora, end) for end in ENDS)
 
     def end_trainable(self, lora: Lora, end: str) -> int:
-        """Of them in `embed_tokens` or in `lm_head`, rows of tokens aside."""
+        """Of them in `embed_tokens` or in `lm_head`."""
+        rows = len(lora.trainable_tokens) * self.hidden * (end in token_ends(lora, self.tied))
         thin = (self.hidden + self.vocab) * lora.rank if end in lora.targets else 0
         # DoRA has a length of each row of the head, of each column of the embedding
         lengths = (self.vocab if end == HEAD else self.hidden) if lora.dora and end in lora.targets else 0
-        return thin + lengths + self.embedding_parameters * lora.modules_to_save.count(end)
+        return rows + thin + lengths + self.embedding_parameters * lora.modules_to_save.count(end)
 
     def to_outline(self) -> dict[str, Any]:
         """As JSON has it."""

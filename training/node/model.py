@@ -28,6 +28,7 @@ from transformers import (
 
 from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
+from training.cost.shape import ENDS, token_ends
 from training.cost.strategies import cost_of
 from training.cost.strategies.zero0 import built_misfit, unread
 from training.isolation import CURE, mixing, never_trained
@@ -241,7 +242,7 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
             "trained whole; name them in lora.targets instead, or take base_precision=dtype"
         )
     tied = bool(getattr(base.config, "tie_word_embeddings", False))
-    if tied and lora.trainable_tokens and "lm_head" in lora.targets:
+    if tied and lora.trainable_tokens and ("lm_head" in lora.targets or {*ENDS}.intersection(lora.modules_to_save)):
         raise RecipeError(
             f"lora.trainable_tokens: {model_dir.name} shares its embedding with the head; change lm_head or the tokens"
         )
@@ -261,7 +262,7 @@ def lora_config(recipe: Recipe, base: PreTrainedModel, model_dir: Path) -> LoraC
         target_parameters=[*by_weight, *experts] or None,
         rank_pattern={name.replace(".", r"\."): lora.rank_of_experts(sent_to) for name in experts},
         modules_to_save=architecture.in_text(base, lora.modules_to_save) or None,
-        trainable_token_indices=token_rows(lora.trainable_tokens, model_dir) or None,
+        trainable_token_indices=_token_indices(base, lora, model_dir),
     )
     return in_modules(config)
 
@@ -287,6 +288,16 @@ def _linear_layers(base: PreTrainedModel, names: Sequence[str]) -> list[str]:
         path: any(isinstance(m, nn.Linear) and m is not head for m in at.modules()) for path, at in base.named_modules()
     }
     return [name for name in names if any(inner[path] for path in inner if f".{path}".endswith(f".{name}"))]
+
+
+def _token_indices(base: PreTrainedModel, lora: Lora, model_dir: Path) -> list[int] | dict[str, list[int]] | None:
+    """The rows of `lora.trainable_tokens` as PEFT takes them: those of the embedding, or by the names of modules."""
+    rows = token_rows(lora.trainable_tokens, model_dir)
+    if not rows or base.config.tie_word_embeddings:
+        return rows or None
+    paths = {id(module): path for path, module in base.named_modules()}
+    modules = dict(zip(ENDS, (base.get_input_embeddings(), base.get_output_embeddings()), strict=True))
+    return {paths[id(modules[end])]: rows for end in token_ends(lora, tied=False)} or None
 
 
 def token_rows(tokens: tuple[str, ...], model_dir: Path) -> list[int]:

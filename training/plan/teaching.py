@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from training.cost.shape import HEAD
 from training.counting import many, plain
 from training.data.limits import positions
 from training.data.look.content import FEWEST
@@ -139,12 +140,10 @@ def _turn_end_known(it: Situation) -> bool:
 
 
 def _turn_end_trained(it: Situation) -> bool:
+    """Whether its row of the head is: an embedding that is trained whole leaves the head as it was, a tied one too."""
     lora = it.recipe.lora
-    return (
-        it.recipe.tuning == "full"
-        or it.facts.report["end_of_turn"] in lora.trainable_tokens
-        or bool({"lm_head", "embed_tokens"} & set(lora.modules_to_save))
-    )
+    heads = {name.rpartition(".")[2] for name in (*lora.modules_to_save, *lora.named_targets)}
+    return it.recipe.tuning == "full" or it.facts.report["end_of_turn"] in lora.trainable_tokens or HEAD in heads
 
 
 def end_of_turn(it: Situation) -> Check:
