@@ -37,9 +37,16 @@ it. With `--here` it is read where it is. For the nodes name it in `[models] nam
 the base deploy sends it to the first node, whole files, what lies there already not again, and copies it to the others.
 The folder stays as it is.
 
+Before anything starts, the headers of the folder's weight files are compared with its config.json, by transformers'
+own loader without any values. These are refused, each in one sentence: a tensor that is missing, has another shape or
+would be left out; a cut file, a Git LFS pointer, an index without its file; model.safetensors beside shards; pickles
+(.bin), GGUF, an adapter, a folder without tokenizer.json. The ranks, `fab generate`, `fab evaluate` and `fab merge`
+compare again. A folder without a chat template takes only prompts and completions; a chat_template.jinja in it is its
+template. gpt2, bloom, rwkv and falcon, whose parts have other names, are not trained.
+
 Counting and proving take torch: this machine's (`pip install -e '.[train]'`), else the head's, which is sent
-config.json. Without either a model that no recipe is shipped for is planned, trained or added after `fab up` and the
-base deploy. `fab data` counts no model.
+config.json and the shapes of the tensors. Without either a model that no recipe is shipped for is planned, trained or
+added after `fab up` and the base deploy. `fab data` counts no model.
 
 The comment of a derived recipe says what ends an answer, what fills rows up and which modules LoRA adapts, by the
 model's tokenizer_config.json and its layers; and where generation_config.json does not stop at the template's end of
@@ -110,6 +117,9 @@ REST = f"""
   `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts lie in four
   bits too. `tuning = "full"` is refused there: its routers would drift.
 {_read_as_experts()}
+- `all-linear` leaves out `out_proj` of the mixers of `bamba`, `falcon_h1`, `granitemoehybrid`, `nemotron_h` and `jamba`,
+  and `jamba`'s `dt_proj`: they hand these weights to a kernel, which no adapter takes part in. A recipe that names them
+  is refused.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
   Where `flash-linear-attention` and `causal-conv1d` (or `mamba-ssm`) are installed on the nodes, a packed run tries
   them before it begins, on a small copy on its own card: a row in one call, told where its samples begin, against
