@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inventory.cluster import load_cluster
+from inventory.cluster import load_cluster, ssh_files
 from inventory.localcloud.ecs.clock import reclaim
 from inventory.nodes import pyinfra_hosts
 from inventory.setting_types import SettingsError
@@ -70,7 +70,7 @@ def test_each_node_has_its_disks_serial_its_key_and_its_pinned_host_key(cluster)
 def test_pyinfra_verifies_host_keys_and_needs_no_sudo(cluster):
     cluster.up(1)
     found = load_cluster()
-    ((name, data),) = pyinfra_hosts(found.settings, found.nodes)
+    ((name, data),) = pyinfra_hosts(found.settings, found.nodes, ssh_files(found.nodes))
     assert (name, data["ssh_strict_host_key_checking"], data["_sudo"]) == ("te1", "yes", False)
     assert data["ssh_known_hosts_file"] == str(cluster.places.known_hosts)
 
