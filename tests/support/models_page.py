@@ -117,9 +117,9 @@ REST = f"""
   `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts lie in four
   bits too. `tuning = "full"` is refused there: its routers would drift.
 {_read_as_experts()}
-- `all-linear` leaves out `out_proj` of the mixers of `bamba`, `falcon_h1`, `granitemoehybrid`, `nemotron_h` and `jamba`,
-  and `jamba`'s `dt_proj`: they hand these weights to a kernel, which no adapter takes part in. A recipe that names them
-  is refused.
+- `all-linear` leaves out `out_proj` of the mixers of `bamba`, `falcon_h1`, `granitemoehybrid`, `nemotron_h` and
+  `jamba`, and `jamba`'s `dt_proj`: they hand these weights to a kernel, which no adapter takes part in. A recipe that
+  names them is refused.
 - A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
   Where `flash-linear-attention` and `causal-conv1d` (or `mamba-ssm`) are installed on the nodes, a packed run tries
   them before it begins, on a small copy on its own card: a row in one call, told where its samples begin, against
