@@ -51,7 +51,7 @@ EXACT = {
     "validation.every": "3",
     "lora.dropout": "0.0",
     "optimizer.warmup_steps": "2",
-    "optimizer.grad_clip": "0.25",
+    "optimizer.grad_clip": "0.125",
 }
 """fp32 without dropout, so that every cut into ranks must agree; 5 samples leave empty places on some."""
 
@@ -177,7 +177,7 @@ def _plain_torch(run, model_dir):
 
 def test_two_ranks_train_exactly_as_plain_torch_does(house, on_two):
     losses, norms, weights = _plain_torch(on_two, house / "models" / "tiny")
-    assert min(norms) > 0.25, "clipping must take part"
+    assert min(norms) > 0.125, "clipping must take part"
     assert _of("loss", on_two)[0] == pytest.approx(losses[0], rel=1e-6)
     assert _of("loss", on_two) == pytest.approx(losses, rel=1e-5)
     assert _of("grad_norm", on_two) == pytest.approx(norms, rel=1e-4)

@@ -31,7 +31,7 @@ EXACT = {
     "micro_batch": "2",
     "lora.dropout": "0.0",
     "optimizer.warmup_steps": "2",
-    "optimizer.grad_clip": "0.25",
+    "optimizer.grad_clip": "0.125",
     "seed": "4",
 }
 """5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others, on 4 one has nothing.
@@ -214,12 +214,12 @@ def _apart(ours, theirs, key="master/"):
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_on_two_and_four_unequal_ranks_computes_what_one_process_does(on_one, on_two, on_four, stage):
     alone = on_one["zero0"]
-    assert min(alone["norms"]) > 0.25, "clipping must take part"
+    assert min(alone["norms"]) > 0.125, "clipping must take part"
     for group in (on_one, on_two, on_four):
         assert group[stage]["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
         assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
         assert group[stage]["norms"][0] == pytest.approx(alone["norms"][0], rel=1e-6)
-        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
         assert group[stage]["correct"] == alone["correct"]
         assert group[stage]["held_out"] == pytest.approx(alone["held_out"], rel=1e-6)
         assert _apart(group[stage]["state"], alone["state"]) < 1e-4
@@ -234,11 +234,11 @@ def test_checkpointing_on_or_off_is_the_same_training_in_every_stage_on_one_to_t
     alone = on_one["zero0"]
     for group in (on_one, on_two, on_three):
         assert group[f"kept {stage}"]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-        assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
         partly = group[f"partly {stage}"]
         assert (partly["losses"], partly["norms"]) == (group[stage]["losses"], group[stage]["norms"]), "to the bit"
         assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
+        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -248,7 +248,7 @@ def test_a_lora_on_the_head_trains_where_the_ranks_have_different_numbers_of_chu
     for group in (on_one, on_two, on_three):
         for case in {head, f"{head}, checkpointed"} & group.keys():
             assert group[case]["losses"] == pytest.approx(alone["losses"], rel=1e-6), case
-            assert group[case]["norms"] == pytest.approx(alone["norms"], rel=5e-6), case
+            assert group[case]["norms"] == pytest.approx(alone["norms"], rel=1e-5), case
 
 
 @pytest.mark.parametrize(
