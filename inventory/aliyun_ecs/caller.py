@@ -184,7 +184,7 @@ class Caller:
         """
         asked = {"RegionId": self.region_id, **given(**more)}
         found = tuple(each for some in filters(key, ids, tags) for each in self.pages(action, {**asked, **some}, read))
-        if not found:
+        if not found and ids is None:
             self.must_see(action)
         return found
 

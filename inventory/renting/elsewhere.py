@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.port import Cloud
-from inventory.renting import ledger, members
+from inventory.renting import ledger, members, tags
 from inventory.renting.holdings import holdings
 from inventory.renting.ledger import Entry, Ledger
 from inventory.renting.members import Existing
@@ -72,6 +72,8 @@ def _still(cloud: Cloud, book: Ledger, entries: Sequence[Entry]) -> Iterator[Ent
         gone: list[Entry] = []
         with suppress(CloudError, RentError):  # it cannot be asked: what was seen there last stands
             there = cloud if region == cloud.region_id else cloud.in_region(region)
+            for listed in (there.instances, there.disks, there.snapshots):
+                listed(tags=tags.of_cluster(book.cluster))  # refuses a key that may not see what is there
             ids = ledger.billed_alone(replace(book, cloud=there).still_there(asked))
             gone = [each for each in asked if each.instance_id not in ids]
         now = cloud.now()
