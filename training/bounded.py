@@ -19,13 +19,13 @@ DEEPEST, LONGEST = 64, 256 << 20
 """Lists and objects within each other; characters of a text."""
 
 
-def bounded_json(text: str) -> Any:
-    """The value of a JSON text, null in place of NaN and Infinity. Raises ValueError where it is none, too long, nested
-    too deeply, or has a number that is not below MOST."""
+def bounded_json(text: str, constant: Callable[[str], Any] = lambda _: None) -> Any:
+    """The value of a JSON text, with what `constant` makes of NaN and Infinity: null. Raises ValueError where it is
+    none, too long, nested too deeply, or has a number that is not below MOST."""
     if len(text) > LONGEST:
         raise ValueError(f"it has {len(text)} characters, more than {LONGEST}")
     try:
-        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None)
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
         deep = text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST
     except RecursionError:
         deep = True

@@ -41,7 +41,7 @@ ROWS: Mapping[str, Mapping[str, type]] = {
 
 def parse_result(text: str) -> Result:
     """The result in a JSON text; ValueError where it is none, or misses what every result has."""
-    result = bounded_json(text)
+    result = bounded_json(text, float)
     required = VALUES.keys() | ROWS.keys()
     missing = required - result.keys() if isinstance(result, dict) else required
     if missing:

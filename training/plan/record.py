@@ -22,7 +22,7 @@ BYTES_PER_S: Range = (1e4, 1e13)
 def read(kind: type[T], content: str, ranges: Mapping[str, Range]) -> T:
     """A `kind` from its JSON; what it does not know is left out. `ranges`: of its numbers. Raises ValueError for what
     is none, with the first value that cannot be."""
-    found = bounded_json(content)
+    found = bounded_json(content, float)
     if not isinstance(found, dict):
         raise ValueError("it is no table of values")
     hints, values = get_type_hints(kind), {}
