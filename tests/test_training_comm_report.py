@@ -136,7 +136,7 @@ def test_a_result_that_cannot_be_read_is_left_out_with_a_word(tmp_path: Path):
         ({"world_size": True}, "world_size is True, and no number from 0 up"),
         ({"pairs": {}}, "its pairs are no list of rows"),
         ({"pairs": [{"from": "te1", "gbit_s": 1.0}]}, "pairs: to is None, and no text"),
-        ({"pairs": [{"from": "te1", "to": "te2", "gbit_s": float("nan")}]}, "pairs: gbit_s is None, and no number"),
+        ({"pairs": [{"from": "te1", "to": "te2", "gbit_s": float("nan")}]}, "pairs: gbit_s is nan, and no number"),
         ({"sweep": [{**RESULT["sweep"][0], "busbw_gbyte_s": -1}]}, "sweep: busbw_gbyte_s is -1, and no number"),
         ({"sweep": [7]}, "its sweep are no list of rows"),
         ({"checks": [{**RESULT["checks"][0], "ok": "yes"}]}, "checks: ok is 'yes', and no true or false"),
