@@ -258,7 +258,7 @@ def _machines(card_bytes: float, ranks: int = 4) -> Machines:
 
 def test_the_table_says_what_lies_there_and_how_it_fits():
     there = {"te1": {"qwen3-8b", "qwen3-4b"}, "te2": {"qwen3-8b"}, "te3": {"qwen3-8b", "qwen3-4b"}}
-    found = {row.name: row for row in table.rows(_machines(24e9), there)}
+    found = {row.name: row for row in table.rows(_machines(23028 * 2**20), there)}
     assert found["qwen3-4b"].on == ("te1", "te3")
     assert [table.where(found[name]) for name in ("qwen3-8b", "qwen3-4b", "qwen3-14b")] == ["yes", "2 of 3", "-"]
     assert (found["qwen3-1.7b"].fits, found["qwen2.5-14b"].fits) == ("yes", "divided among them")
