@@ -8,8 +8,8 @@ DEMO := SPOTUNE_CLUSTER=inventory/localcloud/demo.toml
 SYSTEM_PACKAGES := systemd-container mmdebstrap nftables iproute2 mount rsync openssh-client e2fsprogs \
   debian-archive-keyring python3-venv
 
-# What only the tests stand on: a browser to look at the report of a run (some 300 MB).
-TEST_PACKAGES := chromium
+# What only the tests stand on: a browser to look at the report of a run (some 300 MB), a compiler for the imitated card.
+TEST_PACKAGES := chromium g++
 
 # A file is one worker's; the longest begin first (tests/conftest.py), where xdist would take those with the most tests.
 IN_PARALLEL := --dist loadfile --no-loadscope-reorder

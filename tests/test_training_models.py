@@ -267,6 +267,7 @@ def test_the_table_says_what_lies_there_and_how_it_fits():
     assert gathered.keys() == {
         "gpt-oss-20b",
         "deepseek-v2-lite",
+        "gemma4-26b-a4b",
         "mistral-small3.2-24b",
         "qwen3.5-9b",
     }, "what lies in stages wins less"
