@@ -32,6 +32,7 @@ EXACT = {
     "lora.dropout": "0.0",
     "optimizer.warmup_steps": "2",
     "optimizer.grad_clip": "0.125",
+    "optimizer.eps": "1e-5",  # at 1e-8 Adam enlarges rounding where a gradient is nearly nothing
     "seed": "4",
 }
 """5 samples in micro-batches of 2: on 2, 3 and 4 ranks some have less to do than others, on 4 one has nothing.
@@ -219,7 +220,7 @@ def test_every_stage_on_two_and_four_unequal_ranks_computes_what_one_process_doe
         assert group[stage]["losses"][0] == pytest.approx(alone["losses"][0], rel=1e-6)
         assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
         assert group[stage]["norms"][0] == pytest.approx(alone["norms"][0], rel=1e-6)
-        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
         assert group[stage]["correct"] == alone["correct"]
         assert group[stage]["held_out"] == pytest.approx(alone["held_out"], rel=1e-6)
         assert _apart(group[stage]["state"], alone["state"]) < 1e-4
@@ -234,11 +235,11 @@ def test_checkpointing_on_or_off_is_the_same_training_in_every_stage_on_one_to_t
     alone = on_one["zero0"]
     for group in (on_one, on_two, on_three):
         assert group[f"kept {stage}"]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-        assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+        assert group[f"kept {stage}"]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
         partly = group[f"partly {stage}"]
         assert (partly["losses"], partly["norms"]) == (group[stage]["losses"], group[stage]["norms"]), "to the bit"
         assert group[stage]["losses"] == pytest.approx(alone["losses"], rel=1e-6)
-        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+        assert group[stage]["norms"] == pytest.approx(alone["norms"], rel=5e-6)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -248,7 +249,7 @@ def test_a_lora_on_the_head_trains_where_the_ranks_have_different_numbers_of_chu
     for group in (on_one, on_two, on_three):
         for case in {head, f"{head}, checkpointed"} & group.keys():
             assert group[case]["losses"] == pytest.approx(alone["losses"], rel=1e-6), case
-            assert group[case]["norms"] == pytest.approx(alone["norms"], rel=1e-5), case
+            assert group[case]["norms"] == pytest.approx(alone["norms"], rel=5e-6), case
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_what_was_trained_loads_elsewhere_and_gives_the_trained_loss(house, on_o
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
         total += torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum").item()
-    assert on_one[kind]["held_out"] == pytest.approx(total, rel=1e-5)
+    assert on_one[kind]["held_out"] == pytest.approx(total, rel=5e-6)
     assert abs(on_one[kind]["held_out"] / on_one["zero0"]["held_out"] - 1) > 1e-6, "another training than plain LoRA's"
 
 
@@ -446,4 +447,4 @@ def test_the_first_twenty_losses_are_those_of_transformers_trainer_with_peft(hou
     assert theirs[19] != pytest.approx(theirs[0], rel=1e-2), "twenty steps change something"
     assert ours == pytest.approx(theirs, rel=1e-4)
     for group in (on_two, on_four):
-        assert group["parity"]["losses"] == pytest.approx(ours, rel=1e-5)
+        assert group["parity"]["losses"] == pytest.approx(ours, rel=5e-6)
