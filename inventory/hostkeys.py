@@ -87,10 +87,10 @@ def ask(node: Node) -> tuple[HostKey, ...]:
 def read(file: Path) -> str:
     """What a known_hosts holds; nothing where there is none. Raises SshError where it cannot be read."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise SshError(f"{file} cannot be read: {error}") from None
 
 
@@ -100,7 +100,9 @@ def write(file: Path, text: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as draft:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="surrogateescape", dir=target.parent, delete=False
+        ) as draft:
             try:
                 draft.write(text)
                 draft.flush()

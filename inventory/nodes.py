@@ -119,7 +119,8 @@ def _port(said: str | None) -> int | None:
 
 
 def _key(said: Mapping[str, Any], otherwise: Path) -> Path:
-    return Path(said["identityfile"][0]).expanduser() if "identityfile" in said else otherwise
+    files = (Path(name).expanduser() for name in said.get("identityfile", ()))
+    return next((file for file in files if file.is_file()), otherwise)
 
 
 def _through(jumps: Sequence[str], node: Node, config: SSHConfig, seen: tuple[str, ...] = ()) -> Node | None:

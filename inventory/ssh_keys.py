@@ -34,7 +34,9 @@ class OfferedKeys:
                 try:
                     left = transport.auth_publickey(self.node.user, key)
                 except paramiko.AuthenticationException:
-                    continue
+                    if transport.is_active():
+                        continue
+                    break  # sshd hangs up after MaxAuthTries
                 if left:
                     raise LoginRefused(
                         f"it accepts the key and wants a second factor ({', '.join(left)}), which no command can give: "

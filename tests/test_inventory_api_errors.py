@@ -104,7 +104,7 @@ def test_a_code_that_says_nothing_is_told_by_the_vendors_sentence(message, kind)
 
 def test_an_unknown_code_is_named_as_unknown_with_the_vendors_words():
     told = sentence("RunInstances", "Brand.New", "The moon is full.", Kind.UNKNOWN)
-    assert "Brand.New: The moon is full" in told and "does not know this code" in told
+    assert "Brand.New: The moon is full" in told and "does not recognise this error code" in told
 
 
 @needs_samples

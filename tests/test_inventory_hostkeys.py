@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from inventory.hostkeys import compare, scanned, updated
+from inventory.hostkeys import compare, read, scanned, updated, write
 from inventory.known_hosts import known_host_name, parse_known_hosts
 
 
@@ -70,6 +70,13 @@ def test_a_damaged_line_is_passed_over_and_stays(keys, line):
     change = compare(f"{line}\n", "192.0.2.1", scan("192.0.2.1", keys[0]))
     assert change.old == () and updated(f"{line}\n", change) == f"{line}\n192.0.2.1 {keys[0][0]} {keys[0][1]}\n"
     assert parse_known_hosts(line).unread == ["line 1"]
+
+
+def test_a_byte_that_is_no_utf_8_stays_as_it_is(tmp_path):
+    file = tmp_path / "known_hosts"
+    file.write_bytes(b"# caf\xe9\n")
+    write(file, read(file) + "more\n")
+    assert file.read_bytes() == b"# caf\xe9\nmore\n"
 
 
 def test_a_revoked_key_is_not_offered(keys):

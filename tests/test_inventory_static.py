@@ -79,6 +79,7 @@ Host gpu
   HostName 10.0.0.9
   User ubuntu
   Port 2222
+  IdentityFile {folder}/absent
   IdentityFile {folder}/own
   ProxyJump gate
 Host gate

@@ -203,6 +203,19 @@ def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster, monkey
     assert release_of(cluster) - datetime.now(UTC) > timedelta(minutes=55)
 
 
+def test_a_run_that_never_ends_keeps_its_machines_for_a_week_at_most(cluster, monkeypatch):
+    monkeypatch.setattr(lease, "EVERY_S", 0.02)
+    monkeypatch.setattr(lease, "LONGEST", timedelta(0))
+    cluster.up(1, 0.6)
+    before, said = release_of(cluster), []
+    with kept(cluster.settings, said.append, nobody):
+        until = time.monotonic() + 10
+        while not said and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.2)
+    assert len(said) == 1 and release_of(cluster) - before < lease.SAME
+
+
 def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(cluster, monkeypatch):
     monkeypatch.setattr(lease, "EVERY_S", 0.02)
     cluster.up(1)

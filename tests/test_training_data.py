@@ -203,6 +203,8 @@ def test_sharegpt_knows_its_speakers_tool_calls_included():
 def test_prompt_and_completion_are_texts_or_lists_of_turns_of_which_only_the_completion_is_learned():
     assert (recognised(PAIR).prompt, recognised(PAIR).completion) == ("two plus two?", "four")
     before = [_turn("user", "a"), _turn("assistant", "b"), _turn("user", "c")]
+    rate = '{"from": "USD", "value": 3}'
+    assert recognised({"prompt": "how much?", "completion": rate}).completion == rate
     found = recognised({"prompt": before, "completion": [_turn("assistant", "d")]})
     assert (found.shape, found.not_learned, found.weighed) == ("prompt/completion", {1}, False)
 
@@ -239,6 +241,7 @@ def test_plain_text_is_all_completion():
         ({"messages": [_turn("user", "x"), {"role": "assistant"}]}, "turn 2 needs a role and a content of text"),
         ({"messages": [_turn("user", ["x"])]}, "turn 1 needs a role and a content of text, found list"),
         ({"messages": [_turn("user", [{"type": "text", "text": "x"}, {"type": "image"}])]}, "turn 1 has image in its"),
+        ({"messages": [_turn("user", "a") | {"audio": {"id": "x"}}, _turn("assistant", "b")]}, "turn 1 has audio"),
         (CHAT | {"images": ["x.png"]}, "it has images, and text alone is learned; leave such records out"),
         ({"messages": [_turn("user", "x"), _turn("tool", "y"), _turn("assistant", "z")]}, "none was made before it"),
         ({"messages": [ASKING[0], _turn("assistant", None, tool_calls=[{"id": 1}])]}, "needs a function with a name"),

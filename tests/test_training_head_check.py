@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
-from training.node.adapter.model_files import STATE  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 
 from training.data.collate import collate  # noqa: E402
@@ -24,6 +23,7 @@ from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_
 from training.node.loss import Logits  # noqa: E402
 from training.node.model import LossModel, inputs  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
+from training.sums import STATE  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

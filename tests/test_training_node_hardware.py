@@ -51,6 +51,11 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return cards
 
 
+def test_what_a_nodes_shell_prints_beside_its_answer_is_no_card():
+    told = "Welcome to te2, friend\ncard=NVIDIA A10, 23028\ndisk=0\nram=31000000\nBye"
+    assert node_hardware._hardware("te2", told) == NodeHardware("te2", 1, (A10_CARD,), 31000000 * 1024.0, 0.0)
+
+
 def test_every_node_says_what_cards_and_ram_it_has_in_rank_order(nodes: Path, tmp_path: Path):
     for n, name in enumerate((A10, RTX, RTX, A10), start=1):
         (nodes / f"te{n}").write_text(f"{name}, 23028\n" * n)

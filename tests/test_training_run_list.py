@@ -425,5 +425,5 @@ def test_a_run_id_has_nothing_behind_its_time(name):
 
 def test_odd_numbers_of_a_node_are_no_answers():
     assert since("7260\n") == "up 2 h 01 min" and since(BIG) == BIG and since("²") == "²"
-    assert _hardware("te1", f"A10, 23028\n{BIG}") is None
+    assert _hardware("te1", f"card=A10, 23028\nram={BIG}") is None
     assert parse_notices(["[" * 100_000, '{"node": 1}', "null"]) == []

@@ -141,7 +141,7 @@ def test_what_a_mixer_hands_to_its_kernel_is_refused_by_name_in_plan_and_engine(
     for name in names:
         recipe = load_recipe("tiny", {"lora.targets": f'["q_proj", "{name}"]'})
         said = cost_of(recipe).misfit(model_shape(config_of(kind)), recipe, 1)
-        assert said.startswith(f"lora.targets: {name}: a {kind} hands this weight to its kernel")
+        assert said.startswith(f"lora.targets: {name}: {kind} passes this weight directly to a kernel")
         with pytest.raises(RecipeError, match=f"lora.targets: {name}"):
             whole_model(recipe, tmp_path / "base")
 

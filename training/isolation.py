@@ -165,7 +165,8 @@ def past_the_adapter(model_type: str, lora: Lora) -> str:
     """Why what a recipe names cannot be adapted; empty where it can."""
     passed = PASSED_BY.get(model_type, ())
     taken = ", ".join(sorted(name for name in lora.named_targets if name.rpartition(".")[2] in passed))
-    return f"lora.targets: {taken}: a {model_type} hands this weight to its kernel, past any adapter" if taken else ""
+    why = f"{model_type} passes this weight directly to a kernel, so LoRA cannot adapt it"
+    return f"lora.targets: {taken}: {why}" if taken else ""
 
 
 def text_alone(model_type: str, recipe: Recipe) -> str:

@@ -111,7 +111,7 @@ ADVICE = {
     Kind.AUTH: "check the access key and its permissions (AliyunECSFullAccess, AliyunVPCFullAccess)",
     Kind.NOT_FOUND: "there is no such thing (any more) in this region: check region and ids in cluster.toml",
     Kind.INPUT: "the request was refused as it stands",
-    Kind.UNKNOWN: "spotune does not know this code: the vendor's error center may",
+    Kind.UNKNOWN: "spotune does not recognise this error code; look it up in the vendor's error center",
 }
 """The rest of a sentence: what the user can do about an error of the class."""
 

@@ -30,7 +30,7 @@ class Holdings:
         """What is wrong with their tags, a sentence each."""
         priced: list[Instance | Snapshot] = [*self.machines, *self.snapshots]
         found = [
-            f"{ledger.id_of(each)}: its tag {told} is no sensible value and does not count"
+            f"{ledger.id_of(each)}: the tag {told} is not a valid value and is ignored"
             for each in priced
             for told in tags.not_usable(each.tags)
         ]

@@ -34,7 +34,8 @@ MARGIN = timedelta(minutes=30)
 """On top of what a run is expected to take: to look at it, fetch it and go on."""
 SAME = timedelta(minutes=2)
 LONGEST = timedelta(days=7)
-"""What a run is expected to take is the head's word, or a mistyped number: beyond this only `fab up --hours` goes."""
+"""What a run is expected to take, and that it goes on, is the head's word, or a mistyped number: beyond this only
+`fab up --hours` goes."""
 
 
 def next_release(now: datetime, current: datetime | None, wanted: datetime, latest: datetime | None) -> datetime | None:
@@ -162,12 +163,16 @@ def _keep(settings: Settings, report: Report, tell: Tell, over: threading.Event)
             said.add(what)
             report(line)
 
-    cloud = None
+    cloud, last = None, None
     while True:
         doing = "moved"
         try:
             cloud = cloud or open_cloud(settings)
-            end = extend(cloud, settings, AHEAD, partial(once, "budget"))
+            last = last or cloud.now() + LONGEST
+            ahead = min(AHEAD, last - cloud.now())
+            if ahead < AHEAD:
+                once("longest", f"after {LONGEST.days} days nothing extends the machines: fab up --hours N does")
+            end = extend(cloud, settings, ahead, partial(once, "budget"))
             doing = "told to the head, which still has the one before"
             if end is not None:
                 tell(end)

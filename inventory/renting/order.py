@@ -238,11 +238,11 @@ def _nothing_left(settings: Settings, refused: Mapping[Offer, str], pinned: str,
         reasons = list(dict.fromkeys(refused.values()))
         more = ", and others above" if len(reasons) > NAMED_REASONS else ""
         tried = f"{len(refused)} offers in {where}: {'; '.join(reasons[:NAMED_REASONS])}{more}"
+    late = f"{', '.join(unlisted)} may still come: fab down looks for them" if unlisted else ""
     if pinned:
-        return f"{pinned} Tried: {tried}"
+        return f"{pinned} Tried: {tried}" + (f"; {late}" if late else "")
     own = settings.rental
     return (
         f"no machines were to be had ({tried}): the same command again shows what there is now and its price; "
-        f'or add {own.key("types")} and zones, or take {own.key("spot")} = "off"; '
-        + (f"{', '.join(unlisted)} may still come: fab down looks for them" if unlisted else "nothing was kept")
+        f'or add {own.key("types")} and zones, or take {own.key("spot")} = "off"; ' + (late or "nothing was kept")
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from training.data import preference
 from training.data.json_text import DECODER, cleaned, kind_of, parsed, refuse_unsound, text_of, worded
 from training.data.sample import BadRecord
-from training.data.turns import MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, turns_of
+from training.data.turns import CALLED, MEDIA, THOUGHT_MARK, WEIGHTS, Turn, media, speaker, turns_of
 from training.template_args import wrong_args
 
 Shape = Literal["messages", "alpaca", "sharegpt", "prompt/completion", "text", "preference"]
@@ -93,13 +93,12 @@ def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
         raise media("it", found)
     for key in OF_WHOLE & given.keys():
         if given[key] != 1:
-            said = "how much a record weighs is not known; weight 0 or 1 stands in an assistant's turn"
-            raise BadRecord(f"it has the {key} {given[key]!r}, and {said}")
+            cure = "set weight to 0 or 1 on an assistant's turn"
+            raise BadRecord(f"it has the {key} {given[key]!r}, which is not supported on a whole record; {cure}")
     for key in KTO if given.keys() & ANSWERS else ():
-        if isinstance(given.get(key), bool) or str(given.get(key)).lower() in ("true", "false"):
-            said = "good and bad answers apart (KTO) are not known"
-            cure = "keep the good ones without it, or make pairs of chosen and rejected"
-            raise BadRecord(f"it has the {key} {given[key]!r}, and {said}; {cure}")
+        if str(given.get(key)).lower() in ("true", "false"):  # 0 and 1 may be a class, which decides nothing
+            cure = "keep the good answers and drop the key, or write pairs of chosen and rejected"
+            raise BadRecord(f"it has the {key} {given[key]!r}, and KTO labels are not supported; {cure}")
     return given
 
 
@@ -117,7 +116,9 @@ def _turns_in(text: str, key: str) -> Any:
 
 
 def _is_turn(value: Any) -> bool:
-    return isinstance(value, dict) and ({"role", "content"} <= value.keys() or {"from", "value"} <= value.keys())
+    """Whether it speaks in a role that is known: other JSON may have these keys too."""
+    keyed = isinstance(value, dict) and ({"role", "content"} <= value.keys() or {"from", "value"} <= value.keys())
+    return keyed and isinstance(said := speaker(value), str) and said in CALLED
 
 
 def _shaped(record: Mapping[str, Any]) -> Record:

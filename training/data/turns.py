@@ -79,6 +79,8 @@ def _turn(turn: Any, place: int) -> Turn:
         raise BadRecord(f"turn {place} has the role {said!r}; {', '.join(ROLES)} are known")
     if calls and role != "assistant":
         raise BadRecord(f"turn {place} calls tools, but only the assistant may")
+    if found := [name for name in MEDIA if turn.get(name)]:
+        raise media(f"turn {place}", found)
     if CALL in turn:
         raise BadRecord(f"turn {place} has a function_call; write it as tool_calls")
     content = _content(turn.get("content", turn.get("value")), place)

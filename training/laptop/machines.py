@@ -11,7 +11,7 @@ from math import inf
 from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, InstanceType
-from inventory.nodes import Node, price_of, static_nodes
+from inventory.nodes import Node, price_of, static_nodes, users_ssh_config
 from inventory.settings import Settings
 from training.cost.card_names import meant, unknown
 from training.cost.cards import SAME_MEMORY, card_bytes, same_kind, sustained_flops
@@ -93,7 +93,7 @@ def _as_if(found: Fleet, kinds: Sequence[str]) -> Fleet:
 
 def _listed(settings: Settings, wanted: int) -> Fleet:
     """The first so many nodes of the list; beyond it, more like them."""
-    nodes = static_nodes(settings)
+    nodes = static_nodes(settings, users_ssh_config())
     count = wanted or len(nodes)
     mine, beyond = nodes[:count], count - len(nodes)
     price_h, currency = price_of(mine)

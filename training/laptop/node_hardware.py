@@ -12,10 +12,10 @@ from training.launch import Launch
 from training.plan.hardware import Card, NodeHardware, slowest_first
 
 QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
-CARDS = f'cards=$({QUERY}) && echo "$cards"'
+CARDS = f'cards=$({QUERY}) && echo "$cards" | sed s/^/card=/'
 """Nothing where it fails, whatever it says then."""
 RAM = "{ awk '/^MemTotal:/ {print $2}' /proc/meminfo || echo $(($(sysctl -n hw.memsize) / 1024)); } 2>/dev/null"
-ASK = f"{{ {CARDS}; {RAM}; }}"
+ASK = f"{{ {CARDS}; printf ram=; {RAM}; }}"
 """A line for each card, then the KiB of RAM."""
 REACH = "timeout 20 ssh -n -o BatchMode=yes -o ConnectTimeout=5"
 NODES_S = 30.0
@@ -23,7 +23,7 @@ SEPARATOR = "\x1e"
 
 
 DISK = "df -Pk {disk} 2>/dev/null | awk 'END {{print \"disk=\" $4}}'; "
-"""Before the RAM: KiB that are free where runs lie."""
+"""KiB that are free where runs lie."""
 
 
 def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
@@ -50,13 +50,14 @@ def _block(name: str, ask: str) -> str:
 
 
 def _hardware(name: str, content: str) -> NodeHardware | None:
-    """From what a node printed; None where that is not an answer."""
-    lines = content.strip().splitlines()
-    free = next((line.removeprefix("disk=") for line in lines if line.startswith("disk=")), "")
-    *cards, ram_kib = [line for line in lines if not line.startswith("disk=")] or [""]
-    ram = figure_in(ram_kib) * 1024.0
+    """From what a node printed; None where that is not an answer. What its shell adds is read over."""
+    told: dict[str, list[str]] = {"card": [], "ram": [""], "disk": [""]}
+    for key, _, value in (line.partition("=") for line in content.splitlines()):
+        if key in told and value:
+            told[key].append(value)
+    ram, free = figure_in(told["ram"][-1]) * 1024.0, told["disk"][-1]
     disk_free = figure_in(free) * 1024.0 if free else inf
-    return NodeHardware(name, 1, tuple(map(_card, cards)), ram, disk_free) if ram else None
+    return NodeHardware(name, 1, tuple(map(_card, told["card"])), ram, disk_free) if ram else None
 
 
 def _card(line: str) -> Card:

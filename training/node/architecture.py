@@ -140,7 +140,8 @@ def text_layers(model: PreTrainedModel) -> list[nn.Module]:
     gpt2, bloom, rwkv and falcon."""
     layers = getattr(text_part(model), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise RecipeError(f"a {model.config.model_type} is not trained: its parts have other names than here; {LIST}")
+        kind = model.config.model_type
+        raise RecipeError(f"models of type {kind} are not supported: their layers have unknown names; {LIST}")
     return list(layers)
 
 

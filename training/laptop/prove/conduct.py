@@ -200,7 +200,7 @@ def loaded(cluster: OpenCluster, when: str, say: Callable[[str], None]) -> Outco
     seen = silently(cluster.head, launch.run_id)
     if seen.state != "finished":
         return failed(name, seen.status.reason if seen.status else "no status")
-    found = json.loads(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
+    found = bounded_json(cluster.head.shell(f"cat {shlex.quote(launch.run_dir)}/{RESULT}"))
     right = all(outcome.state == "pass" for outcome in read(found["outcomes"]) if outcome.name.startswith("pipeline"))
     words = f"{found['seconds']['strategies']} s of steps, {_ended_after(seen.status):.0f} s from the start to the end"
     return judged(name, right, words)
