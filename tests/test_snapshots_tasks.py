@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from unittest.mock import patch
 
 import pytest
@@ -101,6 +102,16 @@ def test_a_snapshot_is_made_tagged_and_waited_for(cluster):
     hurry(cluster)
     assert whole(wait(cluster.cloud, snapshot_id, whole, lambda words, share: shown.append((words, share))))
     assert "being made" in shown[0][0] and shown[-1] == (f"{snapshot_id} is whole", 1.0)
+
+
+def test_a_snapshot_of_a_moment_ago_that_is_in_no_list_stays_in_the_ledger(cluster):
+    cluster.up(1)
+    snapshot_id, book = snapshot_of(cluster), Ledger.of(cluster.cloud, cluster.settings)
+    with patch.object(type(book.cloud), "snapshots", lambda *_, **__: ()):
+        book.record_kept((), (), cluster.cloud.now())
+        assert book.read()[snapshot_id].ended is None
+        book.record_kept((), (), cluster.cloud.now() + timedelta(minutes=2))
+    assert book.read()[snapshot_id].ended is not None
 
 
 def test_no_workers_disk_is_kept_in_place_of_a_head_that_is_gone(cluster):

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,9 @@ class Ledger:
         }  # a look that does not know its account says nothing of what another account has
         missing = [entry for key, entry in of_here.items() if entry.ended is None and key not in there]
         lost = billed_alone(self.still_there(missing))
-        self.append(changes(of_here, [*seen, *(of_here[key] for key in lost)], now))
+        recent = timedelta(seconds=self.cloud.pace.listed_s)  # a snapshot may be in no list yet
+        young = [e.instance_id for e in missing if e.kind == SNAPSHOT and now - e.created < recent]
+        self.append(changes(of_here, [*seen, *(of_here[key] for key in {*lost, *young})], now))
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Write entries, each in place of the one with its id."""
