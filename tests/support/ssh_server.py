@@ -55,7 +55,9 @@ class _Door(paramiko.ServerInterface):
             in_background(lambda: pump(channel.recv, process.stdin.write, process.stdin.close))
             errors = in_background(lambda: pump(process.stderr.read, channel.sendall_stderr))
             pump(process.stdout.read, channel.sendall)
+            process.stdout.close()  # where the client has gone the program learns it by writing on
             errors.join()
+            process.stderr.close()
             with suppress(OSError, EOFError):  # the client has gone
                 channel.send_exit_status(process.wait())
                 channel.close()
