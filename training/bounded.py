@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MOST = 1e18
+MOST = 1e30
 """Numbers in a JSON text are below this, which is far above any count of ours."""
 FIGURES = (-1e10, 1e11)
 """Between these is a figure of a run, as a time, a step or a price; as seconds since 1970 the years 1653 and 5138."""
