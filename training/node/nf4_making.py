@@ -23,6 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from training.cost.memory import NF4
 from training.counting import size_text
 from training.data.cache import half_made
+from training.errors import AdapterError
 from training.model_files import INDEX, SINGLE, entries, shard_names
 from training.node.adapter.end_of_turn import GENERATION
 from training.node.adapter.experts import Piece, first_hole, pieces_of
@@ -45,8 +46,11 @@ PACKED = "_nf4"
 def make(model_dir: Path, dtype: torch.dtype, entry: Path, record: str) -> None:
     """Write `entry`: beside it, sealed, renamed. RecipeError where that cannot be."""
     print(f"{model_dir.name}: bringing its layers into four bits, once ({entry})", flush=True)
-    names = shard_names(model_dir)
-    places = {tensor: name for name in names for tensor in entries(model_dir / name)}
+    try:
+        names = shard_names(model_dir)
+        places = {tensor: name for name in names for tensor in entries(model_dir / name)}
+    except AdapterError as error:
+        raise RecipeError(str(error)) from error
     layout = layout_of(config_of(model_dir), places, dtype)
     _refuse_without_room(model_dir, names, entry.parent)
     fresh = half_made(entry)
