@@ -39,7 +39,9 @@ def test_the_store_listens_at_the_heads_address_alone() -> None:
     assert not answers("127.0.0.2", port), "its port is free again"
 
 
-@pytest.mark.parametrize(("backend", "ranks", "card"), [("nccl", 2, "cuda:3"), ("nccl", 1, "cuda:3"), ("gloo", 2, None)])
+@pytest.mark.parametrize(
+    ("backend", "ranks", "card"), [("nccl", 2, "cuda:3"), ("nccl", 1, "cuda:3"), ("gloo", 2, None)]
+)
 def test_ranks_of_nccl_are_bound_to_their_cards(monkeypatch, backend, ranks, card) -> None:
     given = {}
     ours = {"RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

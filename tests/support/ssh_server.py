@@ -40,7 +40,9 @@ class _Door(paramiko.ServerInterface):
     def check_channel_exec_request(self, channel, command):
         self._answer()
         self.server.commands.append(command.decode())
-        threading.Thread(target=self._serve, args=(channel, command), daemon=True).start()
+        serving = threading.Timer(0.02, self._serve, (channel, command))  # a channel that is closed before the
+        serving.daemon = True  # client has read that its command was taken is an error there
+        serving.start()
         return True
 
     def _answer(self):
