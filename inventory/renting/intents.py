@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
@@ -128,16 +128,17 @@ class Intents:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the cluster for this process. Raises RentError at once where another one does."""
+        """Hold the cluster for this process. Raises RentError where another one does, without waiting for it."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.path.with_suffix(".busy"), "a+b", opener=_private) as holder:
-            try:
-                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pid = os.pread(holder.fileno(), 32, 0).decode(errors="replace").strip() or "unknown"
-                raise RentError(
-                    f"another fab is making or removing machines of this cluster (process {pid}); wait until it ends"
-                ) from None
+            if not _locked(holder):
+                time.sleep(0.5)  # a child that was just forked shares the lock until it executes its program
+                if not _locked(holder):
+                    pid = os.pread(holder.fileno(), 32, 0).decode(errors="replace").strip() or "unknown"
+                    raise RentError(
+                        "another fab is making or removing machines of this cluster "
+                        f"(process {pid}); wait until it ends"
+                    )
             holder.truncate(0)
             holder.write(f"{os.getpid()}\n".encode())
             holder.flush()
@@ -193,6 +194,15 @@ class Intents:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether this process has the lock now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _private(path: str, flags: int) -> int:
