@@ -39,7 +39,12 @@ EXACT = {
 
 Under seed 0 one gradient of thousands is 5e-10, less than what its sum rounds: Adam makes a step of it all the same,
 another on each number of ranks."""
-PARITY = {"optimizer.schedule": "constant", "optimizer.warmup_steps": "0", "optimizer.lr": "1e-3"}
+PARITY = {
+    "optimizer.schedule": "constant",
+    "optimizer.warmup_steps": "0",
+    "optimizer.lr": "1e-3",
+    "optimizer.eps": "1e-8",  # the Trainer's
+}
 PARTS = ("master", "exp_avg", "exp_avg_sq")
 PREFETCH = 179_000
 """To its layers what the real one is to a 14B's."""
