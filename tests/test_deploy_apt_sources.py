@@ -11,7 +11,7 @@ def test_the_distributions_archives_go_through_the_mirror():
 
 
 def test_deb822_sources_and_the_security_archive_too():
-    text = "URIs: http://deb.debian.org/debian\nURIs: https://security.debian.org/debian-security\n"
+    text = "URIs: http://ftp.debian.org/debian\nURIs: https://security.debian.org/debian-security\n"
     assert through_mirror(text, MIRROR + "/") == f"URIs: {MIRROR}/debian\nURIs: {MIRROR}/debian-security\n"
 
 

@@ -20,7 +20,7 @@ from tests.support.fake_nodes import NODE, deploy
 REPOSITORY = Path(__file__).parent.parent
 ORIGINALS = {
     "etc/apt/sources.list": "# its own\ndeb http://archive.ubuntu.com/ubuntu jammy main\n\ndeb http://x.example/y /\n",
-    "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: bookworm\n",
+    "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://ftp.debian.org/debian\nSuites: bookworm\n",
 }
 # A root of links and read-only binds of this machine's programs, with an /etc of its own.
 ROOT = """
