@@ -110,7 +110,7 @@ class Survey:
     environment: str = ""
     """Hash of the Python environment that cluster.toml asks for now."""
     greetings: Mapping[str, str] = field(default_factory=dict)
-    """By node, the first line that its shell prints beside every answer; empty where it is silent."""
+    """By node, the first line that its shell prints for every command; empty where it is silent."""
     rented: bool = False
     """Whether a cloud may take the nodes back."""
     reached: Mapping[str, Reached] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from pyinfra.api import StringCommand
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from inventory.framed import SFTP_GARBAGE, SHELL_ADVICE, Frame
+from training.framed import SFTP_GARBAGE, SHELL_ADVICE, Frame
 
 Run = Callable[..., tuple[bool, CommandOutput]]
 
@@ -31,7 +31,7 @@ def framed(run: Run) -> Run:
         answer, greeting = frame.split("".join(f"{line}\n" for line in output.stdout_lines))
         if greeting and not vars(self).setdefault("greeted", False):
             self.greeted = True
-            logger.warning(f"{self.host.print_prefix}its shell prints {greeting!r} beside every answer; {SHELL_ADVICE}")
+            logger.warning(f"{self.host.print_prefix}its shell prints {greeting!r} for every command; {SHELL_ADVICE}")
         told = [] if not answer else answer.removesuffix("\n").split("\n")
         errors = [line for line in output.combined_lines if line.buffer_name != "stdout"]
         lines = [OutputLine("stdout", line) for line in told] + errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from deploy.node_files import shell
 from deploy.refusal import REFUSED
@@ -30,6 +31,7 @@ INSTALLERS = {
         url="https://repo.anaconda.com/miniconda",
     ),
 }
+PYTHON_LOCK = Path(__file__).with_name("conda-python.lock")
 # How the Chinese mirrors of Miniforge's releases name a release's folder.
 MIRRORED_RELEASE = "Release%2026.3.2-3"
 LICENCE_NOTE = (
@@ -60,3 +62,10 @@ def condarc(mirror: str) -> str:
     if mirror:
         lines += ["custom_channels:", f"  conda-forge: {mirror.rstrip('/')}"]
     return "\n".join(lines) + "\n"
+
+
+def explicit_list(mirror: str) -> str:
+    """The list that `conda create --file` installs Python from: conda takes these very files, each by its sha256."""
+    channel = f"{mirror.rstrip('/') or 'https://conda.anaconda.org'}/conda-forge"
+    lines = PYTHON_LOCK.read_text(encoding="utf-8").splitlines()
+    return "\n".join(["@EXPLICIT", *(f"{channel}/{line}" for line in lines if not line.startswith("#")), ""])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deploy.answers import Login, NodeAnswer, Survey, running
-from inventory.framed import SHELL_ADVICE
 from inventory.nodes import Node
+from training.framed import SHELL_ADVICE
 from training.launch import MASTER_PORTS
 
 SKEW_WARNING_S = 1.0
@@ -92,7 +92,7 @@ def _named(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
 
 def _shell(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     if greeting := survey.greetings.get(node.name):
-        return "warning", f"prints {greeting!r} beside every answer, which breaks sftp and rsync", SHELL_ADVICE
+        return "warning", f"its shell prints {greeting!r} for every command, which breaks sftp and rsync", SHELL_ADVICE
     return "fine", "prints nothing by itself"
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy import requirements_lock
+from deploy import conda, requirements_lock
 from inventory.settings import Settings
 
 LOCK = Path(__file__).with_name("requirements.lock")
@@ -22,8 +22,6 @@ class Environment:
     provider: str
     distribution: str
     flavour: str
-    python: str
-    """Version conda installs; venv takes the system's."""
     lock: str
     pypi: str
     conda: str
@@ -33,7 +31,7 @@ class Environment:
     @property
     def hash(self) -> str:
         """Changes when the environment has to be built again; mirrors do not count."""
-        python = [self.distribution, self.python] if self.provider == "conda" else ["system"]
+        python = [self.distribution, conda.explicit_list("")] if self.provider == "conda" else ["system"]
         parts = [BUILD_VERSION, self.provider, *python, self.flavour, requirements_lock.lock_hash(self.lock)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -45,7 +43,6 @@ def environment_from(settings: Settings, lock: str) -> Environment:
         provider=settings.python_provider,
         distribution=settings.python.distribution,
         flavour=settings.torch_flavour,
-        python=settings.python.version,
         lock=lock,
         pypi=mirrors.pypi,
         conda=mirrors.conda,

@@ -1,7 +1,7 @@
 """The Python environment at /data/env: built once on the head, copied to the others.
 
-An interpreter comes from the system (`venv`) or from conda; every package comes through uv from
-requirements.lock, checked by hash. /data/env/spotune-env.json is written last and means: complete. An
+An interpreter comes from the system (`venv`) or from conda (conda-python.lock); every package comes through uv from
+requirements.lock. All of them are checked by hash. /data/env/spotune-env.json is written last and means: complete. An
 unfinished build is begun anew; what it had downloaded is kept until one succeeds.
 """
 
@@ -56,10 +56,9 @@ def interpreter_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
     yield conda.install_command(conda.INSTALLERS[wanted.distribution], urls, at.conda)
     yield f"printf %s {shlex.quote(conda.condarc(wanted.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
     yield remove
-    channel = ["--override-channels", "--channel", "conda-forge"]
-    yield shlex.join(
-        [f"{at.conda}/bin/conda", "create", "-y", "-p", at.env, *channel, f"python={wanted.python}", "pip"]
-    )
+    packages = f"{at.conda}/python.txt"
+    yield f"printf %s {shlex.quote(conda.explicit_list(wanted.conda))} > {shlex.quote(packages)}"
+    yield shlex.join([f"{at.conda}/bin/conda", "create", "-y", "-p", at.env, "--file", packages])
 
 
 def package_lists(wanted: Environment) -> dict[str, str]:

@@ -20,8 +20,8 @@ from paramiko.channel import ChannelFile, ChannelStdinFile
 
 from inventory import ssh
 from inventory.errors import USER_MISTAKE, InventoryError
-from inventory.framed import Frame
 from inventory.nodes import Node
+from training.framed import Frame
 
 LAST_WORDS = 5
 LEAVE_S = 10.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paramiko import SSHConfig, SSHException
+from paramiko import SSHConfig, SSHConfigDict, SSHException
 
 from inventory.setting_types import SettingsError, is_address
 from inventory.settings import Settings
@@ -74,7 +74,7 @@ def static_nodes(settings: Settings, config: SSHConfig | None = None) -> tuple[N
     chosen = ssh.model_dump(include=ssh.model_fields_set)
     nodes = []
     for rank, entry in enumerate(settings.nodes):
-        said = config.lookup(entry.address)
+        said = _lookup(config, entry.address)
         node = Node(
             name=entry.name,
             rank=rank,
@@ -118,6 +118,13 @@ def _port(said: str | None) -> int | None:
     return int(said) if said else None
 
 
+def _lookup(config: SSHConfig, host: str) -> SSHConfigDict:
+    try:
+        return config.lookup(host)
+    except SSHException as error:  # CanonicalizeHostname, whose name server does not answer
+        raise SettingsError(f"{SSH_CONFIG} cannot be read for {host}: {error}") from None
+
+
 def _key(said: Mapping[str, Any], otherwise: Path) -> Path:
     files = (Path(name).expanduser() for name in said.get("identityfile", ()))
     return next((file for file in files if file.is_file()), otherwise)
@@ -130,7 +137,7 @@ def _through(jumps: Sequence[str], node: Node, config: SSHConfig, seen: tuple[st
     *before, last = jumps
     user, _, place = last.strip().rpartition("@")
     host, _, port = place.rpartition(":") if place.count(":") == 1 else (place.strip("[]"), "", "")
-    said = config.lookup(host)
+    said = _lookup(config, host)
     # what `Host *` says of jumps is for this one too, but no way to a host leads through itself
     before = before or [hop for hop in _jumps(said) if hop not in (*seen, last)]
     return replace(

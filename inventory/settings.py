@@ -120,11 +120,9 @@ class Python(Section):
     """The Python environment at /data/env."""
 
     provider: Literal["auto", "conda", "venv"] = "auto"
-    """auto: venv on the local cloud, conda (Miniforge) elsewhere."""
+    """auto: venv (the system's Python, 3.11 or newer) on the local cloud, conda (Miniforge, Python 3.12) elsewhere."""
     distribution: Literal["miniforge", "miniconda"] = "miniforge"
     """Miniconda's default channel needs a paid licence in organisations above 200 people."""
-    version: Literal["3.11", "3.12"] = "3.12"
-    """Only conda installs a Python; venv takes the system's."""
     torch: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: cpu on the local cloud, cuda elsewhere."""
     wheelhouse: str = ""

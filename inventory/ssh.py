@@ -18,10 +18,10 @@ from fabric import Config, Connection
 from invoke.exceptions import ThreadException
 
 from inventory.errors import InventoryError
-from inventory.framed import Frame
 from inventory.known_hosts import known_host_name, read_known_hosts
 from inventory.nodes import SSH_CONFIG, Node
 from inventory.ssh_keys import LoginRefused, OfferedKeys
+from training.framed import Frame
 
 # What ends one of its threads, paramiko logs with a traceback besides raising it; without a handler that is stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

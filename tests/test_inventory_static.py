@@ -111,7 +111,10 @@ def test_what_cluster_toml_leaves_open_comes_from_the_users_ssh_config(tmp_path,
     assert (len(node.hops), outer.address, outer.user, outer.port) == (2, "outer", "anna", 2022)
 
 
-@pytest.mark.parametrize("config", ["Host gpu\n  Port many\n", "nonsense\n", "Match whatever\n"])
+CANONICAL = "CanonicalizeHostname yes\nCanonicalizeFallbackLocal no\nCanonicalDomains nowhere.invalid\n"
+
+
+@pytest.mark.parametrize("config", ["Host gpu\n  Port many\n", "nonsense\n", "Match whatever\n", CANONICAL])
 def test_an_ssh_config_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch, config):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()

@@ -36,9 +36,9 @@ MAY = (
     # The last row that fits a file is the one that holds for it.
     May(
         ("inventory/*",),
-        ("inventory", "training.money", "training.key_names", "training.value_words", "training.encoding"),
+        ("inventory", *(f"training.{name}" for name in ("money", "key_names", "value_words", "encoding", "framed"))),
         "every other folder asks it which machines there are: it asks none; but money looks everywhere the same, and "
-        "so do a misspelt key, a wrong value and a file in another encoding",
+        "so do a misspelt key, a wrong value, a file in another encoding and what a shell answers",
     ),
     May(
         tuple(f"inventory/cloud/{name}.py" for name in ("port", "values", "errors", "pace")),
@@ -50,6 +50,7 @@ MAY = (
         (
             "deploy",
             "inventory",
+            "training.framed",
             "training.launch",
             "training.lineage",
             "training.recipe",

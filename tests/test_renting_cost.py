@@ -83,7 +83,7 @@ def test_machines_elsewhere_count_until_their_release_and_other_currencies_are_a
     dollars = replace(gone, instance_id="i-3", currency="USD")
     money = cost.spent([], [gone, left, dollars], [], NOON, "CNY")
     assert (money.past, money.elsewhere, money.committed) == (6, 8, 14) and money.others == {"USD": 6}
-    assert "; 6.00 USD beside that is not added to it; " in bill.month_line(money, "CNY")
+    assert "; in other currencies, not included: 6.00 USD; " in bill.month_line(money, "CNY")
 
 
 @pytest.mark.parametrize("told", ["inf", "nan", "-100", "1e9", "free", "1e400"])

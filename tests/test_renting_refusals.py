@@ -107,7 +107,7 @@ def test_one_that_is_still_in_no_list_is_named_and_the_next_command_finds_it(ren
     with pytest.raises(CloudError, match="may still come: fab down looks for them"):
         cluster.up(2)
     (intent,) = Intents.of(cluster.settings).pending().values()
-    assert intent.ids and any(f"{intent.ids[0]} are in no list yet" in line for line in cluster.said)
+    assert intent.ids and any(f"{intent.ids[0]}: not listed by the cloud yet" in line for line in cluster.said)
     cluster.cloud.looks = 0
     assert [each.instance_id for each in cluster.cloud.instances()] == [*intent.ids]
     cluster.down()

@@ -26,7 +26,7 @@ from training.node.supervision import supervise
 from training.node.supervision.afterwards import bring_home, collect, evaluate
 from training.node.supervision.end_processes import processes_of
 from training.node.supervision.launcher_output import LINE_BYTES, QUEUED
-from training.node.supervision.node_ssh import NodeError, master_port
+from training.node.supervision.node_ssh import NodeError, master_port, ssh
 from training.node.supervision.supervise import Supervisor
 from training.reclaim import release_text
 from training.starts import read_starts
@@ -252,6 +252,15 @@ def test_a_lost_ping_for_a_broken_ssh_configuration_counts_as_a_miss(tmp_path: P
     supervisor = make_supervisor(tmp_path / "run")
     supervisor._ping(supervisor.launch.hosts[1])
     assert supervisor.lost.get(timeout=1) == "te2"
+
+
+def test_what_a_nodes_shell_prints_by_itself_is_no_part_of_an_answer(tmp_path: Path, monkeypatch):
+    (tmp_path / "ssh").write_text('#!/bin/sh\nshift 5; echo Welcome; sh -c "$*"; code=$?; echo Goodbye; exit $code\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert ssh("te2", "echo one; echo two", 5) == "one\ntwo\n"
+    with pytest.raises(NodeError, match="ssh ended with code 3"):
+        ssh("te2", "exit 3", 5)
 
 
 def test_every_nodes_logs_come_to_the_head_and_only_those_of_its_own_ranks(tmp_path: Path, monkeypatch):

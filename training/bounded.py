@@ -43,7 +43,7 @@ def object_in(path: Path, parse: Callable[[str], Any] = bounded_json) -> dict[st
     """The object in a file; nothing where there is none, or half of one."""
     try:
         found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

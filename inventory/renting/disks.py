@@ -147,7 +147,7 @@ class DiskKeeper:
         new = [i for i in machines if self.cloud.now() - i.created < NEW]
         if new:
             names = ", ".join(members.names(new))
-            raise CloudError(f"the data disks of {names} are in no list yet; again: fab up", Kind.WAIT)
+            raise CloudError(f"the cloud does not list the data disks of {names} yet; run fab up again", Kind.WAIT)
 
     def _made(self, k: int, each: Instance) -> str:
         name = members.disk_name(self.settings.name, k)

@@ -36,8 +36,8 @@ class Holdings:
         ]
         if self.lost:
             found.append(
-                f"{', '.join(self.lost)} have lost the tag {CLUSTER_TAG} and are billed; they were of this cluster, "
-                "and fab down knows them"
+                f"{', '.join(self.lost)}: the tag {CLUSTER_TAG} was removed, but they belong to this cluster and are "
+                "billed; fab down deletes them"
             )
         return tuple(found)
 

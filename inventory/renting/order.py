@@ -219,7 +219,7 @@ class Orders:
                 self.intents.forget(intent.key)
             if late:
                 self.unlisted += late
-                self.report(f"{', '.join(late)} are in no list yet: the next fab up or fab down looks for them again")
+                self.report(f"{', '.join(late)}: not listed by the cloud yet; the next fab up or fab down looks again")
         except CloudError as error:
             self.report(f"what was made could not be removed ({error}); `fab down` removes it")
             return

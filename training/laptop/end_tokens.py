@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from training.bounded import object_in
+
 TOKENIZER, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 VOCABULARY = "tokenizer.json"
 NUMBERED = "added_tokens_decoder"
@@ -21,7 +23,7 @@ UNUSED = ("right_pad", "<pad>", "[pad]", "reserved", "unused")
 def end_notes(folder: Path, template: str) -> list[str]:
     """A sentence on what fills rows up; none where the files in `folder` do not say. `template`: how the model writes a
     conversation."""
-    named = _named(_lenient(folder / TOKENIZER))
+    named = _named(object_in(folder / TOKENIZER, json.loads))
     if pad := named.get("pad_token"):
         return [f"The padding token is {pad}."]
     if spare := spare_pad(folder, template):
@@ -35,13 +37,13 @@ def end_notes(folder: Path, template: str) -> list[str]:
 def spare_pad(folder: Path, template: str) -> str:
     """The token that a recipe names for padding where the tokenizer in `folder` names none and has one to spare; else
     empty. The end of text, where it is learned, must not be hidden as padding is."""
-    said = _lenient(folder / TOKENIZER)
+    said = object_in(folder / TOKENIZER, json.loads)
     named = _named(said)
     if "pad_token" in named:
         return ""
     listed = said.get(NUMBERED)
     if NUMBERED not in said:  # elsewhere in a file of many megabytes, which only a folder has
-        listed = _lenient(folder / VOCABULARY).get("added_tokens")
+        listed = object_in(folder / VOCABULARY, json.loads).get("added_tokens")
     each = list(listed.values()) if isinstance(listed, dict) else listed if isinstance(listed, list) else []
     special = [_token(one) for one in each if isinstance(one, dict) and one.get("special") is True]
     free = [one for one in special if one and one not in named.values() and one not in template]
@@ -57,12 +59,3 @@ def _token(value: Any) -> str:
     """A token as it is written, by itself or with its settings; empty where it is none that can be shown."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text.isprintable() and len(text) <= LONGEST else ""
-
-
-def _lenient(path: Path) -> dict[str, Any]:
-    """An object in a file; nothing where there is none: what refuses a model is read elsewhere."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from inventory import node_program, ssh
-from inventory.framed import SFTP_GARBAGE
 from inventory.node_program import Program
 from inventory.nodes import Node
 from training.exit_codes import FAILED
+from training.framed import SFTP_GARBAGE
 from training.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
 from training.run_folder import REMOTE_RUNS, STATUS, STOP
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from training.framed import Frame
 from training.launch import MASTER_PORTS, Host, Launch
 
 PING_TIMEOUT_S = 3.0
@@ -34,9 +35,11 @@ def master_port(head: str, skip: int = 0) -> int:
 
 
 def ssh(node: str, command: str, timeout_s: float) -> str:
-    """Run a command on a node by its ssh_config; raises NodeError with ssh's own words."""
-    argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, command]
-    return output_of(argv, node, timeout_s)
+    """What a command on a node printed, reached by its ssh_config; raises NodeError with ssh's own words."""
+    frame = Frame()
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, frame.around(command)]
+    answer, _ = frame.split(output_of(argv, node, timeout_s))
+    return answer or ""
 
 
 def on_node(launch: Launch, node: str, command: str, timeout_s: float) -> str:
