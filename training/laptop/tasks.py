@@ -30,13 +30,6 @@ def end_as(seen: Look) -> None:
         raise Exit(code=STOPPED)
 
 
-def meant(word: str, flags: Sequence[str], typed: Sequence[str]) -> str:
-    """What a word that is not understood may be, as it is typed; empty where nothing is known."""
-    from training.laptop import meant as words
-
-    return words.meant(word, flags, typed)
-
-
 def _ask(yes: bool, question: str) -> None:
     """Go on where the answer is yes. Raises Exit."""
     ask(yes, question, f"{shlex.join(['fab', *sys.argv[1:]])} --yes")
