@@ -216,7 +216,8 @@ CASES = {
     "training/laptop/terminal.py show_plan": lambda *_: terminal.show_plan(
         SimpleNamespace(
             checks=[Check("GPU memory", "error", f"23.1 of 22.1 GiB: {LONG}", f"--set lora.rank=8; {LONG}")]
-        )
+        ),
+        every_check=True,
     ),
 }
 """By the file and the function that prints them."""

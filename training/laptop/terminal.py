@@ -22,6 +22,8 @@ SILENT_S = 10.0
 """Without an answer of the head, from which on that is said."""
 LONGEST_S = 1e8
 """A run that is said to take longer has a wrong clock."""
+ALWAYS_SHOWN = ("records", "time")
+"""What one wants to know of a start although nothing is wrong with it."""
 COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
@@ -145,17 +147,21 @@ def runs_table(looks: Sequence[Look]) -> None:
     )
 
 
-def show_plan(plan: Plan) -> None:
-    """Every check with what was found, and what to do where something is wrong."""
+def show_plan(plan: Plan, every_check: bool) -> None:
+    """What the checks found, and what to do where something is wrong; those that passed are counted, unless
+    `every_check` is to be shown."""
     from rich.text import Text
 
     terminal = console()
-    if not terminal.is_terminal:
-        for check in plan.checks:
+    listed = [check for check in plan.checks if every_check or check.severity != "ok" or check.name in ALWAYS_SHOWN]
+    if terminal.is_terminal:
+        rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in listed]
+        terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
+    else:
+        for check in listed:
             print(f"{check.severity:8}{check.sentence}")
-        return
-    rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in plan.checks]
-    terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
+    if passed := len(plan.checks) - len(listed):
+        print(f"{many(passed, 'more check')} passed; --dry shows all of them")
 
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:
