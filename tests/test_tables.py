@@ -40,7 +40,7 @@ from training.laptop.adapter import report
 from training.laptop.follow import RunLook
 from training.laptop.models import around
 from training.laptop.models import table as models
-from training.laptop.plan_options import PlanWish as PlanWish
+from training.laptop.plan_options import PlanWish
 from training.laptop.prove import tasks as prove
 from training.laptop.run_list import listing
 from training.laptop.run_list import tasks as run_list
