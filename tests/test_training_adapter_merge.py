@@ -17,7 +17,8 @@ pytestmark = pytest.mark.torch
 
 from training.errors import AdapterError  # noqa: E402
 from training.node.adapter import merge  # noqa: E402
-from training.sums import SUMS, parse_sums, sha256_of  # noqa: E402
+from training.node.adapter.models import load_tuned  # noqa: E402
+from training.sums import SUMS, parse_sums, seal, sha256_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,19 @@ def test_another_base_model_is_refused(models, tmp_path: Path):
     (tmp_path / "step-3" / "trainer_state.json").write_text(json.dumps({"base_model": "0" * 64}))
     with pytest.raises(AdapterError, match="trained on another base model"):
         merge.merge(models["tied"], adapter, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_adapter_is_refused_by_name(models, tmp_path: Path, damage: str):
+    adapter = tiny_adapter.write_adapter(models["tied"], tmp_path / "step-3" / "adapter")
+    seal(adapter.parent)
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000]) if damage == "cut" else weights.unlink()
+    with pytest.raises(AdapterError, match=r"adapter_model\.safetensors is missing or damaged; --checkpoint"):
+        merge.merge(models["tied"], adapter, tmp_path / "merged")
+    with pytest.raises(AdapterError, match=r"adapter_model\.safetensors is missing or damaged; --checkpoint"):
+        load_tuned(models["tied"], adapter)
     assert not (tmp_path / "merged").exists()
 
 

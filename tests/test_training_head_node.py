@@ -416,6 +416,9 @@ def test_tiny_is_made_once_and_again_when_its_code_changed(launch: Launch, tmp_p
     monkeypatch.setattr(base_model, "TINY", other)
     assert base_model.here_base_model(recipe, launch) == made
     assert (tmp_path / "calls").read_text().count("made") == 2
+    (tmp_path / "models" / "tiny" / "model.safetensors").write_bytes(b"cut")
+    assert base_model.here_base_model(recipe, launch) == made
+    assert (tmp_path / "calls").read_text().count("made") == 3
 
 
 @pytest.mark.parametrize("record", [None, '{"commit": '])

@@ -18,10 +18,12 @@ from training.bounded import bounded_json, object_in
 from training.cost.disk import file_bytes
 from training.cost.shape import known_shape
 from training.counting import size_text
+from training.errors import AdapterError
 from training.laptop import folder_model
 from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
 from training.launch import ENV_FOLDER, Launch, LaunchError
+from training.model_files import described
 from training.model_lock import LOCK, disagreement, read_pins
 from training.model_names import FOLDER, name_of_folder
 from training.own_model import folder_of, state_of
@@ -134,10 +136,10 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
     folder = Path(launch.models) / recipe.model_dir
     if recipe.base_model.startswith(FOLDER):
         return folder_model.place(recipe, Path(launch.models))["hash"]
-    record = _record(folder)
-    if recipe.base_model == BUILT_IN and record.get("commit") != sha256_of(TINY):
+    record, damage = _record(folder), _damage(folder)
+    if recipe.base_model == BUILT_IN and (damage or record.get("commit") != sha256_of(TINY)):
         _make_tiny(folder, launch.python)
-        record = _record(folder)
+        record, damage = _record(folder), None
     if not record:
         place = f"./{recipe.model_dir}"
         fetch = download_command(f"{recipe.base_model} --local-dir {place}", mirror())
@@ -145,7 +147,18 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
         raise LaunchError(
             f"--here: {recipe.base_model} is not on this machine; {fetch} fetches it{where}, then: --model {place}"
         )
+    if damage:
+        raise LaunchError(damage)
     return str(record["hash"])
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a model's weights, by the headers of its files."""
+    try:
+        described(folder)
+    except AdapterError as error:
+        return str(error)
+    return None
 
 
 def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, names: Sequence[str] = ()) -> None:

@@ -38,7 +38,7 @@ from training.model_files import (
 from training.node import attached
 from training.node.adapter.end_of_turn import name_end_of_turn
 from training.node.adapter.experts import Experts
-from training.node.adapter.weights import Adapter
+from training.node.adapter.weights import Adapter, refuse_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import base_model_hash
 from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
@@ -76,8 +76,8 @@ class TensorChange:
 def merge(model_dir: Path, adapter_dir: Path, target: Path, begins: Callable[[], None] = lambda: None) -> Merged:
     """Write the merged model to `target`. AdapterError where base, target or disk are not as they must be. `begins`
     is called before the first file is written, after all that is refused beforehand."""
-    adapter = Adapter(adapter_dir)
     base_hash = refuse_other_base(model_dir, adapter_dir)
+    adapter = Adapter(adapter_dir)
     refuse_other_weights(model_dir)
     adapter_hash = sha256_of(adapter_dir / ADAPTER_WEIGHTS)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -129,7 +129,8 @@ def _refuse_other_content(target: Path, adapter_dir: Path, adapter_hash: str, ba
 
 
 def refuse_other_base(model_dir: Path, adapter_dir: Path) -> str:
-    """The base's hash; AdapterError where the adapter's checkpoint was trained on another one."""
+    """The base's hash; AdapterError where the adapter's checkpoint is damaged or was trained on another one."""
+    refuse_damaged(adapter_dir)
     found = base_model_hash(model_dir)
     trained_on = trainer_state(adapter_dir).get("base_model", found)
     if trained_on != found:

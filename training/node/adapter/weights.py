@@ -15,8 +15,10 @@ import torch
 from safetensors import safe_open
 
 from training.errors import AdapterError
+from training.learned import check_sums, sums_at
 from training.model_files import text_name
 from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from training.verify import DamagedError
 
 PREFIX = "base_model.model."
 PARTS = {
@@ -33,6 +35,16 @@ PARTS = {
 NOT_MERGED = ("alpha_pattern", "lora_bias", "fan_in_fan_out", "layer_replication")
 WITHIN = ".base_layer"
 """What PEFT puts into the name of a pair that lies within another one of the same module."""
+
+
+def refuse_damaged(folder: Path) -> None:
+    """AdapterError where a file of an adapter, or of a whole tuned model, is not what its checkpoint says."""
+    checkpoint = folder.parent
+    try:
+        sums = sums_at(checkpoint)
+        check_sums(checkpoint, {name: digest for name, digest in sums.items() if name.startswith(f"{folder.name}/")})
+    except DamagedError as error:
+        raise AdapterError(f"{error}; --checkpoint takes another one") from error
 
 
 def refuse_not_finite(folder: Path) -> None:
