@@ -1,4 +1,4 @@
-"""A look on a terminal, in a pipe and as a page: what comes from a file is text, wherever it is shown."""
+"""A look on a terminal, and in a pipe: what comes from a file is text, wherever it is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 
 import pytest
 
@@ -16,13 +15,11 @@ from inventory.shown import console
 from training.data import DataError
 from training.data.look.content import FEWEST, LOOK, Look, Rows, look_from, remarks
 from training.data.look.lengths import lengths_of
-from training.data.look.page import page
 from training.data.look.repeats import Repeats
 from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Survey
 from training.laptop import data_look, look_table, tokenizer_here
 from training.laptop.data_look import Question
-from training.laptop.language import LOCALE
 from training.model_names import load_recipe
 from training.node.metrics import report
 
@@ -148,48 +145,6 @@ def test_a_long_piece_is_shown_without_its_middle():
     long = replace(SAMPLE, pieces=(Piece("a" * 1000 + "b" * 1000, True, False, 9),), left_out=7)
     said = _printed(replace(LOOKED, samples=(long,)))
     assert f"⟦{'a' * 300} ... 1400 characters ... {'b' * 300}⟧ (7 more tokens)" in said
-
-
-class _Page(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts, self.bold = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_data(self, data):
-        self.texts.append(data)
-        if self.tags[-1:] == ["b"]:
-            self.bold.append(data)
-
-
-def test_on_the_page_all_that_files_say_is_text(tmp_path):
-    seen = _Page(text := page(LOOKED, f"data{EVIL}"))
-    assert "script" not in seen.tags and "iframe" not in seen.tags and "&lt;script&gt;" in text
-    joined = "".join(seen.texts)
-    assert "user\n[red]</b><script>alert(1)</script>\\x1b[2J\\u202e" in joined and "b[red]</b>" in joined
-    assert "\x1b" not in text and "\u202e" not in text
-    assert [bold for bold in seen.bold if bold.strip()][:2] == ["green is learned", ", the rest is read, "]
-    for number in ("130 tokens, 40 of them learned", "10 steps", "67.7% full", "65 to 128", "3 cut off"):
-        assert number in joined
-
-
-def test_the_page_is_in_the_language_of_the_terminal_or_of_the_settings(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
-    for name in LOCALE:
-        monkeypatch.delenv(name, raising=False)
-
-    def written():
-        data_look.write_page(LOOKED, "对话.json", tmp_path / "a.html")
-        return (tmp_path / "a.html").read_text("utf-8")
-
-    assert '<html lang="en">' in written() and "green is learned" in written()
-    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    assert '<html lang="zh">' in written() and "green is learned" not in written()
-    (tmp_path / "cluster.toml").write_text('language = "en"\n')
-    assert '<html lang="en">' in written()
 
 
 def test_a_report_of_a_run_shows_the_same_and_none_where_nothing_was_looked_at(tmp_path):
@@ -349,10 +304,3 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
     assert "this Python lacks no_such_library: pip install -e '.[data]'; without" in look.refused
-
-
-def test_a_page_needs_a_folder_that_is_there(tmp_path):
-    assert data_look.page_path("") is None
-    for wrong in (tmp_path, tmp_path / "no" / "a.html"):
-        with pytest.raises(DataError, match="a file in a folder that is there is needed"):
-            data_look.page_path(str(wrong))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 import tomllib
@@ -29,8 +30,6 @@ from training.data.build import VALIDATION
 from training.data.limits import positions
 from training.data.look.content import LOOK, Look, look_from, remarks
 from training.data.look.naming import NAMES, named
-from training.data.look.page import FOLDER as LOOK_FOLDER
-from training.data.look.page import visible
 from training.evaluations import read_evaluations
 from training.events import EVENTS, Resumed, parse_rows
 from training.model_card import base_name, loading
@@ -70,6 +69,8 @@ from training.words import Say, Words
 
 Row = dict[str, Any]
 TEMPLATE = "report.html.jinja"
+UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and characters that change the direction of writing, as in inventory.shown."""
 
 
 def make_report(run: Path, status: Row | None = None) -> Path:
@@ -82,13 +83,19 @@ def make_report(run: Path, status: Row | None = None) -> Path:
     return path
 
 
+def visible(value: Any) -> Any:
+    """Any value for the page: control characters are written out, markup is left as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+
+
 def page(values: Mapping[str, Any]) -> str:
     """The values in the template; all but the plots is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    loader = FileSystemLoader([Path(__file__).parent, LOOK_FOLDER])
     room = Environment(
-        loader=loader,
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
