@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.data.sample import DataError
-from training.encoding import foreign
+from training.encoding import foreign_sample, refusal
 
 OFFICE = "an Office file (.xls, .doc, or one with a password); save it as CSV UTF-8"
 PACKED = "packed with {}; unpack it"
@@ -40,5 +40,5 @@ def refuse_other_kind(file: Path) -> None:
 
 def refuse_foreign(file: Path) -> None:
     """DataError where a text file as a whole is not UTF-8. Single lines that are not are bad records."""
-    if found := foreign(file):
-        raise DataError(found.sentence(file))
+    if sample := foreign_sample(file):
+        raise DataError(refusal(file, sample))
