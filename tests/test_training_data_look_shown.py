@@ -13,7 +13,7 @@ import pytest
 from inventory.setting_types import SettingsError
 from inventory.shown import console
 from training.data import DataError
-from training.data.look.content import FEWEST, LOOK, Look, Rows, look_from, remarks
+from training.data.look.content import FEWEST, Look, Rows, look_from, remarks
 from training.data.look.lengths import lengths_of
 from training.data.look.repeats import Repeats
 from training.data.look.samples import Piece, ShownSample
@@ -21,7 +21,6 @@ from training.data.look.survey import FileSurvey, Survey
 from training.laptop import data_look, look_table, tokenizer_here
 from training.laptop.data_look import Question
 from training.model_names import load_recipe
-from training.node.metrics import report
 
 EVIL = "[red]</b><script>alert(1)</script>\x1b[2J\u202e"
 SAMPLE = ShownSample(
@@ -147,18 +146,6 @@ def test_a_long_piece_is_shown_without_its_middle():
     assert f"⟦{'a' * 300} ... 1400 characters ... {'b' * 300}⟧ (7 more tokens)" in said
 
 
-def test_a_report_of_a_run_shows_the_same_and_none_where_nothing_was_looked_at(tmp_path):
-    run = tmp_path / "tiny-20260101-000000"
-    kept = run / "data" / "prepared" / LOOK
-    kept.parent.mkdir(parents=True)
-    assert "What was in the data" not in report.page(report.content(run, 0.0))
-    kept.write_text(LOOKED.text(), "utf-8")
-    text = report.page(report.content(run, 0.0))
-    assert "What was in the data" in text and "<script" not in text and "答案" in text
-    kept.write_text('{"survey": 1}')
-    assert "What was in the data" not in report.page(report.content(run, 0.0))
-
-
 def test_a_look_is_read_back_from_its_text_as_it_was():
     assert look_from(json.loads(LOOKED.text())) == LOOKED
 
@@ -218,14 +205,20 @@ def test_fewer_than_a_run_starts_with_are_remarked_with_the_way_to_start_all_the
     assert said == ([f"{few} to learn from; with fewer than 30 only --anyway starts"] if few else [])
 
 
-def test_a_report_proposes_no_max_length_that_the_runs_model_does_not_take(tmp_path):
-    """The look lies in a cache that models of one tokenizer share."""
-    run = tmp_path / "tiny-20260101-000000"
-    (run / "data" / "prepared").mkdir(parents=True)
-    (run / "data" / "prepared" / LOOK).write_text(LOOKED.text(), "utf-8")
-    (run / "data" / "report.json").write_text(json.dumps({"model": {"max_position_embeddings": 80}}))
-    said = " ".join(report.content(run, 0.0)["remarks"])
-    assert "--set max_length=80 is the most that the model takes" in said and "would cut none" not in said
+@pytest.mark.parametrize(
+    ("leaked", "said"),
+    [
+        (0, "of 9 held-out records none in the training data too; the same question with another answer: 1"),
+        (
+            2,
+            "of 9 held-out records 2 in the training data too, and the questions of 1 more: a loss on what was learned "
+            "says nothing",
+        ),
+    ],
+)
+def test_nothing_is_called_leaked_where_only_questions_are_the_same(leaked, said):
+    look = Look(Survey((), 0, ()), 0, (), False, repeats=Repeats(0, 0, (), 9, leaked, 1, ()))
+    assert list(remarks(look)) == [said]
 
 
 def test_records_that_teach_no_end_are_remarked():
