@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data import DataError, check, json_array
+from training.data import DataError, check, json_text
 from training.data.bad_records import Bad
 from training.data.hub import chosen_files
 from training.data.look.content import remarks, surveyed
@@ -293,9 +293,9 @@ ARRAYS = {
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
 def test_an_array_is_read_value_by_value_wherever_its_pieces_end(tmp_path, monkeypatch, name, indent, piece):
-    monkeypatch.setattr(json_array, "PIECE", piece)
+    monkeypatch.setattr(json_text, "PIECE", piece)
     path = _file(tmp_path, "\ufeff " + json.dumps(ARRAYS[name], ensure_ascii=False, indent=indent) + " \n", "a.json")
-    assert list(json_array.values(path)) == ARRAYS[name]
+    assert list(json_text.values(path)) == ARRAYS[name]
 
 
 @pytest.mark.parametrize("piece", [1, 5, 1 << 20])
@@ -313,9 +313,9 @@ def test_an_array_is_read_value_by_value_wherever_its_pieces_end(tmp_path, monke
     ],
 )
 def test_a_broken_array_is_refused_with_what_is_wrong_and_where(tmp_path, monkeypatch, content, said, piece):
-    monkeypatch.setattr(json_array, "PIECE", piece)
+    monkeypatch.setattr(json_text, "PIECE", piece)
     with pytest.raises(DataError) as refusal:
-        list(json_array.values(path := _file(tmp_path, content, "a.json")))
+        list(json_text.values(path := _file(tmp_path, content, "a.json")))
     assert str(refusal.value) == f"{path}: {said}"
 
 
@@ -350,6 +350,6 @@ def test_an_array_is_never_held_whole(tmp_path):
         stream.write("[" + ",\n".join(json.dumps({"text": f"{n} " + "x" * 5000}) for n in range(4000)) + "]")
     assert path.stat().st_size > 20e6
     tracemalloc.start()
-    assert sum(1 for _ in json_array.values(path)) == 4000
+    assert sum(1 for _ in json_text.values(path)) == 4000
     assert tracemalloc.get_traced_memory()[1] < 8e6
     tracemalloc.stop()

@@ -127,13 +127,9 @@ def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], Non
     try:
         for number, (place, value) in enumerate(raw(file)):
             try:
-                if isinstance(value, BadRecord):
-                    raise value
                 record = recognised(value)
                 shapes[record.shape] += 1
                 ignored |= record.ignored
-            except RecursionError:
-                bad.add(f"{file} {place}", "nested too deeply")
             except BadRecord as error:
                 bad.add(f"{file} {place}", str(error))
             if number % TELL_EVERY == 0:
