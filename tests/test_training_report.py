@@ -22,10 +22,9 @@ from training.causes import Cause
 from training.data.look.survey import NAMES, names_text
 from training.evaluations import ALL, ALL_OF_ONE, ONE, PART, SCORES, trained_on
 from training.events import EVENTS, Resumed, Started, Told, row_of
+from training.laptop.attach import make_page
 from training.laptop.head_node import HereHead
-from training.laptop.language import language_of
-from training.laptop.open_cluster import OpenCluster
-from training.laptop.run_page import make_page
+from training.laptop.open_cluster import OpenCluster, language_of
 from training.laptop.ship import code_files, plan_text
 from training.launch import Host, Launch, launch_text, parse_launch
 from training.model_names import load_recipe
