@@ -1,4 +1,4 @@
-"""A look on a terminal, in a pipe and as a page: what comes from a file is text, wherever it is shown."""
+"""A look on a terminal, and in a pipe: what comes from a file is text, wherever it is shown."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 
 import pytest
 
 from inventory.setting_types import SettingsError
 from inventory.shown import console
 from training.data import DataError
-from training.data.look.content import FEWEST, LOOK, Look, Rows, look_from, remarks
+from training.data.look.content import FEWEST, Look, Rows, look_from, remarks
 from training.data.look.lengths import lengths_of
-from training.data.look.page import page
 from training.data.look.repeats import Repeats
 from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Survey
 from training.laptop import data_look, look_table, tokenizer_here
 from training.laptop.data_look import Question
-from training.laptop.language import LOCALE
 from training.model_names import load_recipe
-from training.node.metrics import report
 
 EVIL = "[red]</b><script>alert(1)</script>\x1b[2J\u202e"
 SAMPLE = ShownSample(
@@ -150,60 +146,6 @@ def test_a_long_piece_is_shown_without_its_middle():
     assert f"⟦{'a' * 300} ... 1400 characters ... {'b' * 300}⟧ (7 more tokens)" in said
 
 
-class _Page(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts, self.bold = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_data(self, data):
-        self.texts.append(data)
-        if self.tags[-1:] == ["b"]:
-            self.bold.append(data)
-
-
-def test_on_the_page_all_that_files_say_is_text(tmp_path):
-    seen = _Page(text := page(LOOKED, f"data{EVIL}"))
-    assert "script" not in seen.tags and "iframe" not in seen.tags and "&lt;script&gt;" in text
-    joined = "".join(seen.texts)
-    assert "user\n[red]</b><script>alert(1)</script>\\x1b[2J\\u202e" in joined and "b[red]</b>" in joined
-    assert "\x1b" not in text and "\u202e" not in text
-    assert [bold for bold in seen.bold if bold.strip()][:2] == ["green is learned", ", the rest is read, "]
-    for number in ("130 tokens, 40 of them learned", "10 steps", "67.7% full", "65 to 128", "3 cut off"):
-        assert number in joined
-
-
-def test_the_page_is_in_the_language_of_the_terminal_or_of_the_settings(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPOTUNE_CLUSTER", str(tmp_path / "cluster.toml"))
-    for name in LOCALE:
-        monkeypatch.delenv(name, raising=False)
-
-    def written():
-        data_look.write_page(LOOKED, "对话.json", tmp_path / "a.html")
-        return (tmp_path / "a.html").read_text("utf-8")
-
-    assert '<html lang="en">' in written() and "green is learned" in written()
-    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    assert '<html lang="zh">' in written() and "green is learned" not in written()
-    (tmp_path / "cluster.toml").write_text('language = "en"\n')
-    assert '<html lang="en">' in written()
-
-
-def test_a_report_of_a_run_shows_the_same_and_none_where_nothing_was_looked_at(tmp_path):
-    run = tmp_path / "tiny-20260101-000000"
-    kept = run / "data" / "prepared" / LOOK
-    kept.parent.mkdir(parents=True)
-    assert "What was in the data" not in report.page(report.content(run, 0.0))
-    kept.write_text(LOOKED.text(), "utf-8")
-    text = report.page(report.content(run, 0.0))
-    assert "What was in the data" in text and "<script" not in text and "答案" in text
-    kept.write_text('{"survey": 1}')
-    assert "What was in the data" not in report.page(report.content(run, 0.0))
-
-
 def test_a_look_is_read_back_from_its_text_as_it_was():
     assert look_from(json.loads(LOOKED.text())) == LOOKED
 
@@ -263,14 +205,20 @@ def test_fewer_than_a_run_starts_with_are_remarked_with_the_way_to_start_all_the
     assert said == ([f"{few} to learn from; with fewer than 30 only --anyway starts"] if few else [])
 
 
-def test_a_report_proposes_no_max_length_that_the_runs_model_does_not_take(tmp_path):
-    """The look lies in a cache that models of one tokenizer share."""
-    run = tmp_path / "tiny-20260101-000000"
-    (run / "data" / "prepared").mkdir(parents=True)
-    (run / "data" / "prepared" / LOOK).write_text(LOOKED.text(), "utf-8")
-    (run / "data" / "report.json").write_text(json.dumps({"model": {"max_position_embeddings": 80}}))
-    said = " ".join(report.content(run, 0.0)["remarks"])
-    assert "--set max_length=80 is the most that the model takes" in said and "would cut none" not in said
+@pytest.mark.parametrize(
+    ("leaked", "said"),
+    [
+        (0, "of 9 held-out records none in the training data too; the same question with another answer: 1"),
+        (
+            2,
+            "of 9 held-out records 2 in the training data too, and the questions of 1 more: a loss on what was learned "
+            "says nothing",
+        ),
+    ],
+)
+def test_nothing_is_called_leaked_where_only_questions_are_the_same(leaked, said):
+    look = Look(Survey((), 0, ()), 0, (), False, repeats=Repeats(0, 0, (), 9, leaked, 1, ()))
+    assert list(remarks(look)) == [said]
 
 
 def test_records_that_teach_no_end_are_remarked():
@@ -349,10 +297,3 @@ def test_here_says_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_here, "NEEDED", ("no_such_library",))
     look = _asked(tmp_path / "a.jsonl", recipe=load_recipe("tiny"), here=True)
     assert "this Python lacks no_such_library: pip install -e '.[data]'; without" in look.refused
-
-
-def test_a_page_needs_a_folder_that_is_there(tmp_path):
-    assert data_look.page_path("") is None
-    for wrong in (tmp_path, tmp_path / "no" / "a.html"):
-        with pytest.raises(DataError, match="a file in a folder that is there is needed"):
-            data_look.page_path(str(wrong))

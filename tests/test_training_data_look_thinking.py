@@ -78,7 +78,7 @@ def test_a_thought_is_learned_whatever_record_and_template_call_it(tokenizer, of
 
 
 def test_two_different_thoughts_of_one_message_are_refused():
-    with pytest.raises(BadRecord, match="turn 2 has different thoughts as reasoning_content and thinking; keep one"):
+    with pytest.raises(BadRecord, match="turn 2 has different thoughts as reasoning_content and thinking"):
         recognised({"messages": [QUESTION, {**THOUGHTFUL, "thinking": "so"}]})
     with pytest.raises(BadRecord, match="reasoning of turn 2 must be text, found list"):
         recognised({"messages": [QUESTION, {**PLAIN, "reasoning": []}]})

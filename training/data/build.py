@@ -20,8 +20,8 @@ from training.data.answers import Rendered
 from training.data.bad_records import Bad
 from training.data.cache import drop_unused, half_made, mark_used
 from training.data.encode import Encoder
-from training.data.look.content import LOOK, surveyed, with_model
-from training.data.look.survey import Survey, survey
+from training.data.look.content import LOOK, surveyed
+from training.data.look.survey import survey
 from training.data.look.watch import Watch
 from training.data.preference import refuse_other_goal
 from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
@@ -36,8 +36,6 @@ TOGETHER = 256
 """Texts tokenised in one call, which spreads them over the machine's cores."""
 MOST_MARKS = 5
 """Special tokens that are named."""
-SHOWN = 3
-"""Records whose samples the report shows."""
 TRAIN, VALIDATION = "train", "validation"
 DECIDING = ("transformers", "tokenizers", "jinja2")
 """Packages whose version may change what becomes of a text."""
@@ -221,7 +219,8 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         found = survey(source, _quiet)
-        _build(source, content, Build(encoder, recipe, fresh, bad, Watch(found.records, SHOWN, _quiet)), found)
+        Build(encoder, recipe, fresh, bad, Watch(found.records, 0, _quiet)).run(source, content)
+        (fresh / LOOK).write_text(surveyed(found, bad.skip).text() + "\n", encoding="utf-8")
         try:
             fresh.rename(entry)
         except OSError:  # another process has made the same meanwhile
@@ -234,14 +233,6 @@ def cached(source: Path, encoder: Encoder, recipe: Recipe, *, cache: Path, bad: 
 
 def _quiet(_what: str, _records: int) -> None:
     """Nobody is waiting for word of progress."""
-
-
-def _build(source: Path, content: str, build: Build, found: Survey) -> None:
-    """The prepared data, and beside them what there is to see in them."""
-    reports = build.run(source, content)
-    tokenizer, watch, bad = build.encoder.tokenizer, build.watch, build.bad
-    look = with_model(surveyed(found, bad.skip), build.recipe, tokenizer, watch=watch, bad=bad, reports=reports)
-    (build.folder / LOOK).write_text(look.text() + "\n", encoding="utf-8")
 
 
 def _whole(entry: Path, recipe: Recipe, bad: Bad) -> bool:

@@ -53,7 +53,7 @@ def _apart(rest: dict[str, Any], answers: dict[str, Any]) -> tuple[dict[str, Any
             rest = {**rest, "prompt": rest[key]}
     prompt, texts = rest.get("prompt"), any(isinstance(answer, str) for answer in answers.values())
     if prompt is None and "instruction" not in rest:
-        raise BadRecord("chosen and rejected need a prompt; lists of turns may begin with it instead")
+        raise BadRecord("chosen and rejected need a prompt")
     if isinstance(prompt, list) and texts and any(key in rest for key in TALKS):
         answers = {key: _as_turns(answer) for key, answer in answers.items()}
     if isinstance(prompt, str) and not texts:

@@ -14,11 +14,10 @@ from typing import Any
 
 from training.data.bad_records import Bad
 from training.data.delimited import DELIMITERS, rows
-from training.data.json_array import values
-from training.data.json_text import json_value
-from training.data.other_kinds import refuse_foreign, refuse_other_kind
+from training.data.json_text import json_value, values
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
+from training.encoding import foreign_sample, refusal
 from training.sums import sha256_of
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
@@ -32,6 +31,19 @@ NO_DATA = {"dataset_info.json", "dataset_infos.json", OF_SPLITS, "state.json", "
 """Files of JSON that lie beside data and are none."""
 SPLITS = {"test", "tests", "validation", "valid", "val", "dev", "eval", "evaluation"}
 """What is called so, beside what is called train, is mostly held out."""
+MAGIC = {
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an Office file",
+    b"PK\x03\x04": "an Office file or a zip archive",
+    b"%PDF-": "a PDF",
+    b"\x1f\x8b": "packed with gzip",
+    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"\xfd7zXZ\x00": "packed with xz",
+    b"7z\xbc\xaf\x27\x1c": "packed with 7z",
+    b"Rar!\x1a\x07": "packed with RAR",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+}
+"""What a file is that begins with these bytes, whatever its name ends in."""
 LINE_LIMIT = 64 * 2**20
 """Bytes of one line: longer ones are no record, and reading one whole could take all memory."""
 MOST_NAMED = 8
@@ -126,7 +138,7 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() not in SUFFIXES:
-        refuse_other_kind(path)
+        _refuse_other_kind(path)
         raise DataError(f"{path}: {path.suffix or 'no suffix'} is no known kind of data; {_kinds()} are")
     return [path]
 
@@ -184,12 +196,7 @@ def records(source: Source, bad: Bad, files: Sequence[Path] = ()) -> Iterator[tu
         for place, value in raw(file):
             where = f"{file} {place}"
             try:
-                if isinstance(value, BadRecord):
-                    raise value
                 record = recognised(value)
-            except RecursionError:
-                bad.add(where, "nested too deeply")
-                continue
             except BadRecord as error:
                 bad.add(where, str(error))
                 continue
@@ -205,11 +212,12 @@ def raw(file: Path) -> Iterator[Raw]:
     try:
         if file.stat().st_size == 0:
             raise DataError(f"{file}: the file is empty")
-        refuse_other_kind(file)
+        _refuse_other_kind(file)
         if file.suffix.lower() in COLUMNS:
             yield from _columns(file)
             return
-        refuse_foreign(file)
+        if sample := foreign_sample(file):
+            raise DataError(refusal(file, sample))
         if file.suffix.lower() in DELIMITERS:
             yield from rows(file)
         elif _is_lines(file):
@@ -218,6 +226,18 @@ def raw(file: Path) -> Iterator[Raw]:
             yield from ((f"record {number}", value) for number, value in enumerate(values(file), start=1))
     except OSError as error:
         raise DataError(f"{file}: {error.strerror or error}") from error
+
+
+def _refuse_other_kind(file: Path) -> None:
+    """DataError where the first bytes of a file are those of another kind than its name says."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(8)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}") from error
+    kind = next((kind for mark, kind in MAGIC.items() if head.startswith(mark)), None)
+    if kind and kind.lower() != file.suffix[1:].lower():
+        raise DataError(f"{file}: this is {kind} by its first bytes; {_kinds()} are read, each under its own name")
 
 
 def _is_lines(file: Path) -> bool:

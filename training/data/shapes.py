@@ -74,11 +74,16 @@ class Record:
 
 
 def recognised(record: Any) -> Record:
-    """The record in our terms. BadRecord says what is wrong with it."""
+    """The record in our terms. BadRecord says what is wrong with it; a reader may give one in the record's place."""
+    if isinstance(record, BadRecord):
+        raise record
     if not isinstance(record, dict):
         raise BadRecord(f"an object is expected, found {kind_of(record)}")
-    refuse_unsound(given := _normal(record), "")
-    found = _shaped(given)
+    try:
+        refuse_unsound(given := _normal(record), "")
+        found = _shaped(given)
+    except RecursionError:
+        raise BadRecord("nested too deeply") from None
     return replace(found, ignored=frozenset(given) - READ[found.shape] - {*ARGS_KEYS, *OF_WHOLE})
 
 
@@ -93,12 +98,10 @@ def _normal(record: Mapping[str, Any]) -> dict[str, Any]:
         raise media("it", found)
     for key in OF_WHOLE & given.keys():
         if given[key] != 1:
-            cure = "set weight to 0 or 1 on an assistant's turn"
-            raise BadRecord(f"it has the {key} {given[key]!r}, which is not supported on a whole record; {cure}")
+            raise BadRecord(f"it has the {key} {given[key]!r}, which is not supported on a whole record")
     for key in KTO if given.keys() & ANSWERS else ():
         if str(given.get(key)).lower() in ("true", "false"):  # 0 and 1 may be a class, which decides nothing
-            cure = "keep the good answers and drop the key, or write pairs of chosen and rejected"
-            raise BadRecord(f"it has the {key} {given[key]!r}, and KTO labels are not supported; {cure}")
+            raise BadRecord(f"it has the {key} {given[key]!r}, and KTO labels are not supported")
     return given
 
 
@@ -109,7 +112,7 @@ def _turns_in(text: str, key: str) -> Any:
         value = cleaned(DECODER.decode(text))
     except (ValueError, RecursionError) as error:
         if sure:
-            raise BadRecord(f"{key} is text that is not JSON ({error}); write it with json.dumps") from error
+            raise BadRecord(f"{key} is text that is not JSON ({error})") from error
         return text
     turns = value if isinstance(value, list) else [value]
     return value if sure or (turns and all(_is_turn(turn) for turn in turns)) else text
@@ -222,7 +225,7 @@ def _template_args(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the record gives the chat template. Raises BadRecord."""
     given = {key: record[key] for key in ARGS_KEYS if record.get(key) is not None}
     if len(given) > 1:
-        raise BadRecord(f"{' and '.join(given)} say the same; keep one")
+        raise BadRecord(f"{' and '.join(given)} say the same")
     for key, args in given.items():
         if isinstance(args, str):
             args = parsed(args, key)  # noqa: PLW2901

@@ -54,8 +54,8 @@ MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 
 
 def media(who: str, found: Iterable[str], where: str = "") -> BadRecord:
-    """What is said of a record whose words are about what a model would not be shown."""
-    return BadRecord(f"{who} has {' and '.join(found)}{where}, and text alone is learned; leave such records out")
+    """What is wrong with a record that holds more than text."""
+    return BadRecord(f"{who} has {' and '.join(found)}{where}, and text alone is learned")
 
 
 def turns_of(turns: Any, key: str) -> list[Turn]:
@@ -82,7 +82,7 @@ def _turn(turn: Any, place: int) -> Turn:
     if found := [name for name in MEDIA if turn.get(name)]:
         raise media(f"turn {place}", found)
     if CALL in turn:
-        raise BadRecord(f"turn {place} has a function_call; write it as tool_calls")
+        raise BadRecord(f"turn {place} has a function_call, which is not supported")
     content = _content(turn.get("content", turn.get("value")), place)
     if not isinstance(content, str) and not (content is None and calls):
         raise BadRecord(f"turn {place} needs a role and a content of text, found {kind_of(content)}")
@@ -95,7 +95,7 @@ def _turn(turn: Any, place: int) -> Turn:
     kept |= {name: text_of(turn[name], f"{name} of turn {place}") for name in _TEXTS if name in turn}
     if thoughts := {key: text_of(turn[key], f"{key} of turn {place}") for key in THOUGHT_KEYS if key in turn}:
         if len(set(thoughts.values())) > 1:
-            raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}; keep one")
+            raise BadRecord(f"turn {place} has different thoughts as {' and '.join(thoughts)}")
         kept[THOUGHT] = next(iter(thoughts.values()))
     if (weight := _weight(turn, place, role)) is not None:
         kept["weight"] = weight
@@ -118,15 +118,14 @@ def _weight(turn: Mapping[str, Any], place: int, role: str) -> int | None:
     for key, value in turn.items():
         decides = isinstance(value, bool | int | float) or _DECIDES.search(key)
         if key not in _READ | _HARMLESS and decides:
-            said = "which is not known and may decide what is learned; write weight 0 or 1, or take it out"
-            raise BadRecord(f"turn {place} has {key} {value!r}, {said}")
+            raise BadRecord(f"turn {place} has {key} {value!r}, which is not known and may decide what is learned")
     for key, value in given.items():
         if value not in (0, 1):
             raise BadRecord(f"turn {place} has the {key} {value!r}; 0 (not learned) and 1 are known")
         if value and role != "assistant":
             raise BadRecord(f"turn {place} has the {key} {value!r}, but only the assistant's turns are learned")
     if len(set(given.values())) > 1:
-        raise BadRecord(f"turn {place} has different {' and '.join(given)}; keep one")
+        raise BadRecord(f"turn {place} has different {' and '.join(given)}")
     return int(next(iter(given.values()))) if given else None
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +22,16 @@ from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.nccl_log import fact_lines, read_log
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.run_page import make_page
 from training.laptop.terminal import progress, stopping
 from training.launch import LaunchError
 from training.plan.ladder import ladder, ladder_lines
 from training.recipe import Recipe
 from training.reclaim import ALL_AGAIN
-from training.run_folder import LAUNCHER_LOG, LOCAL_RUNS, REPORT, STATUS, parse_status
+from training.run_folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, REPORT, STATUS, parse_status
 
 WATCH_EVERY_S = 5.0
+ROOT = Path(__file__).parents[2]
+MAKING_S = 120.0
 NEXT_STEPS: dict[CauseKind, str] = {
     "asked": "go on: {resume}",
     "reclaimed": "go on when it is gone: {resume}, on the machines that are left; on all of them, and where the "
@@ -219,3 +224,30 @@ def show_log(cluster: OpenCluster, run_id: str, rank: int, facts: bool) -> None:
         if lines := head.shell(f"tail -n 100 {log} 2>/dev/null; true"):
             print(lines)
         print(ending(run_id, runs.look(head, run_id)))
+
+
+def make_page(run: Path) -> Path | None:
+    """The page of a fetched run, made on this machine of data, as a page of the head's could hold anything.
+
+    None, and a sentence, where it cannot be made."""
+    page = run / REPORT
+    page.unlink(missing_ok=True)  # one that an earlier version fetched
+    if not (run / METRICS).is_file():
+        return None
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"{page} is not made: its curves need matplotlib on this machine: pip install matplotlib")
+        return None
+    # -P: nothing that was fetched is imported
+    argv = [sys.executable, "-P", "-m", "training.node.metrics.report", "--run", str(run.resolve())]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    try:
+        done = subprocess.run(
+            argv, cwd=ROOT, env=env, capture_output=True, errors="replace", timeout=MAKING_S, check=False
+        )
+        why = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        why = f"no end within {MAKING_S:.0f} s"
+    if why:
+        print(f"{page} cannot be made of what the head sent: {why}")
+        return None
+    return page

@@ -24,13 +24,11 @@ from training.laptop import make_run, preparing, tokenizer_here
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.head_node import HeadError
 from training.laptop.hub import another, download_command, hub_address, mirror
-from training.laptop.language import language_here
 from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
 from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
 from training.laptop.starting import turn
 from training.model_names import FOLDER
 from training.recipe import Recipe
-from training.words import Words
 
 KIND = "look"
 """What the folder of a look on the head is called by."""
@@ -72,26 +70,6 @@ def look(asked: Question, now: datetime, tell: Tell) -> Look:
         raise DataError(f"--show {asked.show}: a number of samples, from 0")
     with files_of(asked.data, asked.recipe.goal if asked.recipe else SFT) as given:
         return _look(asked, given, now, tell)
-
-
-def page_path(html: str) -> Path | None:
-    """Where `--html` puts the page. DataError where that cannot be."""
-    if not html:
-        return None
-    path = Path(html)
-    if path.is_dir() or not path.parent.is_dir():
-        raise DataError(f"--html {html}: a file in a folder that is there is needed, as in data.html")
-    return path
-
-
-def write_page(found: Look, data: str, path: Path) -> None:
-    """The look as an HTML page, in the language of who sits here."""
-    from training.data.look.page import page
-
-    try:
-        path.write_text(page(found, data, Words(language_here())), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"--html {path}: {error.strerror}") from error
 
 
 def aside(asked: Question) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +15,8 @@ from inventory.cloud.errors import NoCloud
 from inventory.cluster import load_cluster
 from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
-from inventory.settings import Settings
+from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop.head_node import Head, HereHead, RemoteHead
-from training.laptop.language import language_here
 from training.laptop.ranks_here import launch_here
 from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, rank_env
 from training.run_folder import DATA_DISK, LOCAL_RUNS, was_made_in
@@ -26,6 +25,8 @@ TRAINS_HERE = "--here trains on this machine"
 LOOKS_HERE = "--here looks at the data on this machine"
 NODE_ANSWER_S = 45.0
 """As long as a sweep may take."""
+LOCALE = ("LC_ALL", "LC_MESSAGES", "LANG")
+"""The first of these that is set decides, as in POSIX."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +166,21 @@ def opened(here: bool, instead: str = "") -> Iterator[OpenCluster]:
         yield OpenCluster(head, cluster.nodes, cluster.settings)
     finally:
         head.close()
+
+
+def language_of(environ: Mapping[str, str], said: str = "") -> str:
+    """`en` or `zh`: as cluster.toml has `said`, else the terminal's."""
+    locale = next((environ[name] for name in LOCALE if environ.get(name)), "")
+    return said or ("zh" if locale.lower().startswith("zh") else "en")
+
+
+def language_here(settings: Settings | None = None) -> str:
+    """As cluster.toml says, whose `settings` they are, else which is read; the terminal's where it cannot be, and where
+    it is there that is said."""
+    try:
+        said = (settings or load_settings()).language
+    except SettingsError as error:
+        if settings_path().exists():
+            print(f"{error}\npages are in the terminal's language: the file cannot be read", file=sys.stderr)
+        said = ""
+    return language_of(os.environ, said)

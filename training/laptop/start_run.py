@@ -19,7 +19,7 @@ from training.counting import many
 from training.data import DataError, DataSummary, can_check_here, check
 from training.data.bad_records import CURE
 from training.data.hub import POINTER, is_dataset_name
-from training.data.look.naming import NAMES, names_text
+from training.data.look.survey import NAMES, names_text
 from training.data.preference import refuse_other_goal
 from training.data.readers import Source, called, left_aside, paths_of, placed
 from training.goal import DPO

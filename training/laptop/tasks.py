@@ -153,7 +153,6 @@ def train(
         "show": "records whose samples are shown, with what is learned of them",
         "set": "key=value for any recipe key; may be repeated",
         "skip_bad": "look at the rest as if records that cannot be used were left out",
-        "html": "write the same as a page into this file",
         "here": "on this machine alone: the model's tokenizer must be here",
     },
     iterable=["data", "set"],
@@ -165,7 +164,6 @@ def data(
     show: int = 3,
     set: Sequence[str] | None = None,
     skip_bad: bool = False,
-    html: str = "",
     here: bool = False,
 ) -> None:
     """Look into data: what is wrong with them, and what is learned of them."""
@@ -177,13 +175,9 @@ def data(
 
         recipe = start_run.recipe_for_data(model, set or ()) if model else None
         asked = data_look.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
-        page = data_look.page_path(html)
         with look_table.progress() as tell:
             found = data_look.look(asked, datetime.now(UTC), tell)
         look_table.show(found)
-        if page:
-            data_look.write_page(found, ", ".join(data or ()), page)
-            print(f"{page}: the same as a page")
         if aside := data_look.aside(asked):
             print(shown(aside))
         print(data_look.next_step(asked, found))

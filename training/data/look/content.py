@@ -1,4 +1,4 @@
-"""All there is to say about data, as one value: what `fab data` prints and the report of a run shows."""
+"""All there is to say about data, as one value: what `fab data` prints."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from training.counting import many
 from training.data.bad_records import CURE, Bad
 from training.data.look.lengths import Lengths
 from training.data.look.repeats import Repeats
 from training.data.look.samples import ShownSample
-from training.data.look.sentences import fault
 from training.data.look.survey import Survey
 from training.data.look.watch import Watch
-from training.words import ENGLISH, Say
 
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
 LOOK = "look.json"
-"""Beside prepared data."""
+"""Beside prepared data: what was seen in their files."""
 FEWEST = 30
 """Samples or pairs; of fewer a model learns these by heart and nothing besides."""
 
-
-MARKED = "{records} with special tokens in the words ({marks})"
 OF_TURNS = "the chat template writes its own; give the words without them"
 OF_TEXT = "all of a text is learned, also what the user says in it; give messages to learn the answers alone"
 """What is said of data that were rendered already."""
@@ -141,32 +138,29 @@ def _rows(report: Any) -> Rows | None:
     return Rows(**{name: getattr(report, name) for name in Rows.__annotations__}) if report else None
 
 
-def remarks(look: Look, say: Say = ENGLISH) -> Iterator[str]:
+def remarks(look: Look) -> Iterator[str]:
     """What one should know or mend, most urgent first."""
     if look.refused:
-        yield "\n".join(fault(line, say) for line in look.refused.splitlines())
+        yield look.refused
     if look.bad:
         good = look.survey.records + look.survey.bad - look.bad
         cure = "left out, as --skip-bad asks" if look.skipped else CURE if good else "mend them"
-        yield f"{_many(look.bad, 'bad record', say)}{say(': ')}{say(cure)}"
+        yield f"{many(look.bad, 'bad record')}: {cure}"
     if look.few is not None:
-        yield say("{count} to learn from; with fewer than {fewest} only --anyway starts", count=look.few, fewest=FEWEST)
+        yield f"{look.few} to learn from; with fewer than {FEWEST} only --anyway starts"
     if look.lengths and look.lengths.cut_samples:
-        yield _cut(look.lengths, look.positions, say)
+        yield _cut(look.lengths, look.positions)
     if look.train and look.train.empty:
-        empty = _many(look.train.empty, "record", say)
-        yield say("{records} left out: nothing to learn within max_length", records=empty)
+        yield f"{many(look.train.empty, 'record')} left out: nothing to learn within max_length"
     if not look.teaches_end:
-        yield say("no sample has the end of an answer in it, so the model would not learn to stop")
+        yield "no sample has the end of an answer in it, so the model would not learn to stop"
     if look.marked:
-        count = _many(look.marked, "record", say)
-        yield (
-            say(MARKED, records=count, marks=", ".join(look.marks)) + say(": ") + say(cure_of_marks(look.survey.shapes))
-        )
+        cure = cure_of_marks(look.survey.shapes)
+        yield f"{many(look.marked, 'record')} with special tokens in the words ({', '.join(look.marks)}): {cure}"
     if look.survey.ignored:
-        yield say("keys of records that are not read: {keys}", keys=", ".join(look.survey.ignored))
+        yield f"keys of records that are not read: {', '.join(look.survey.ignored)}"
     if look.repeats:
-        yield from _repeated(look.repeats, say)
+        yield from _repeated(look.repeats)
 
 
 def cure_of_marks(shapes: Collection[str]) -> str:
@@ -174,37 +168,27 @@ def cure_of_marks(shapes: Collection[str]) -> str:
     return OF_TEXT if "text" in shapes else OF_TURNS
 
 
-def _cut(its: Lengths, positions: int | None, say: Say) -> str:
+def _cut(its: Lengths, positions: int | None) -> str:
     most = min(its.longest, positions or its.longest)
     if most <= its.max_length:
         cure = ", which is the most that the model takes"
     elif most == its.longest:
-        cure = "; --set max_length={most} would cut none"
+        cure = f"; --set max_length={most} would cut none"
     else:
-        cure = "; --set max_length={most} is the most that the model takes"
+        cure = f"; --set max_length={most} is the most that the model takes"
     is_or_are = "is" if its.cut_samples == 1 else "are"
-    text = f"{{cut}} of {{samples}} {is_or_are} cut at max_length {{length}}, {{tokens}} tokens in all"
-    counts = {"cut": its.cut_samples, "length": its.max_length, "tokens": its.cut_tokens}
-    refused = say("; a run that cuts most of them does not start") if its.mostly_cut else ""
-    return say(text, **counts, samples=_many(its.samples, "sample", say)) + say(cure, most=most) + refused
+    cut = f"{its.cut_samples} of {many(its.samples, 'sample')} {is_or_are} cut at max_length {its.max_length}"
+    refused = "; a run that cuts most of them does not start" if its.mostly_cut else ""
+    return f"{cut}, {its.cut_tokens} tokens in all{cure}{refused}"
 
 
-def _repeated(found: Repeats, say: Say) -> Iterator[str]:
+def _repeated(found: Repeats) -> Iterator[str]:
     if found.duplicates:
-        yield say("{records} the same as one before", records=_many(found.duplicates, "record", say))
-    held_out = _many(found.held_out, "held-out record", say)
+        yield f"{many(found.duplicates, 'record')} the same as one before"
+    held_out, more = many(found.held_out, "held-out record"), found.leaked_question
     if found.leaked:
-        more = ", and the questions of {more} more" if found.leaked_question else ""
-        yield say(
-            f"of {{held_out}} {{leaked}} in the training data too{more}: a loss on what was learned says nothing",
-            held_out=held_out,
-            leaked=found.leaked,
-            more=found.leaked_question,
-        )
-    elif found.leaked_question:
-        text = "of {held_out} none in the training data too; the same question with another answer: {more}"
-        yield say(text, held_out=held_out, more=found.leaked_question)
-
-
-def _many(count: int, noun: str, say: Say) -> str:
-    return say(f"{{count}} {noun}{'s' * (count != 1)}", count=count)
+        and_more = f", and the questions of {more} more" if more else ""
+        leaked = f"of {held_out} {found.leaked} in the training data too{and_more}"
+        yield f"{leaked}: a loss on what was learned says nothing"
+    elif more:
+        yield f"of {held_out} none in the training data too; the same question with another answer: {more}"

@@ -1,9 +1,11 @@
-"""What lies in the files: shapes, counts, bad records. Needs no tokenizer. Standard library only."""
+"""What lies in the files: shapes, counts, bad records, and the files' own names. Needs no tokenizer."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,9 @@ TELL_EVERY = 2000
 """Records between two words about progress."""
 MOST_BAD = 10
 """What is wrong with records, and files that cannot be read, told in full."""
+NAMES = "names.json"
+"""Beside a run's data: the user's own names of the files, by their places in the folder."""
+RUN_DATA = re.compile(r".*/data/(?P<place>train[./].*)", re.DOTALL)
 
 Tell = Callable[[str, int], None]
 """Told what is being done, and with how many records so far."""
@@ -122,13 +127,9 @@ def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], Non
     try:
         for number, (place, value) in enumerate(raw(file)):
             try:
-                if isinstance(value, BadRecord):
-                    raise value
                 record = recognised(value)
                 shapes[record.shape] += 1
                 ignored |= record.ignored
-            except RecursionError:
-                bad.add(f"{file} {place}", "nested too deeply")
             except BadRecord as error:
                 bad.add(f"{file} {place}", str(error))
             if number % TELL_EVERY == 0:
@@ -136,3 +137,15 @@ def _surveyed(file: Path, bad: Bad, ignored: set[str], tell: Callable[[int], Non
     except DataError as error:
         trouble = str(error)
     return FileSurvey(str(file), file.stat().st_size, dict(shapes), bad.count - before, trouble)
+
+
+def names_text(files: Mapping[str, Path | str]) -> str:
+    """NAMES for the files of a run by their places there; no folder of the user's machine is in it."""
+    own = {place.removeprefix("data/"): file.name for place, file in files.items() if isinstance(file, Path)}
+    return json.dumps(own, ensure_ascii=False, indent=1) + "\n"
+
+
+def own_name(file: str, names: Mapping[str, str]) -> str:
+    """The user's name of a file; its place in the run's data where that is not known."""
+    found = RUN_DATA.fullmatch(file)
+    return names.get(found["place"], found["place"]) if found else file

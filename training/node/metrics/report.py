@@ -10,30 +10,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from training.began_with import stages_of
 from training.bounded import object_in
 from training.card_facts import read_facts
 from training.causes import parse_cause
 from training.cost.money import cost
-from training.counting import size_text
 from training.data.build import VALIDATION
-from training.data.limits import positions
-from training.data.look.content import LOOK, Look, look_from, remarks
-from training.data.look.naming import NAMES, named
-from training.data.look.page import FOLDER as LOOK_FOLDER
-from training.data.look.page import visible
+from training.data.look.content import LOOK, Look, look_from
+from training.data.look.survey import NAMES
 from training.evaluations import read_evaluations
 from training.events import EVENTS, Resumed, parse_rows
-from training.model_card import base_name, loading
+from training.model_card import loading
 from training.money import HOUR, bare, money
 from training.node.metrics import run_tables
 from training.node.metrics.plots import Drawn, PlotMark, draw, plots
@@ -42,8 +36,6 @@ from training.node.metrics.run_numbers import (
     RunCost,
     correction,
     moment,
-    number,
-    of_pairs,
     plan_against_actual,
     tiles,
 )
@@ -57,7 +49,6 @@ from training.run_folder import (
     REPORT,
     REPORT_FACTS,
     STATUS,
-    VERSIONS,
     checkpoint_name,
     checkpoint_steps,
     parse_metrics,
@@ -65,11 +56,13 @@ from training.run_folder import (
     write_atomically,
 )
 from training.starts import Begun, elsewhere, read_starts, seconds_of
-from training.sums import ADAPTER_CONFIG, BEST, STATE
+from training.sums import ADAPTER_CONFIG, BEST
 from training.words import Say, Words
 
 Row = dict[str, Any]
 TEMPLATE = "report.html.jinja"
+UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and characters that change the direction of writing, as in inventory.shown."""
 
 
 def make_report(run: Path, status: Row | None = None) -> Path:
@@ -82,36 +75,36 @@ def make_report(run: Path, status: Row | None = None) -> Path:
     return path
 
 
+def visible(value: Any) -> Any:
+    """Any value for the page: control characters are written out, markup is left as it is."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+
+
 def page(values: Mapping[str, Any]) -> str:
     """The values in the template; all but the plots is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    loader = FileSystemLoader([Path(__file__).parent, LOOK_FOLDER])
     room = Environment(
-        loader=loader,
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=visible,
     )
-    room.filters["size"] = size_text
     return room.get_template(TEMPLATE).render(values)
 
 
 def _facts(run: Path) -> Row:
     """What is shown of files that only the folder has in which it ran; of a run that was fetched, what came of it."""
     if (run / FETCHED).exists():
-        facts = {"names": {}, "files": [], "checkpoints": [], **object_in(run / REPORT_FACTS)}
-        known = [row for row in facts["checkpoints"] if row["name"] == checkpoint_name(int(row["step"]))]
-        return {**facts, "checkpoints": known}
+        return {"files": [], "checkpoint": None, **object_in(run / REPORT_FACTS)}
     names, data = object_in(run / "data" / NAMES), run / "data" / "prepared"
-    seen = _look(object_in(data / LOOK), None)
     return {
-        "names": names,
-        "look": object_in(data / LOOK),
-        "files": run_tables.files(run, seen, names),
-        "checkpoints": _checkpoints(run / CHECKPOINTS),
+        "files": run_tables.files(run, _look(object_in(data / LOOK)), names),
+        "checkpoint": _checkpoint(run / CHECKPOINTS),
         "holds_out": (data / VALIDATION).is_dir(),
     }
 
@@ -128,16 +121,14 @@ def content(run: Path, now: float, status: Row | None = None, facts: Row | None 
     starts = read_starts(run)
     seconds = _seconds(status, starts, now)
     facts = facts or _facts(run)
-    checkpoints, resumes, names = facts["checkpoints"], _resumes(run / EVENTS), facts["names"]
+    checkpoint, resumes = facts["checkpoint"], _resumes(run / EVENTS)
     marks = marks_of([step for step, _ in resumes], steps, str(status.get("state")))
     drawn = [draw(plot, steps, evaluations, marks, say) for plot in plots(predicted)]
     data = object_in(run / "data" / "report.json")
-    seen = _look(facts.get("look"), data.get("model"))
-    look = named(seen, names, say) if seen else None
-    files = [tuple(row) for row in facts["files"]]
     evaluated = read_evaluations(run)
     price_h, currency = launch.get("price_h"), str(launch.get("currency") or "")
     here = launch.get("here") is True and not (run / FETCHED).exists()
+    has_split = checkpoint is not None and facts.get("holds_out")
     spent = RunCost(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR), here)
     return {
         "say": say,
@@ -154,22 +145,14 @@ def content(run: Path, now: float, status: Row | None = None, facts: Row | None 
         "marks": marks,
         "plan": plan_against_actual(predicted, steps, seconds, [step for step, _ in resumes], say),
         "corrected": correction(predicted, say),
-        "checkpoints": checkpoints,
-        "pairs_learned": of_pairs(evaluations),
         "resumes": resumes,
         "elsewhere": [(number, ", ".join(hosts)) for number, hosts in elsewhere(starts)],
         "machines": run_tables.machines(launch.get("hosts") or plan.get("hosts") or [], price_h, currency, say),
         "data": run_tables.data(data.get("report") or plan.get("data") or {}, data.get("validation") or {}),
-        "files": files,
-        "look": look,
-        "remarks": list(remarks(look, say)) if look else [],
+        "files": [tuple(row) for row in facts["files"]],
         "answers": [run_tables.answers(each) for each in evaluated],
-        "to_evaluate": run_tables.to_evaluate(run, evaluated, here) if checkpoints and facts.get("holds_out") else "",
-        "loading": _loading(run, checkpoints, say),
-        "recipe": run_tables.settings(object_in(run / "recipe.toml", tomllib.loads)),
-        "recipe_text": _text(run / "recipe.toml"),
-        "origin": _origin(run, plan, [] if _all_hashed(files) else [_data_hash(plan, checkpoints)], say),
-        "versions": run_tables.facts(object_in(run / VERSIONS)),
+        "to_evaluate": run_tables.to_evaluate(run, evaluated, here) if has_split else "",
+        "loading": _loading(run, checkpoint, say),
     }
 
 
@@ -196,82 +179,33 @@ def _reason(status: Row, say: Say) -> str:
     return say(ASKED[cause.saved is True]) if asked else str(status.get("reason") or "")
 
 
-def _loading(run: Path, checkpoints: Sequence[Row], say: Say) -> tuple[list[str], list[str]] | None:
+def _loading(run: Path, step: int | None, say: Say) -> tuple[list[str], list[str]] | None:
     """How the adapter that a fetch brings is loaded; None where there is none yet."""
-    chosen = next((row for row in checkpoints if row["best"]), checkpoints[-1] if checkpoints else None)
-    if chosen is None or not (run / CHECKPOINTS / chosen["name"] / "adapter" / ADAPTER_CONFIG).is_file():
+    if step is None:
         return None
-    return loading(
-        f"{LOCAL_RUNS}/{run.name}/adapter", read_facts(run, run / CHECKPOINTS / chosen["name"], merged=False), say
-    )
+    chosen = run / CHECKPOINTS / checkpoint_name(int(step))
+    if not (chosen / "adapter" / ADAPTER_CONFIG).is_file():
+        return None
+    return loading(f"{LOCAL_RUNS}/{run.name}/adapter", read_facts(run, chosen, merged=False), say)
 
 
 def _rows(path: Path) -> list[Row]:
     return parse_metrics(path.read_bytes())[0] if path.exists() else []
 
 
-def _look(kept: Any, config: Any) -> Look | None:
-    """What was seen in the data when they were prepared, which other runs and models share: without the steps of the
-    run they were prepared for, with how much the model of this config.json takes; None where nothing was kept."""
-    takes = positions(config if isinstance(config, dict) else {})
+def _look(kept: Any) -> Look | None:
+    """What was seen in the data when they were prepared; None where nothing was kept."""
     try:
-        return replace(look_from(kept or {}), steps=None, positions=takes)
+        return look_from(kept)
     except ValueError:
         return None
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _all_hashed(files: Sequence[tuple[str, str, str, str]]) -> bool:
-    """Whether the table of the data's files tells them by hash already."""
-    return bool(files) and all(digest for *_, digest in files)
-
-
-def _data_hash(plan: Row, checkpoints: Sequence[Row]) -> tuple[str, Any]:
-    return "data as prepared, sha256", checkpoints[-1]["data"] if checkpoints else (plan.get("data") or {}).get(
-        "content_hash"
-    )
-
-
-def _origin(run: Path, plan: Row, data: Sequence[tuple[str, Any]], say: Say) -> list[tuple[str, str]]:
-    """What it was made from, by hash, and what it began with; `data` where no other table has theirs."""
-    found = [
-        ("base model", _named(object_in(run / "recipe.toml", tomllib.loads)) or plan.get("model_dir")),
-        ("base model's files, sha256", plan.get("base_model_hash")),
-        *data,
-    ]
-    for stage in stages_of(run):
-        found.append(("began with", say("the adapter of {run}, step {step}", run=stage.run_id, step=stage.step)))
-    return [(say(name), str(value)) for name, value in found if value]
-
-
-def _named(recipe: Row) -> str:
-    """A base model by its id, or what others may know of a folder; empty where the recipe does not say."""
-    return base_name(str(recipe.get("base_model") or ""))
-
-
-def _checkpoints(folder: Path) -> list[Row]:
-    """Each whole checkpoint by its step, with what it remembers, its size, and whether it is the best one."""
+def _checkpoint(folder: Path) -> int | None:
+    """The step of the best whole checkpoint, else of the last; None where there is none."""
+    steps = checkpoint_steps(path.name for path in folder.glob("*"))
     best = (folder / BEST).read_text(encoding="utf-8").strip() if (folder / BEST).is_file() else ""
-    found = []
-    for step in checkpoint_steps(path.name for path in folder.glob("*")):
-        path = folder / checkpoint_name(step)
-        state = object_in(path / STATE)
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        loss = state.get("validation_loss")
-        found.append(
-            {
-                "step": step,
-                "name": path.name,
-                "loss": number(loss) if loss is not None else "",
-                "size": size_text(size),
-                "best": path.name == best,
-                "data": state.get("data"),
-            }
-        )
-    return found
+    return next((step for step in steps if checkpoint_name(step) == best), steps[-1] if steps else None)
 
 
 def _resumes(events: Path) -> list[tuple[int, int]]:

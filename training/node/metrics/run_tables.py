@@ -1,21 +1,19 @@
-"""What the report of a run says in tables besides its numbers: machines, data, recipe, held-out answers.
+"""What the report of a run says in tables besides its numbers: machines, data, held-out answers.
 
 Pure but for the checksums of the data's files.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from training.counting import size_text
 from training.data.look.content import Look
-from training.data.look.naming import own_name
+from training.data.look.survey import own_name
 from training.evaluations import measured_on, scored, trained_on
 from training.money import HOUR, bare
-from training.recipe import flat
 from training.sums import sha256_of
 from training.words import EMPTY_ANSWER, Say
 
@@ -38,31 +36,6 @@ COUNTS = {
 LONGEST_PAIR = "longest pair in its row, tokens"
 OF_BOTH = frozenset({"bad"})
 """A record that cannot be read is in neither part."""
-SETTINGS = {
-    "base_model": "base model",
-    "goal": "goal",
-    "tuning": "tuning",
-    "lora.rank": "adapter rank",
-    "lora.alpha": "adapter alpha",
-    "lora.targets": "adapted layers",
-    "lora.dropout": "adapter dropout",
-    "optimizer.lr": "highest learning rate",
-    "optimizer.schedule": "schedule",
-    "optimizer.warmup_steps": "warm-up steps",
-    "epochs": "epochs",
-    "steps": "steps",
-    "global_batch": "rows a step",
-    "micro_batch": "rows a rank holds at once",
-    "max_length": "tokens of a record, at most",
-    "batching": "batching",
-    "validation.fraction": "share held out",
-    "dtype": "computed in",
-    "base_precision": "base model kept in",
-    "gradient_checkpointing": "layers computed again",
-    "strategy": "strategy",
-    "seed": "seed",
-}
-"""Of a recipe, those that a reader asks for; all of them are in its file."""
 HELD_OUT, CHOSEN, LOSS = "held-out loss", "language-modelling loss of the chosen answers", "loss"
 """What a measured loss is called: on the split; of pairs, where the run's own loss is another; on other data."""
 
@@ -108,24 +81,6 @@ def files(run: Path, look: Look | None, names: Mapping[str, str]) -> list[tuple[
         shown = own_name(file.name, names).rpartition("/")[2]
         found.append((shown, size_text(file.size, 1000), f"{file.records:,}", digest))
     return found
-
-
-def settings(recipe: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Words, key and value of what a reader asks for."""
-    values = flat(recipe)
-    said = {key: words for key, words in SETTINGS.items() if values.get(key) not in (None, "", [])}
-    return [(words, key, _text(values[key])) for key, words in said.items()]
-
-
-def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Nested values as flat rows of text."""
-    return [(key, _text(value)) for key, value in flat(values).items()]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ", ".join(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def answers(evaluation: Row) -> dict[str, Any]:
