@@ -28,7 +28,7 @@ from training.laptop.language import language_here
 from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
 from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
 from training.laptop.starting import turn
-from training.model_names import FOLDER
+from training.own_model import FOLDER
 from training.recipe import Recipe
 from training.words import Words
 
