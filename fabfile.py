@@ -11,12 +11,7 @@ import training.laptop.models.tasks
 import training.laptop.prove.tasks
 import training.laptop.run_list.tasks
 import training.laptop.tasks
-from inventory.command_line import (
-    allow_bare_words,
-    end_quietly_without_a_reader,
-    name_the_nearest,
-    refuse_malformed_flags,
-)
+from inventory.command_line import end_quietly_without_a_reader, read_command_line, refuse_malformed_flags
 
 namespace = Collection()
 folders = (
@@ -40,5 +35,4 @@ end_quietly_without_a_reader()
 refuse_malformed_flags(namespace)
 of_a_run = ("evaluate", "fetch", "generate", "logs", "merge", "runs.delete", "stop")
 bare_words = {"data": "data", "down": "node", "publish": "repo", "ssh": "node", **dict.fromkeys(of_a_run, "run")}
-typed = allow_bare_words(bare_words, namespace)
-name_the_nearest(namespace, training.laptop.tasks.meant, typed)
+read_command_line(bare_words, namespace)

@@ -96,7 +96,7 @@ class Unreachable:
 
 
 @dataclass(frozen=True)
-class Survey:
+class NodeSurvey:
     """All nodes' answers, and what was expected of them."""
 
     nodes: Sequence[Node]

@@ -19,7 +19,7 @@ def inspect_command(link: str) -> str:
 
 
 @dataclass(frozen=True)
-class Volume:
+class BlockDevice:
     """A disk or one of its partitions."""
 
     link: str
@@ -50,8 +50,8 @@ class Volume:
 class DiskFacts:
     """One disk with its partitions, and the node's fstab."""
 
-    disk: Volume
-    partitions: tuple[Volume, ...] = ()
+    disk: BlockDevice
+    partitions: tuple[BlockDevice, ...] = ()
     fstab: str = ""
 
 
@@ -96,10 +96,10 @@ def parse_disk(lines: Iterable[str]) -> DiskFacts:
     )
 
 
-def _volume(lines: list[str]) -> Volume:
+def _volume(lines: list[str]) -> BlockDevice:
     pairs = [(key, value) for key, _, value in (line.partition("=") for line in lines)]
     one = dict(pairs)
-    return Volume(
+    return BlockDevice(
         link=one["link"],
         device=one.get("device", ""),
         number=one.get("number", ""),

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deploy.disk_facts import MOUNT_POINT, DiskFacts, DiskLinks, Volume
+from deploy.disk_facts import MOUNT_POINT, BlockDevice, DiskFacts, DiskLinks
 from deploy.node_files import shell
 from deploy.refusal import REFUSED
 
@@ -107,7 +107,7 @@ def _in_use(facts: DiskFacts, disks: DiskLinks) -> str:
     return ""
 
 
-def _usable(facts: DiskFacts) -> Volume | None:
+def _usable(facts: DiskFacts) -> BlockDevice | None:
     """The volume with a filesystem we take as it is: the whole disk, or its only partition."""
     if facts.disk.kind in FILESYSTEMS and not facts.partitions:
         return facts.disk
@@ -137,7 +137,7 @@ def format_command(link: str, filesystem: str) -> str:
     return shell(*scripts, disk=link, filesystem=filesystem, label=LABEL, refused=REFUSED)
 
 
-def _mounting(facts: DiskFacts, volume: Volume, filesystem: str, disks: DiskLinks) -> Iterable[str]:
+def _mounting(facts: DiskFacts, volume: BlockDevice, filesystem: str, disks: DiskLinks) -> Iterable[str]:
     """Grow where the disk is larger than what is on it, name it in fstab, mount it."""
     mounted = disks.data_number == volume.number
     room = facts.disk.size_bytes - volume.start_bytes - volume.size_bytes if volume.index else 0
@@ -155,7 +155,7 @@ def _mounting(facts: DiskFacts, volume: Volume, filesystem: str, disks: DiskLink
         yield f"xfs_growfs {MOUNT_POINT}"
 
 
-def _naming_and_mounting(facts: DiskFacts, volume: Volume, filesystem: str, mounted: bool) -> Iterable[str]:
+def _naming_and_mounting(facts: DiskFacts, volume: BlockDevice, filesystem: str, mounted: bool) -> Iterable[str]:
     fstab = fstab_with(facts.fstab, volume, filesystem)
     if fstab != facts.fstab:
         yield fstab_command(fstab)
@@ -163,7 +163,7 @@ def _naming_and_mounting(facts: DiskFacts, volume: Volume, filesystem: str, moun
         yield mount_command(volume.device)
 
 
-def fstab_with(fstab: str, volume: Volume, filesystem: str) -> str:
+def fstab_with(fstab: str, volume: BlockDevice, filesystem: str) -> str:
     """The table with exactly one line for /data, all other lines as they were.
 
     The device is named by serial, not by UUID: a UUID is copied with every snapshot, so two restored disks on

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.answers import Login, NodeAnswer, Survey, running
+from deploy.answers import Login, NodeAnswer, NodeSurvey, running
 from inventory.nodes import Node
 from training.framed import SHELL_ADVICE
 from training.launch import MASTER_PORTS
@@ -37,7 +37,7 @@ class Finding:
     mend: str = ""
 
 
-def examine(survey: Survey) -> list[Finding]:
+def examine(survey: NodeSurvey) -> list[Finding]:
     """Every check on every node, check by check in the order a cluster is built."""
     findings = []
     for name, check in CHECKS.items():
@@ -54,7 +54,7 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 Result = tuple[Level, str, str] | tuple[Level, str]
-Check = Callable[[Node, NodeAnswer, Survey], Result | None]
+Check = Callable[[Node, NodeAnswer, NodeSurvey], Result | None]
 """Level, message and mend; None where the check does not apply to the node."""
 
 
@@ -63,12 +63,12 @@ def _on(node: Node, command: str) -> str:
     return f"fab ssh {node.name} -- {'' if node.user == 'root' else 'sudo -n '}{command}"
 
 
-def _all_there(survey: Survey) -> Iterable[Finding]:
+def _all_there(survey: NodeSurvey) -> Iterable[Finding]:
     if lacking := survey.lacking:
         yield Finding(", ".join(lacking.names), "machines", "warning", lacking.message, lacking.mend)
 
 
-def _reached(survey: Survey) -> Iterable[Finding]:
+def _reached(survey: NodeSurvey) -> Iterable[Finding]:
     for node in survey.nodes:
         if why := survey.unreachable.get(node.name):
             # where the reason leaves that open, ssh says more
@@ -77,7 +77,7 @@ def _reached(survey: Survey) -> Iterable[Finding]:
             yield Finding(node.name, "reached", "fine", "answers over ssh")
 
 
-def _named(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _named(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if answer.hostname != node.name:
         return "broken", f"calls itself {answer.hostname}", survey.deploy_command
     wrong = [
@@ -90,13 +90,13 @@ def _named(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     return "fine", "all names resolve to private addresses"
 
 
-def _shell(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _shell(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if greeting := survey.greetings.get(node.name):
         return "warning", f"its shell prints {greeting!r} for every command, which breaks sftp and rsync", SHELL_ADVICE
     return "fine", "prints nothing by itself"
 
 
-def _trusted(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _trusted(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     if node.rank != 0:
         return None
     wrong = []
@@ -111,7 +111,7 @@ def _trusted(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     return "fine", "ssh from here reaches every node"
 
 
-def _clock(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _clock(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     """Against the head's clock: what matters is that the nodes agree."""
     mend = _on(node, "timedatectl set-ntp true")
     reference = survey.offsets_s.get(survey.nodes[0].name, 0.0)
@@ -123,13 +123,13 @@ def _clock(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     return "fine", f"within {SKEW_WARNING_S:.0f} s of the head's"
 
 
-def _data(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _data(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if not answer.data_mounted:
         return "broken", "/data is not a mount point", survey.deploy_command
     return "fine", "/data is mounted"
 
 
-def _space(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _space(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     free = {"/": answer.root_free_gib}
     if answer.data_mounted:
         free["/data"] = answer.data_free_gib
@@ -141,14 +141,14 @@ def _space(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     return "fine", ", ".join(f"{gib} GiB free on {path}" for path, gib in sorted(free.items()))
 
 
-def _internet(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _internet(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if far := survey.far.get(node.name):
         mend = '[mirrors] preset = "china" in cluster.toml, or a way to the internet for the node'
         return "broken", f"does not reach {', '.join(far)}, which the base deploy fetches from", mend
     return "fine", "reaches all that the base deploy has still to fetch from"
 
 
-def _gpus(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _gpus(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if answer.pci_gpus != node.gpus:
         mend = f"set gpus = {answer.pci_gpus} for {node.name} in cluster.toml"
         return "broken", f"{_so_many(answer.pci_gpus)} on the PCI bus, {node.gpus} in cluster.toml", mend
@@ -168,7 +168,7 @@ def _so_many(gpus: int) -> str:
     return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
-def _driver(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _driver(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     if not answer.pci_gpus:
         return None
     loaded, installed = answer.driver_loaded, answer.driver_installed
@@ -179,7 +179,7 @@ def _driver(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     return "fine", f"driver {loaded}"
 
 
-def _torch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _torch(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     if not answer.torch:
         return None
     if not node.gpus:
@@ -195,7 +195,7 @@ def _torch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     return "fine", message
 
 
-def _environment(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _environment(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if not answer.environment:
         return "broken", "no Python environment at /data/env", survey.deploy_command
     if survey.head is not None and answer.environment != survey.head.environment:
@@ -205,7 +205,7 @@ def _environment(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     return "fine", f"environment {answer.environment[:12]}"
 
 
-def _models(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
+def _models(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     head = survey.head or answer
     missing = [name for name in survey.models if not answer.models.get(name)]
     if missing:
@@ -217,7 +217,7 @@ def _models(node: Node, answer: NodeAnswer, survey: Survey) -> Result:
     return "fine", ", ".join(survey.models) or "none asked for in cluster.toml"
 
 
-def _port(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _port(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     if node.rank != 0:
         return None
     if answer.free_ports is not None:
@@ -225,7 +225,7 @@ def _port(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     return "broken", f"no two ports in a row are free from {PORTS}, where runs meet", _on(node, "ss -ltnp")
 
 
-def _shut(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _shut(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     """torch's store takes orders, pickled Python among them, from whoever reaches it."""
     reached = survey.reached.get(node.name)
     if reached is None:
@@ -238,7 +238,7 @@ def _shut(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     return "broken" if public else "warning", message, "let only ssh and the other nodes in: docs/troubleshooting.md"
 
 
-def _idle(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _idle(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     if not answer.pci_gpus:
         return None
     strangers = [p for p in answer.gpu_processes if p.run not in running(survey.answers.values())]
@@ -248,7 +248,7 @@ def _idle(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
     return "fine", "no process holds a GPU but active runs'"
 
 
-def _spot_watch(node: Node, answer: NodeAnswer, survey: Survey) -> Result | None:
+def _spot_watch(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     if not survey.rented:
         return None
     if answer.spot_watch != "active":

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from deploy.answers import GpuAnswer, NodeAnswer, Reached, Survey, Unreachable
+from deploy.answers import GpuAnswer, NodeAnswer, NodeSurvey, Reached, Unreachable
 from deploy.environment import LOCK, environment_from
 from deploy.internet import far_command, fetched_from
 from inventory import ssh
@@ -29,7 +29,7 @@ LISTEN_S = 4
 CONNECT_S = 1.5
 
 
-def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
+def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
     names = [node.name for node in cluster.nodes]
     wanted = environment_from(cluster.settings, LOCK.read_text(encoding="utf-8")).hash
@@ -57,7 +57,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> Survey:
 
     found = on_all(cluster.nodes, ask)
     answers = {name: answer for name, answer in found.items() if isinstance(answer, NodeAnswer)}
-    return Survey(
+    return NodeSurvey(
         nodes=cluster.nodes,
         answers=answers,
         unreachable={name: _unreachable(found[name]) for name in names if name not in answers},

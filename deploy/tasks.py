@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
-from inventory.command_line import ask, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import ask, sentences, yes_command
 
 if TYPE_CHECKING:
     from deploy.answers import GpuAnswer

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
+import re
 import select
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
@@ -16,17 +21,23 @@ from invoke.parser.context import to_flag
 
 from inventory.errors import FAILURE, INTERRUPTED, USER_MISTAKE
 from inventory.shown import show_plainly
-from inventory.typed_words import (
-    Meant,
-    help_wanted,
-    not_understood,
-    said_twice,
-    spelled_out,
-    with_other_dashes,
-    without_value,
-)
 
 WORDS = {int: "a whole number", float: "a number"}
+
+HELP = "--help"
+SHORT = len("-y")
+COMMAND = "command"
+"""The flag of what stands behind `--`."""
+
+
+class Word(Enum):
+    """What a word is."""
+
+    TASK = auto()
+    FLAG = auto()
+    VALUE = auto()
+    BARE = auto()
+    """Neither a task nor a flag nor a flag's value."""
 
 
 @contextmanager
@@ -64,6 +75,22 @@ def end_quietly_without_a_reader() -> None:
     atexit.register(is_unread)
 
 
+def yes_command(name: str, task: Any, **given: Any) -> str:
+    """`fab NAME` with what differs from the task's defaults, and --yes; `given`: its flags by their parameters."""
+    defaults = inspect.signature(task).parameters
+    flags = [_flag(key, value) for key, value in given.items() if value != defaults[key].default]
+    return " ".join(["fab", name, *flags, "--yes"])
+
+
+def _flag(parameter: str, value: Any) -> str:
+    if value is False:
+        return f"--no-{parameter.strip('_').replace('_', '-')}"
+    flag = f"--{parameter.strip('_').replace('_', '-')}"
+    if value is True:
+        return flag
+    return f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {shlex.quote(str(value))}"
+
+
 def ask(yes: bool, question: str, command: str) -> None:
     """Go on where the answer is yes, else end the task. `command`: the one that says yes where nobody can be asked."""
     if not yes and not agreed(question, f"to say yes: {command}"):
@@ -89,27 +116,9 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def allow_bare_words(bare: Mapping[str, str], tasks: Collection) -> list[str]:
-    """Let the program that is reading this fabfile take its command line as `spelled_out`: it has parsed no more of it
-    than its own flags so far. Returns the words as they were typed."""
-    from fabric.main import program
-
-    typed = list[str]()
-    if core := getattr(program, "core", None):  # none where no program runs: in a test
-        typed = list(core.unparsed)
-        if asked := help_wanted(core.unparsed, tasks):
-            core[0].args["help"].value, core.unparsed = asked, []
-        if wrong := with_other_dashes(core.unparsed, tasks) or without_value(core.unparsed, tasks):
-            raise Exit(wrong, code=USER_MISTAKE)
-        core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
-        if twice := said_twice(core.unparsed, tasks):
-            raise Exit(twice, code=USER_MISTAKE)
-    return typed
-
-
-def name_the_nearest(tasks: Collection, meant: Meant, typed: Sequence[str]) -> None:
-    """Let the same program answer a task or a flag it does not know with what is `meant` by it among the words that
-    were typed, else with the nearest it does know, and code 2."""
+def read_command_line(bare: Mapping[str, str], tasks: Collection) -> None:
+    """Let the program that is reading this fabfile take its command line as `spelled_out` and answer a task or a flag
+    it does not know with the nearest one and code 2. It has parsed no more than its own flags so far."""
     from fabric.main import program
 
     parse = program.parse_tasks
@@ -118,9 +127,98 @@ def name_the_nearest(tasks: Collection, meant: Meant, typed: Sequence[str]) -> N
         try:
             parse()
         except ParseError as error:
-            raise Exit(not_understood(error, typed, tasks, meant), code=USER_MISTAKE) from None
+            raise Exit(not_understood(error, tasks), code=USER_MISTAKE) from None
 
     program.parse_tasks = parse_tasks
+    if core := getattr(program, "core", None):  # none where no program runs: in a test
+        if asked := help_wanted(core.unparsed, tasks):
+            core[0].args["help"].value, core.unparsed = asked, []
+        core.unparsed, core.remainder = spelled_out(core.unparsed, core.remainder, bare, tasks)
+        for task, word, kind in [*_read(core.unparsed, tasks)][-1:]:
+            last = _argument(task, word, tasks) if kind is Word.FLAG else None
+            if last and last.takes_value and not last.optional:  # invoke lets it pass where the flag may be repeated
+                raise Exit(f"fab {task} {word} needs a value; fab --help {task}", code=USER_MISTAKE)
+
+
+def not_understood(error: ParseError, tasks: Collection) -> str:
+    """What is said of a command line that invoke refuses: its own words, unless it does not know a task or a flag."""
+    task = (error.context and error.context.name) or ""
+    if error.context and (missing := error.context.missing_positional_args):
+        return f"fab {task} needs {', '.join(each.name.upper() for each in missing)}; fab --help {task}"
+    unknown = re.fullmatch(r"No idea what '(.*)' is!", str(error), re.DOTALL)
+    if unknown is None:
+        return f"{error}{f'; fab --help {task}' if task else ''}"
+    word = unknown[1].partition("=")[0]
+    if not task:
+        return f"there is no fab {word}{_nearest(word, list(tasks.task_names))}; fab --list shows all"
+    if not word.startswith("-"):
+        return f"fab {task} does not know {word!r}; fab --help {task}"
+    flags = [flag for flag in error.context.flags if flag.startswith("--")]
+    near = _nearest(word, flags) or ("; recipe keys are set with --set KEY=VALUE" if "--set" in flags else "")
+    return f"fab {task} has no {word}{near}; fab --help {task}"
+
+
+def spelled_out(words: Sequence[str], rest: str, bare: Mapping[str, str], tasks: Collection) -> tuple[list[str], str]:
+    """A command line with the flags that may go unsaid, and what is left of the words behind its `--`.
+
+    `fab ssh te2 -- uptime` is `fab ssh --node te2 --command uptime`. `bare`: of a task, the flag of the words that are
+    no other flag's value. invoke knows no such flags, and keeps what is behind `--` for fabric's own shells.
+    """
+    said, task, flag = list[str](), "", ""
+    for task, word, kind in _read(words, tasks):
+        once = bool(flag) and flag not in tasks[task].iterable
+        if kind is Word.TASK:
+            flag = bare.get(word, "")
+        elif kind is Word.BARE and flag:
+            said.append(f"--{flag}")
+            flag = "" if once else flag
+        elif kind is Word.FLAG and word == f"--{flag}" and once:
+            flag = ""
+        said.append(word)
+    if rest and task and any(COMMAND in argument.names for argument in tasks[task].get_arguments()):
+        return [*said, f"--{COMMAND}", rest], ""
+    return said, rest
+
+
+def help_wanted(words: Sequence[str], tasks: Collection) -> str:
+    """The task behind whose name stands `--help`, which invoke takes for the value of one that needs some; empty where
+    none is asked about."""
+    return next((task for task, word, kind in _read(words, tasks) if kind is Word.FLAG and word == HELP), "")
+
+
+def _read(words: Sequence[str], tasks: Collection) -> Iterator[tuple[str, str, Word]]:
+    """Each word behind the task it is said to, empty before the first."""
+    task, flag, names = "", None, _names(tasks)
+    for word in words:
+        if flag and flag.takes_value and not (flag.optional and word.startswith("-")):
+            kind, flag = Word.VALUE, None
+        elif word.startswith("-"):
+            kind, flag = Word.FLAG, _argument(task, word, tasks)
+        elif word in names and word != task:  # nobody says a task twice: `fab data data` looks into a folder
+            task, kind, flag = word, Word.TASK, None
+        else:
+            kind, flag = Word.BARE, None
+        yield task, word, kind
+
+
+def _names(tasks: Collection) -> set[str]:
+    """Of all tasks, also the short ones: `fab runs` is `fab runs.list`."""
+    return {name for each, short in tasks.task_names.items() for name in (each, *short)}
+
+
+def _argument(task: str, word: str, tasks: Collection) -> Argument | None:
+    """What a task calls by this flag; None where it has none of that name."""
+    if not task or not word.startswith("-"):
+        return None
+    return next((each for each in tasks[task].get_arguments() if word in map(to_flag, each.names)), None)
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    """What may be meant; of a single letter, what begins with it."""
+    short = [each for each in known if each.startswith(f"-{word}")] if len(word) == SHORT else []
+    bare = {each.lstrip("-"): each for each in known}  # the dashes, which all share, make no two flags alike
+    near = short[:1] or [bare[each] for each in get_close_matches(word.lstrip("-"), list(bare), n=1)]
+    return f"; the nearest is {near[0]}" if near else ""
 
 
 class _Argument(Argument):

@@ -78,7 +78,7 @@ class LocalCloud(Section):
     little."""
 
 
-class Disk(Section):
+class DiskSettings(Section):
     """The data disk of every node, mounted at /data."""
 
     format: Literal["if-blank", "never"] = "if-blank"
@@ -173,7 +173,7 @@ class Settings(Section):
     nodes: Annotated[tuple[StaticNode, ...], Field(strict=False)] = ()
     aliyun: Aliyun = Aliyun()
     local: LocalCloud = LocalCloud()
-    disk: Disk = Disk()
+    disk: DiskSettings = DiskSettings()
     network: Network = Network()
     mirrors: Mirrors = Mirrors()
     python: Python = Python()

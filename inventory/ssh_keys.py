@@ -50,7 +50,7 @@ class OfferedKeys:
         path, user = self.node.key, self.node.user
         add = f"add it to your agent: ssh-add {shlex.quote(str(path))}"
         try:
-            return [paramiko.PKey.from_path(path)], f"it refuses the key {path} for user {user}"
+            return [paramiko.PKey.from_path(path)], f"it refuses the key {path} for user {user}; [ssh] key says which"
         except (paramiko.PasswordRequiredException, TypeError):  # cryptography's own word for it, which comes through
             return [], f"the key {path} has a passphrase; {add}"
         except UnknownKeyType as error:

@@ -20,7 +20,7 @@ from inventory.cloud.values import Disk
 from inventory.phases import PARTS, Phases
 from inventory.renting.machines import apply_plan, naming_gone
 from inventory.renting.members import Existing, existing
-from inventory.renting.plan import Wish, missing_machines, plan_up
+from inventory.renting.plan import RentalWish, missing_machines, plan_up
 from inventory.renting.standing import rented_nodes
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.contents import YES
@@ -71,7 +71,7 @@ def planned(
         raise RentError(f"--hours {hours:g}: the cloud takes half an hour at least")
     rental = settings.rental
     snapshot = chosen(cloud, settings, asked)
-    wish = Wish(nodes or rental.nodes, hours or rental.hours, snapshot, others=others)
+    wish = RentalWish(nodes or rental.nodes, hours or rental.hours, snapshot, others=others)
     machines = missing_machines(wish, existing(cloud, settings), cloud.now())
     if asked != LATEST:
         refuse_another(settings.name, machines)

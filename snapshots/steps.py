@@ -14,7 +14,7 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import disks, members
 from inventory.renting.members import Existing
-from inventory.renting.plan import UpPlan, Wish
+from inventory.renting.plan import RentalWish, UpPlan
 from inventory.renting.way_back import holds, told
 from snapshots.contents import PREFIX, UNFROZEN_TAG, YES
 from snapshots.listing import size_note, usable
@@ -75,13 +75,13 @@ def diff(machines: UpPlan, disk_gib: int) -> Rebuild:
     return Rebuild(machines, tuple(steps), tuple(_notes(machines, disk_gib, fresh, kept)))
 
 
-def wished(wish: Wish) -> Snapshot:
+def wished(wish: RentalWish) -> Snapshot:
     """The snapshot of a rebuild's wish."""
     assert wish.snapshot is not None
     return wish.snapshot
 
 
-def left_in_other_zones(wish: Wish, before: Existing, after: Existing) -> Iterator[str]:
+def left_in_other_zones(wish: RentalWish, before: Existing, after: Existing) -> Iterator[str]:
     """A sentence for each kept disk that was to go back to its node and lies in a zone where its machine is not."""
     for k, disk in disks.waiting_for(before.disks, members.missing(before.instances, wish.nodes)).items():
         now = next((d for d in after.disks if d.disk_id == disk.disk_id), None)

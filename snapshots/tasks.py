@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
-from inventory.command_line import FAILURE, ask, say, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import FAILURE, ask, say, sentences, yes_command
 
 if TYPE_CHECKING:
     from inventory.cloud.port import Cloud

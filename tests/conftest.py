@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def pytest_collection_modifyitems(items):
     """Workers take files in this order where xdist does not reorder them (--no-loadscope-reorder)."""
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The files that took longest, setup and teardown counted: which order and which tier they belong to."""
+    took = Counter()
+    for report in (each for kind in terminalreporter.stats.values() for each in kind if hasattr(each, "duration")):
+        took[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"seconds by file, {sum(took.values()):.0f} in all")
+    for name, seconds in took.most_common(60):
+        terminalreporter.write_line(f"{seconds:7.1f}  {name}")
 
 
 def pytest_runtest_setup(item):

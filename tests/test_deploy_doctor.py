@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import deploy.survey
-from deploy.answers import GpuProcess, Login, NodeAnswer, Reached, Survey, Unreachable
+from deploy.answers import GpuProcess, Login, NodeAnswer, NodeSurvey, Reached, Unreachable
 from deploy.doctor import CHECKS, Finding, examine, worst
 from deploy.doctor_table import print_findings
 from deploy.survey import reach
@@ -69,8 +69,8 @@ def answer(of: Node, **changes: Any) -> NodeAnswer:
     ).model_copy(update=changes)
 
 
-def survey(**changes_of_te2: Any) -> Survey:
-    return Survey(
+def survey(**changes_of_te2: Any) -> NodeSurvey:
+    return NodeSurvey(
         nodes=NODES,
         answers={"te1": answer(NODES[0]), "te2": answer(NODES[1], **changes_of_te2)},
         unreachable={},
@@ -191,7 +191,7 @@ def test_clocks_are_compared_with_the_heads_not_with_this_machines() -> None:
     assert [f.level for f in far] == ["broken"]
 
 
-def with_head(**changes: Any) -> Survey:
+def with_head(**changes: Any) -> NodeSurvey:
     whole = survey()
     return replace(whole, answers={**whole.answers, "te1": answer(NODES[0], **changes)})
 

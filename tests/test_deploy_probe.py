@@ -67,9 +67,9 @@ def test_programs_that_run_alone_on_a_node_name_what_they_write_and_read_alike()
 def test_a_node_says_when_it_is_taken_back_as_its_watcher_wrote_it(tmp_path: Path) -> None:
     at = "2026-01-31T12:03:00Z"
     assert probe.reclaim_at(tmp_path, "te1") == ""
-    (tmp_path / "te2.json").write_text(spot_watch.Notice("te2", at, at).text)  # the head knows of the others too
+    (tmp_path / "te2.json").write_text(spot_watch.SpotNotice("te2", at, at).text)  # the head knows of the others too
     assert probe.reclaim_at(tmp_path, "te1") == ""
-    (tmp_path / "te1.json").write_text(spot_watch.Notice("te1", at, at).text)
+    (tmp_path / "te1.json").write_text(spot_watch.SpotNotice("te1", at, at).text)
     assert probe.reclaim_at(tmp_path, "te1") == at
     (tmp_path / "te1.json").write_text("[]")
     assert probe.reclaim_at(tmp_path, "te1") == ""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from deploy.on_node import spot_watch
-from deploy.on_node.spot_watch import TERMINATION, TIME, Metadata, Notice, Unanswered, Watch, put_command
+from deploy.on_node.spot_watch import TERMINATION, TIME, Metadata, SpotNotice, SpotWatch, Unanswered, put_command
 
 SCRIPT = Path(spot_watch.__file__)
 HEADER = "X-aliyun-ecs-metadata-token"
@@ -171,7 +171,7 @@ def test_a_notice_is_written_here_and_on_the_head_once(node: Node, service: Serv
 
 def test_a_machine_that_stays_takes_the_notice_of_the_one_before_it_from_the_head(node: Node, service: Service) -> None:
     others = node.there / "te2.json"
-    earlier = Notice("te3", in_five_minutes(900), in_five_minutes(-300)).text
+    earlier = SpotNotice("te3", in_five_minutes(900), in_five_minutes(-300)).text
     for notice in (others, node.there / "te3.json"):
         notice.write_text(earlier)
     (node.there / "down").touch()
@@ -253,10 +253,10 @@ def test_an_empty_answer_is_no_notice_and_one_that_is_no_time_is_no_answer(servi
 def test_where_no_service_is_the_watcher_calms_down_and_where_one_was_it_stays_awake(
     tmp_path: Path, service: Service
 ) -> None:
-    nothing = Watch("te3", "te1", Metadata("127.0.0.1:9"), tmp_path)
+    nothing = SpotWatch("te3", "te1", Metadata("127.0.0.1:9"), tmp_path)
     pauses = [nothing.step() for _ in range(9)]
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    there = Watch("te3", "te1", Metadata(service.address), tmp_path, withdrawn=True)
+    there = SpotWatch("te3", "te1", Metadata(service.address), tmp_path, withdrawn=True)
     assert there.step() == 5
     there.metadata = Metadata("127.0.0.1:9")
     assert [there.step() for _ in range(5)] == [5, 10, 20, 20, 20]
@@ -267,7 +267,7 @@ def test_a_silent_service_holds_nobody_up(tmp_path: Path) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         began = time.monotonic()
-        watch = Watch("te3", "te1", Metadata(f"127.0.0.1:{deaf.getsockname()[1]}"), tmp_path)
+        watch = SpotWatch("te3", "te1", Metadata(f"127.0.0.1:{deaf.getsockname()[1]}"), tmp_path)
         watch.step()
         assert time.monotonic() - began < 6
 
@@ -275,7 +275,7 @@ def test_a_silent_service_holds_nobody_up(tmp_path: Path) -> None:
 def test_a_notice_nobody_takes_is_given_up_when_its_time_has_come(tmp_path: Path, service: Service) -> None:
     service.at = in_five_minutes()
     now = time.time()
-    watch = Watch("te3", "te1.invalid", Metadata(service.address), tmp_path, clock=lambda: now)
+    watch = SpotWatch("te3", "te1.invalid", Metadata(service.address), tmp_path, clock=lambda: now)
     assert watch.step() == spot_watch.TELL_EVERY_S
     now += 302
     assert watch.step() == spot_watch.EVERY_S
@@ -284,17 +284,17 @@ def test_a_notice_nobody_takes_is_given_up_when_its_time_has_come(tmp_path: Path
 def test_the_heads_own_notice_stays_where_it_is(tmp_path: Path, service: Service, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no ssh to be found
     service.at = in_five_minutes()
-    watch = Watch("te1", "te1", Metadata(service.address), tmp_path / "reclaim")
+    watch = SpotWatch("te1", "te1", Metadata(service.address), tmp_path / "reclaim")
     assert watch.step() == spot_watch.EVERY_S
     assert [path.name for path in (tmp_path / "reclaim").iterdir()] == ["te1.json"]
 
 
 def test_the_heads_shell_puts_a_notice_in_place_whole(tmp_path: Path) -> None:
     folder = tmp_path / "not there yet"
-    notice = Notice("te3", "2026-01-31T12:03:00Z", "2026-01-31T11:58:00Z")
+    notice = SpotNotice("te3", "2026-01-31T12:03:00Z", "2026-01-31T11:58:00Z")
     subprocess.run(["sh", "-c", put_command(folder, "te3")], input=notice.text, text=True, check=True)
     assert [path.name for path in folder.iterdir()] == ["te3.json"]
-    assert Notice(**json.loads((folder / "te3.json").read_text())) == notice
+    assert SpotNotice(**json.loads((folder / "te3.json").read_text())) == notice
 
 
 def test_the_watcher_needs_only_the_standard_library_of_python_3_10() -> None:

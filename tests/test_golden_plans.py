@@ -20,7 +20,7 @@ import pytest
 
 from inventory.settings import load_settings
 from training.laptop import plan_options, plan_table
-from training.laptop.plan_options import Wish
+from training.laptop.plan_options import PlanWish
 from training.model_names import load_recipe, recipe_names
 from training.recipe import Recipe, flat
 
@@ -36,12 +36,12 @@ address = "203.0.113.11"
 gpus = {gpus}
 """
 FLEETS = {
-    "1 A10": (1, Wish(nodes=1, card="A10", line_rate_gbps=16, price_per_hour=10)),
-    "4 nodes of 1 A10": (1, Wish(nodes=4, card="A10", line_rate_gbps=16, price_per_hour=10)),
-    "2 nodes of 1 L20": (1, Wish(nodes=2, card="L20", line_rate_gbps=32, price_per_hour=12)),
-    "an A10 and an L20": (1, Wish(card="A10,L20", line_rate_gbps=16, price_per_hour=11)),
-    "1 node of 8 H100": (8, Wish(nodes=1, card="H100", line_rate_gbps=200, price_per_hour=400)),
-    "4 slow nodes of 1 A10": (1, Wish(nodes=4, card="A10", line_rate_gbps=0.5, price_per_hour=10)),
+    "1 A10": (1, PlanWish(nodes=1, card="A10", line_rate_gbps=16, price_per_hour=10)),
+    "4 nodes of 1 A10": (1, PlanWish(nodes=4, card="A10", line_rate_gbps=16, price_per_hour=10)),
+    "2 nodes of 1 L20": (1, PlanWish(nodes=2, card="L20", line_rate_gbps=32, price_per_hour=12)),
+    "an A10 and an L20": (1, PlanWish(card="A10,L20", line_rate_gbps=16, price_per_hour=11)),
+    "1 node of 8 H100": (8, PlanWish(nodes=1, card="H100", line_rate_gbps=200, price_per_hour=400)),
+    "4 slow nodes of 1 A10": (1, PlanWish(nodes=4, card="A10", line_rate_gbps=0.5, price_per_hour=10)),
 }
 """Cards of a node, and what is asked. A line rate that is said keeps the plan from asking the head."""
 FIGURES = (
@@ -80,7 +80,7 @@ def _place() -> Iterator[Path]:
 def planned(place: Path, name: str, fleet: str) -> dict[str, Any]:
     """What `fab plan --json` says of a recipe on a fleet, without its sentences."""
     gpus, wish = FLEETS[fleet]
-    wish = Wish(**{**vars(wish), "data": ("data.jsonl",)})
+    wish = PlanWish(**{**vars(wish), "data": ("data.jsonl",)})
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         plan_table.show_json(plan_options.look(load_settings(place / f"{gpus}.toml"), load_recipe(name), wish))
     said = json.loads(printed.getvalue())

@@ -140,7 +140,7 @@ def test_the_agent_opens_a_key_with_a_passphrase(locked, tmp_path, monkeypatch):
 
 def test_a_refused_key_is_named(node, tmp_path):
     key_pair(tmp_path / "other")
-    with pytest.raises(SshError, match=rf"te1 .*: it refuses the key {tmp_path / 'other'} for user root"):
+    with pytest.raises(SshError, match=rf"te1 .*: it refuses the key {tmp_path / 'other'} for user root; \[ssh\] key"):
         connect(replace(node, key=tmp_path / "other"))
 
 

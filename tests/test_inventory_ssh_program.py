@@ -12,9 +12,9 @@ import pytest
 from invoke import Collection, task
 
 import fabfile
+from inventory.command_line import spelled_out
 from inventory.setting_types import SettingsError
 from inventory.ssh_program import node_named, ssh_argv
-from inventory.typed_words import spelled_out
 from tests.support.heads import node as a_node
 from tests.support.ssh_server import SshServer
 

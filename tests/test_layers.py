@@ -106,7 +106,7 @@ ONLY = (
     (("pyinfra",), ("deploy/*",), "it changes the standard library under whoever imports it: a process of its own"),
     (
         ("fabric", "invoke"),
-        ("*/tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py", "inventory/typed_words.py"),
+        ("*/tasks.py", "fabfile.py", "inventory/ssh.py", "inventory/command_line.py"),
         "what is no task takes and gives values; connections are opened in one place, which verifies host keys",
     ),
     (

@@ -15,7 +15,7 @@ from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting import down, elsewhere, lease, machines, members, order, owners, show, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.renting.standing import rented_nodes
 from inventory.setting_types import SettingsError
 from snapshots import create
@@ -152,7 +152,7 @@ def test_what_another_name_has_is_said_with_that_name(rented):
     (machine,) = cluster.up(1).values()
     bob = cluster.settings.model_copy(update={"name": "bob"})
     for lines in (
-        plan_up(cluster.cloud, bob, Wish(1, 4)).notes,
+        plan_up(cluster.cloud, bob, RentalWish(1, 4)).notes,
         show.down_lines(down.plan_down(cluster.cloud, bob, True), bob),
     ):
         (line,) = [line for line in lines if machine.instance_id in line]

@@ -16,7 +16,7 @@ from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import members, order
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from tests.support.paper_cluster import FAST, ROOT, SMALL, PaperCluster
 
 READS = ("Describe", "List")
@@ -136,7 +136,7 @@ def test_machines_that_are_listed_late_are_not_bought_twice_by_the_next_call(clu
     listed = threading.Timer(0.2, cluster.api.hurry, [61])
     listed.start()
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
-    plan = plan_up(patient, cluster.settings, Wish(2, 4))
+    plan = plan_up(patient, cluster.settings, RentalWish(2, 4))
     assert plan.numbers == (), "they are looked for first"
     listed.join()
     cluster.up(2)
@@ -161,7 +161,7 @@ def test_an_order_of_two_that_was_cut_off_is_waited_for_until_both_are_listed(cl
     world = cluster.api.cloud.account
     world.hidden[next(iter(world.instances))] = time.time() + 1
     patient = Ecs.open(cluster.settings, pace=dataclasses.replace(FAST, settle_s=30))
-    assert plan_up(patient, cluster.settings, Wish(2, 4)).numbers == ()
+    assert plan_up(patient, cluster.settings, RentalWish(2, 4)).numbers == ()
 
 
 def test_a_disk_that_is_listed_late_is_waited_for_and_made_once(cluster):

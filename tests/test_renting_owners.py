@@ -7,7 +7,7 @@ import pytest
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import Snapshot
 from inventory.renting import owners, tags
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings, load_settings
 from tests.support.paper_cluster import ROOT, PaperCluster
@@ -87,7 +87,7 @@ def test_a_real_cloud_wants_a_name_and_the_shipped_file_has_none():
     assert "name" not in load_settings(ROOT / "cluster.toml").model_fields_set
     rented = Settings(provider="aliyun")
     with pytest.raises(RentError, match=r'^name: this cluster has none; write one .* name = "anna1"'):
-        plan_up(None, rented, Wish(1, 4))
+        plan_up(None, rented, RentalWish(1, 4))
     owners.refuse_nameless(Settings(provider="aliyun", name="anna1"))
     owners.refuse_nameless(Settings(provider="aliyun", aliyun={"endpoint": "local"}))
 
@@ -97,5 +97,5 @@ def test_a_rebuild_of_anothers_cluster_names_its_own_flag_and_takes_it_over_by_i
     becomes_anothers(cluster)
     snapshot = Snapshot("s-1", "kept", "d-1", "data", 20, "accomplished", 100, True, datetime.now(UTC))
     with pytest.raises(RentError, match="fab rebuild --others takes them for yours"):
-        plan_up(cluster.cloud, cluster.settings, Wish(2, 4, snapshot))
-    assert plan_up(cluster.cloud, cluster.settings, Wish(2, 4, snapshot, others=True)).numbers == (2,)
+        plan_up(cluster.cloud, cluster.settings, RentalWish(2, 4, snapshot))
+    assert plan_up(cluster.cloud, cluster.settings, RentalWish(2, 4, snapshot, others=True)).numbers == (2,)

@@ -9,7 +9,7 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
 from inventory.renting.cost import SnapshotPrice, certainty, snapshot_gib, snapshot_month
 from inventory.renting.members import Existing
-from inventory.renting.plan import Wish, missing_machines
+from inventory.renting.plan import RentalWish, missing_machines
 from inventory.settings import Settings
 from snapshots.contents import KEEP_TAG, YES
 from snapshots.create import before_creating
@@ -161,7 +161,7 @@ def test_a_copy_from_another_region_needs_one_tag_and_then_serves():
     copied = snapshot(9, cluster="demo", disk_id="")
     for asked in ("s-9", "latest"):
         assert choose(asked, [copied], rented("demo", "cn-beijing")) == copied
-    plan = diff(missing_machines(Wish(2, 4, copied), Existing((), ()), NOW), 120)
+    plan = diff(missing_machines(RentalWish(2, 4, copied), Existing((), ()), NOW), 120)
     assert plan.steps[0].what == "rent 2 machines: te1, te2 from s-9" and plan.notes == ()
     assert list_rows([copied], [], SnapshotPrice(0.12), NOW)[0][5:] == ["complete", "-", "-", "-", "-", "-"]
 

@@ -10,7 +10,7 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Price, Snapshot
 from inventory.renting.members import Existing
 from inventory.renting.offers import Offer, Quote
-from inventory.renting.plan import Wish, missing_machines
+from inventory.renting.plan import RentalWish, missing_machines
 from inventory.renting.tags import NODE_TAG
 from snapshots import steps
 from snapshots.contents import UNFROZEN_TAG, YES
@@ -29,7 +29,7 @@ def desired(nodes=2, **more):
 
 def diff(wanted, there, price=None):
     """The steps of a rebuild, as `planned` comes to them."""
-    machines = missing_machines(Wish(wanted["nodes"], 4, wanted["snapshot"]), there, NOW)
+    machines = missing_machines(RentalWish(wanted["nodes"], 4, wanted["snapshot"]), there, NOW)
     if wanted["named"]:
         refuse_another("demo", machines)
     quotes = (Quote(Offer("ecs.local.small", "z-h"), price, launch=None),) if price else ()

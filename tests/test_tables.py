@@ -25,7 +25,7 @@ from inventory.renting import show as renting
 from inventory.renting.cost import SnapshotPrice
 from inventory.renting.ledger import Entry
 from inventory.renting.offers import Offer, Quote, Range
-from inventory.renting.plan import UpPlan, Wish
+from inventory.renting.plan import RentalWish, UpPlan
 from inventory.settings import Settings, load_settings
 from inventory.shown import Grid, console, table
 from snapshots import show as snapshots
@@ -37,10 +37,10 @@ from training.data.look.lengths import lengths_of
 from training.data.look.survey import FileSurvey, Survey
 from training.laptop import look_table, plan_options, plan_table, rent_options, rent_table, status, terminal
 from training.laptop.adapter import report
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.models import around
 from training.laptop.models import table as models
-from training.laptop.plan_options import Wish as PlanWish
+from training.laptop.plan_options import PlanWish
 from training.laptop.prove import tasks as prove
 from training.laptop.run_list import listing
 from training.laptop.run_list import tasks as run_list
@@ -100,7 +100,9 @@ QUOTE = Quote(
     None,
     InstanceType(TYPE, 64, 256, 1, "NVIDIA A10"),
 )
-UP = UpPlan(Wish(4, 4.0), SimpleNamespace(instances=()), (1, 2, 3, 4), NOW, (QUOTE,) * 3, ssh_from=("203.0.113.7/32",))
+UP = UpPlan(
+    RentalWish(4, 4.0), SimpleNamespace(instances=()), (1, 2, 3, 4), NOW, (QUOTE,) * 3, ssh_from=("203.0.113.7/32",)
+)
 CHECK = {
     **{"run_id": "check-20260131-154500", "cluster": "c", "time": 2.0, "backend": "nccl", "world_size": 12},
     **{"seconds": 12.0, "checks": [], "sweep": []},
@@ -119,7 +121,7 @@ CHECK["sweep"] = [
 def a_run():
     its = Status(run_id=RUN, state="failed", reason=f"rank 3 on te2: {LONG}; see /data/runs/{RUN}/logs/rank-3.log")
     row = {"step": 1400, "total_steps": 12000, "loss": 1.23456}
-    return Look(its, True, (row,), 7200.0, {"validation_loss": 1.3456}, RUN)
+    return RunLook(its, True, (row,), 7200.0, {"validation_loss": 1.3456}, RUN)
 
 
 def a_listed_run(monkeypatch):
@@ -127,7 +129,7 @@ def a_listed_run(monkeypatch):
         **{"look": a_run(), "size_bytes": 130 * 2**20, "made_here": False, "steps": (200,), "claim": "", "wanted": 400},
         first_start=0.0,
     )
-    monkeypatch.setattr(listing, "listed", lambda home, here=False: ([listing.Row(RUN, copy, copy)], ""))
+    monkeypatch.setattr(listing, "listed", lambda home, here=False: ([listing.RunRow(RUN, copy, copy)], ""))
     run_list.list_runs.body(None)
 
 
@@ -216,7 +218,8 @@ CASES = {
     "training/laptop/terminal.py show_plan": lambda *_: terminal.show_plan(
         SimpleNamespace(
             checks=[Check("GPU memory", "error", f"23.1 of 22.1 GiB: {LONG}", f"--set lora.rank=8; {LONG}")]
-        )
+        ),
+        every_check=True,
     ),
 }
 """By the file and the function that prints them."""

@@ -14,14 +14,24 @@ import pytest
 
 from tests.support import tiny_adapter
 from training.errors import AdapterError
-from training.node.adapter.scores import Words, score
+from training.node.adapter.scores import WordScores, score
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_chinese_is_compared_character_by_character_and_latin_by_words():
-    assert Words().tokenize("GPU 显存不足，重启 node-1！") == ["gpu", "显", "存", "不", "足", "重", "启", "node", "1"]
-    assert Words().tokenize("模型A100很快ok") == ["模", "型", "a100", "很", "快", "ok"]
+    assert WordScores().tokenize("GPU 显存不足，重启 node-1！") == [
+        "gpu",
+        "显",
+        "存",
+        "不",
+        "足",
+        "重",
+        "启",
+        "node",
+        "1",
+    ]
+    assert WordScores().tokenize("模型A100很快ok") == ["模", "型", "a100", "很", "快", "ok"]
 
 
 def test_rouge_l_and_exact_match_mean_the_same_for_both_scripts():

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.settings import Settings
 from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud, MemoryTable
 from tests.support.rented_in_memory import Rented
 from training.causes import Cause
 from training.laptop import after_loss, attach, rental, start_run
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.run_list.giving_back import Stake
@@ -109,7 +109,7 @@ def test_without_the_head_nothing_goes_on_and_its_disk_is_named(rented):
     assert first == "te1 is gone; te2, te3 still stand"
     (disk,) = [each for each in rented.data_disks if not each.instance_id]
     assert second == f"nothing goes on without te1; its data disk {disk.disk_id} with the checkpoints is still there"
-    hour = money(plan_up(rented.cloud, rented.settings, Wish(3, 4)).hour, "EUR", HOUR)
+    hour = money(plan_up(rented.cloud, rented.settings, RentalWish(3, 4)).hour, "EUR", HOUR)
     assert hour.startswith("1.0"), "less than 1.10: its disk is paid already"
     assert third == f"fab up --nodes 3 and the base deploy make te1 again at {hour}; then fab train --resume {RUN}"
 
@@ -163,14 +163,14 @@ def test_a_machine_that_cannot_be_had_now_is_named_with_the_reason(rented):
 def test_who_followed_a_run_into_a_loss_is_told_and_who_followed_it_to_its_end_is_not(rented, at_hand, capsys):
     lose(rented, "te2")
     for kind, told in (("node_lost", True), ("reclaimed", True), ("none", False)):
-        seen = Look(Status(RUN, "stopped", cause=Cause(kind)), alive=False, metrics=())
+        seen = RunLook(Status(RUN, "stopped", cause=Cause(kind)), alive=False, metrics=())
         after_loss.conclude(at_hand, RUN, seen)
         assert ("te2 is gone" in capsys.readouterr().out) == told
 
 
 def test_the_ways_on_after_a_reclaim_are_told_once(rented, at_hand, capsys):
     """By what the machines allow; in general words where nobody can tell which are gone."""
-    seen = Look(Status(RUN, "stopped", cause=Cause("reclaimed")), alive=False, metrics=())
+    seen = RunLook(Status(RUN, "stopped", cause=Cause("reclaimed")), alive=False, metrics=())
     notice(rented, "te2")
     after_loss.conclude(at_hand, RUN, seen)
     after_loss.conclude(replace(at_hand, settings=None), RUN, seen)

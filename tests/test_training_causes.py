@@ -16,7 +16,7 @@ from training.causes import NONE, UNKNOWN, Cause, CauseKind, parse_cause
 from training.events import Ended, Failed, Resumed, Told, line_of, parse_line, parse_rows, row_of, unmistakable
 from training.exit_codes import PEER_LOST, UNSAVED, UNUSABLE
 from training.laptop import attach
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.launch import Host, Launch, LaunchError
 from training.node.supervision import failure
 from training.reclaim import EVERYBODY, Notice
@@ -112,7 +112,7 @@ def concluded(status: Status | None, monkeypatch, capsys) -> tuple[type[Exceptio
     monkeypatch.setattr(attach, "memory_ladder", lambda head, run_id: ["  --set micro_batch=1: 3.1 GiB less"])
     error = None
     try:
-        attach.conclude(HEAD, RUN, Look(status, alive=False, metrics=()))
+        attach.conclude(HEAD, RUN, RunLook(status, alive=False, metrics=()))
     except LaunchError as raised:
         error = type(raised)
     lines = capsys.readouterr().out.splitlines()

@@ -1,7 +1,7 @@
 """What a run has cost, from the price of its machines and the times of its starts."""
 
 from training.cost.money import cost
-from training.laptop.follow import Look, details
+from training.laptop.follow import RunLook, details
 from training.money import money
 from training.run_folder import Status, parse_status, status_text
 
@@ -31,9 +31,9 @@ def test_the_price_survives_status_json():
 
 
 def test_a_lost_run_costs_until_its_last_word_and_one_that_lives_until_now():
-    assert Look(RUNNING, alive=True, metrics=(), age_s=900.0).money == "2.00 CNY"
-    assert Look(RUNNING, alive=False, metrics=(), age_s=900.0).money == "1.00 CNY"
-    assert Look(None, alive=True, metrics=()).money == ""
+    assert RunLook(RUNNING, alive=True, metrics=(), age_s=900.0).money == "2.00 CNY"
+    assert RunLook(RUNNING, alive=False, metrics=(), age_s=900.0).money == "1.00 CNY"
+    assert RunLook(None, alive=True, metrics=()).money == ""
 
 
 def test_the_followed_line_ends_with_what_the_run_has_cost():

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.dap import Dap
 from training import tiny
-from training.events import EVENTS, Ended, Started, Told, Waiting, row_of
+from training.events import EVENTS, Ended, Started, Told, WaitingRank, row_of
 from training.laptop import debugger, runs
 from training.laptop.base_model import BUILT_IN, TINY
 from training.laptop.head_node import HereHead
@@ -108,7 +108,7 @@ def test_an_older_start_of_the_run_does_not_hide_that_the_rank_has_not_come_yet(
         return debugger.waits_at(runs.events(HereHead(tmp_path), run.name), 1)
 
     assert waits_at() is None
-    told = [Told(1, Started(7)), Told(1, Waiting(5679)), Told(0, Started(8))]
+    told = [Told(1, Started(7)), Told(1, WaitingRank(5679)), Told(0, Started(8))]
     (run / EVENTS).write_text("".join(row_of(each, 0) for each in told))
     assert waits_at() == 5679
     with (run / EVENTS).open("a") as file:

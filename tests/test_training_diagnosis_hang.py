@@ -17,7 +17,15 @@ import pytest
 from training.events import EVENTS, Started, parse_rows
 from training.laptop.ship import launch_files
 from training.launch import Host, Launch, here_env, rank_env
-from training.node.diagnosis.hang import OWN_WAITS, Frame, RankState, StallWatch, parse_state, state_text, straggler
+from training.node.diagnosis.hang import (
+    OWN_WAITS,
+    RankState,
+    StackFrame,
+    StallWatch,
+    parse_state,
+    state_text,
+    straggler,
+)
 from training.node.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
 from training.node.diagnosis.stacks import parse_recorder, process_state, short_path
 from training.node.supervision.end_processes import processes_of
@@ -82,11 +90,11 @@ def test_a_rank_overwrites_its_mark_and_a_note_costs_next_to_nothing(tmp_path: P
 
 
 WAITING = (
-    Frame("wait", "python:threading.py", 320),
-    Frame("all_reduce", "torch/distributed/distributed_c10d.py", 3252),
-    Frame("optimizer_step", "training/node/finetune.py", 157),
+    StackFrame("wait", "python:threading.py", 320),
+    StackFrame("all_reduce", "torch/distributed/distributed_c10d.py", 3252),
+    StackFrame("optimizer_step", "training/node/finetune.py", 157),
 )
-BUSY = (Frame("collate", "training/data.py", 88), Frame("optimizer_step", "training/node/finetune.py", 140))
+BUSY = (StackFrame("collate", "training/data.py", 88), StackFrame("optimizer_step", "training/node/finetune.py", 140))
 
 
 def state(rank: int, stack=WAITING, **more) -> RankState:
@@ -103,16 +111,16 @@ def test_the_rank_outside_the_collective_is_named_with_its_place_in_the_code():
 
 
 def test_a_collective_in_a_thread_of_the_backward_pass_counts_as_waiting():
-    backward = (Frame("_engine_run_backward", "torch/autograd/graph.py", 5),)
+    backward = (StackFrame("_engine_run_backward", "torch/autograd/graph.py", 5),)
     late = straggler([state(0, backward, others=(WAITING,)), state(1, BUSY)], 312)
     assert late.rank == 1
 
 
 def test_a_stage_that_waits_for_its_neighbour_is_not_the_one_to_blame():
     received = (
-        Frame("timed", "training/node/metrics/communication.py", 63),
-        Frame("take", "training/node/strategies/crossing.py", 43),
-        Frame("gradient", "training/node/strategies/crossing.py", 126),
+        StackFrame("timed", "training/node/metrics/communication.py", 63),
+        StackFrame("take", "training/node/strategies/crossing.py", 43),
+        StackFrame("gradient", "training/node/strategies/crossing.py", 126),
     )
     three = [state(0, received), state(1, BUSY), state(2)]
     assert straggler(three, 312).rank == 1
@@ -126,7 +134,7 @@ def test_our_own_waits_are_where_they_are_said_to_be():
 
 
 def test_where_collectives_run_behind_the_programs_back_the_flight_recorder_decides():
-    item = (Frame("optimizer_step", "training/node/finetune.py", 160),)
+    item = (StackFrame("optimizer_step", "training/node/finetune.py", 160),)
     dumps = [
         {"pg_status": {"0": {"last_enqueued_collective": n}, "1": {"last_enqueued_collective": -1}}} for n in (7, 9, 9)
     ]
@@ -136,7 +144,7 @@ def test_where_collectives_run_behind_the_programs_back_the_flight_recorder_deci
 
 
 def test_ranks_that_wait_for_different_things_are_told_apart():
-    broadcast = (Frame("broadcast", "torch/distributed/distributed_c10d.py", 1), WAITING[-1])
+    broadcast = (StackFrame("broadcast", "torch/distributed/distributed_c10d.py", 1), WAITING[-1])
     assert straggler([state(0), state(1), state(2, broadcast)], 312).rank == 2
     both = straggler([state(0), state(1)], 312)
     assert both.rank is None and both.sentence.endswith("every rank waits in all_reduce")

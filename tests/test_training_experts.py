@@ -185,7 +185,7 @@ def test_experts_that_zero3_keeps_in_parts_are_experts_all_the_same():
 
 def test_the_reference_of_pairs_is_the_model_without_the_experts_adapter():
     small = adapted("qwen3_moe")
-    with dpo.Adapter(small.model).off():
+    with dpo.AdapterSwitch(small.model).off():
         off = small.hidden(small.samples)
     assert proof.relative(off, small.hidden(small.samples)) > 0.1
     base = small.model.unload()
@@ -262,7 +262,7 @@ def test_each_rank_of_a_spread_model_has_the_pairs_of_its_own_experts(saved, mon
     monkeypatch.setattr(pipeline.Voice, "of", lambda folder: None)
     whole = dict(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).named_parameters())
     for rank in (0, 1):
-        stage = pipeline.Stage(base, adapter, rank, 2, torch.device("cpu"))
+        stage = pipeline.AnswerStage(base, adapter, rank, 2, torch.device("cpu"))
         pairs = {name: p for name, p in stage.model.named_parameters() if ".experts." in name and ".lora_" in name}
         assert len(pairs) == 4
         for name, p in pairs.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from training.laptop.follow import (
-    Look,
+    RunLook,
     details,
     eta_s,
     follow,
@@ -114,10 +114,10 @@ def test_no_runs_at_all_are_an_empty_list(tmp_path: Path):
 
 
 def test_a_broken_connection_is_survived_until_patience_ends():
-    ended = Look(Status(RUN, "finished"), False, ())
+    ended = RunLook(Status(RUN, "finished"), False, ())
     answers = [ConnectionError("cut"), ConnectionError("cut"), ended]
 
-    def look() -> Look:
+    def look() -> RunLook:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -130,7 +130,7 @@ def test_a_broken_connection_is_survived_until_patience_ends():
 
 
 def test_a_run_that_looks_dead_for_a_moment_is_looked_at_again():
-    answers = [Look(Status(RUN, "running"), False, ()), Look(Status(RUN, "failed"), False, ())]
+    answers = [RunLook(Status(RUN, "running"), False, ()), RunLook(Status(RUN, "failed"), False, ())]
     assert follow(lambda: answers.pop(0), lambda seen: None, OSError, every_s=0.01).state == "failed"
 
 
@@ -180,8 +180,8 @@ def test_a_cut_line_of_metrics_costs_that_line(tmp_path: Path):
 
 
 def test_a_run_is_going_on_before_its_supervisor_has_said_so():
-    assert Look(None, True, ()).active and Look(Status(RUN, "running"), True, ()).active
-    assert not Look(None, False, ()).active and not Look(Status(RUN, "finished"), True, ()).active
+    assert RunLook(None, True, ()).active and RunLook(Status(RUN, "running"), True, ()).active
+    assert not RunLook(None, False, ()).active and not RunLook(Status(RUN, "finished"), True, ()).active
 
 
 @pytest.mark.parametrize(("unit", "state"), [("active", "running"), ("deactivating", "running"), ("inactive", "lost")])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from training.exit_codes import PEER_LOST
-from training.node.heartbeat import LIMIT_S, START_S, Heartbeat, Place, late_ranks
+from training.node.heartbeat import LIMIT_S, START_S, Heartbeat, HeartbeatPlace, late_ranks
 
 
 def test_a_rank_is_late_once_its_last_beat_is_older_than_the_limit():
@@ -29,7 +29,7 @@ def test_a_rank_that_never_came_is_late_only_after_the_start_has_had_its_time():
 
 
 def test_a_single_rank_opens_no_store():
-    heartbeat = Heartbeat(Place(0, 0, 1, "te1", "127.0.0.1", 1), lambda reason: None)
+    heartbeat = Heartbeat(HeartbeatPlace(0, 0, 1, "te1", "127.0.0.1", 1), lambda reason: None)
     heartbeat.start()
     heartbeat.fail("nobody hears this")
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("heartbeat")] == []

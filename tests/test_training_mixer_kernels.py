@@ -166,7 +166,7 @@ def test_a_run_tries_them_where_its_rows_hold_several_samples(tmp_path, monkeypa
 
     def choose(config, dtype, device):
         seen.append((config.model_type, dtype))
-        return mixer_kernels.Choice(True, "together")
+        return mixer_kernels.LossChoice(True, "together")
 
     monkeypatch.setattr(mixer_kernels, "choose", choose)
     rank = SimpleNamespace(run=tmp_path, on_head=lambda work: work(), say=said.append)

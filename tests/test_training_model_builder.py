@@ -22,7 +22,7 @@ from training.laptop.folder_model import folder_recipe
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.models import adding, proving
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.plan_options import Wish
+from training.laptop.plan_options import PlanWish
 from training.outline import ask_here, shape_of
 from training.recipe import RecipeError
 
@@ -92,7 +92,7 @@ def test_a_folder_is_counted_on_the_head_once_and_nothing_of_it_stays_there(head
     shown = capsys.readouterr()
     assert f"{folder}: its layers are counted with torch and transformers, and this Python lacks torch; " in shown.err
     assert "this machine counts them by its config.json" in shown.err and "at least" in recipe.about
-    shape, _ = plan_options.subject(recipe, Wish())
+    shape, _ = plan_options.subject(recipe, PlanWish())
     assert head.opens == [False], "what was counted is kept here"
     assert list(head.runs.iterdir()) == []
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -111,7 +111,7 @@ def test_a_model_of_the_hub_is_counted_and_proved_on_the_head(head, laptop):
         recipe = start_run.chosen_recipe(REPO, [])
     assert (recipe.base_model, recipe.max_length) == (REPO, 512) and head.opens == [False]
     assert set(adding.derived(REPO).proofs) == {"packed", "padded", "apart", "gradients", "merged", "counted"}
-    assert plan_options.subject(recipe, Wish())[0].layers == 2 and list(head.runs.iterdir()) == []
+    assert plan_options.subject(recipe, PlanWish())[0].layers == 2 and list(head.runs.iterdir()) == []
 
 
 def test_what_the_head_cannot_build_is_its_sentence(head, folder):

@@ -19,9 +19,9 @@ from training.isolation import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untr
 from training.laptop import plan_options, start_run
 from training.laptop.models import adding, around, table
 from training.laptop.models.tasks import add, list_models
-from training.laptop.plan_options import Wish
+from training.laptop.plan_options import PlanWish
 from training.model_names import RECIPES, load_recipe
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 from training.recipe import RecipeError, with_changes
 
 CONFIG = {
@@ -230,7 +230,7 @@ def test_a_model_is_trained_and_planned_by_its_id_and_nothing_is_written(recipes
         assert len(hub.downloads("config.json")) == 1, "fewer steps shorten the warm-up, which asks for it again"
     assert (recipe.name, recipe.base_model, recipe.model_dir) == ("my-qwen3", REPO, "my-qwen3")
     assert (recipe.lora.rank, recipe.steps, recipe.max_length) == (4, 5, 1024)
-    assert plan_options.subject(recipe, Wish())[0].layers == 2
+    assert plan_options.subject(recipe, PlanWish())[0].layers == 2
     shown = capsys.readouterr()
     assert f'base_model = "{REPO}"' in shown.err and f"fab models.add {REPO} writes it" in shown.err and not shown.out
     assert f"#   fab train --model {REPO} --data FILE\n" in shown.err and "--model my-qwen3" not in shown.err
@@ -258,8 +258,8 @@ def test_a_model_without_a_recipe_is_fetched_by_its_id(recipes):
         base_models([REPO, "other/My-Qwen3"])
 
 
-def _machines(card_bytes: float, ranks: int = 4) -> Machines:
-    return Machines(
+def _machines(card_bytes: float, ranks: int = 4) -> PlannedMachines:
+    return PlannedMachines(
         ranks=ranks,
         ranks_per_node=1,
         card="NVIDIA A10",

@@ -11,7 +11,7 @@ from training.cost.memory import GIB, NF4_WIDTH, RESERVED, rank_memory, weight_b
 from training.cost.pace import Rates, pace
 from training.cost.shape import known_shape
 from training.cost.strategies import STRATEGIES, pipeline
-from training.cost.strategies.pipeline import Stage, stage_work
+from training.cost.strategies.pipeline import StageCost, stage_work
 from training.cost.strategies.zero0 import MicroBatch
 from training.cost.unpacking import unpacking_s
 from training.laptop.resume_run import changed_recipe
@@ -20,7 +20,7 @@ from training.model_card import CardFacts, card
 from training.model_names import load_recipe
 from training.plan import four_bits
 from training.plan.ladder import ladder
-from training.plan.machines import Machines, room
+from training.plan.machines import PlannedMachines, room
 from training.plan.options import Search, choose
 from training.plan.predict import make_plan
 from training.recipe import LEFT_TO_THE_PLAN, RecipeError, default_maths, read_recipe
@@ -40,7 +40,7 @@ def _shape(size):
 
 def _a10s(ranks):
     usable, spare = room(A10_BYTES, gpu=True)
-    return Machines(ranks, 1, "A10", A10_BYTES, usable, spare, 60 * GIB, A10)
+    return PlannedMachines(ranks, 1, "A10", A10_BYTES, usable, spare, 60 * GIB, A10)
 
 
 def _staged(size, ranks):
@@ -174,7 +174,7 @@ def test_a_start_says_what_four_bits_would_win_and_takes_them_only_where_they_ar
 
 
 def test_a_stage_unpacks_its_layers_forward_backward_and_where_they_are_computed_again():
-    shape, stage = _shape("14b"), Stage(12, 5, held=1, first=False, last=False)
+    shape, stage = _shape("14b"), StageCost(12, 5, held=1, first=False, last=False)
     micro, asked = MicroBatch(2048, 2048.0), {"strategy": "pipeline", "base_precision": "nf4"}
     known, unknown = (
         stage_work(shape, _recipe("14b", **asked), micro).time(stage, 40e12, rate) for rate in (600e9, None)
@@ -229,7 +229,7 @@ def test_experts_are_unpacked_once_for_a_layers_backward_though_it_is_computed_a
     staged = load_recipe("qwen3-30b-a3b", {"base_precision": "nf4", "strategy": "pipeline"})
     seconds = []
     for again in (0, 5):
-        stage = Stage(12, again, held=1, first=False, last=False)
+        stage = StageCost(12, again, held=1, first=False, last=False)
         known, unknown = (
             stage_work(shape, staged, MicroBatch(2048, 2048.0)).time(stage, 40e12, rate) for rate in (600e9, None)
         )

@@ -22,7 +22,7 @@ from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import model, nf4  # noqa: E402
-from training.node.strategies.stage import Stage  # noqa: E402
+from training.node.strategies.stage import StageModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -123,7 +123,7 @@ def _staged(stages, seeds, looks=0):
 
 
 def _stages(folder, recipe, count):
-    return [Stage(recipe, folder, number, count, CPU) for number in range(count)]
+    return [StageModel(recipe, folder, number, count, CPU) for number in range(count)]
 
 
 @pytest.mark.parametrize(("count", "kind"), [*((2, kind) for kind in KINDS), (3, "plain")])

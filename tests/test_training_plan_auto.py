@@ -17,12 +17,12 @@ from training.laptop import node_hardware, preparing, resume_run, start_run
 from training.laptop.base_model import BaseModel
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.resume_run import Change, changed_recipe
+from training.laptop.resume_run import SettingChange, changed_recipe
 from training.launch import LaunchError
 from training.model_names import load_recipe, recipe_names
 from training.plan.deciding import decided_again, layout_keys
 from training.plan.hardware import Card
-from training.plan.machines import Machines, Workload, room
+from training.plan.machines import PlannedMachines, Workload, room
 from training.plan.predict import make_plan
 from training.recipe import LEFT_TO_THE_PLAN, RecipeError, read_recipe, with_changes
 
@@ -207,7 +207,7 @@ def test_a_pipeline_that_is_named_at_a_resume_is_laid_out_as_one_that_starts():
 def machines_of(card, ranks):
     has = card_bytes(card)
     usable, spare = room(has, gpu=True)
-    return Machines(ranks, 1, card, has, usable, spare, 125 * GIB, Rates(sustained_flops(card), 1.7e9))
+    return PlannedMachines(ranks, 1, card, has, usable, spare, 125 * GIB, Rates(sustained_flops(card), 1.7e9))
 
 
 def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(tmp_path: Path, monkeypatch, capsys):
@@ -221,8 +221,8 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
     nodes = node_hardware.of_nodes(cluster.head, launch)
     assert resume_run.machines_now(cluster, launch, nodes).ram_bytes > GIB
 
-    def fitted(*said: str) -> Change:
-        return resume_run.fitted(cluster, launch, nodes, Change(), step=10, said=said)
+    def fitted(*said: str) -> SettingChange:
+        return resume_run.fitted(cluster, launch, nodes, SettingChange(), step=10, said=said)
 
     monkeypatch.setattr(resume_run, "machines_now", lambda *_: machines_of("NVIDIA A100", 1))
     (left,) = fitted().files.items()
@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_elsewhere_has_its_new_recipe_beside_the_one_it_had(t
         said.startswith("from step 10 on: strategy = pipeline, micro_batch = ") and "iB of memory are missing" in said
     )
     kept = fitted(*ALL)
-    assert kept == Change(), "what is said for the resume stays"
+    assert kept == SettingChange(), "what is said for the resume stays"
 
 
 @pytest.mark.parametrize("checkpointing", ["auto", "true"])

@@ -13,7 +13,7 @@ from training.cost.shape import known_shape
 from training.laptop.preparing import ONE_MACHINE
 from training.model_names import load_recipe
 from training.plan.frontier import Offered, Way, cheaper_in_numbers, frontier, rows, ways
-from training.plan.machines import Machines, Workload, room
+from training.plan.machines import PlannedMachines, Workload, room
 
 JAKARTA = {"A10": 11.73, "A100": 34.48}
 """CNY an hour of a machine with one such card, on demand, October 2024; an A100 has 80 GB."""
@@ -26,7 +26,7 @@ def offered(card, nodes, **more):
     link = LINE_SHARE * GBPS[card] / 8 * 1e9 if nodes > 1 else ONE_MACHINE
     usable, spare = room(has, gpu=True)
     rates = Rates(sustained_flops(card), link)
-    at = Machines(nodes, 1, card, has, usable, spare, inf, rates, price_h=nodes * JAKARTA[card], currency="CNY")
+    at = PlannedMachines(nodes, 1, card, has, usable, spare, inf, rates, price_h=nodes * JAKARTA[card], currency="CNY")
     return Offered(card, nodes, at, **more)
 
 

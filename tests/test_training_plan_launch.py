@@ -241,13 +241,14 @@ def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path
     assert {"memory_gib", "step_s", "minutes", "tokens_per_step", "total_steps", "parts"} <= plan["predicted"].keys()
     said = capsys.readouterr().out
     assert "ok      records: 400 to learn from" in said and "error" not in said
+    assert "more checks passed; --dry shows all of them\n" in said and "ok      dtype" not in said
 
 
 def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys):
     head = Recorded(tmp_path / "runs")
     assert start(head, monkeypatch, PREPARED, dry=True) is None
     assert head.started is None and list(head.runs.iterdir()) == []
-    assert "ok      records: 400" in capsys.readouterr().out
+    assert "ok      dtype" in capsys.readouterr().out
 
 
 BAD = {**PREPARED, "report": {**REPORT, "samples": 15}}

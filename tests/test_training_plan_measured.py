@@ -17,7 +17,7 @@ from training.cost.pace import Rates
 from training.cost.shape import known_shape
 from training.events import EVENTS, MARK, PIPE, OffPlan, Resumed, Told, parse_line, parse_rows, row_of
 from training.laptop import measurements, preparing
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.terminal import news, off_plan
 from training.launch import Host, Launch, launch_text
@@ -34,7 +34,7 @@ from training.plan.measured import (
     MOST,
     NEWEST,
     WARM_UP,
-    Measured,
+    MeasuredRun,
     PaceWatch,
     corrections,
     measure,
@@ -45,7 +45,7 @@ from training.plan.options import choose
 from training.plan.predict import make_plan
 from training.run_folder import MEASURED, Status, parse_status, status_text
 
-RUN = Measured(
+RUN = MeasuredRun(
     run_id="qwen2.5-7b-20260101-000000",
     time=100.0,
     strategy="zero0",
@@ -379,8 +379,8 @@ def test_who_follows_reads_it_from_the_status_in_values():
     assert parse_status(status_text(status)) == status
     assert off_plan(status) == "a step takes 14.50 s, 1.4 times the 10.00 s of its plan; later plans go by it"
     assert off_plan(replace(status, measured_step_s=5.0)).startswith("a step takes 5.00 s, 50% of the 10.00 s")
-    assert news(Look(status, True, ())) == [off_plan(status)]
-    assert news(Look(replace(status, state="finished"), True, ())) == []
+    assert news(RunLook(status, True, ())) == [off_plan(status)]
+    assert news(RunLook(replace(status, state="finished"), True, ())) == []
     assert off_plan(Status("r-20260101-000000", "running")) == ""
     with pytest.raises(ValueError, match="planned_step_s is 'fast'"):
         parse_status(status_text(status).replace("10.0", '"fast"'))

@@ -23,7 +23,7 @@ from training.cost.pace import LINE_SHARE, Rates
 from training.cost.shape import known_shape
 from training.cost.strategies import STRATEGIES
 from training.model_names import load_recipe, recipe_names
-from training.plan.machines import Machines, Workload, room
+from training.plan.machines import PlannedMachines, Workload, room
 from training.plan.options import Search, choose
 from training.recipe import with_changes
 
@@ -41,12 +41,12 @@ def tcp(gbit: float) -> float:
     return gbit / 8 * 1e9 * (LINE_SHARE if gbit <= 25 else 0.65)
 
 
-def a10s(ranks: int, bytes_per_s: float | None, **more) -> Machines:
+def a10s(ranks: int, bytes_per_s: float | None, **more) -> PlannedMachines:
     rates = Rates(A10_FLOPS, bytes_per_s)
-    return replace(Machines(ranks, 1, A10, 24.15e9, 21.5e9, 0.0, inf, rates), **more)
+    return replace(PlannedMachines(ranks, 1, A10, 24.15e9, 21.5e9, 0.0, inf, rates), **more)
 
 
-def options(model: str, machines: Machines, **changes):
+def options(model: str, machines: PlannedMachines, **changes):
     careful = {"strategy": "zero3", "micro_batch": MICRO_BATCH.get(model, 1), "gradient_checkpointing": True}
     recipe = with_changes(load_recipe(model, ONE_STEP), **{**careful, **changes})
     shape = known_shape(recipe.base_model)
@@ -216,7 +216,7 @@ def test_a_single_rank_needs_no_network_to_be_known():
 @pytest.mark.parametrize("link", [None, 1e8])
 @pytest.mark.parametrize(("ranks", "ram"), [(2, 3e9), (4, 8e9)])
 def test_tiny_on_cpus_that_nobody_measured_is_replicated(link, ranks, ram):
-    cpus = Machines(ranks, 1, None, ram, *room(ram, gpu=False), ram, Rates(None, link))
+    cpus = PlannedMachines(ranks, 1, None, ram, *room(ram, gpu=False), ram, Rates(None, link))
     recipe = load_recipe("tiny", {"strategy": "auto", "micro_batch": "auto", "gradient_checkpointing": "auto"})
     found = choose(known_shape(recipe.base_model), recipe, cpus)
     assert found.chosen.strategy == "zero0" and found.chosen.step_s is None

@@ -16,7 +16,7 @@ from tests.support.heads import cluster_of
 from training.causes import Cause
 from training.cost.cards import has_kernels
 from training.events import Ended, Started, Told
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError, HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.prove import conduct, drills
@@ -167,7 +167,7 @@ def test_a_wheel_runs_on_the_cards_it_has_code_for(capability, archs, runs):
 
 def judge(cause: Cause, rank: int, node: str, state: str = "failed") -> str:
     status = Status(RUN, state, "whatever it says", cause, failed_rank=rank, failed_node=node)
-    seen = Look(status, alive=False, metrics=())
+    seen = RunLook(status, alive=False, metrics=())
     return drills.named("a broken rank", seen, (3, "te4"), ("killed", "peer_lost"), 5).state
 
 
@@ -178,7 +178,7 @@ def test_a_verdict_passes_only_where_it_names_what_was_broken():
     assert judge(Cause("peer_lost"), 1, "te2") == "fail"
     assert judge(Cause("crashed", code=1), 3, "te4") == "fail"
     assert judge(killed, 3, "te4", "finished") == "fail"
-    assert drills.named("none", Look(None, False, ()), (3, "te4"), ("killed",), 5).state == "fail"
+    assert drills.named("none", RunLook(None, False, ()), (3, "te4"), ("killed",), 5).state == "fail"
 
 
 def test_a_rank_is_broken_by_the_pid_of_its_last_start():
@@ -287,7 +287,7 @@ def test_a_pipeline_is_timed_with_kernels_loaded_late_and_all_at_once(tmp_path, 
 
     status = Status(RUN, "finished", started=100.0, ended=110.0)
     monkeypatch.setattr(conduct, "_start", start)
-    monkeypatch.setattr(conduct, "silently", lambda *_: Look(status, False, ()))
+    monkeypatch.setattr(conduct, "silently", lambda *_: RunLook(status, False, ()))
     launch = place.launch(RUN, conduct.WALK)
     on_cards = replace(launch, env={"DS_ACCELERATOR": "cuda"}, hosts=launch.hosts * 2)
     late, at_once = conduct._loaded(place, on_cards, lambda _: None)
@@ -383,7 +383,7 @@ def test_a_resume_is_judged_by_steps_of_its_own(monkeypatch):
 def test_a_run_is_killed_where_it_has_steps_to_lose(monkeypatch):
     drill = drills.Drill(OpenCluster(HereHead(Path("runs"))), print, RUN)
     steps = iter([10, drill.every, 2 * drill.every - 1, 2 * drill.every, 2 * drill.every + 3, 0])
-    monkeypatch.setattr(drills.runs, "look", lambda *_: Look(None, True, ({"step": next(steps)},)))
+    monkeypatch.setattr(drills.runs, "look", lambda *_: RunLook(None, True, ({"step": next(steps)},)))
     monkeypatch.setattr(drills.time, "sleep", lambda _: None)
     drill.wait_for_steps_to_lose()
     assert next(steps) == 0

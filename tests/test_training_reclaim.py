@@ -17,7 +17,7 @@ from tests.support.heads import cluster_of, node
 from tests.support.supervised import status_of, supervisors, wait_for, wait_for_output
 from training.causes import Cause
 from training.laptop import attach, refusals
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.rental import tell_release
 from training.laptop.terminal import _plain
 from training.launch import LaunchError
@@ -237,7 +237,7 @@ def test_no_run_starts_while_one_of_its_nodes_is_being_taken_back(tmp_path: Path
 
 def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snapshot_and_without(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("reclaimed", saved=True, step=30))
-    attach.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    attach.conclude(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on when it is gone: fab train --resume tiny-20260131-154500, on the machines that are left; on all of "
         "them, and where the head is gone, first: fab rebuild, or fab up and the base deploy where there is no snapshot"
@@ -246,7 +246,7 @@ def test_who_stayed_with_a_run_that_was_reclaimed_hears_how_to_go_on_with_a_snap
 
 def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(capsys):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("released", saved=True, step=30))
-    attach.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    attach.conclude(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     assert capsys.readouterr().out.splitlines()[-1] == (
         "go on: fab up --hours N while they are there, else fab rebuild, or fab up and the base deploy where there is "
         "no snapshot; then fab train --resume tiny-20260131-154500"
@@ -256,7 +256,7 @@ def test_who_stayed_with_a_run_whose_machines_were_released_hears_how_to_go_on(c
 @pytest.mark.parametrize("saved", [True, False])
 def test_who_stayed_with_a_run_that_somebody_stopped_hears_how_it_goes_on_where_it_saved(capsys, saved):
     status = Status("tiny-20260131-154500", "stopped", "whatever it says", Cause("asked", saved=saved))
-    attach.conclude(Head(Path()), status.run_id, Look(status, alive=False, metrics=()))
+    attach.conclude(Head(Path()), status.run_id, RunLook(status, alive=False, metrics=()))
     way = "go on: fab train --resume tiny-20260131-154500"
     assert (way in capsys.readouterr().out.splitlines()) == saved
 
@@ -277,5 +277,5 @@ def test_a_run_that_saves_and_leaves_is_not_told_with_the_time_its_other_steps_w
         "tiny-20260131-154500", "running", "stopping" * asked, Cause("asked") if asked else Cause("unknown")
     )
     row = {"step": 3, "total_steps": 9, "loss": 1.0, "lr": 1e-4, "tokens_per_s": 5, "memory_gib": 1, "step_s": 2}
-    _plain(lines.append)(Look(status, alive=True, metrics=(row,)))
+    _plain(lines.append)(RunLook(status, alive=True, metrics=(row,)))
     assert any("step 3/9" in line for line in lines) != asked

@@ -22,7 +22,7 @@ from tests.test_training_plan_measured import RUN
 from training.cost.disk import SPARE
 from training.cost.shape import PlanError
 from training.laptop import rent_options, rent_table
-from training.laptop.plan_options import Wish
+from training.laptop.plan_options import PlanWish
 from training.launch import LaunchError
 from training.model_names import load_recipe
 from training.money import HOUR, bare
@@ -55,7 +55,7 @@ def settings_of(**table):
 
 
 def looked(recipe=PLAIN, wish=None, **table):
-    return rent_options.look(settings_of(**table), recipe, wish or Wish())
+    return rent_options.look(settings_of(**table), recipe, wish or PlanWish())
 
 
 def named(choices):
@@ -96,12 +96,12 @@ def test_a_card_with_less_memory_than_usual_is_planned_with_what_it_has(cloud):
 
 
 def test_a_kind_of_card_and_a_number_of_machines_narrow_the_choice(cloud):
-    choices = looked(wish=Wish(card="A100", nodes=2))
+    choices = looked(wish=PlanWish(card="A100", nodes=2))
     assert {(way.offered.type_name, way.offered.nodes) for way in choices.ways} == {("a100.one", 2), ("a100.half", 2)}
     with pytest.raises(PlanError, match=r"^--card L20: no machine with such cards is offered$"):
-        looked(wish=Wish(card="L20"))
+        looked(wish=PlanWish(card="L20"))
     with pytest.raises(LaunchError, match=r"^--card Z80: nothing is known of it; known: H200, "):
-        looked(wish=Wish(card="Z80"))
+        looked(wish=PlanWish(card="Z80"))
 
 
 def more_types(cloud, *types):
@@ -118,7 +118,7 @@ def test_an_a800_is_as_fast_as_an_a100_and_kinds_nobody_knows_the_speed_of_are_n
     rent_table.show(choices)
     said = " ".join(capsys.readouterr().out.split())
     assert note in said and re.search(r"NVIDIA L4 \(from \d+\.\d\d( \w+)? an hour\)", said)
-    alone = looked(wish=Wish(card="L4"))
+    alone = looked(wish=PlanWish(card="L4"))
     assert {name for name, _ in named(alone)} == {"l4.one"} and not any("left out" in line for line in alone.notes)
 
 
@@ -127,7 +127,7 @@ def test_a_card_that_is_not_known_here_has_the_memory_that_the_cloud_says(cloud)
     choices = looked(types=("z80.one",))
     (note,) = [line for line in choices.notes if line.startswith("left out")]
     assert note.startswith("left out, as nobody knows how fast they are: NVIDIA Z80 96GB (from ")
-    asked = looked(types=("z80.one",), wish=Wish(card="Z80 96GB"))
+    asked = looked(types=("z80.one",), wish=PlanWish(card="Z80 96GB"))
     assert {name for name, _ in named(asked)} == {"z80.one"}
 
 
@@ -136,7 +136,7 @@ def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_che
     (tmp_path / "key").write_text("")
     first, second = NODE.format(k=1).replace("11.73", "20"), NODE.format(k=2).replace("11.73", "2")
     (toml := tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path) + first + second)
-    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-3b"), Wish(card="A10"))
+    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
     assert {way.offered.nodes: way.offered.machines.price_h for way in choices.ways} == {1: 20, 2: 22}
     rent_table.show(choices)
     said = capsys.readouterr().out
@@ -153,7 +153,7 @@ def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path
     (tmp_path / "key").write_text("")
     text = LISTED.replace("line_rate_gbps = 16\n", "").format(folder=tmp_path) + NODE.format(k=1) + NODE.format(k=2)
     (toml := tmp_path / "cluster.toml").write_text(text)
-    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), Wish())
+    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish())
     assert named(choices) == [("listed", 2)]
     rent_table.show(choices)
     said = capsys.readouterr().out
@@ -162,7 +162,7 @@ def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path
 
 
 def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
-    rows = looked(load_recipe("qwen2.5-3b"), Wish(card="A10")).rows
+    rows = looked(load_recipe("qwen2.5-3b"), PlanWish(card="A10")).rows
     least = min(way.money for way in rows)
     found = rent_options.best(rows, "cheapest")
     assert found.money <= 1.03 * least
@@ -173,7 +173,7 @@ def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
 
 def test_four_bits_are_offered_where_nothing_fits(cloud):
     with pytest.raises(PlanError, match=r"fits none of the machines there are; .* would fit .*base_precision=nf4"):
-        looked(wish=Wish(card="A10", nodes=1))
+        looked(wish=PlanWish(card="A10", nodes=1))
 
 
 def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(cloud, capsys, monkeypatch, tmp_path):
@@ -192,7 +192,7 @@ def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(c
 def test_more_ranks_than_a_step_has_rows_is_the_reason_that_is_said(cloud):
     said = r"^20 machines have 20 ranks, and a step only 16 rows for them \(global_batch = 16\): take fewer machines"
     with pytest.raises(PlanError, match=said):
-        looked(load_recipe("qwen2.5-7b"), Wish(nodes=20))
+        looked(load_recipe("qwen2.5-7b"), PlanWish(nodes=20))
 
 
 def test_padded_rows_of_many_lengths_are_said_to_be_reckoned_at_worst(cloud, tmp_path, capsys):
@@ -201,17 +201,17 @@ def test_padded_rows_of_many_lengths_are_said_to_be_reckoned_at_worst(cloud, tmp
     lines = [json.dumps(record)] * 50 + [json.dumps(record | {"completion": "long " * 5000})]
     (file := tmp_path / "data.jsonl").write_text("\n".join(lines))
     said = "padded rows: speed, time and money are at worst, as if every row were as long as the longest: 2048 tokens"
-    rent_table.show(looked(recipe, Wish(data=(str(file),))))
+    rent_table.show(looked(recipe, PlanWish(data=(str(file),))))
     assert said in " ".join(capsys.readouterr().out.split())
     file.write_text("\n".join(lines[:50]))
-    rent_table.show(looked(recipe, Wish(data=(str(file),))))
+    rent_table.show(looked(recipe, PlanWish(data=(str(file),))))
     assert "at worst" not in capsys.readouterr().out
 
 
 def test_the_runs_that_rows_were_corrected_by_are_named(cloud, tmp_path, capsys):
     folder = tmp_path / "runs" / RUN.run_id
     folder.mkdir(parents=True)
-    wish = Wish(card="A10", nodes=4)
+    wish = PlanWish(card="A10", nodes=4)
     before = looked(wish=wish).rows[0].option
     (folder / MEASURED).write_text(text(RUN))
     choices = looked(wish=wish)
@@ -287,7 +287,7 @@ def local(tmp_path, monkeypatch):
 
 
 def chosen(local, model="qwen2.5-14b", **wish):
-    return rent_options.look(local.settings, load_recipe(model), Wish(**wish))
+    return rent_options.look(local.settings, load_recipe(model), PlanWish(**wish))
 
 
 def stocked(local, *types):
@@ -385,7 +385,7 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     toml = tmp_path / "cluster.toml"
     toml.write_text(LISTED.format(folder=tmp_path) + "".join(NODE.format(k=k) for k in (1, 2, 3, 4)))
     settings = load_settings(toml)
-    choices = rent_options.look(settings, load_recipe("qwen2.5-3b"), Wish(card="A10"))
+    choices = rent_options.look(settings, load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
     assert named(choices) == [("listed", 1), ("listed", 2), ("listed", 4)]
     rent_table.show(choices)
     said = capsys.readouterr().out
@@ -394,12 +394,12 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     with pytest.raises(PlanError, match=r"--take cheapest: the machines are listed, there is nothing to rent$"):
         rent_options.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
-        rent_options.look(settings, load_recipe("qwen2.5-7b"), Wish(card="A10", nodes=5))
+        rent_options.look(settings, load_recipe("qwen2.5-7b"), PlanWish(card="A10", nodes=5))
     toml.write_text(toml.read_text().replace('card = "A10"\n', ""))
     with pytest.raises(LaunchError, match=r"nothing says which cards te1 has.*--model qwen2.5-7b --card A10"):
-        rent_options.look(load_settings(toml), load_recipe("qwen2.5-7b"), Wish())
+        rent_options.look(load_settings(toml), load_recipe("qwen2.5-7b"), PlanWish())
     with pytest.raises(PlanError, match=r"^--price-per-hour is for listed machines"):
-        looked(wish=Wish(price_per_hour=3.0))
+        looked(wish=PlanWish(price_per_hour=3.0))
 
 
 def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypatch, capsys):
@@ -409,7 +409,7 @@ def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypa
     (toml := tmp_path / "cluster.toml").write_text(
         LISTED.format(folder=tmp_path) + "".join(node.format(k=k) for k in (1, 2, 3))
     )
-    rent_table.show(rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), Wish(card="A10")))
+    rent_table.show(rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(card="A10")))
     said = " ".join(capsys.readouterr().out.split())
     assert "3 x listed (A10) take fewer machine-hours than 2 of them" in said and "cheaper than" not in said
 
@@ -421,7 +421,7 @@ def test_what_no_machine_can_make_of_a_model_is_no_question_of_its_size(cloud):
 
 def test_a_model_too_large_for_every_offer_is_said_to_be(cloud):
     with pytest.raises(PlanError, match=r"^qwen2\.5-72b fits none of the machines there are"):
-        looked(load_recipe("qwen2.5-72b"), Wish(nodes=1))
+        looked(load_recipe("qwen2.5-72b"), PlanWish(nodes=1))
 
 
 def test_fab_plan_rent_prints_the_table_and_take_writes_the_file(local):

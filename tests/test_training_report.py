@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from tests.conftest import absent
-from training.began_with import RECORD, Stage, record_text
+from training.began_with import RECORD, EarlierStage, record_text
 from training.causes import Cause
 from training.data.look.naming import NAMES, names_text
 from training.evaluations import ALL, ALL_OF_ONE, ONE, PART, SCORES, trained_on
@@ -397,7 +397,7 @@ def with_everything(run: Path) -> Path:
         folder = run / "checkpoints" / f"step-{step}"
         write(folder / "trainer_state.json", {"step": step, "base_model": "b" * 64, "data": "d" * 64})
         write(folder / "adapter" / "adapter_config.json", {"r": 16})
-    (run / RECORD).write_text(record_text([Stage("tiny-20251231-000000", 9, "f" * 64, "e" * 64)]))
+    (run / RECORD).write_text(record_text([EarlierStage("tiny-20251231-000000", 9, "f" * 64, "e" * 64)]))
     (run / "data" / "train.jsonl").write_text("{}")
     survey = {"name": "/data/runs/x/data/train.jsonl", "size": 2, "shapes": {"messages": 1}, "bad": 2, "trouble": ""}
     counts = {"records": 9, "samples": 9, "tokens": 90, "learned_tokens": 40}

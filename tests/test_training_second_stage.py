@@ -19,7 +19,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
 from tests.support.tiny_adapter import write_base
 from training import tiny
-from training.began_with import RECORD, WEIGHTS, Stage, parse_record, record_text
+from training.began_with import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
 from training.laptop import earlier_adapter
 from training.laptop.folder_model import folder_recipe
 from training.laptop.head_node import HereHead
@@ -173,7 +173,7 @@ def test_an_adapter_that_was_fetched_is_sent_to_the_head_and_refused_where_it_is
     found.put(head, launch)
     assert sha256_of(Path(launch.run_dir) / WEIGHTS) == found.stages[-1].adapter
     with pytest.raises(LaunchError, match="is damaged on this machine"):
-        replace(found, stages=(Stage(first.name, STEPS, "0" * 64, ""),)).put(head, launch)
+        replace(found, stages=(EarlierStage(first.name, STEPS, "0" * 64, ""),)).put(head, launch)
 
 
 def test_a_run_that_is_nowhere_is_one_sentence(home):
@@ -215,7 +215,7 @@ def test_a_folder_that_is_not_there_is_told_as_such():
 
 
 def test_the_record_of_stages_is_read_as_it_was_written():
-    stages = (Stage("a-20260101-000000", 3, "f" * 64, "d"), Stage("b-20260102-000000", 5, "e" * 64, "d"))
+    stages = (EarlierStage("a-20260101-000000", 3, "f" * 64, "d"), EarlierStage("b-20260102-000000", 5, "e" * 64, "d"))
     assert parse_record(record_text(stages)) == stages and parse_record("") == ()
     with pytest.raises(ValueError, match=RECORD):
         parse_record('[{"run_id": "x"}]')

@@ -9,7 +9,7 @@ import pytest
 from tests.support.heads import node
 from training.causes import Cause
 from training.laptop import status, terminal
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.reclaim import release_text
@@ -76,4 +76,4 @@ def test_a_bar_says_that_a_run_is_stopping_from_the_request_to_its_end():
     asked = Status("tiny-20260131-154500", "running", reason="stopping", cause=Cause("asked"))
     over = asked.changed(state="stopped", cause=Cause("asked", saved=True))
     taken_back = asked.changed(reason="a node is taken back", cause=Cause("reclaimed"))
-    assert [terminal.stopping(Look(each, True, ())) for each in (asked, over, taken_back)] == ["stopping", "", ""]
+    assert [terminal.stopping(RunLook(each, True, ())) for each in (asked, over, taken_back)] == ["stopping", "", ""]

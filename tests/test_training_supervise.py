@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -457,6 +458,20 @@ def test_a_start_on_a_full_disk_is_a_run_that_failed_for_it(small_disk, monkeypa
     (small_disk / "large").write_bytes(b"x" * 1_900_000)
     assert supervisor.main() == 1
     assert status_of(supervisor.run_dir).cause == Cause("disk_full")
+    assert status_of(supervisor.run_dir).reason.endswith("; free space, then fab train --resume")
+
+
+def test_a_node_with_a_full_disk_is_named_before_anything_is_sent_there(small_disk, tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    supervisor = make_supervisor(small_disk / RUN)
+    assert supervisor.main() == 1
+    status = status_of(supervisor.run_dir)
+    assert re.fullmatch(
+        r"node te1 is not ready: .*No space left on device; free space, then fab train --resume", status.reason
+    )
+    assert status.cause == Cause("disk_full") and not list((supervisor.run_dir / "logs").iterdir())
 
 
 @pytest.mark.parametrize("jump_s", [-3600, 7200])

@@ -19,7 +19,7 @@ WEIGHTS = f"{FOLDER}/{ADAPTER_WEIGHTS}"
 
 
 @dataclass(frozen=True)
-class Stage:
+class EarlierStage:
     """A checkpoint of an earlier run."""
 
     run_id: str
@@ -34,21 +34,21 @@ class Stage:
         return f"the adapter of {self.run_id}, step {self.step}"
 
 
-def record_text(stages: Sequence[Stage]) -> str:
+def record_text(stages: Sequence[EarlierStage]) -> str:
     """The JSON of RECORD; the first stage first."""
     return json.dumps([asdict(stage) for stage in stages], indent=1) + "\n"
 
 
-def parse_record(text: str) -> tuple[Stage, ...]:
+def parse_record(text: str) -> tuple[EarlierStage, ...]:
     """The stages in it; none in an empty text. Raises ValueError where it is none."""
     try:
         rows: list[Mapping[str, Any]] = bounded_json(text) if text.strip() else []
-        return tuple(Stage(str(r["run_id"]), int(r["step"]), str(r["adapter"]), str(r["data"])) for r in rows)
+        return tuple(EarlierStage(str(r["run_id"]), int(r["step"]), str(r["adapter"]), str(r["data"])) for r in rows)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no {RECORD}: {error}") from error
 
 
-def stages_of(run: Path) -> tuple[Stage, ...]:
+def stages_of(run: Path) -> tuple[EarlierStage, ...]:
     """The stages before a run; none where it began with an adapter of its own, or says nothing that can be read."""
     try:
         return parse_record((run / RECORD).read_text(encoding="utf-8"))

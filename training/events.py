@@ -53,7 +53,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingRank:
     """The rank waits for a debugger at this port of its node."""
 
     port: int
@@ -78,9 +78,9 @@ class OffPlan:
     """The median of the steps so far, the first ones left out."""
 
 
-Event = Started | Ended | Failed | Waiting | Resumed | OffPlan
+Event = Started | Ended | Failed | WaitingRank | Resumed | OffPlan
 KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind for kind in (Started, Ended, Failed, Waiting, Resumed, OffPlan)
+    kind.__name__.lower(): kind for kind in (Started, Ended, Failed, WaitingRank, Resumed, OffPlan)
 }
 NO_EVENT = (ValueError, TypeError, KeyError, AttributeError)
 

@@ -47,7 +47,7 @@ class Unanswered(OSError):
 
 
 @dataclass(frozen=True)
-class Notice:
+class SpotNotice:
     """One node is taken back. Both times are UTC, as 2015-01-05T18:02:00Z."""
 
     node: str
@@ -129,7 +129,7 @@ def put_command(folder: Path, node: str) -> str:
     return f"mkdir -p {shlex.quote(str(folder))} && cat >{temporary} && mv {temporary} {there}"
 
 
-def tell(head: str, notice: Notice, folder: Path) -> str:
+def tell(head: str, notice: SpotNotice, folder: Path) -> str:
     """Put a notice on the head; "" when it is there, else why not."""
     return _on_head(head, put_command(folder, notice.node), notice.text)
 
@@ -153,7 +153,7 @@ def _on_head(head: str, command: str, text: str = "") -> str:
 
 
 @dataclass
-class Watch:
+class SpotWatch:
     """One node's watch. Everything worth remembering is in the folder: it may be ended and started at any time."""
 
     node: str
@@ -192,7 +192,7 @@ class Watch:
         known = self._read(".json")
         if known is None or known.at != at:
             now = time.strftime(TIME, time.gmtime(self.clock()))
-            write(self._file(".json"), Notice(self.node, at, now).text)
+            write(self._file(".json"), SpotNotice(self.node, at, now).text)
             print(f"{self.node} is reclaimed at {at}", flush=True)
 
     def _withdraw(self) -> None:
@@ -220,9 +220,9 @@ class Watch:
     def _file(self, suffix: str) -> Path:
         return self.folder / f"{self.node}{suffix}"
 
-    def _read(self, suffix: str) -> Notice | None:
+    def _read(self, suffix: str) -> SpotNotice | None:
         try:
-            return Notice(**json.loads(self._file(suffix).read_text(encoding="utf-8")))
+            return SpotNotice(**json.loads(self._file(suffix).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     asked = parser.parse_args()
     os.umask(0o022)
-    watch = Watch(asked.node, asked.head, Metadata(asked.address), asked.folder)
+    watch = SpotWatch(asked.node, asked.head, Metadata(asked.address), asked.folder)
     while True:
         time.sleep(watch.step())
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from invoke import Collection, task
 
-from inventory.command_line import ask, say, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import ask, say, sentences, yes_command
 
 
 def _settings() -> Any:

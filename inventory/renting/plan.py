@@ -31,7 +31,7 @@ from training.money import HOUR, added
 
 
 @dataclass(frozen=True)
-class Wish:
+class RentalWish:
     """The cluster that is wanted, for how long, with what on its data disks (None: blank ones)."""
 
     nodes: int
@@ -49,7 +49,7 @@ class Wish:
 class UpPlan:
     """What is there and what would be done."""
 
-    wish: Wish
+    wish: RentalWish
     existing: Existing
     numbers: tuple[int, ...]
     """Of the machines to make: te<number>."""
@@ -145,7 +145,7 @@ class UpPlan:
         return tuple(i for i in self.there if i.status in ("Stopped", "Stopping"))
 
 
-def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
+def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
     """What `fab up` would do. Changes nothing in the cloud; waits for orders that a crash cut off, and writes down in
     the ledger which machines there are.
 
@@ -178,14 +178,14 @@ def plan_up(cloud: Cloud, settings: Settings, wish: Wish) -> UpPlan:
     return replace(plan, notes=tuple(notes))
 
 
-def missing_machines(wish: Wish, there: Existing, now: datetime) -> UpPlan:
+def missing_machines(wish: RentalWish, there: Existing, now: datetime) -> UpPlan:
     """Which machines a cluster lacks and which disks wait for them, before anything is asked about them. Pure."""
     numbers = members.missing(there.instances, wish.nodes)
     release_at = now + max(timedelta(hours=wish.hours), lease.EARLIEST)
     return UpPlan(wish, there, numbers, release_at, kept=disks.waiting_for(there.disks, numbers))
 
 
-def _refuse_impossible(wish: Wish) -> None:
+def _refuse_impossible(wish: RentalWish) -> None:
     if not 1 <= wish.nodes <= 100:
         raise RentError(f"--nodes {wish.nodes}: a cluster has 1 to 100 machines")
     if not 0.5 <= wish.hours <= 24 * 365:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, task
 
-from inventory.command_line import ask, say, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import ask, say, sentences, yes_command
 
 if TYPE_CHECKING:
     from inventory.cloud.values import Instance
@@ -64,14 +63,14 @@ def up(
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
         from inventory.renting import keys, members, show
         from inventory.renting.machines import apply_plan
-        from inventory.renting.plan import Wish, plan_up
+        from inventory.renting.plan import RentalWish, plan_up
         from inventory.settings import load_settings
         from training.laptop.models.wanted import perhaps_sent, refuse_incomplete, refuse_unknown, short_names
 
         settings = load_settings()
         notes = refuse_unknown(settings.models.names)
         length = hours or settings.rental.hours
-        wish = Wish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
+        wish = RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
         plan = plan_up(cloud, settings, wish)
         refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)

@@ -29,7 +29,7 @@ from training.cost.pace import LINE_SHARE, Rates, pace
 from training.cost.shape import ModelShape
 from training.cost.strategies import STRATEGIES
 from training.model_names import load_recipe
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 from training.plan.options import Choice, choose
 from training.recipe import Recipe
 
@@ -186,12 +186,14 @@ class Ground:
         middle = received / (GATHERING * self.compute_s) / LINE_SHARE * 8 / 1e6
         return (round(middle / STEP_APART, 1), round(middle, 1), round(middle * STEP_APART, 1))
 
-    def machines(self, mbit: float) -> Machines:
+    def machines(self, mbit: float) -> PlannedMachines:
         """The hosts, with the rate of computing as it was measured here."""
         recipe = recipe_of({"strategy": "zero0"})
         work = pace(self.model, recipe, 4, slow_model.LENGTH, Rates(1.0, inf)).compute_s
         assert work is not None
-        return Machines(4, 1, None, inf, inf, 0.0, inf, Rates(work / self.compute_s, LINE_SHARE * mbit * 1e6 / 8))
+        return PlannedMachines(
+            4, 1, None, inf, inf, 0.0, inf, Rates(work / self.compute_s, LINE_SHARE * mbit * 1e6 / 8)
+        )
 
     def planned(self, mbit: float) -> Choice:
         """What the plan would take, of all strategies, and how it would lay their layers."""

@@ -62,7 +62,7 @@ def measure(rank: Rank) -> dict[str, float]:
     work = finetune.open_work(rank)
     init_process_group(rank.place.local_rank, 600)
     strategy = strategies.build(work.recipe, work.model_dir, 1)
-    progress = finetune.Progress()
+    progress = finetune.RunProgress()
     with ExitStack() as at_the_end:
         run = finetune.ready(work, rank, strategy, None, at_the_end)
         bare, profile = Bare(run), Profile(rank, 0)

@@ -13,7 +13,7 @@ from tests.support.heads import node
 from tests.support.memory_cloud import MemoryCloud
 from tests.support.rented_in_memory import Rented
 from training.laptop import after_loss, attach, rental
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
 
@@ -28,7 +28,7 @@ def main(name, folder, *ignored):
 
     def follow(*_):
         signal.raise_signal(number)
-        return Look(None, False, ())
+        return RunLook(None, False, ())
 
     def open_cloud(settings):
         signal.raise_signal(number)  # a terminal that is closed tells its programs more than once

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from training.data import Order, Sample
 from training.model_names import load_recipe
-from training.node.finetune import Progress, Run, Work, optimizer_step
+from training.node.finetune import Run, RunProgress, Work, optimizer_step
 from training.node.measuring import held_gib
 from training.node.rank import place_of
 from training.node.strategies import Stepped, Sums
@@ -89,7 +89,7 @@ def rows_and_counts(replicas):
     )
     if rank.place.rank == 1:
         torch.ones(200_000_000)  # 0.75 GiB
-    optimizer_step(run, Progress())
+    optimizer_step(run, RunProgress())
     learned, strategy.rows = strategy.rows, []
     seen = evaluate(strategy, DATA, RECIPE, rank, 1)
     (line,), (counts,) = told, counted

@@ -11,7 +11,7 @@ from inventory.aliyun_ecs.ecs import Ecs
 from inventory.cloud.pace import CallPace
 from inventory.renting import down, tags
 from inventory.renting.machines import apply_plan
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.renting.state_files import StateFiles
 from inventory.settings import load_settings
 from tests.support.ecs_api import EcsApi
@@ -81,7 +81,7 @@ class PaperCluster:
         return StateFiles.of(self.name)
 
     def plan(self, nodes, hours=4, *, snapshot=None, partial=False, extend=False, others=False):
-        wish = Wish(nodes, hours, snapshot, partial, extend, others=others)
+        wish = RentalWish(nodes, hours, snapshot, partial, extend, others=others)
         return plan_up(self.cloud, self.settings, wish)
 
     def up(self, nodes, hours=4, **wish):

@@ -3,7 +3,7 @@
 from inventory.renting import down, show, tags
 from inventory.renting.ledger import Ledger
 from inventory.renting.machines import apply_plan
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.renting.state_files import StateFiles
 from tests.support.memory_cloud import MemorySettings
 from tests.support.paper_cluster import rsa_key
@@ -22,7 +22,7 @@ class Rented:
         self.places.own_key.with_name("id_rsa.pub").write_bytes(public)
 
     def plan(self, nodes, hours=4, **wish):
-        return plan_up(self.cloud, self.settings, Wish(nodes, hours, **wish))
+        return plan_up(self.cloud, self.settings, RentalWish(nodes, hours, **wish))
 
     def up(self, nodes, hours=4, **wish):
         plan = self.plan(nodes, hours, **wish)

@@ -11,12 +11,12 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.errors import InventoryError
 from inventory.renting import members, tags
-from inventory.renting.plan import Wish, plan_up
+from inventory.renting.plan import RentalWish, plan_up
 from inventory.settings import Settings
 from inventory.shown import clock
 from training.causes import CauseKind
 from training.laptop import attach, rental, runs
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.signals import signals_as_ctrl_c
@@ -104,7 +104,7 @@ def _are(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def followed(cluster: OpenCluster, run_id: str) -> Look | None:
+def followed(cluster: OpenCluster, run_id: str) -> RunLook | None:
     """A run shown until it is over; None after Ctrl-C, with until when its machines are there, which is said too where
     a signal ends this program. Raises HeadError when the head stays away, after the ways on where a machine is gone."""
     try:
@@ -132,7 +132,7 @@ def _head_is_another(cluster: OpenCluster) -> bool:
         return False
 
 
-def conclude(cluster: OpenCluster, run_id: str, seen: Look) -> None:
+def conclude(cluster: OpenCluster, run_id: str, seen: RunLook) -> None:
     """Say how a run ended, and the ways on: what these machines allow where one of them is gone. Raises as
     `attach.conclude` does."""
     lost = seen.status and seen.status.cause.kind in LOSSES
@@ -187,7 +187,7 @@ def loss_of(cloud: Cloud, settings: Settings, hosts: Sequence[str]) -> Loss | No
     if _is_held(disks, leaving.values()):
         price, refused = "" if gone else _known_price(list(leaving.values())), ""
     else:
-        price, refused = _price(cloud, settings, Wish(nodes, settings.rental.hours, snapshot))
+        price, refused = _price(cloud, settings, RentalWish(nodes, settings.rental.hours, snapshot))
     return Loss(
         gone,
         tuple(leaving),
@@ -227,7 +227,7 @@ def _known_price(machines: Sequence[Instance]) -> str:
     )
 
 
-def _price(cloud: Cloud, settings: Settings, wish: Wish) -> tuple[str, str]:
+def _price(cloud: Cloud, settings: Settings, wish: RentalWish) -> tuple[str, str]:
     """What an hour of the missing machines costs; else why nobody tells."""
     try:
         plan = plan_up(cloud, settings, wish)

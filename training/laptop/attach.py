@@ -14,7 +14,7 @@ from training.counting import size_text
 from training.exit_codes import FAILED
 from training.laptop import checkpoints, runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
-from training.laptop.follow import Look, follow
+from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.nccl_log import fact_lines, read_log
 from training.laptop.open_cluster import OpenCluster
@@ -42,7 +42,7 @@ class RunFailed(LaunchError):
     exit_code = FAILED
 
 
-def attach(head: Head, run_id: str) -> Look | None:
+def attach(head: Head, run_id: str) -> RunLook | None:
     """Show a run until it is over; None after Ctrl-C. Raises HeadError when the head stays away."""
     try:
         with progress(run_id) as show:
@@ -79,7 +79,7 @@ def resume_command(run_id: str, here: bool) -> str:
     return f"fab train --resume {run_id}{' --here' if here else ''}"
 
 
-def conclude(head: Head, run_id: str, seen: Look, *, ways_told: bool = False) -> None:
+def conclude(head: Head, run_id: str, seen: RunLook, *, ways_told: bool = False) -> None:
     """Say how a run ended, and how it goes on unless that was told. Raises RunFailed for a failure, after the failing
     rank's last words; LaunchError where what the run was given is to blame."""
     cause = seen.status.cause.kind if seen.status else "unknown"
@@ -100,7 +100,7 @@ def conclude(head: Head, run_id: str, seen: Look, *, ways_told: bool = False) ->
         print(NEXT_STEPS[cause].format(resume=resume_command(run_id, head.here)))
 
 
-def ending(run_id: str, seen: Look) -> str:
+def ending(run_id: str, seen: RunLook) -> str:
     """How a run ended, in one line."""
     reason = seen.status.reason if seen.status else seen.fault
     spent = f" ({seen.money} so far)" if seen.money else ""
@@ -190,7 +190,7 @@ def _has_split(run: Path) -> bool:
 def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = False) -> None:
     """Fetch every new checkpoint, or every new best one, until the run is over."""
 
-    def look_and_fetch() -> Look:
+    def look_and_fetch() -> RunLook:
         nonlocal step
         seen = runs.look(head, run_id)
         if (wanted := checkpoints.checkpoint_step(head, run_id)) != step:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from training.events import Told, Waiting
+from training.events import Told, WaitingRank
 from training.laptop import attach, runs
 from training.laptop.head_node import Head
 from training.laptop.open_cluster import OpenCluster
@@ -57,7 +57,7 @@ def reached(cluster: OpenCluster, run_id: str) -> Iterator[None]:
 def waits_at(told: Sequence[Told], rank: int) -> int | None:
     """The port at which a rank waits for a debugger, by the last it told; an older start of the run waits no more."""
     last = next((each.event for each in reversed(told) if each.rank == rank), None)
-    return last.port if isinstance(last, Waiting) else None
+    return last.port if isinstance(last, WaitingRank) else None
 
 
 def _waited_for_port(head: Head, launch: Launch, rank: int) -> int | None:

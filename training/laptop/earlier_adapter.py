@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.began_with import RECORD, WEIGHTS, Stage, parse_record, record_text
+from training.began_with import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
 from training.bounded import bounded_json
 from training.goal import DPO
 from training.laptop import checkpoints, make_run, runs
@@ -28,7 +28,7 @@ class EarlierAdapter:
 
     head: Head
     """Where it lies: where the new run will be, or this machine."""
-    stages: tuple[Stage, ...]
+    stages: tuple[EarlierStage, ...]
     """The last one is it."""
     base_model: str
     """Hash of its base model's files."""
@@ -114,7 +114,7 @@ def _read(head: Head, run_id: str, step: int) -> EarlierAdapter:
         digest = sums.get(f"adapter/{ADAPTER_WEIGHTS}")
         if digest is None:
             raise LaunchError(f"--from-adapter {run_id}: it trained the whole model, there is no adapter to go on with")
-        stage = Stage(run_id, step, digest, str(state["data"]))
+        stage = EarlierStage(run_id, step, digest, str(state["data"]))
         return EarlierAdapter(head, (*before, stage), str(state["base_model"]), runs.recipe_text(head, run_id))
     except (KeyError, TypeError, ValueError) as error:
         raise LaunchError(f"--from-adapter {run_id}: its checkpoint step-{step} cannot be read: {error}") from error

@@ -38,7 +38,7 @@ EVALUATION_KEYS = frozenset({"step", "validation_loss"})
 
 
 @dataclass(frozen=True)
-class Look:
+class RunLook:
     """What a run showed at one moment."""
 
     status: Status | None
@@ -115,7 +115,7 @@ def _look(folder: str, run_id: str, here: bool) -> str:
     )
 
 
-def parse_look(text: str) -> Look:
+def parse_look(text: str) -> RunLook:
     """A look from what `look_command` printed; what of it cannot be read is its fault, and the rest stands."""
     try:
         run_id, status_part, alive, now, metrics, evaluation = text.split(SEPARATOR, 5)
@@ -124,7 +124,7 @@ def parse_look(text: str) -> Look:
     except ValueError:
         named = text.split(SEPARATOR, 1)[0]
         fault = "it cannot be looked at: its files hold control characters"
-        return Look(None, False, (), run_id=named if is_run_id(named) else "", fault=fault)
+        return RunLook(None, False, (), run_id=named if is_run_id(named) else "", fault=fault)
     status, faults = None, []
     try:
         status = parse_status(status_part) if status_part.strip() else None
@@ -136,7 +136,7 @@ def parse_look(text: str) -> Look:
     (rows, _, bad), (evaluations, _, _) = parse_metrics(metrics.encode()), parse_metrics(evaluation.encode())
     if bad:
         faults.append(f"{bad} of the last lines of its {METRICS} cannot be read")
-    return Look(
+    return RunLook(
         status,
         alive.strip() == "alive",
         tuple(row for row in rows if _has_numbers(row, STEP_KEYS)),
@@ -153,7 +153,7 @@ def _has_numbers(row: dict[str, Any], keys: frozenset[str]) -> bool:
     return all(map(is_figure, values))
 
 
-def parse_list(text: str) -> list[Look]:
+def parse_list(text: str) -> list[RunLook]:
     """The looks of `list_command`, those that have not begun left out, oldest run first."""
     looks = [parse_look(part) for part in text.split("\x1d") if part.strip()]
     shown = [look for look in looks if is_run_id(look.run_id) and (look.status or look.alive or look.fault)]
@@ -174,14 +174,14 @@ def mean_step_s(metrics: Sequence[dict[str, Any]]) -> float:
 
 
 def follow(
-    look: Callable[[], Look],
-    show: Callable[[Look], None],
+    look: Callable[[], RunLook],
+    show: Callable[[RunLook], None],
     lost: type[Exception],
     *,
-    until: Callable[[Look], bool] = lambda seen: seen.over and not seen.alive,
+    until: Callable[[RunLook], bool] = lambda seen: seen.over and not seen.alive,
     every_s: float = LOOK_EVERY_S,
     patience_s: float = PATIENCE_S,
-) -> Look:
+) -> RunLook:
     """Look until the run is over and its supervisor, which then still makes the reports, is gone; gives the last look.
 
     Raises `lost` when none succeeds for `patience_s`.

@@ -22,7 +22,7 @@ from training.laptop.measurements import Measurements
 from training.launch import LaunchError
 from training.plan.calibration import Calibration, Ranks
 from training.plan.hardware import Card, NodeHardware, machines_of, rank_cards, slowest_first
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 
 
 def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: float = 0.0, model: str = "NAME") -> Fleet:
@@ -213,7 +213,7 @@ def card_of(kind: InstanceType) -> str | None:
 
 def machines(
     settings: Settings, found: Fleet, measured: bool = True, known: Measurements | None = None, model: str = "NAME"
-) -> Machines:
+) -> PlannedMachines:
     """A fleet with the rates that go for it: measured where these machines were, else by its cards' kind and what its
     network promises. `measured` is False for machines as somebody wishes them: neither their link nor their RAM was, as
     of those that are to be rented. `known`: what was measured; where it is left out it is looked up, on the head too

@@ -16,7 +16,7 @@ from training.laptop.head_node import ANSWER_S, Head, HeadError, RemoteHead
 from training.laptop.runs import CHECK
 from training.plan import calibration, measured
 from training.plan.calibration import Calibration
-from training.plan.measured import Measured
+from training.plan.measured import MeasuredRun
 from training.run_folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
 
 HEAD_S = 4.0
@@ -31,7 +31,7 @@ class Measurements:
 
     calibration: Calibration | None = None
     """The newest of this cluster."""
-    runs: tuple[Measured, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     checks: tuple[Result, ...] = ()
     """Communication checks that nobody fetched yet."""
     notes: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def _checks(name: str, content: str) -> Iterable[Result]:
         print(f"{name}: a check's {RESULT} is left out: {error}", file=sys.stderr)
 
 
-def _runs(contents: Iterable[tuple[str, str]]) -> Iterable[Measured]:
+def _runs(contents: Iterable[tuple[str, str]]) -> Iterable[MeasuredRun]:
     for where, content in contents:
         try:
             yield measured.parse(content)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from training.counting import many
-from training.laptop.plan_options import Asked, Wish
+from training.laptop.plan_options import PlanQuestion, PlanWish
 from training.model_names import typed
 from training.plan.four_bits import SETTING
 from training.plan.options import Choice, Search, choose, in_four_bits
@@ -16,7 +16,7 @@ MORE = (2, 4, 8)
 """Numbers of nodes that are tried where nothing fits."""
 
 
-def start(asked: Asked) -> str:
+def start(asked: PlanQuestion) -> str:
     """The start that decides the same. It is left to it: what is pinned cannot be laid out anew when a node is gone."""
     its, wish = asked.fleet, asked.wish
     if not its.own:
@@ -30,7 +30,7 @@ def start(asked: Asked) -> str:
     return f"next: {shlex.join([*words, *_repeated('--set', settings)])}"
 
 
-def where_nothing_fits(asked: Asked, choice: Choice) -> str | None:
+def where_nothing_fits(asked: PlanQuestion, choice: Choice) -> str | None:
     """What would fit; None where the recipe itself is what no machine can run."""
     if all(option.refused for option in choice.options):
         return None
@@ -49,12 +49,12 @@ def where_nothing_fits(asked: Asked, choice: Choice) -> str | None:
     return "next: a larger card, with --card"
 
 
-def in_four_bits_too(asked: Asked) -> str:
+def in_four_bits_too(asked: PlanQuestion) -> str:
     """The same plan with the frozen layers rounded."""
     return _plan(asked, [*asked.wish.settings, SETTING])
 
 
-def _plan(asked: Asked, settings: Iterable[str], nodes: int = 0) -> str:
+def _plan(asked: PlanQuestion, settings: Iterable[str], nodes: int = 0) -> str:
     """This plan with other values."""
     wish = asked.wish
     flags: dict[str, str | float] = {
@@ -73,7 +73,7 @@ def _text(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _data(wish: Wish) -> list[str]:
+def _data(wish: PlanWish) -> list[str]:
     return [*_repeated("--data", wish.data), *(["--skip-bad"] if wish.skip_bad else [])]
 
 

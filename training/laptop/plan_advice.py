@@ -8,14 +8,14 @@ from typing import Any
 
 from training.cost.memory import micro_batch_tokens
 from training.laptop import next_step
-from training.laptop.plan_options import Asked
+from training.laptop.plan_options import PlanQuestion
 from training.plan import slow_link
 from training.plan.four_bits import SETTING, Rounded, much_faster
 from training.plan.options import Choice, Option, Search
 from training.recipe import with_changes
 
 
-def advice(asked: Asked, choice: Choice) -> Iterator[str]:
+def advice(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
     """A sentence each."""
     if choice.chosen is None:
         return
@@ -24,7 +24,7 @@ def advice(asked: Asked, choice: Choice) -> Iterator[str]:
         yield faster.sentence(next_step.in_four_bits_too(asked))
 
 
-def four_bits_values(asked: Asked, choice: Choice) -> dict[str, Any] | None:
+def four_bits_values(asked: PlanQuestion, choice: Choice) -> dict[str, Any] | None:
     """For programs: what four bits a weight would win; None where they would not much."""
     if (faster := _four_bits(asked, choice)) is None:
         return None
@@ -32,7 +32,7 @@ def four_bits_values(asked: Asked, choice: Choice) -> dict[str, Any] | None:
     return {**how, "times_as_fast": faster.times, "option": asdict(faster.option)}
 
 
-def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
+def _sparing(asked: PlanQuestion, choice: Choice, chosen: Option) -> Iterator[str]:
     """What would spare a slow network, of the strategy to take or of another one that fits."""
     rates = asked.machines.rates.at_precision(asked.recipe.dtype, asked.machines.card is not None)
     for option in (chosen, *(each for each in choice.options if each.fits and each != chosen)):
@@ -49,7 +49,7 @@ def _sparing(asked: Asked, choice: Choice, chosen: Option) -> Iterator[str]:
                 return
 
 
-def _four_bits(asked: Asked, choice: Choice) -> Rounded | None:
+def _four_bits(asked: PlanQuestion, choice: Choice) -> Rounded | None:
     """Where they would be much faster, and nobody has said what the frozen layers are kept in."""
     work = asked.size.work if asked.size else None
     search = Search(asked.shape, asked.recipe, asked.machines, work, asked.wish.free)

@@ -18,7 +18,7 @@ from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
 from training.model_names import has_recipe, typed
 from training.own_model import FOLDER, own_name
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 from training.plan.stand_in import with_network
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
 
@@ -26,7 +26,7 @@ ABOVE_0 = "it has to be above 0, and finite"
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanWish:
     """The flags of `fab plan`; 0 and empty: as the cluster is."""
 
     data: tuple[str, ...] = ()
@@ -55,14 +55,14 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanQuestion:
     """What options are wanted for, and what is known of it."""
 
-    wish: Wish
+    wish: PlanWish
     recipe: Recipe
     shape: ModelShape
     fleet: Fleet
-    machines: Machines
+    machines: PlannedMachines
     size: Size | None
     notes: tuple[str, ...] = ()
     """What could not be found out."""
@@ -84,7 +84,7 @@ class Asked:
         return [kind for kind in dict.fromkeys(kinds) if kind]
 
 
-def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
+def look(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQuestion:
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)
@@ -96,13 +96,13 @@ def look(settings: Settings, recipe: Recipe, wish: Wish) -> Asked:
     at = with_network(machines(settings, found, as_it_is, measured, shlex.quote(typed(recipe))))
     faults = folder_faults(settings.models.names, sent_before=found.head is not None)
     notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape), *faults)
-    asked = Asked(wish, recipe, shape, found, at, size, notes)
+    asked = PlanQuestion(wish, recipe, shape, found, at, size, notes)
     if old := next(filter(too_old, asked.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")
     return asked
 
 
-def subject(recipe: Recipe, wish: Wish) -> tuple[ModelShape, Size | None]:
+def subject(recipe: Recipe, wish: PlanWish) -> tuple[ModelShape, Size | None]:
     """The model to be planned, and how much it is to learn. Raises PlanError for flags and models that cannot be
     planned, DataError."""
     if wish.nodes < 0:

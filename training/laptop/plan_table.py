@@ -15,7 +15,7 @@ from training.isolation import once_a_sample
 from training.laptop import next_step, plan_advice
 from training.laptop.data_size import Size
 from training.laptop.figures import NONE, duration, figure, finite
-from training.laptop.plan_options import Asked
+from training.laptop.plan_options import PlanQuestion
 from training.money import HOUR, money
 from training.plan.options import Choice, Option, choose
 from training.plan.stand_in import NETWORK, TAKEN
@@ -33,7 +33,7 @@ LONGER = 1.1
 """Than the mean a row has to be for padding to count."""
 
 
-def show(asked: Asked) -> bool:
+def show(asked: PlanQuestion) -> bool:
     """The table, with what it rests on before it and what to type after it; whether anything fits."""
     choice = _choice(asked)
     terminal = console()
@@ -50,12 +50,12 @@ def show(asked: Asked) -> bool:
     return choice.chosen is not None
 
 
-def _as_it_stands(asked: Asked, choice: Choice) -> Option | None:
+def _as_it_stands(asked: PlanQuestion, choice: Choice) -> Option | None:
     """None where the recipe leaves something to the plan: nobody would run it with that as it is."""
     return None if asked.recipe.auto else choice.as_it_stands
 
 
-def show_json(asked: Asked) -> bool:
+def show_json(asked: PlanQuestion) -> bool:
     """The same for other programs; what is not known is null."""
     choice = _choice(asked)
     stands = _as_it_stands(asked, choice)
@@ -90,12 +90,12 @@ def _values(option: Option) -> dict[str, Any]:
     return {**asdict(option), "fits": option.fits}
 
 
-def _choice(asked: Asked) -> Choice:
+def _choice(asked: PlanQuestion) -> Choice:
     work = asked.size.work if asked.size else None
     return choose(asked.shape, asked.recipe, asked.machines, work, asked.wish.free)
 
 
-def _before(asked: Asked) -> Iterator[str]:
+def _before(asked: PlanQuestion) -> Iterator[str]:
     its, at = asked.fleet, asked.machines
     ram = f", {its.ram_gib:.0f} GiB RAM" if its.ram_gib else ""
     billions = plain(asked.shape.parameters / 1e9)
@@ -119,7 +119,7 @@ def _before(asked: Asked) -> Iterator[str]:
     yield from _too_little(asked)
 
 
-def _too_little(asked: Asked) -> Iterator[str]:
+def _too_little(asked: PlanQuestion) -> Iterator[str]:
     """What the table of a start would say of so few records."""
     if size := asked.size:
         found = enough(asked.recipe, size.records, size.work.rows, asked.recipe.goal == DPO)
@@ -127,7 +127,7 @@ def _too_little(asked: Asked) -> Iterator[str]:
             yield found.sentence
 
 
-def _price(asked: Asked) -> str:
+def _price(asked: PlanQuestion) -> str:
     """What the machines cost an hour, and in which currency; or that nobody said."""
     at = asked.machines
     if at.price_h is None:
@@ -168,7 +168,7 @@ def _mark(option: Option, choice: Choice) -> str:
     return "take" if option == choice.chosen else "" if option.fits else "no"
 
 
-def _cells(option: Option, asked: Asked) -> list[str]:
+def _cells(option: Option, asked: PlanQuestion) -> list[str]:
     has = "" if option.has_gib is None else f" of {decimals(option.has_gib)}"
     lacks = f", {decimals(option.missing_gib)} missing" if option.missing_gib else ""
     return [
@@ -181,7 +181,7 @@ def _cells(option: Option, asked: Asked) -> list[str]:
     ]
 
 
-def _figures(option: Option, asked: Asked) -> dict[str, str]:
+def _figures(option: Option, asked: PlanQuestion) -> dict[str, str]:
     """Speed, time and money by their columns; of a run that fits."""
     hours, at = asked.wish.hours, asked.machines
     found = {"tokens/s": figure(option.tokens_per_s, ".0f"), "s a step": figure(option.step_s, ".1f")}
@@ -202,7 +202,7 @@ def _within(option: Option, hours: float) -> str:
     return f"{decimals(option.tokens_per_s * 3600 * hours / 1e6)} M tokens" if option.tokens_per_s else NONE
 
 
-def _stages(option: Option, asked: Asked) -> str:
+def _stages(option: Option, asked: PlanQuestion) -> str:
     """How the layers lie, first stage to last."""
     assert option.split
     split, cards = option.split, [card.card for card in asked.machines.mixed]
@@ -214,17 +214,17 @@ def _stages(option: Option, asked: Asked) -> str:
     return f"{copies}{on}: {each}"
 
 
-def _taken(asked: Asked) -> Iterator[str]:
+def _taken(asked: PlanQuestion) -> Iterator[str]:
     if asked.machines.link_from == TAKEN:
         yield f"all seconds, tokens/s and money are computed {NETWORK}"
 
 
-def _uncounted(asked: Asked) -> Iterator[str]:
+def _uncounted(asked: PlanQuestion) -> Iterator[str]:
     if said := once_a_sample(asked.shape.kind):
         yield said
 
 
-def _after(asked: Asked, choice: Choice) -> Iterator[str]:
+def _after(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
     now, chosen = choice.as_it_stands, choice.chosen
     left = asked.recipe.auto
     what = "all this" if left == LEFT_TO_THE_PLAN else " and ".join(left)
@@ -248,7 +248,7 @@ def _after(asked: Asked, choice: Choice) -> Iterator[str]:
     yield next_step.start(asked)
 
 
-def _figures_rest_on(asked: Asked, choice: Choice) -> Iterator[str]:
+def _figures_rest_on(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
     """How the layers of what fits lie, and the weakest number behind its times."""
     fitting = [option for option in choice.options if option.fits]
     for option in fitting:

@@ -26,7 +26,7 @@ from training.laptop.fleet import Fleet
 from training.laptop.machines import card_of, fleet, machines, named_cards
 from training.laptop.measurements import Measurements
 from training.laptop.models.wanted import folder_faults
-from training.laptop.plan_options import Wish, subject
+from training.laptop.plan_options import PlanWish, subject
 from training.launch import LaunchError
 from training.model_names import typed
 from training.money import HOUR, money
@@ -48,7 +48,7 @@ class Choices:
     """What could be rented, and what of it is worth looking at."""
 
     settings: Settings
-    wish: Wish
+    wish: PlanWish
     recipe: Recipe
     shape: ModelShape
     size: Size | None
@@ -77,7 +77,7 @@ class Choices:
         return next((w for w in self.ways if (w.offered.type_name, w.offered.nodes) == (first, own.nodes)), None)
 
 
-def look(settings: Settings, recipe: Recipe, wish: Wish) -> Choices:
+def look(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
     """What could be rented, as the cloud offers it now; of listed machines, how many of them to use. Raises PlanError,
     DataError, LaunchError."""
     if wish.hours:
@@ -163,7 +163,7 @@ def _from(offered: Offered) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
+def _wanted(kind: InstanceType, recipe: Recipe, wish: PlanWish) -> bool:
     """Whole cards that are known, and can compute what the recipe asks for."""
     usual = card_bytes(kind.gpu_spec) if kind.gpu_spec else None
     if usual is None or too_old(kind.gpu_spec) or rates_of(kind.gpu_spec) is None:
@@ -175,14 +175,14 @@ def _wanted(kind: InstanceType, recipe: Recipe, wish: Wish) -> bool:
     return not sliced and _asked_card(kind, wish)
 
 
-def _asked_card(kind: InstanceType, wish: Wish) -> bool:
+def _asked_card(kind: InstanceType, wish: PlanWish) -> bool:
     """Whether its cards are of the kind that is asked for; by its name, where the kind is not known here."""
     if (its := rates_of(wish.card)) is not None:
         return its is rates_of(kind.gpu_spec)
     return wish.card.lower() in (card_of(kind) or "").lower()
 
 
-def _listed(settings: Settings, wish: Wish, known: Measurements, model: str) -> Iterator[Offered]:
+def _listed(settings: Settings, wish: PlanWish, known: Measurements, model: str) -> Iterator[Offered]:
     most = len(settings.nodes)
     if wish.nodes > most:
         raise PlanError(f"--nodes {wish.nodes}: {most} are listed")
@@ -193,7 +193,7 @@ def _listed(settings: Settings, wish: Wish, known: Measurements, model: str) -> 
 
 
 def _offered(
-    settings: Settings, wish: Wish, offers: Sequence[OnOffer], known: Measurements
+    settings: Settings, wish: PlanWish, offers: Sequence[OnOffer], known: Measurements
 ) -> tuple[list[Offered], list[str]]:
     found, said = [], []
     counts = (wish.nodes,) if wish.nodes else sorted({*COUNTS, settings.rental.nodes})
@@ -210,7 +210,7 @@ def _offered(
     return found, said
 
 
-def _at_rate(found: Fleet, wish: Wish) -> Fleet:
+def _at_rate(found: Fleet, wish: PlanWish) -> Fleet:
     return replace(found, line_rate_gbps=wish.line_rate_gbps) if wish.line_rate_gbps else found
 
 

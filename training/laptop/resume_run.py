@@ -30,7 +30,7 @@ from training.laptop.start_run import planned_s
 from training.launch import Launch, LaunchError
 from training.plan.deciding import decided_again, layout_keys
 from training.plan.hardware import NodeHardware, machines_of, rank_cards
-from training.plan.machines import Machines, Workload
+from training.plan.machines import PlannedMachines, Workload
 from training.recipe import Recipe, flat, read_recipe
 from training.run_folder import LOCAL_RUNS
 
@@ -85,7 +85,7 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
         raise LaunchError(f"{run_id} has only damaged checkpoints ({names}); start anew without --resume")
     if step is None:
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
-    change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else Change()
+    change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else SettingChange()
     launch = make_run.going_on(cluster, run_id, force)
     was = _read(runs.recipe_text(head, run_id))
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
@@ -104,7 +104,7 @@ def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str],
     return launch
 
 
-def left_s(head: Head, launch: Launch, change: Change, step: int) -> float:
+def left_s(head: Head, launch: Launch, change: SettingChange, step: int) -> float:
     """Seconds from a step to the last one, as the last steps took, where the run goes on unchanged on such machines;
     else what the plan says of the whole run. 0: nobody knows."""
     before, metrics = runs.read_launch(head, launch.run_id), runs.look(head, launch.run_id).metrics
@@ -125,11 +125,11 @@ def fitted(
     cluster: OpenCluster,
     launch: Launch,
     nodes: Sequence[NodeHardware],
-    change: Change,
+    change: SettingChange,
     *,
     step: int,
     said: Collection[str],
-) -> Change:
+) -> SettingChange:
     """With what the plan of the run's start decided decided anew, where that does not fit the machines there are now;
     what is `said` for this resume stays."""
     head, run_id = cluster.head, launch.run_id
@@ -167,7 +167,7 @@ def untimed(plan: Mapping[str, Any]) -> str:
     return json.dumps({**plan, "predicted": {**plan["predicted"], "step_s": None, "model_step_s": None}}) + "\n"
 
 
-def machines_now(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> Machines:
+def machines_now(cluster: OpenCluster, launch: Launch, nodes: Sequence[NodeHardware]) -> PlannedMachines:
     """Where a run would go on, as the nodes are and as fast as was measured."""
     per_node, ram_bytes = max(host.slots for host in launch.hosts), min(node.ram_bytes for node in nodes)
     known = preparing.known_of(cluster, launch, nodes)
@@ -187,7 +187,7 @@ def prepare_again(head: Head, launch: Launch, kept: str) -> None:
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """What a resume does to the recipe of a run."""
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class Change:
     """The data have to be prepared anew."""
 
 
-def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bool) -> Change:
+def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bool) -> SettingChange:
     """What `overrides` change from `step` on. Raises RecipeError, and LaunchError naming what would change the
     computation."""
     before, after = _read(text), _read(text, overrides)
@@ -221,9 +221,9 @@ def changed_recipe(text: str, overrides: Mapping[str, str], step: int, force: bo
     for difference in differs:
         print(f"from step {step} on: {difference}")
     if before == after:
-        return Change()
+        return SettingChange()
     kept = f"recipe.before-{step}.toml"
-    return Change({RECIPE: after.to_toml(), kept: text}, kept, before.data_settings() != after.data_settings())
+    return SettingChange({RECIPE: after.to_toml(), kept: text}, kept, before.data_settings() != after.data_settings())
 
 
 def _never(keys: Sequence[str]) -> str:

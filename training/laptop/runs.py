@@ -11,7 +11,7 @@ from typing import Any
 
 from training.bounded import bounded_json
 from training.events import EVENTS, Told, parse_rows
-from training.laptop.follow import Look, follow, list_command, look_command, parse_list, parse_look
+from training.laptop.follow import RunLook, follow, list_command, look_command, parse_list, parse_look
 from training.laptop.head_node import Head, HeadError
 from training.laptop.ranks_here import launch_here
 from training.laptop.starting import under_way
@@ -66,12 +66,12 @@ def events(head: Head, run_id: str) -> list[Told]:
     return parse_rows(head.shell(f"cat {_quoted(head, run_id)}/{EVENTS} 2>/dev/null; true"))
 
 
-def look(head: Head, run_id: str) -> Look:
+def look(head: Head, run_id: str) -> RunLook:
     """One look at a run."""
     return parse_look(head.shell(look_command(str(head.runs / run_id), head.here)))
 
 
-def all_runs(head: Head) -> list[Look]:
+def all_runs(head: Head) -> list[RunLook]:
     """A look at every run there, oldest first."""
     return parse_list(head.shell(list_command(str(head.runs), head.here)))
 

@@ -258,7 +258,7 @@ def _made_ready(
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
     wanted = preparing.DataRequest(given.skip_bad, given.from_hub, given.names(launch.run_dir))
-    plan = plan_run(cluster, launch, recipe, wanted, nodes, anyway=anyway, named=named)
+    plan = plan_run(cluster, launch, recipe, wanted, nodes, dry=dry, anyway=anyway, named=named)
     if dry:
         return None
     launch = preparing.in_stage_order(cluster, launch, plan.recipe, nodes)
@@ -283,6 +283,7 @@ def plan_run(
     wanted: preparing.DataRequest,
     nodes: Sequence[NodeHardware],
     *,
+    dry: bool,
     anyway: bool,
     named: Collection[str] = (),
 ) -> Plan:
@@ -299,7 +300,7 @@ def plan_run(
     if chosen := plan.predicted.get("chosen"):
         values = ", ".join(f"{key} = {value}" for key, value in chosen["settings"].items())
         print(f"chosen: {values}; {chosen['reason']}", flush=True)
-    show_plan(plan)
+    show_plan(plan, every_check=dry)
     if plan.errors:
         raise PlanError("\n".join(plan.errors))
     return plan

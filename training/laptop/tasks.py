@@ -14,7 +14,7 @@ from inventory.command_line import ask, sentences
 from training.exit_codes import STOPPED
 
 if TYPE_CHECKING:
-    from training.laptop.follow import Look
+    from training.laptop.follow import RunLook
 
 DATA_HELP = (
     "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub; may be repeated"
@@ -24,17 +24,10 @@ HERE_RUNS_HELP = "the runs of this machine, made with --here"
 RUN_HELP = "run id; without it the newest run"
 
 
-def end_as(seen: Look) -> None:
+def end_as(seen: RunLook) -> None:
     """A run that was stopped before its end is not done: whoever waits for the command sees it by its exit code."""
     if seen.state == "stopped":
         raise Exit(code=STOPPED)
-
-
-def meant(word: str, flags: Sequence[str], typed: Sequence[str]) -> str:
-    """What a word that is not understood may be, as it is typed; empty where nothing is known."""
-    from training.laptop import meant as words
-
-    return words.meant(word, flags, typed)
 
 
 def _ask(yes: bool, question: str) -> None:
@@ -243,7 +236,7 @@ def plan(
         amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
         there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
         files, settings = tuple(data or ()), tuple(set or ())
-        wish = plan_options.Wish(files, nodes, there_h, card, rate, price, settings, skip_bad)
+        wish = plan_options.PlanWish(files, nodes, there_h, card, rate, price, settings, skip_bad)
         if rent:
             from training.laptop import rent_options, rent_table
 

@@ -12,7 +12,7 @@ from inventory.shown import age, console, table
 from training import comm_report
 from training.comm_report import Result
 from training.counting import many
-from training.laptop.follow import Look, details, eta_s, headline, number
+from training.laptop.follow import RunLook, details, eta_s, headline, number
 from training.plan.predict import Plan
 from training.plan.situation import Severity
 from training.run_folder import Status
@@ -22,11 +22,13 @@ SILENT_S = 10.0
 """Without an answer of the head, from which on that is said."""
 LONGEST_S = 1e8
 """A run that is said to take longer has a wrong clock."""
+ALWAYS_SHOWN = ("records", "time")
+"""What one wants to know of a start although nothing is wrong with it."""
 COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[Look], None]]:
+def progress(label: str) -> Iterator[Callable[[RunLook], None]]:
     """A function to give each look to: a bar in a terminal, a line now and then elsewhere."""
     terminal = console()
     if not terminal.is_terminal:
@@ -51,7 +53,7 @@ def progress(label: str) -> Iterator[Callable[[Look], None]]:
 
         said: set[str] = set()
 
-        def show(seen: Look) -> None:
+        def show(seen: RunLook) -> None:
             bar.heard_at = time.monotonic()
             for each in news(seen):
                 if each not in said:
@@ -73,19 +75,19 @@ def silent(seconds: float) -> str:
     return f"no answer from the head for {seconds:.0f} s" if seconds >= SILENT_S else ""
 
 
-def running(seen: Look) -> str:
+def running(seen: RunLook) -> str:
     """For how long the run, not this terminal, has been there; empty before its first status."""
     took = seen.status.updated + seen.age_s - seen.status.started if seen.status else -1
     return f"  running {timedelta(seconds=round(took))}" if 0 <= took < LONGEST_S else ""
 
 
-def stopping(seen: Look) -> str:
+def stopping(seen: RunLook) -> str:
     """What a run says of itself that was asked to stop and is saving; empty of any other."""
     status = seen.status
     return status.reason if status and not status.over and status.cause.kind == "asked" else ""
 
 
-def news(seen: Look) -> list[str]:
+def news(seen: RunLook) -> list[str]:
     """What a run that goes on says of itself: that it is being stopped, and why; that it is far from its plan."""
     if seen.status is None or seen.status.over:
         return []
@@ -101,10 +103,10 @@ def off_plan(status: Status) -> str:
     return f"a step takes {took:.2f} s, {many} the {planned:.2f} s of its plan; later plans go by it"
 
 
-def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
+def _plain(write: Callable[[str], None]) -> Callable[[RunLook], None]:
     said: dict[str, Any] = {"state": None, "step": None, "at": 0.0, "news": set(), "heard": time.monotonic()}
 
-    def show(seen: Look) -> None:
+    def show(seen: RunLook) -> None:
         if silence := silent(time.monotonic() - said["heard"]):
             write(silence)
         said["heard"] = time.monotonic()
@@ -125,7 +127,7 @@ def _plain(write: Callable[[str], None]) -> Callable[[Look], None]:
     return show
 
 
-def runs_table(looks: Sequence[Look]) -> None:
+def runs_table(looks: Sequence[RunLook]) -> None:
     """All runs of a head with state, step, loss, what they cost and age."""
     rows = []
     for seen in looks:
@@ -145,17 +147,21 @@ def runs_table(looks: Sequence[Look]) -> None:
     )
 
 
-def show_plan(plan: Plan) -> None:
-    """Every check with what was found, and what to do where something is wrong."""
+def show_plan(plan: Plan, every_check: bool) -> None:
+    """What the checks found, and what to do where something is wrong; those that passed are counted, unless
+    `every_check` is to be shown."""
     from rich.text import Text
 
     terminal = console()
-    if not terminal.is_terminal:
-        for check in plan.checks:
+    listed = [check for check in plan.checks if every_check or check.severity != "ok" or check.name in ALWAYS_SHOWN]
+    if terminal.is_terminal:
+        rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in listed]
+        terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
+    else:
+        for check in listed:
             print(f"{check.severity:8}{check.sentence}")
-        return
-    rows = [[Text(each.severity, COLOURS[each.severity]), each.name, each.value, each.cure] for each in plan.checks]
-    terminal.print(table(["", "check", "found", "what to do"], rows, {"found", "what to do"}))
+    if passed := len(plan.checks) - len(listed):
+        print(f"{many(passed, 'more check')} passed; --dry shows all of them")
 
 
 def check_report(result: Result, previous: Result | None, line_rate_gbps: float | None) -> None:

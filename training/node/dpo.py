@@ -27,7 +27,7 @@ class PairLossModel(LossModel):
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__(model, recipe)
-        self.dpo, self.adapter = recipe.dpo, Adapter(model)
+        self.dpo, self.adapter = recipe.dpo, AdapterSwitch(model)
 
     def _fused(self, model: nn.Module, recipe: Recipe) -> log_probs.HeadLoss:
         causal = causal_model(model)
@@ -54,7 +54,7 @@ def loss_model(model: nn.Module, recipe: Recipe) -> LossModel:
     return PairLossModel(model, recipe) if recipe.prefers else LossModel(model, recipe)
 
 
-class Adapter:
+class AdapterSwitch:
     """A model's adapter, to be switched off for a while."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -118,7 +118,7 @@ class Work:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far the run is; what a checkpoint remembers."""
 
     step: int = 0
@@ -184,7 +184,7 @@ def as_it_was_begun(work: Work, rank: Rank, start: Start | None) -> Work:
     return replace(work, recipe=recipe, whole=whole_model(recipe, work.model_dir))
 
 
-def steps(run: Run, progress: Progress) -> int:
+def steps(run: Run, progress: RunProgress) -> int:
     """Step after step, with a look at the held-out rows and a checkpoint now and then."""
     work, recipe, rank = run.work, run.work.recipe, run.rank
     profile = Profile(rank, progress.step)
@@ -267,7 +267,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
     return Run(work, rank, strategy, order, saver, meter, recorder, clock)
 
 
-def optimizer_step(run: Run, progress: Progress) -> bool:
+def optimizer_step(run: Run, progress: RunProgress) -> bool:
     """One step over the global batch; gives whether the ranks agreed to stop after it."""
     work, recipe, place, strategy = run.work, run.work.recipe, run.rank.place, run.strategy
     began = time.monotonic()
@@ -373,11 +373,11 @@ def validate(run: Run, step: int) -> tuple[float | None, bool]:
     return seen.validation_loss, False
 
 
-def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> Progress:
+def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> RunProgress:
     """Put the run back where the checkpoint left it; only the head needs to have the files."""
     if start is None:
         begin(work, strategy, rank)
-        return Progress()
+        return RunProgress()
     path, state = start.path, start.state
     tensors = checkpoint.read_tensors(path) if rank.is_head else None
     rank.on_head(lambda: refuse_other_shapes(path, tensors or {}, work.whole.shapes))
@@ -387,7 +387,7 @@ def restore(start: Start | None, work: Work, strategy: Strategy, rank: Rank) -> 
     rank.say(f"resumed from {path.name}, saved by {many(state.world_size, 'rank')}")
     if rank.is_head:
         emit(Resumed(state.step, state.world_size))
-    return Progress(state.step, state.tokens, start.best_loss)
+    return RunProgress(state.step, state.tokens, start.best_loss)
 
 
 def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
@@ -401,7 +401,7 @@ def begin(work: Work, strategy: Strategy, rank: Rank) -> None:
     rank.say(f"begun with {', then '.join(stage.words for stage in stages_of(rank.run))}")
 
 
-def save(run: Run, progress: Progress, validation_loss: float | None) -> None:
+def save(run: Run, progress: RunProgress, validation_loss: float | None) -> None:
     """Hand a checkpoint of this step to the head's background thread."""
     recipe, place = run.work.recipe, run.rank.place
     run.rank.progress.note(progress.step, "save")

@@ -28,7 +28,7 @@ LINGER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Place:
+class HeartbeatPlace:
     """This process among the ranks."""
 
     rank: int
@@ -58,7 +58,7 @@ def late_ranks(
 class Heartbeat:
     """Two daemon threads: one talks to the store, one watches it, since a cut link blocks the talker."""
 
-    def __init__(self, place: Place, leave: Callable[[Failed], None], limit_s: float = LIMIT_S) -> None:
+    def __init__(self, place: HeartbeatPlace, leave: Callable[[Failed], None], limit_s: float = LIMIT_S) -> None:
         """`leave` is told why before the process ends with PEER_LOST."""
         self.place = place
         self._limit_s = limit_s

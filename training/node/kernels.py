@@ -34,7 +34,7 @@ def choose_loss(model_dir: Path, dtype: torch.dtype, device: torch.device | str,
     _tell(rank, liger.choose(*head_shape(model_dir), dtype, device))
 
 
-def _tell(rank: Rank, chosen: liger.Choice | mixer_kernels.Choice | None) -> None:
+def _tell(rank: Rank, chosen: liger.LossChoice | mixer_kernels.LossChoice | None) -> None:
     """What is taken is said once; what one rank's card does without, by that rank."""
     if chosen and chosen.taken:
         rank.say(chosen.words)

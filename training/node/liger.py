@@ -39,7 +39,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LossChoice:
     """Whether a run takes compiled kernels."""
 
     taken: bool
@@ -52,7 +52,9 @@ def loss_for(hidden: torch.Tensor) -> Loss | None:
     return None if _refused or not (hidden.is_cuda or interpreted) else _loss()
 
 
-def choose(width: int | None, vocabulary: int | None, dtype: torch.dtype, device: torch.device | str) -> Choice | None:
+def choose(
+    width: int | None, vocabulary: int | None, dtype: torch.dtype, device: torch.device | str
+) -> LossChoice | None:
     """Try it on one chunk of a head of that shape, and do without it for the rest of this process where it is not our
     loss, or the shape is not known; None where there is nothing to choose. Needs room for a head's weight: before the
     model is loaded."""
@@ -68,7 +70,7 @@ def choose(width: int | None, vocabulary: int | None, dtype: torch.dtype, device
     else:
         apart = f"its value differs by {found.value:.1g} of ours, its gradient by {found.gradient:.1g}"
         if found.within(dtype):
-            return Choice(True, f"the loss is computed by Liger's kernels: {apart}")
+            return LossChoice(True, f"the loss is computed by Liger's kernels: {apart}")
         reason = apart
     finally:
         if torch.device(device).type == "cuda":
@@ -77,10 +79,10 @@ def choose(width: int | None, vocabulary: int | None, dtype: torch.dtype, device
     return leave(reason)
 
 
-def leave(reason: str) -> Choice:
+def leave(reason: str) -> LossChoice:
     """Do without it for the rest of this process."""
     _refused.append(reason)
-    return Choice(False, f"Liger's kernels are not used: {reason}; our own loss takes their place")
+    return LossChoice(False, f"Liger's kernels are not used: {reason}; our own loss takes their place")
 
 
 def agreement(

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from training.node.architecture import build
 from training.node.attention import Segments
 from training.node.head_check import copies
-from training.node.liger import Agreement, Choice
+from training.node.liger import Agreement, LossChoice
 from training.node.mixers import AT_ONCE, at_once, mixers, one_by_one
 
 PACKAGES = ("causal_conv1d", "mamba_ssm")
@@ -29,7 +29,7 @@ LENGTHS = (70, 9, 17, 5)
 """Of the samples that they are tried on: above a chunk of 64 tokens, and so short that what leaks shows."""
 
 
-def choose(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> Choice | None:
+def choose(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> LossChoice | None:
     """Try each class of mixers of a model on a small copy, and leave to kernels those that agree, for the rest of this
     process; None where the model has no such layers, or nothing is installed or no GPU there to compute them. Before
     the model takes the memory."""
@@ -44,7 +44,7 @@ def choose(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | 
             torch.cuda.reset_peak_memory_stats()
 
 
-def tried(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> Choice | None:
+def tried(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> LossChoice | None:
     """`choose` on any device."""
     try:
         found, width = small_mixers(config, dtype, device)
@@ -58,11 +58,11 @@ def tried(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | s
     if not all(each.within(dtype) for each in apart):
         return _one_by_one(difference)
     AT_ONCE.update((type(module), torch.device(device).type) for module in found)
-    return Choice(True, f"a row's samples go through the kernels of its mixers together: {difference}")
+    return LossChoice(True, f"a row's samples go through the kernels of its mixers together: {difference}")
 
 
-def _one_by_one(reason: str) -> Choice:
-    return Choice(
+def _one_by_one(reason: str) -> LossChoice:
+    return LossChoice(
         False, f"a row's samples go through its mixers one by one; together they were not kept apart: {reason}"
     )
 

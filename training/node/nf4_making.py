@@ -26,7 +26,7 @@ from training.data.cache import half_made
 from training.errors import AdapterError
 from training.model_files import INDEX, SINGLE, entries, shard_names
 from training.node.adapter.end_of_turn import GENERATION
-from training.node.adapter.experts import Piece, first_hole, pieces_of
+from training.node.adapter.experts import ExpertPart, first_hole, pieces_of
 from training.node.architecture import ROUTERS, build, config_of, expert_parameters, experts_modules, text_layers
 from training.recipe import RecipeError
 from training.sums import seal
@@ -82,7 +82,7 @@ class Layout:
     """Weights of linear layers that are kept in four bits, by the model's names."""
     left: list[str]
     """Linear modules that are not: those outside the text part's layers, and the routers of a mixture."""
-    experts: Mapping[str, tuple[torch.Size, Mapping[str, Piece]]]
+    experts: Mapping[str, tuple[torch.Size, Mapping[str, ExpertPart]]]
     """Of experts' projections their shapes, and which tensors of the files hold what of them."""
     exact: frozenset[str]
     """Parts of the names of what a mixture keeps in fp32 whatever the dtype: routers and their corrections."""
@@ -115,7 +115,9 @@ def layout_of(config: PretrainedConfig, tensors: Collection[str], dtype: torch.d
     return Layout(names, packed, left, experts, frozenset(exact if experts else ()))
 
 
-def _experts(model: PreTrainedModel, pieces: Mapping[str, Piece]) -> dict[str, tuple[torch.Size, dict[str, Piece]]]:
+def _experts(
+    model: PreTrainedModel, pieces: Mapping[str, ExpertPart]
+) -> dict[str, tuple[torch.Size, dict[str, ExpertPart]]]:
     """Of a mixture's projections, as `Layout` has them; nothing where the model is none."""
     layers = text_layers(model)
     wanted = {id(p) for layer in layers for p in expert_parameters(layer).values()}

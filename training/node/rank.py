@@ -25,14 +25,14 @@ from training.launch import MASTER_PORTS
 from training.node.checkpoint import CheckpointError
 from training.node.diagnosis import debug
 from training.node.diagnosis.progress import ProgressFile
-from training.node.heartbeat import LIMIT_S, Heartbeat, Place
+from training.node.heartbeat import LIMIT_S, Heartbeat, HeartbeatPlace
 
 T = TypeVar("T")
 
 
-def place_of(environ: Mapping[str, str]) -> Place:
+def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
     """Who this process is, from what DeepSpeed's launcher sets; the heartbeat has the port after the master's."""
-    return Place(
+    return HeartbeatPlace(
         rank=int(environ.get("RANK", "0")),
         local_rank=int(environ.get("LOCAL_RANK", "0")),
         world_size=int(environ.get("WORLD_SIZE", "1")),

@@ -9,7 +9,7 @@ from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
 from training.counting import size_text
 from training.plan.facts import Facts
-from training.plan.machines import Machines, Workload
+from training.plan.machines import PlannedMachines, Workload
 from training.plan.options import Search, choose
 from training.recipe import Recipe, flat, with_changes
 from training.recipe_tables import OF_A_STRATEGY
@@ -31,7 +31,7 @@ def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
 
 
 def decided_again(
-    recipe: Recipe, shape: ModelShape, machines: Machines, work: Workload, left: Collection[str]
+    recipe: Recipe, shape: ModelShape, machines: PlannedMachines, work: Workload, left: Collection[str]
 ) -> tuple[Recipe, str]:
     """A run's recipe for the machines it goes on with: as it is, while that fits them, but for what the table of a
     strategy that was named for this resume leaves open; else with the keys in `left` decided anew, and why. Where

@@ -9,7 +9,7 @@ from typing import Any
 from training.cost.memory import GIB
 from training.cost.shape import ModelShape, read_outline
 from training.plan.hardware import Card, Known, NodeHardware, machines_of, rank_cards
-from training.plan.machines import Machines, Workload
+from training.plan.machines import PlannedMachines, Workload
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Facts(Known):
     """Records kept out of training, to measure by."""
 
     @property
-    def machines(self) -> Machines:
+    def machines(self) -> PlannedMachines:
         """With how fast they are, as far as anybody knows."""
         cards = self.mixed or ((self.card,) * self.ranks if self.card else ())
         return machines_of(cards, self.ranks, self.ranks_per_node, self.ram_bytes, self)

@@ -9,7 +9,7 @@ from math import log
 
 from training.cost.money import HOUR_S
 from training.cost.shape import ModelShape
-from training.plan.machines import Machines, Workload
+from training.plan.machines import PlannedMachines, Workload
 from training.plan.options import AS_FAST, Option, choose
 from training.recipe import Recipe
 
@@ -23,7 +23,7 @@ class Offered:
 
     type_name: str
     nodes: int
-    machines: Machines
+    machines: PlannedMachines
     in_stock: bool = True
 
 

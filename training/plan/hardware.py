@@ -10,8 +10,8 @@ from training.cost.cards import SAME_MEMORY, memory_rate, same_kind, sustained_f
 from training.cost.pace import Rates
 from training.counting import plain
 from training.plan.calibration import Calibration
-from training.plan.machines import Machines, RankCard, room
-from training.plan.measured import Measured, corrections
+from training.plan.machines import PlannedMachines, RankCard, room
+from training.plan.measured import MeasuredRun, corrections
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Known:
     """Where that is known from."""
     calibration: Calibration | None = None
     """What was measured on them."""
-    runs: tuple[Measured, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     """What runs took, on them and elsewhere."""
 
 
@@ -83,12 +83,12 @@ def slowest_first(nodes: Sequence[NodeHardware]) -> tuple[NodeHardware, ...]:
 
 def machines_of(
     cards: Sequence[Card], ranks: int, ranks_per_node: int, ram_bytes: float, known: Known = Known(None)
-) -> Machines:
+) -> PlannedMachines:
     """With the rates that go for them. `cards`: every rank's, in rank order; none where the ranks compute on the CPU.
     `ram_bytes`: of a node."""
     share = ram_bytes / ranks_per_node
     rates = Rates(None, known.bytes_per_s)
-    base = Machines(ranks, ranks_per_node, None, share, *room(share, gpu=False), ram_bytes, rates)
+    base = PlannedMachines(ranks, ranks_per_node, None, share, *room(share, gpu=False), ram_bytes, rates)
     base = replace(base, link_from=known.link_from)
     made = known.calibration
     if not cards:
@@ -100,7 +100,7 @@ def machines_of(
     return replace(found, corrections=corrections(known.runs, found.kinds, found.rates, ranks))
 
 
-def _mixed(base: Machines, cards: Sequence[Card], made: Calibration | None) -> Machines:
+def _mixed(base: PlannedMachines, cards: Sequence[Card], made: Calibration | None) -> PlannedMachines:
     """Of cards of several kinds: every strategy goes by the slowest and the smallest of them, but where the layers lie
     in stages."""
     by_kind = {card: _with_card(base, card, made) for card in dict.fromkeys(cards)}
@@ -129,7 +129,7 @@ def _least(rates: Sequence[float | None]) -> float | None:
     return min(known) if len(known) == len(rates) else None
 
 
-def _with_card(base: Machines, card: Card, made: Calibration | None) -> Machines:
+def _with_card(base: PlannedMachines, card: Card, made: Calibration | None) -> PlannedMachines:
     """With how much such a card holds, how fast it computes, and who says so."""
     usable, spare = room(card.bytes, gpu=True)
     its = made if made and made.card and same_kind(made.card, card.name) else None
@@ -148,7 +148,7 @@ def _with_card(base: Machines, card: Card, made: Calibration | None) -> Machines
     return replace(found, rates=replace(rates, flops=flops), flops_from="the table of cards", weakest=weakest)
 
 
-def _measured(base: Machines, made: Calibration, card: str | None) -> Machines:
+def _measured(base: PlannedMachines, made: Calibration, card: str | None) -> PlannedMachines:
     """With what such cards, or CPUs (None), were measured to sustain; as they were where others were measured."""
     if flops := made.sustained(card):
         return replace(base, rates=replace(base.rates, flops=flops), flops_from=f"measured by {made.run_id}")

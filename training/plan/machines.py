@@ -33,7 +33,7 @@ class RankCard:
 
 
 @dataclass(frozen=True)
-class Room:
+class CardRoom:
     """What decides whether a rank holds something."""
 
     usable_bytes: float
@@ -52,7 +52,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Machines:
+class PlannedMachines:
     """Where ranks would run, as far as anybody knows."""
 
     ranks: int
@@ -104,14 +104,14 @@ class Machines:
         worst = max(range(len(lacks)), key=lambda rank: lacks[rank])
         return lacks[worst], worst
 
-    def with_room(self, more: float) -> Machines:
+    def with_room(self, more: float) -> PlannedMachines:
         """With so many bytes more to fill on every card."""
         mixed = tuple(replace(card, usable_bytes=card.usable_bytes + more) for card in self.mixed)
         return replace(self, usable_bytes=self.usable_bytes + more, mixed=mixed)
 
-    def rank_room(self, usable_bytes: float) -> Room:
+    def rank_room(self, usable_bytes: float) -> CardRoom:
         """Of a rank on a card of which so much may be filled, or with such a part of a node's RAM."""
-        return Room(usable_bytes, self.card is not None, self.ranks_per_node, self.ram_bytes)
+        return CardRoom(usable_bytes, self.card is not None, self.ranks_per_node, self.ram_bytes)
 
 
 @dataclass(frozen=True)

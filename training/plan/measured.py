@@ -35,7 +35,7 @@ OFF = 0.4
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """One run, or its last start."""
 
     run_id: str
@@ -89,14 +89,14 @@ def measure(
     resumed: Iterable[int] = (),
     dtype: str | None = None,
     tuning: str | None = None,
-) -> Measured | None:
+) -> MeasuredRun | None:
     """What came of a run; None where too few undisturbed steps are left, or it ran on other ranks than were planned."""
     left = counted(rows, resumed)
     if len(left) < LEAST or predicted.get("ranks") != ranks:
         return None
     rates = predicted.get("rates") or {}
     planned = predicted.get("step_s")
-    return Measured(
+    return MeasuredRun(
         run_id=run_id,
         time=time,
         strategy=strategy,
@@ -131,7 +131,7 @@ class Correction:
 class Corrections:
     """For one kind of machines."""
 
-    runs: tuple[Measured, ...] = ()
+    runs: tuple[MeasuredRun, ...] = ()
     """On such machines, by the same rates; the newest first."""
 
     def of(self, strategy: str, dtype: str, tuning: str) -> Correction | None:
@@ -147,14 +147,14 @@ class Corrections:
 
     def by_strategy(self, dtype: str, tuning: str) -> dict[str, Correction]:
         """Of each strategy the newest runs' median; of runs that computed and tuned alike, as far as they say."""
-        runs: dict[str, list[Measured]] = {}
+        runs: dict[str, list[MeasuredRun]] = {}
         for each in self.runs:
             if each.dtype in {None, dtype} and each.tuning in {None, tuning}:
                 runs.setdefault(each.strategy, []).append(each)
         return {strategy: _correction(its[:NEWEST]) for strategy, its in runs.items()}
 
 
-def _correction(runs: Sequence[Measured]) -> Correction:
+def _correction(runs: Sequence[MeasuredRun]) -> Correction:
     factors = [each.factor for each in runs if each.factor is not None]
     return Correction(statistics.median(factors), tuple(each.run_id for each in runs))
 
@@ -163,13 +163,13 @@ NONE = Corrections()
 """Where nothing was measured."""
 
 
-def corrections(runs: Iterable[Measured], card: str | None, rates: Rates, ranks: int) -> Corrections:
+def corrections(runs: Iterable[MeasuredRun], card: str | None, rates: Rates, ranks: int) -> Corrections:
     """What runs on such machines say that were planned by the same rates, and long enough."""
     telling = (each for each in runs if each.factor is not None and _alike(each, card, rates, ranks))
     return Corrections(tuple(sorted(telling, key=lambda each: each.time, reverse=True)))
 
 
-def _alike(run: Measured, card: str | None, rates: Rates, ranks: int) -> bool:
+def _alike(run: MeasuredRun, card: str | None, rates: Rates, ranks: int) -> bool:
     same_link = ranks == 1 or _like(run.bytes_per_s, rates.bytes_per_s)
     same_place = same_kind(run.card, card) and (run.ranks == 1) == (ranks == 1)
     return same_place and _like(run.flops, rates.flops) and same_link
@@ -198,7 +198,7 @@ class PaceWatch:
         return OffPlan(step, self._planned_s, median)
 
 
-def text(measured: Measured) -> str:
+def text(measured: MeasuredRun) -> str:
     """As the JSON of MEASURED."""
     return json.dumps(asdict(measured), indent=1) + "\n"
 
@@ -207,6 +207,6 @@ RANGES = {"flops": FLOPS, "bytes_per_s": BYTES_PER_S} | dict.fromkeys(("planned_
 """A plan's seconds were once rounded, to 0 where they were short."""
 
 
-def parse(content: str) -> Measured:
+def parse(content: str) -> MeasuredRun:
     """What a run left. Raises ValueError where it is none."""
-    return read(Measured, content, RANGES)
+    return read(MeasuredRun, content, RANGES)

@@ -18,7 +18,7 @@ from training.cost.split import Split
 from training.cost.strategies import LEANEST_WHOLE, STRATEGIES, cost_of
 from training.cost.strategies.zero0 import MicroBatch, part_misfit
 from training.counting import size_text
-from training.plan.machines import Machines, Workload
+from training.plan.machines import PlannedMachines, Workload
 from training.plan.staging import Staging
 from training.plan.stand_in import assumed, stood_in
 from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
@@ -101,7 +101,7 @@ class Choice:
 def choose(
     shape: ModelShape,
     recipe: Recipe,
-    machines: Machines,
+    machines: PlannedMachines,
     work: Workload | None = None,
     free: Collection[str] = LEFT_TO_THE_PLAN,
 ) -> Choice:
@@ -171,7 +171,7 @@ class Search:
 
     shape: ModelShape
     recipe: Recipe
-    machines: Machines
+    machines: PlannedMachines
     work: Workload | None = None
     free: Collection[str] = LEFT_TO_THE_PLAN
 

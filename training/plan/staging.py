@@ -9,10 +9,10 @@ from functools import cached_property, lru_cache
 
 from training.cost.shape import ModelShape
 from training.cost.split import Filling, Split, even, fillings, first_so_many, shared_out
-from training.cost.strategies.pipeline import Stage, StageBytes, StageWork, stage_bytes, stage_work
+from training.cost.strategies.pipeline import StageBytes, StageCost, StageWork, stage_bytes, stage_work
 from training.cost.strategies.zero0 import MicroBatch
 from training.data.order import micro_steps
-from training.plan.machines import Machines, Room
+from training.plan.machines import CardRoom, PlannedMachines
 from training.recipe import Recipe
 from training.recipe_tables import Pipeline
 
@@ -33,7 +33,7 @@ class Staging:
 
     shape: ModelShape
     recipe: Recipe
-    machines: Machines
+    machines: PlannedMachines
     micro: MicroBatch
     free: Collection[str]
     """Of the recipe's keys those that may be chosen."""
@@ -149,7 +149,7 @@ class Place:
     places are asked about with many of each."""
 
     stage_bytes: StageBytes
-    room: Room
+    room: CardRoom
     layers: int
     """At most."""
     again: Again
@@ -157,8 +157,8 @@ class Place:
     first: bool
     last: bool
 
-    def stage(self, layers: int, checkpointed: int) -> Stage:
-        return Stage(layers, checkpointed, self.held, self.first, self.last)
+    def stage(self, layers: int, checkpointed: int) -> StageCost:
+        return StageCost(layers, checkpointed, self.held, self.first, self.last)
 
     def lacks(self, layers: int, checkpointed: int) -> float:
         return self.room.missing_bytes(self.stage_bytes.memory(self.stage(layers, checkpointed)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from training.cost.pace import LINE_SHARE, Rates
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 
 CARD_FLOPS, CARD_MEMORY = 40e12, 600e9
 """An A10's."""
@@ -22,7 +22,7 @@ TAKEN = f"taken for {GBIT_S} Gbit/s"
 """Where a link that nobody knows is known from."""
 
 
-def stood_in(machines: Machines) -> Rates:
+def stood_in(machines: PlannedMachines) -> Rates:
     """The machines' rates with nothing left open."""
     known = machines.rates
     return replace(
@@ -33,11 +33,11 @@ def stood_in(machines: Machines) -> Rates:
     )
 
 
-def _flops(machines: Machines) -> float:
+def _flops(machines: PlannedMachines) -> float:
     return CARD_FLOPS if machines.card else CPU_FLOPS
 
 
-def assumed(machines: Machines) -> str:
+def assumed(machines: PlannedMachines) -> str:
     """What a choice rests on that nobody knows, and how to know it: the end of a sentence."""
     said = []
     if machines.rates.flops is None:
@@ -48,7 +48,7 @@ def assumed(machines: Machines) -> str:
     return "; ".join(said)
 
 
-def with_network(machines: Machines) -> Machines:
+def with_network(machines: PlannedMachines) -> PlannedMachines:
     """With the network stood in for where it alone is not known: all figures then rest on it, as `link_from` says."""
     rates = machines.rates
     if machines.ranks == 1 or rates.flops is None or rates.bytes_per_s is not None:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.cost.strategies.pipeline import Pipeline
+from training.cost.strategies.pipeline import PipelineCost
 from training.cost.strategies.zero0 import Zero0
 from training.cost.strategies.zero1 import BUCKET, Zero1, bucket_elements
 from training.cost.strategies.zero2 import Zero2
-from training.cost.strategies.zero3 import Zero3
+from training.cost.strategies.zero3 import Zero3Cost
 
 if TYPE_CHECKING:
     from training.recipe import Recipe
 
 __all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
 
-ZERO3 = Zero3()
+ZERO3 = Zero3Cost()
 STRATEGIES: dict[str, Zero0] = {
     "zero0": Zero0(),
     "zero1": Zero1(),
     "zero2": Zero2(),
     "zero3": ZERO3,
-    "pipeline": Pipeline(),
+    "pipeline": PipelineCost(),
 }
 SIMPLEST = "zero0"
 LEANEST = "zero3"

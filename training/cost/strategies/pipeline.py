@@ -43,7 +43,7 @@ MESSAGES = 4
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageCost:
     """What one rank has of the model."""
 
     layers: int
@@ -54,7 +54,7 @@ class Stage:
     last: bool
 
 
-class Pipeline(Zero0):
+class PipelineCost(Zero0):
     """The layers lie in stages, a rank each, and micro-batches pass through them."""
 
     LIGHTER = "fewer stages, and more copies of them (pipeline.stages)"
@@ -68,12 +68,12 @@ class Pipeline(Zero0):
         again = recipe.pipeline.checkpointed or first_so_many(recipe.checkpointed(shape.layers), layers)
         return Split(layers, again, held_of_stages(recipe, ranks))
 
-    def laid_out(self, shape: ModelShape, recipe: Recipe, ranks: int) -> list[Stage]:
+    def laid_out(self, shape: ModelShape, recipe: Recipe, ranks: int) -> list[StageCost]:
         """First to last."""
         split = self.split(shape, recipe, ranks)
         ends = (0, split.stages - 1)
         each = zip(split.layers, split.checkpointed, split.held, strict=True)
-        return [Stage(*values, place == ends[0], place == ends[1]) for place, values in enumerate(each)]
+        return [StageCost(*values, place == ends[0], place == ends[1]) for place, values in enumerate(each)]
 
     def memories(self, shape: ModelShape, recipe: Recipe, ranks: int, tokens: int) -> tuple[Memory, ...]:
         each = stage_bytes(shape, recipe, tokens)
@@ -194,7 +194,7 @@ def message_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> int:
     return WIDTH[recipe.dtype] * shape.hidden * tokens
 
 
-def trained(shape: ModelShape, recipe: Recipe, stage: Stage) -> int:
+def trained(shape: ModelShape, recipe: Recipe, stage: StageCost) -> int:
     """Parameters that a stage trains."""
     lora = recipe.lora
     before = shape.end_trainable(lora, EMBEDDING) if stage.first else 0
@@ -226,7 +226,7 @@ class StageBytes:
     loss: float
     kernels: int
 
-    def memory(self, stage: Stage) -> Memory:
+    def memory(self, stage: StageCost) -> Memory:
         """Of a stage's rank."""
         mine = (
             stage.layers * self.trained_by_layer
@@ -243,12 +243,12 @@ class StageBytes:
             host=mine * self.a_trained_offloaded,
         )
 
-    def _folded(self, stage: Stage) -> float:
+    def _folded(self, stage: StageCost) -> float:
         """As `folded_bytes`, kept for each micro-batch that is held."""
         folds = stage.held * (stage.layers - stage.checkpointed) + bool(stage.checkpointed)
         return float(self.folded * (folds + 1))
 
-    def _activations(self, stage: Stage) -> float:
+    def _activations(self, stage: StageCost) -> float:
         """What all micro-batches keep that are held, and beside it what one layer's backward needs: all of that where
         the layer is computed again. What of its own micro-batch is gone by then is not counted: no card has shown it
         yet."""
@@ -258,7 +258,7 @@ class StageBytes:
 
 
 def stage_bytes(shape: ModelShape, recipe: Recipe, tokens: int) -> StageBytes:
-    width, ends, none = WIDTH[recipe.dtype], shape.embedding_parameters, Stage(0, 0, 0, False, False)
+    width, ends, none = WIDTH[recipe.dtype], shape.embedding_parameters, StageCost(0, 0, 0, False, False)
     return StageBytes(
         layer=layer_bytes(shape, recipe),
         first=width * ends,
@@ -291,7 +291,7 @@ class StageWork:
     packed: tuple[int, int] | None
     """Weights of a layer that are unpacked in each pass, and where it is computed again; None without four bits."""
 
-    def time(self, stage: Stage, flops: float, memory_bytes_per_s: float | None = None) -> StageTime:
+    def time(self, stage: StageCost, flops: float, memory_bytes_per_s: float | None = None) -> StageTime:
         """Of a micro-batch."""
         head = self.head if stage.last else 0
         unpacked_s = again_s = 0.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from training.recipe import Recipe
 
 
-class Zero3(Zero0):
+class Zero3Cost(Zero0):
     """Every weight is divided too, and gathered in every micro-batch."""
 
     STAGE = 3

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, task
 
-from inventory.command_line import ask, say, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import ask, say, sentences, yes_command
 from training.counting import many, size_text
 from training.laptop.tasks import HERE_RUNS_HELP, RUN_HELP
 
@@ -59,11 +58,10 @@ def generate(
         from training.errors import AdapterError
         from training.laptop import rental
         from training.laptop.adapter import chat, pipeline, tuned_model
-        from training.laptop.meant import is_question
         from training.laptop.open_cluster import opened
         from training.questions import Sampling, from_prompts, read_questions
 
-        if is_question(run) and not (prompt or prompts):
+        if " " in run and not (prompt or prompts):
             raise AdapterError(f"no run is called {run!r}; to ask it: fab generate --prompt {shlex.quote(run)}")
         sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
         questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])

@@ -11,7 +11,7 @@ from inventory.shown import console, table
 from training.errors import TrainingError
 from training.laptop.machines import fleet, machines
 from training.laptop.open_cluster import OpenCluster, opened
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 from training.plan.stand_in import with_network
 from training.sums import ORIGIN
 
@@ -22,11 +22,11 @@ def header(here: bool) -> Sequence[str]:
     return ("recipe", "billions (active)", "to fetch", where, "fits", "type", "licence", "base model")
 
 
-def asked(here: bool) -> tuple[Machines | None, Mapping[str, Collection[str]] | None, list[str]]:
+def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[str]] | None, list[str]]:
     """The machines that stand or would be rented, the folders of models on each node or on this machine, and what could
     not be found out."""
     notes: list[str] = []
-    at: Machines | None = None
+    at: PlannedMachines | None = None
     there: Mapping[str, Collection[str]] | None = None
     if not here:
         try:

@@ -13,7 +13,7 @@ from training.cost.strategies import LEANEST, SIMPLEST
 from training.counting import plain, size_text
 from training.model_names import load_recipe, recipe_names
 from training.plan.four_bits import much_faster
-from training.plan.machines import Machines
+from training.plan.machines import PlannedMachines
 from training.plan.options import Search, choose
 from training.recipe import Recipe
 
@@ -50,7 +50,7 @@ class Row:
     """On the machines; empty where nobody knows them."""
 
 
-def rows(machines: Machines | None, there: Mapping[str, Collection[str]] | None) -> Iterator[Row]:
+def rows(machines: PlannedMachines | None, there: Mapping[str, Collection[str]] | None) -> Iterator[Row]:
     """One a recipe; `there` are the folders of models on each node that answered."""
     for name in recipe_names():
         recipe = load_recipe(name)
@@ -76,7 +76,7 @@ def without_recipe(there: Mapping[str, Collection[str]]) -> list[str]:
     return sorted(set().union(*there.values()) - {load_recipe(name).model_dir for name in recipe_names()})
 
 
-def fits(shape: ModelShape, recipe: Recipe, machines: Machines) -> str:
+def fits(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> str:
     """How the model fits with the least it can do with: a sample at a time, every layer computed again."""
     least = recipe.model_copy(update={"micro_batch": 1, "gradient_checkpointing": True})
 
@@ -90,7 +90,7 @@ def fits(shape: ModelShape, recipe: Recipe, machines: Machines) -> str:
     return f"{said}, {FASTER}" if spared else said
 
 
-def _far_faster(shape: ModelShape, recipe: Recipe, machines: Machines) -> bool:
+def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> bool:
     """Whether four bits a weight would make it so, each way as fast as it can be."""
     taken = choose(shape, recipe, machines).chosen
     return much_faster(Search(shape, recipe, machines), taken) is not None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from invoke import Collection, Context, Exit, task
 
-from inventory.command_line import ask, say, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import ask, say, sentences, yes_command
 
 
 @task(

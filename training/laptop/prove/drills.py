@@ -13,7 +13,7 @@ from training.causes import CauseKind
 from training.counting import many
 from training.events import Started, Told
 from training.laptop import checkpoints, resume_run, runs, start_run, stop_run
-from training.laptop.follow import Look, follow
+from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.launch import Launch, LaunchError
@@ -180,7 +180,7 @@ class Drill:
         seen = self.until_over()
         return named(name, seen, broken, causes, time.monotonic() - began)
 
-    def until_over(self) -> Look:
+    def until_over(self) -> RunLook:
         return silently(self.head, self.run_id)
 
     def wait_for_step(self, step: int) -> None:
@@ -212,7 +212,7 @@ class Drill:
         return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-def silently(head: Head, run_id: str) -> Look:
+def silently(head: Head, run_id: str) -> RunLook:
     """Wait until a run is over."""
     return follow(lambda: runs.look(head, run_id), lambda seen: None, HeadError, every_s=0.7)
 
@@ -225,7 +225,7 @@ def started_pid(told: Sequence[Told], rank: int) -> int:
     raise DrillError(f"rank {rank} never said that it started")
 
 
-def named(name: str, seen: Look, broken: tuple[int, str], causes: Collection[CauseKind], seconds: float) -> Outcome:
+def named(name: str, seen: RunLook, broken: tuple[int, str], causes: Collection[CauseKind], seconds: float) -> Outcome:
     """Whether a verdict names the rank that was broken, its node, and what was done to it."""
     if seen.status is None:
         return failed(name, f"after {seconds:.0f} s: no status")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.bounded import figure_in
 from training.laptop import runs
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.head_node import Head, HereHead
 from training.learned import wanted_step
 from training.run_folder import CHECKPOINTS, CLAIM, checkpoint_steps, was_made_in
@@ -26,7 +26,7 @@ SIZES_S = 120.0
 class Copy:
     """A run's folder in one place."""
 
-    look: Look
+    look: RunLook
     size_bytes: int
     claim: str
     """Tells this run from another of the same id; empty where nothing says so."""
@@ -87,7 +87,7 @@ def _base_model(line: str) -> str:
         return ""
 
 
-def _copies(looks: Mapping[str, Look], details: str, here: frozenset[str] = frozenset()) -> dict[str, Copy]:
+def _copies(looks: Mapping[str, RunLook], details: str, here: frozenset[str] = frozenset()) -> dict[str, Copy]:
     found = {}
     for text in details.split(END):
         run_id, *rest = text.split(PART)

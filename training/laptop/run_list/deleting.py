@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from training.laptop.figures import size
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.run_list.listing import Row
+from training.laptop.run_list.listing import RunRow
 from training.laptop.starting import in_the_way, under_way
 from training.launch import LaunchError
 from training.own_model import FOLDER, folder_of
@@ -22,14 +22,14 @@ PLACES: tuple[Place, ...] = get_args(Place)
 
 
 @dataclass(frozen=True)
-class Deletion:
+class RunDeletion:
     """Runs whose folders go."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RunRow, ...]
     places: tuple[Place, ...]
     """Where: the head stands for all nodes."""
 
-    def of(self, place: Place) -> list[Row]:
+    def of(self, place: Place) -> list[RunRow]:
         """The runs that have something there which goes."""
         return [row for row in self.rows if place in self.places and getattr(row, place)]
 
@@ -39,14 +39,14 @@ class Deletion:
         return all(_made_here(row) for row in self.rows)
 
 
-def planned(found: Sequence[Row], ids: Iterable[str], only: str) -> Deletion:
+def planned(found: Sequence[RunRow], ids: Iterable[str], only: str) -> RunDeletion:
     """What is to go. Raises LaunchError for an id that is none of a run, and for a run that is going on."""
     if only and only not in PLACES:
         raise LaunchError(f"--only {only}: {' and '.join(PLACES)} are possible")
     known = {row.run_id: row for row in found}
     if unknown := [run_id for run_id in ids if not is_run_id(run_id) or run_id not in known]:
         raise LaunchError(f"there is no run {', '.join(unknown)}; fab runs lists them")
-    chosen = Deletion(
+    chosen = RunDeletion(
         tuple(known[run_id] for run_id in dict.fromkeys(ids)), tuple(p for p in PLACES if only in ("", p))
     )
     if not chosen.rows:
@@ -59,7 +59,7 @@ def planned(found: Sequence[Row], ids: Iterable[str], only: str) -> Deletion:
     return chosen
 
 
-def refuse_bases(deletion: Deletion, found: Iterable[Row], home: Path) -> None:
+def refuse_bases(deletion: RunDeletion, found: Iterable[RunRow], home: Path) -> None:
     """LaunchError where a run that stays was trained from a model in a folder that goes."""
     going = {row.run_id for row in deletion.of("laptop")}
     needed: dict[Path, list[str]] = {}
@@ -80,7 +80,7 @@ def refuse_bases(deletion: Deletion, found: Iterable[Row], home: Path) -> None:
         )
 
 
-def lines(deletion: Deletion, head_asked: bool) -> Iterator[str]:
+def lines(deletion: RunDeletion, head_asked: bool) -> Iterator[str]:
     """What goes where and what that frees, and under it what is lost for good."""
     for row in deletion.rows:
         places = [f"{size(getattr(row, place).size_bytes)} on the {place}" for place in _places(deletion, row)]
@@ -94,15 +94,15 @@ def lines(deletion: Deletion, head_asked: bool) -> Iterator[str]:
             yield f"{row.run_id}: no copy is left of what it learned (step {lost}){maybe}"
 
 
-def _made_here(row: Row) -> bool:
+def _made_here(row: RunRow) -> bool:
     return row.head is None and row.laptop is not None and row.laptop.made_here
 
 
-def _places(deletion: Deletion, row: Row) -> list[Place]:
+def _places(deletion: RunDeletion, row: RunRow) -> list[Place]:
     return [place for place in PLACES if row in deletion.of(place)]
 
 
-def _lost(deletion: Deletion, row: Row) -> int:
+def _lost(deletion: RunDeletion, row: RunRow) -> int:
     """The step of the last checkpoint that goes where none stays; 0 where one stays, or none is there."""
     going = _places(deletion, row)
     stays = [getattr(row, place) for place in PLACES if place not in going]
@@ -111,7 +111,7 @@ def _lost(deletion: Deletion, row: Row) -> int:
     return max((step for place in going for step in getattr(row, place).steps), default=0)
 
 
-def on_laptop(deletion: Deletion, home: Path) -> None:
+def on_laptop(deletion: RunDeletion, home: Path) -> None:
     """Remove the folders on this machine; a link is removed, and not followed."""
     for row in deletion.of("laptop"):
         folder = home / row.run_id
@@ -121,7 +121,7 @@ def on_laptop(deletion: Deletion, home: Path) -> None:
             shutil.rmtree(folder)
 
 
-def on_nodes(deletion: Deletion, cluster: OpenCluster) -> Mapping[str, str]:
+def on_nodes(deletion: RunDeletion, cluster: OpenCluster) -> Mapping[str, str]:
     """Remove the folders on every node; why it did not come to that, by the node's name. Raises LaunchError where a
     run is being started meanwhile."""
     if starting := under_way(cluster.head):

@@ -122,7 +122,7 @@ def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
     )
 
 
-def _at_home(row: listing.Row) -> int:
+def _at_home(row: listing.RunRow) -> int:
     """The step of its adapter on this machine; 0 where none is."""
     return row.laptop.steps[-1] if row.laptop and row.one_run and row.laptop.steps else 0
 

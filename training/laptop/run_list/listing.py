@@ -24,7 +24,7 @@ WORDS = ("state", "came home")
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A run; at least one of its copies is there."""
 
     run_id: str
@@ -76,7 +76,7 @@ class Row:
         return there if self.unfetched is None else f"{there}, not step {self.unfetched}"
 
 
-def listed(home: Path, here: bool = False) -> tuple[list[Row], str]:
+def listed(home: Path, here: bool = False) -> tuple[list[RunRow], str]:
     """All runs, or with `here` those on this machine, and why the head's are not among them; empty where they are, or
     need not be."""
     laptop = copies.on_laptop(home)
@@ -89,13 +89,13 @@ def listed(home: Path, here: bool = False) -> tuple[list[Row], str]:
         return rows(laptop, {}), f"these are the laptop's alone; the head could not be asked: {error}"
 
 
-def rows(laptop: Mapping[str, Copy], head: Mapping[str, Copy]) -> list[Row]:
+def rows(laptop: Mapping[str, Copy], head: Mapping[str, Copy]) -> list[RunRow]:
     """The newest first."""
-    found = [Row(run_id, laptop.get(run_id), head.get(run_id)) for run_id in {*laptop, *head}]
+    found = [RunRow(run_id, laptop.get(run_id), head.get(run_id)) for run_id in {*laptop, *head}]
     return sorted(found, key=lambda row: (row.started, row.run_id), reverse=True)
 
 
-def lines(found: Sequence[Row]) -> list[list[str]]:
+def lines(found: Sequence[RunRow]) -> list[list[str]]:
     """As a table has them."""
     return [
         [
@@ -117,17 +117,17 @@ def _made_here(copy: Copy) -> str:
     return "made here" if copy.laid_down else f"made here, not verified yet: fab fetch --run {copy.look.run_id} --here"
 
 
-def _steps(row: Row) -> str:
+def _steps(row: RunRow) -> str:
     last = row.newest.look.metrics[-1] if row.newest.look.metrics else None
     return f"{last['step']}/{last['total_steps']}" if last else NONE
 
 
-def as_json(found: Sequence[Row]) -> str:
+def as_json(found: Sequence[RunRow]) -> str:
     """For programs."""
     return json.dumps([_values(row) for row in found], indent=1)
 
 
-def _values(row: Row) -> dict[str, Any]:
+def _values(row: RunRow) -> dict[str, Any]:
     look = row.newest.look
     last: Mapping[str, Any] = look.metrics[-1] if look.metrics else {}
     return {

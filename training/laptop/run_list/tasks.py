@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from invoke import Collection, Context, Exit, task
 
-from inventory.command_line import ask, say, sentences
-from inventory.saying_yes import yes_command
+from inventory.command_line import ask, say, sentences, yes_command
 from training.laptop.tasks import HERE_RUNS_HELP
 
 

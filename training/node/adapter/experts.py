@@ -35,7 +35,7 @@ INSTEAD = "ask it beside its base (fab generate), or merge it with PEFT's own me
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExpertPart:
     """What a tensor of a file is of the parameter that a model has."""
 
     parameter: str
@@ -118,7 +118,7 @@ def _adapted(
         raise AdapterError(f"{adapter.folder} is not for this model, which has no {sorted(left)[0]}")
 
 
-def pieces_of(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Piece]:
+def pieces_of(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, ExpertPart]:
     """What the tensors of files are of the model's parameters, of those that are read as they are or one expert after
     another."""
     conversions = get_model_conversion_mapping(model)
@@ -130,14 +130,14 @@ def pieces_of(model: PreTrainedModel, tensors: Iterable[str]) -> dict[str, Piece
         name, source = rename_source_key(tensor, renamings, converters, model.base_model_prefix, own)
         number = NUMBER.search(tensor)
         if source is None:
-            found[tensor] = Piece(name)
+            found[tensor] = ExpertPart(name)
         elif number and _stacks(by_source[source]):
             sources = by_source[source].source_patterns
-            found[tensor] = Piece(name, int(number[1]), sources.index(source), len(sources))
+            found[tensor] = ExpertPart(name, int(number[1]), sources.index(source), len(sources))
     return found
 
 
-def first_hole(pieces: Mapping[str, Piece], shapes: Mapping[str, torch.Size]) -> str:
+def first_hole(pieces: Mapping[str, ExpertPart], shapes: Mapping[str, torch.Size]) -> str:
     """The first of these parameters that `pieces` do not make up; empty where they make up all."""
     found = Counter(piece.parameter for piece in pieces.values())
     wanted = dict.fromkeys(shapes, 1)

@@ -27,7 +27,7 @@ from training.questions import Messages, Sampling, from_prompts, read_questions
 from training.words import EMPTY_ANSWER
 
 if TYPE_CHECKING:
-    from training.node.adapter.pipeline import Stage
+    from training.node.adapter.pipeline import AnswerStage
 
 SHOWN_EVERY = 4
 """Tokens between two looks at a growing answer."""
@@ -61,7 +61,7 @@ class Pair:
         return last
 
 
-def answers(model: Pair | Stage, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
+def answers(model: Pair | AnswerStage, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
     """One {"prompt", "messages", "base", "tuned"} a question; tuned is None without an adapter."""
     for messages in questions:
         said = {who: model.answer(who, messages, sampling) for who in model.names}

@@ -60,7 +60,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class Change:
+class TensorChange:
     """What an adapter makes of the tensors of a model's files."""
 
     adapter: Adapter
@@ -165,7 +165,7 @@ def _write(model_dir: Path, adapter: Adapter, fresh: Path) -> None:
             "and is not understood here; take one of the two"
         )
     tensors = list(there.values())
-    change = Change(adapter, Experts(adapter, model_dir, tensors) if adapter.experts else None)
+    change = TensorChange(adapter, Experts(adapter, model_dir, tensors) if adapter.experts else None)
     names = shard_names(model_dir)
     for name in names:
         _write_shard(model_dir, change, name, fresh / name, extra if name == names[-1] else {})
@@ -201,7 +201,7 @@ def _untied(config: dict[str, Any], adapter: Adapter, there: Mapping[str, str]) 
     return {} if HEAD in there else {f"{beside}{HEAD}": embedding}
 
 
-def _write_shard(model_dir: Path, change: Change, name: str, to: Path, extra: dict[str, str]) -> None:
+def _write_shard(model_dir: Path, change: TensorChange, name: str, to: Path, extra: dict[str, str]) -> None:
     """One file, tensor after tensor, in safetensors' layout: 8 bytes of header length, JSON, data."""
     source, files = entries(model_dir / name), places(model_dir) if extra else {}
     written = source | {tensor: entries(model_dir / files[origin])[origin] for tensor, origin in extra.items()}
@@ -227,7 +227,7 @@ def _header(source: dict[str, dict[str, Any]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(change: Change, name: str, tensor: torch.Tensor) -> memoryview:
+def _bytes_of(change: TensorChange, name: str, tensor: torch.Tensor) -> memoryview:
     changed = change.of(name, tensor)
     if changed is not None:
         if changed.shape != tensor.shape:

@@ -53,7 +53,7 @@ TIMEOUT = timedelta(minutes=30)
 """A slow disk may take many minutes to give a stage its layers."""
 
 
-class Stage:
+class AnswerStage:
     """One rank's part of a model, with its part of the adapter: only these tensors were read."""
 
     def __init__(self, model_dir: Path, adapter: Path | None, rank: int, world: int, device: torch.device) -> None:
@@ -221,7 +221,7 @@ def run(run_dir: Path) -> None:
     dist.barrier()  # a rank that is refused leaves; whoever was still connecting to it would wait for TIMEOUT
     began = time.monotonic()
     adapter = run_dir / "adapter" if (run_dir / "adapter").is_dir() else None
-    stage = Stage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)
+    stage = AnswerStage(model_dir, adapter, dist.get_rank(), dist.get_world_size(), mine)
     stage.voice = replace(stage.voice, template_args=asked.get("template_args", {}))
     loaded: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(loaded, stage.loaded_bytes)

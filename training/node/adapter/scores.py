@@ -15,14 +15,14 @@ _WORDS = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
 
 
 @dataclass(frozen=True)
-class Scores:
+class AnswerScores:
     """Means over all answers, each from 0 to 1."""
 
     exact_match: float
     rouge_l: float
 
 
-class Words:
+class WordScores:
     """Words for rouge-score: letters and digits of any script, Chinese, Japanese and Korean character by character.
 
     The library's own tokenizer keeps a-z and 0-9 alone, so that every Chinese answer scores 0.
@@ -38,15 +38,15 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def score(answers: Sequence[str], references: Sequence[str]) -> Scores:
+def score(answers: Sequence[str], references: Sequence[str]) -> AnswerScores:
     """Exact match after `normalised`, and the F-measure of ROUGE-L."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
         raise AdapterError(f"ROUGE-L needs the rouge-score library: {error}") from error
-    scorer = RougeScorer(["rougeL"], tokenizer=Words())
+    scorer = RougeScorer(["rougeL"], tokenizer=WordScores())
     pairs = list(zip(answers, references, strict=True))
-    return Scores(
+    return AnswerScores(
         fmean(normalised(answer) == normalised(reference) for answer, reference in pairs),
         fmean(scorer.score(reference, answer)["rougeL"].fmeasure for answer, reference in pairs),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.events import Waiting, emit
+from training.events import WaitingRank, emit
 
 if TYPE_CHECKING:
     from training.node.rank import Rank
@@ -35,7 +35,7 @@ def wait(rank: Rank) -> None:
 
     host, port = _listen(debugpy.listen, FIRST_PORT + rank.place.rank)
     print(f"{rank.place}: waits for a debugger at {host}:{port} of its node", flush=True)
-    emit(Waiting(port))
+    emit(WaitingRank(port))
     debugpy.wait_for_client()
     print(f"{rank.place}: the debugger is there", flush=True)
 

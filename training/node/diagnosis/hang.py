@@ -72,7 +72,7 @@ class StallWatch:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """One call of a stack; `file` as short as it is still clear."""
 
     function: str
@@ -108,9 +108,9 @@ class RankState:
     """The kernel's letter: R, S, D (waits for a disk), T (stopped), Z; `?` where the process is gone."""
     step: int | None = None
     phase: str = ""
-    stack: tuple[Frame, ...] = ()
+    stack: tuple[StackFrame, ...] = ()
     """The main thread's, innermost first."""
-    others: tuple[tuple[Frame, ...], ...] = ()
+    others: tuple[tuple[StackFrame, ...], ...] = ()
     """Of its other threads: a backward pass runs on one of its own."""
     enqueued: Mapping[str, int] = field(default_factory=dict)
     """Collectives enqueued by process group, from NCCL's flight recorder."""
@@ -129,7 +129,7 @@ class RankState:
         return next((name for name in names if "wrapper" not in name and name != "wait"), "a collective")
 
     @property
-    def where(self) -> Frame | None:
+    def where(self) -> StackFrame | None:
         """The innermost place that is not the standard library's."""
         return next((frame for frame in self.stack if frame.foreign), None)
 
@@ -203,8 +203,8 @@ def parse_state(content: Mapping[str, Any], node: str) -> RankState:
         state=content["state"],
         step=content["step"],
         phase=content["phase"],
-        stack=tuple(Frame(*frame) for frame in main),
-        others=tuple(tuple(Frame(*frame) for frame in thread) for thread in others),
+        stack=tuple(StackFrame(*frame) for frame in main),
+        others=tuple(tuple(StackFrame(*frame) for frame in thread) for thread in others),
         enqueued=content["enqueued"],
         error=content["error"],
     )

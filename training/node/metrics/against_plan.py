@@ -17,7 +17,7 @@ from typing import Any
 
 from training.events import EVENTS, Resumed, parse_rows
 from training.launch import parse_launch
-from training.plan.measured import Measured, PaceWatch, measure, text
+from training.plan.measured import MeasuredRun, PaceWatch, measure, text
 from training.run_folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
 
 PLAIN = {"goal": "sft", "base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
@@ -26,7 +26,7 @@ apart one step in many has the whole of their meeting, and rows that are not pac
 longest."""
 
 
-def measured(run: Path, now: float) -> Measured | None:
+def measured(run: Path, now: float) -> MeasuredRun | None:
     """What came of a run; None where nothing can be said of it: it was profiled or debugged, has no plan, or too few
     steps."""
     try:

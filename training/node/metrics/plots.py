@@ -45,7 +45,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Mark:
+class PlotMark:
     """A step that is marked in every plot: where the run was gone on with, or where it was cut short."""
 
     step: int
@@ -122,7 +122,7 @@ def plots(predicted: Row) -> list[Plot]:
 
 
 def draw(
-    plot: Plot, steps: Sequence[Row], evaluations: Sequence[Row], marks: Sequence[Mark] = (), say: Say = ENGLISH
+    plot: Plot, steps: Sequence[Row], evaluations: Sequence[Row], marks: Sequence[PlotMark] = (), say: Say = ENGLISH
 ) -> Drawn | None:
     """The plot, or None where the run has nothing to show in it."""
     size = max(1, -(-len(steps) // MOST_POINTS))
@@ -151,7 +151,7 @@ def means(points: Sequence[tuple[float, float]], size: int) -> list[tuple[float,
 Lines = Sequence[tuple[PlotLine, Sequence[tuple[float, float]]]]
 
 
-def _svg(plot: Plot, lines: Lines, marks: Sequence[Mark], say: Say) -> str:
+def _svg(plot: Plot, lines: Lines, marks: Sequence[PlotMark], say: Say) -> str:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

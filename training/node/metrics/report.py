@@ -36,10 +36,10 @@ from training.events import EVENTS, Resumed, parse_rows
 from training.model_card import base_name, loading
 from training.money import HOUR, bare, money
 from training.node.metrics import run_tables
-from training.node.metrics.plots import Drawn, Mark, draw, plots
+from training.node.metrics.plots import Drawn, PlotMark, draw, plots
 from training.node.metrics.run_numbers import (
     NOT_KNOWN,
-    Spent,
+    RunCost,
     correction,
     moment,
     number,
@@ -138,7 +138,7 @@ def content(run: Path, now: float, status: Row | None = None, facts: Row | None 
     evaluated = read_evaluations(run)
     price_h, currency = launch.get("price_h"), str(launch.get("currency") or "")
     here = launch.get("here") is True and not (run / FETCHED).exists()
-    spent = Spent(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR), here)
+    spent = RunCost(seconds, len(starts), _cost(status, now), bare(price_h, currency, HOUR), here)
     return {
         "say": say,
         "language": say.language,
@@ -173,11 +173,11 @@ def content(run: Path, now: float, status: Row | None = None, facts: Row | None 
     }
 
 
-def marks_of(resumed: Sequence[int], steps: Sequence[Row], state: str) -> list[Mark]:
+def marks_of(resumed: Sequence[int], steps: Sequence[Row], state: str) -> list[PlotMark]:
     """Where the run was gone on with, and where it was cut short: for now, and each time that steps were done again."""
     cut = [before["step"] for before, after in pairwise(steps) if after["step"] <= before["step"]]
     cut += [steps[-1]["step"]] if steps and state in {"stopped", "failed"} else []
-    return [*(Mark(step) for step in resumed), *(Mark(step, stop=True) for step in dict.fromkeys(cut))]
+    return [*(PlotMark(step) for step in resumed), *(PlotMark(step, stop=True) for step in dict.fromkeys(cut))]
 
 
 def _cost(status: Row, now: float) -> str:

@@ -18,7 +18,7 @@ NOT_KNOWN = "not known"
 
 
 @dataclass(frozen=True)
-class Spent:
+class RunCost:
     """What a run took."""
 
     seconds: float | None
@@ -31,7 +31,7 @@ class Spent:
 
 
 def tiles(
-    steps: Sequence[Row], evaluations: Sequence[Row], spent: Spent, say: Say = ENGLISH
+    steps: Sequence[Row], evaluations: Sequence[Row], spent: RunCost, say: Say = ENGLISH
 ) -> list[tuple[str, str, str]]:
     """What one wants to know first: name, value, a remark."""
     found: list[tuple[str, str, str]] = []
@@ -66,7 +66,7 @@ def of_pairs(evaluations: Sequence[Row]) -> bool:
     return any(row.get("reward_accuracy") is not None for row in evaluations)
 
 
-def _cost(spent: Spent, say: Say) -> tuple[str, str]:
+def _cost(spent: RunCost, say: Say) -> tuple[str, str]:
     if not spent.money:
         return (say("nothing billed"), say("this machine")) if spent.here else (say(NOT_KNOWN), "")
     rate = say("{price} an hour", price=spent.an_hour) if spent.an_hour else say("machines, over all starts")

@@ -22,7 +22,7 @@ from training.node.strategies.crossing import Crossing
 from training.node.strategies.neighbours import Neighbours
 from training.node.strategies.optimizer import PARTS, WholeOptimizer
 from training.node.strategies.schedule import passes
-from training.node.strategies.stage import Stage
+from training.node.strategies.stage import StageModel
 from training.recipe import Recipe
 
 EVALUATED_A_STAGE = 8
@@ -36,7 +36,7 @@ class Pipeline:
         self._device = torch.device(get_accelerator().current_device_name())
         self._dtype = getattr(torch, recipe.dtype)
         stages = stages_of(recipe, world_size)
-        self._stage = Stage(recipe, model_dir, dist.get_rank() % stages, world_size, self._device)
+        self._stage = StageModel(recipe, model_dir, dist.get_rank() % stages, world_size, self._device)
         self.write_config = self._stage.write_config
         self._neighbours = Neighbours.meet(stages, self._device)
         self.replica, self.replicas = self._neighbours.replica, world_size // stages

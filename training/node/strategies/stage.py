@@ -40,7 +40,7 @@ class Elsewhere(nn.Module):
         return hidden
 
 
-class Stage(nn.Module):
+class StageModel(nn.Module):
     """Micro-batch and hidden states in; hidden states out, or of the last stage what LossModel gives."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, stage: int, ranks: int, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Stage(nn.Module):
         stretch_for(causal, recipe.max_length)
         self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
-        self._dpo, self.adapter = recipe.dpo if recipe.prefers else None, dpo.Adapter(whole)
+        self._dpo, self.adapter = recipe.dpo if recipe.prefers else None, dpo.AdapterSwitch(whole)
         fused = log_probs.fuse if recipe.prefers else fuse
         self._head = fused(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 

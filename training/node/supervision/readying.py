@@ -16,6 +16,8 @@ from training.starts import STARTS
 
 RESERVE = ".reserve"
 """File in the run folder that makes room for the last status on a full disk."""
+ROOM_BYTES = 16 << 20
+"""Less on a node is a full disk: code, prepared data and a rank's log go there."""
 OF_THE_HEAD = (
     *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
     *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
@@ -35,6 +37,7 @@ def ready(launch: Launch) -> None:
 
 
 def _make_folder(launch: Launch, host: Host) -> None:
+    room = shlex.quote(f"{launch.run_dir}/logs/{RESERVE}")  # rsync may end without a word of a full disk
     make = f"mkdir -p {shlex.quote(launch.run_dir)}/logs"
     if disk := launch.data_disk:
         runs = Path(launch.run_dir).parent
@@ -44,7 +47,7 @@ def _make_folder(launch: Launch, host: Host) -> None:
         make += f" && chmod 700 {shlex.quote(str(runs))} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}"
         missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
         make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
-    ssh(host.name, make, 8)
+    ssh(host.name, f"{make} && {{ head -c {ROOM_BYTES} /dev/zero >{room}; }}; end=$?; rm -f {room}; exit $end", 8)
 
 
 def _ship(launch: Launch, host: Host) -> None:

@@ -114,7 +114,8 @@ class Supervisor:
             self._prepare_folder()
             end, code = self._run()
         except OSError as error:
-            end, code = Verdict("failed", f"the head could not go on: {error}", Cause(meaning_of(error))), None
+            reason = f"the head could not go on: {error}{_cure(error)}"
+            end, code = Verdict("failed", reason, Cause(meaning_of(error))), None
         self._write_end(end, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
             afterwards.bring_home(self.launch)
@@ -140,8 +141,8 @@ class Supervisor:
                 return self._supervise()
         except NodeError as error:
             if not self.reclaims.look(self.now()):
-                reason = f"node {error.node} is not ready: {error}"
-                return Verdict("failed", reason, Cause("not_ready"), node=error.node), 1
+                reason = f"node {error.node} is not ready: {error}{(cure := _cure(error))}"
+                return Verdict("failed", reason, Cause("disk_full" if cure else "not_ready"), node=error.node), 1
         cause = self.reclaims.cause(False, reclaim.newest_step(self.run_dir))
         return Verdict("stopped", self.reclaims.not_started, cause), None
 
@@ -345,6 +346,11 @@ class Supervisor:
         with contextlib.suppress(OSError):  # a full disk: the status has its end too
             note_end(self.run_dir, now)
         say(f"{end.state}{end.reason and f': {end.reason}'}")
+
+
+def _cure(error: Exception) -> str:
+    """What to do about a full disk, behind the error's words; empty for any other."""
+    return "; free space, then fab train --resume" if meaning_of(error) == "disk_full" else ""
 
 
 def main() -> int:
