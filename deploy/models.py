@@ -35,8 +35,8 @@ from deploy.refusal import refuse, refuse_unless, refuse_unless_mounted
 from deploy.send_folder import FileSums, send_commands
 from training.hub_access import TOKEN_HOST
 from training.model_lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
-from training.model_names import FOLDER, NamedModel, named_model
-from training.own_model import files_of, folder_of, state_of
+from training.model_names import NamedModel, named_model
+from training.own_model import FOLDER, files_of, folder_of, state_of
 from training.recipe import RecipeError
 
 MODELS = f"{MOUNT_POINT}/models"

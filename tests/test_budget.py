@@ -8,7 +8,7 @@ from tests.test_layers import ROOT, SOURCES
 LINES, FILES, SHORT_FILES, SHARED_NAMES, INNER_IMPORTS = 59_000, 486, 120, 60, 400
 """The aim: 44,000 lines, 280 files, 25 of them short, no class name twice, 80 imports inside functions."""
 SHORT = 60
-RECIPE_LINES = 2000
+RECIPE_LINES = 150
 
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in SOURCES}
 
@@ -34,5 +34,5 @@ def test_few_imports_stand_inside_functions():
 
 
 def test_recipes_are_short():
-    recipes = (ROOT / "training" / "recipes").glob("*.toml")
+    recipes = [ROOT / "training" / "models.toml", ROOT / "training" / "recipes" / "tiny.toml"]
     assert sum(path.read_text(encoding="utf-8").count("\n") for path in recipes) <= RECIPE_LINES

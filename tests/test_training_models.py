@@ -18,11 +18,11 @@ from training.cost.shape import PlanError, known_shape
 from training.isolation import ADMITTED, PADDED_ALONE, UNTRAINABLE, mixing, untrainable
 from training.laptop import plan_options, start_run
 from training.laptop.models import adding, around, table
-from training.laptop.models.tasks import list_models
+from training.laptop.models.tasks import add, list_models
 from training.laptop.plan_options import PlanWish
 from training.model_names import RECIPES, load_recipe
 from training.plan.machines import PlannedMachines
-from training.recipe import RecipeError
+from training.recipe import RecipeError, with_changes
 
 CONFIG = {
     "model_type": "qwen3",
@@ -173,6 +173,21 @@ def test_a_model_is_proved_and_gets_a_recipe_that_everything_finds_by_name_and_b
         adding.new_name(REPO)
     with pytest.raises(RecipeError, match="--name My: small letters"):
         adding.new_name(REPO, "My")
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "Qwen/Qwen3-8B"])
+def test_the_recipe_of_a_shipped_model_is_written_to_be_edited_without_asking_a_hub(recipes, capsys, model):
+    add.body(Context(), model)
+    path = recipes / "qwen3-8b.toml"
+    assert path.read_text().rstrip() in capsys.readouterr().out
+    before = load_recipe("qwen3-8b")
+    path.write_text(path.read_text().replace("rank = 16", "rank = 8"))
+    assert load_recipe(model) == with_changes(before, **{"lora.rank": 8})
+    with pytest.raises(RecipeError, match=r"there is a recipe qwen3-8b already; .* or edit it"):
+        adding.new_name(model)
+    with pytest.raises(RecipeError, match="there is a recipe qwen3-4b already"):
+        adding.new_name(model, "qwen3-4b")
+    assert adding.new_name(model, "mine") == "mine"
 
 
 @pytest.mark.torch

@@ -1,4 +1,4 @@
-"""What shipped recipes say of their memory is computed, and every one can be planned by name and by id."""
+"""Shipped recipes are found by name and by id; a new one says how much memory it needs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import models_page, recipe_comments
+from tests.support import models_page
 from tests.support.llama_shape import model_shape
 from tests.support.models_page import PAGE
-from tests.support.recipe_comments import DOWNLOADED, computed, note_of, path_of
-from training.model_names import load_recipe, recipe_name, recipe_names
+from training import model_names
+from training.model_names import load_recipe, recipe_name, recipe_names, shipped_models, shipped_text
 from training.new_recipe import Source, new_recipe
 from training.recipe import RecipeError, read_recipe
 
 
-@pytest.mark.parametrize("name", DOWNLOADED)
-def test_what_a_shipped_recipe_says_of_memory_and_of_its_commands_is_what_is_computed(name):
-    text = path_of(name).read_text(encoding="utf-8")
-    assert text == computed(name), "python -m tests.support.recipe_comments"
-    assert "GB" not in " ".join(note_of(text)), "no figure is typed"
-    recipe = load_recipe(name)
-    assert not recipe.left_open or recipe.auto == ("strategy", "micro_batch", "gradient_checkpointing")
-
-
-def test_a_figure_that_is_out_of_date_is_written_anew_and_the_note_stays(tmp_path, monkeypatch):
-    text = path_of("gpt-oss-20b").read_text(encoding="utf-8")
-    old = re.sub(r"[\d.]+ GB", "1 GB", text)
-    monkeypatch.setattr(recipe_comments, "RECIPES", tmp_path)
-    path_of("gpt-oss-20b").write_text(old, encoding="utf-8")
-    assert old != text == computed("gpt-oss-20b") and "These are OpenAI's weights in 16 bits" in text
+def test_a_row_gives_the_recipe_with_its_notes_and_a_file_of_the_same_name_wins(tmp_path, monkeypatch):
+    text = shipped_text("gpt-oss-20b")
+    assert "These are OpenAI's weights in 16 bits" in text and "lr = 2e-4\n" in text
+    assert load_recipe("deepseek-r1-distill-qwen-7b").optimizer.lr == 1e-4, "its row has an lr of its own"
+    (tmp_path / "gpt-oss-20b.toml").write_text(text.replace("rank = 16", "rank = 7"), encoding="utf-8")
+    mine = shipped_text("qwen3-8b", "mine").replace("rank = 16", "rank = 8")
+    (tmp_path / "mine.toml").write_text(mine, encoding="utf-8")
+    monkeypatch.setattr(model_names, "RECIPES", tmp_path)
+    assert load_recipe("gpt-oss-20b").lora.rank == 7 and load_recipe("qwen3-8b").lora.rank == 16
+    assert recipe_name("Qwen/Qwen3-8B") == "mine" in recipe_names()
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "qwen3-8b"])
@@ -105,16 +100,17 @@ def test_a_name_of_no_words_means_nothing():
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_the_readmes_name_every_family_of_models(page):
     lines = (PAGE.parents[1] / page).read_text(encoding="utf-8").splitlines()
-    (said,) = (line.lower() for line in lines if line.startswith("**") and "(training/recipes)" in line)
-    assert [name for name in DOWNLOADED if re.match("[a-z]+", name)[0] not in said] == []
+    (said,) = (line.lower() for line in lines if line.startswith("**") and "(training/models.toml)" in line)
+    assert [name for name in shipped_models() if re.match("[a-z]+", name)[0] not in said] == []
 
 
-@pytest.mark.parametrize("name", DOWNLOADED)
+@pytest.mark.parametrize("name", shipped_models())
 def test_a_gated_model_says_what_lets_one_in_and_one_that_thinks_says_so(name):
-    said = " ".join(note_of(path_of(name).read_text(encoding="utf-8")))
+    said = shipped_models()[name].note
     assert ("Gated" in said) == ("HF_TOKEN" in said)
+    assert "GB" not in said, "memory is computed"
     if name.startswith(("qwen3", "smollm3", "glm4.5", "gpt-oss", "deepseek-r1")):
-        assert "thoughts" in said
+        assert "thoughts" in said.lower()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from training.cost.memory import NF4
 from training.counting import many
 from training.evaluations import measured_on
 from training.model_lock import BUILT_IN, LOCAL
-from training.model_names import FOLDER
+from training.own_model import FOLDER
 from training.run_folder import LOCAL_RUNS, is_run_id
 from training.words import ENGLISH, Say
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.model_names import FOLDER, RECIPES
+from training.model_names import RECIPES
+from training.own_model import FOLDER
 from training.recipe import RecipeError
 
 LOCK = RECIPES / "models.lock"

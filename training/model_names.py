@@ -10,17 +10,20 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-from training.recipe import Recipe, RecipeError, read_recipe, read_toml
+from training.cost.shape import known_shape
+from training.new_recipe import Source, new_recipe
+from training.own_model import FOLDER, own_name, place_of_folder
+from training.recipe import Recipe, RecipeError, parse_recipe, read_recipe, read_toml
 
 RECIPES = Path(__file__).with_name("recipes")
+"""Recipes as files: `tiny`, and the user's own."""
+MODELS = Path(__file__).with_name("models.toml")
+"""The models that are shipped, a row each; a file of RECIPES wins over a row."""
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """OWNER/NAME."""
-FOLDER = "folder:"
-"""How the base_model of a folder of the user's begins."""
 TUNED = ("instruct", "chat", "it")
 """What the names of models end in that were taught to answer; every recipe's was, so it need not be said."""
 ALSO = {
@@ -47,14 +50,35 @@ class NamedModel:
 
 def recipe_names() -> list[str]:
     """Every recipe that `--model` knows, smallest names first as a reader would sort them."""
-    return sorted((path.stem for path in RECIPES.glob("*.toml")), key=_natural)
+    return sorted({*shipped_models(), *recipe_files()}, key=_natural)
+
+
+def recipe_files() -> dict[str, Path]:
+    """The recipes that have a file, by name."""
+    return {path.stem: path for path in RECIPES.glob("*.toml")}
+
+
+@cache
+def shipped_models() -> dict[str, Source]:
+    """The rows of MODELS, by the names of their recipes."""
+    return {name: Source(**row) for name, row in read_toml(MODELS).items()}
+
+
+def shipped_text(name: str, named: str = "") -> str:
+    """The recipe of a shipped model, as a file would have it: called `named`, or as its row."""
+    source = shipped_models()[name]
+    shape = known_shape(source.repo)
+    assert shape is not None
+    return new_recipe(named or name, source, shape)
 
 
 def load_recipe(name: str, overrides: Mapping[str, str] | None = None) -> Recipe:
     """The recipe that a name means, with `overrides` such as {"lora.rank": "32"}; RecipeError says all that is
     wrong."""
     name = recipe_name(name)
-    return read_recipe(RECIPES / f"{name}.toml", overrides, f"recipe {name}")
+    if file := recipe_files().get(name):
+        return read_recipe(file, overrides, f"recipe {name}")
+    return parse_recipe(shipped_text(name), overrides, f"recipe {name}")
 
 
 def recipe_name(model: str) -> str:
@@ -63,7 +87,8 @@ def recipe_name(model: str) -> str:
     known = recipe_names()
     if model in known:
         return model
-    ids = {str(_values(name).get("base_model", "")).lower(): name for name in known}
+    ids = {source.repo.lower(): name for name, source in shipped_models().items()}
+    ids |= {str(read_toml(file).get("base_model", "")).lower(): name for name, file in recipe_files().items()}
     ids |= {also.lower(): name for name in known for also in ALSO.get(name, ())}
     if found := ids.get(model.lower()):
         return found
@@ -147,16 +172,6 @@ def expanded(folder: str) -> Path:
     return Path(os.path.expanduser(folder))  # noqa: PTH111 (Path raises an error there)
 
 
-def place_of_folder(base_model: str) -> str:
-    """Where it lies among models: told from others of its name."""
-    return f"{own_name(base_model)}-{sha256(base_model.encode()).hexdigest()[:8]}"
-
-
-def own_name(repo: str) -> str:
-    """What a model is called after its id, as a recipe and a folder may be."""
-    return re.sub(r"[^a-z0-9._-]+", "-", repo.rpartition("/")[2].lower()).strip("-._") or "model"
-
-
 def _meant(model: str, ids: Mapping[str, str]) -> set[str]:
     """The recipes whose own name or whose model's is the same but for signs and for what goes without saying; where
     none is, those that say no more than a size beside."""
@@ -180,10 +195,6 @@ def _undated(words: tuple[str, ...]) -> str:
 def _is_size(words: tuple[str, ...]) -> bool:
     """As in 8b and 30b-a3b."""
     return all(word in ("a", "b") or word[0].isdigit() for word in words)
-
-
-def _values(name: str) -> dict[str, Any]:
-    return read_toml(RECIPES / f"{name}.toml")
 
 
 def _natural(name: str) -> list[tuple[float, str]]:

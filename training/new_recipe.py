@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from training.cost.memory import NF4, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
 from training.cost.strategies import LEANEST, SIMPLEST, cost_of
 from training.counting import decimals
-from training.model_names import FOLDER, own_name, place_of_folder
+from training.own_model import FOLDER, own_name, place_of_folder
 from training.recipe import Recipe
 from training.run_folder import is_run_id, recipe_of
 
@@ -40,7 +41,7 @@ class Source:
     """Where a base model is from, and how far it reads."""
 
     repo: str
-    positions: int
+    positions: int = sys.maxsize
     """max_position_embeddings."""
     licence: str = ""
     """As its page says."""
@@ -50,6 +51,8 @@ class Source:
     """What stands behind --model where that is not the recipe's name: a folder's path, an id without a recipe."""
     pad_token: str = ""
     """What fills up, where the tokenizer names nothing."""
+    lr: float | None = None
+    """The rate of learning, where it is not that of models of its size."""
 
     @property
     def name(self) -> str:
@@ -101,7 +104,7 @@ def _bare(name: str, source: Source, epochs: int) -> Recipe:
 def _keys(recipe: Recipe, source: Source, size: int, memory: str) -> str:
     """What stands below the comment. `size`: parameters, of a mixture those that a token meets; `memory`: what it
     needs."""
-    lr, save_every = ("2e-4", 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 25)
+    usual, save_every = ("2e-4", 50) if size < MIDDLE else ("1e-4" if size < LARGE else "5e-5", 25)
     pad = f"\npad_token = {json.dumps(source.pad_token, ensure_ascii=False)}" if source.pad_token else ""
     return f"""\
 name = {json.dumps(recipe.name)}
@@ -128,7 +131,7 @@ alpha = 32
 dropout = 0.0
 
 [optimizer]
-lr = {lr}
+lr = {usual if source.lr is None else source.lr}
 warmup_steps = 10
 schedule = "cosine"
 """

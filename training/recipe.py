@@ -1,6 +1,7 @@
 """Recipes: what to train, typed and checked before anything is rented.
 
-A recipe is a TOML file in training/recipes/; `fab train --model NAME --set lora.rank=32` overrides its keys.
+A shipped model's recipe is derived from its row in training/models.toml; a TOML file in training/recipes/ is one too.
+`fab train --model NAME --set lora.rank=32` overrides its keys.
 """
 
 from __future__ import annotations

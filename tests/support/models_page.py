@@ -32,6 +32,10 @@ the hub of [mirrors] in cluster.toml, or of HF_ENDPOINT) says of it, counted, it
 shown. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit, and proves ZeRO-3 on
 the copy besides: a minute. The base deploy fetches what `[models] names` in cluster.toml lists, by recipe or by id.
 
+The models below are rows of [models.toml](../training/models.toml), with notes on each; their recipes are derived from
+their shapes. `fab models.add NAME` writes the recipe of one into training/recipes, to edit. A file there wins over the
+row of the same name.
+
 A folder is enough too: `fab train --model ./my-model --data FILE` derives the recipe from its config.json, and shows
 it. With `--here` it is read where it is. For the nodes name it in `[models] names` as well (`names = ["./my-model"]`):
 the base deploy sends it to the first node, whole files, what lies there already not again, and copies it to the others.

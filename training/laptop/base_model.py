@@ -25,8 +25,8 @@ from training.laptop.hub import download_command, mirror
 from training.launch import ENV_FOLDER, Launch, LaunchError
 from training.model_files import described
 from training.model_lock import LOCK, disagreement, read_pins
-from training.model_names import FOLDER, name_of_folder
-from training.own_model import folder_of, state_of
+from training.model_names import name_of_folder
+from training.own_model import FOLDER, folder_of, state_of
 from training.recipe import Recipe
 from training.run_folder import MODEL_RECORD, MODEL_SUMS
 from training.sums import ORIGIN, SUMS, parse_sums, sha256_of, sums_of, sums_text

@@ -27,7 +27,7 @@ from training.laptop.hub import another, download_command, hub_address, mirror
 from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
 from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
 from training.laptop.starting import turn
-from training.model_names import FOLDER
+from training.own_model import FOLDER
 from training.recipe import Recipe
 
 KIND = "look"

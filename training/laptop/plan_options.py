@@ -16,7 +16,8 @@ from training.laptop.folder_model import folder_shape
 from training.laptop.machines import fleet, machines
 from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
-from training.model_names import FOLDER, has_recipe, own_name, typed
+from training.model_names import has_recipe, typed
+from training.own_model import FOLDER, own_name
 from training.plan.machines import PlannedMachines
 from training.plan.stand_in import with_network
 from training.recipe import LEFT_TO_THE_PLAN, Recipe

@@ -13,7 +13,7 @@ from training import tiny
 from training.data import DataError
 from training.data.look.take import load_tokenizer
 from training.laptop.base_model import BUILT_IN
-from training.model_names import FOLDER
+from training.own_model import FOLDER
 from training.recipe import Recipe
 
 NEEDED = ("transformers", "tokenizers", "numpy")

@@ -1,5 +1,5 @@
-"""A recipe for a base model of the Hub: its small files are read, its shape is counted, its type is proved, and
-training/recipes gets a file to edit."""
+"""A recipe file to edit, in training/recipes, for a shipped model or for one of the Hub: its small files are read, its
+shape is counted, its type is proved."""
 
 from __future__ import annotations
 
@@ -21,9 +21,22 @@ from training.laptop.hub import another, hub_to_read
 from training.laptop.model_builder import builder
 from training.laptop.models.proving import parted, proved
 from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
-from training.model_names import ID, RECIPES, did_you_mean, expanded, is_folder, own_name, recipe_names
+from training.model_names import (
+    ID,
+    RECIPES,
+    did_you_mean,
+    expanded,
+    has_recipe,
+    is_folder,
+    recipe_files,
+    recipe_name,
+    recipe_names,
+    shipped_models,
+    shipped_text,
+)
 from training.new_recipe import Source, new_recipe, uncounted
 from training.outline import Ask, shape_of
+from training.own_model import own_name
 from training.recipe import Recipe, RecipeError, parse_recipe
 from training.run_folder import write_atomically
 
@@ -180,16 +193,30 @@ def uncounted_recipe(repo: str, overrides: Mapping[str, str]) -> Recipe:
     return parse_recipe(uncounted(looked_up(repo).source), overrides, f"recipe of {repo}")
 
 
-def new_name(repo: str, name: str = "") -> str:
-    """What the recipe of a model of the Hub will be called: `name`, or the model's own. RecipeError where it is no such
-    model by how it is written, or that is no name for a new recipe."""
-    refuse_no_id(repo)
-    named = name or own_name(repo)
-    if named in recipe_names():
+def shipped_name(model: str) -> str | None:
+    """The row of models.toml that a model means, by name or id; None where it means none."""
+    name = recipe_name(model) if has_recipe(model) else None
+    return name if name in shipped_models() else None
+
+
+def new_name(model: str, name: str = "") -> str:
+    """The name of the recipe that will be written: `name`, or the model's own. Raises RecipeError where that is no name
+    for a new recipe, and where the model is neither shipped nor an id on the Hub."""
+    shipped = shipped_name(model)
+    if shipped is None:
+        refuse_no_id(model)
+    named = name or shipped or own_name(model)
+    if named in recipe_files() or (named in recipe_names() and named != shipped):
         raise RecipeError(f"there is a recipe {named} already; say another name with --name, or edit it")
     if own_name(named) != named:
         raise RecipeError(f"--name {named}: small letters, digits, dots and dashes are possible")
     return named
+
+
+def write_shipped(shipped: str, named: str) -> tuple[Path, str]:
+    """Write the recipe of a shipped model under a name that `new_name` gave; gives its file and its text."""
+    text = shipped_text(shipped, named)
+    return _written(named, text), text
 
 
 def add(repo: str, named: str) -> tuple[Path, str, Mapping[str, float]]:
@@ -200,9 +227,13 @@ def add(repo: str, named: str) -> tuple[Path, str, Mapping[str, float]]:
         proofs = {**found.proofs, **parted(folder, model.config, ask)}
     text = found.recipe(named)
     keep_outline(repo, model.config, found.shape)
+    return _written(named, text), text, proofs
+
+
+def _written(named: str, text: str) -> Path:
     path = RECIPES / f"{named}.toml"
     write_atomically(path, text)
-    return path, text, proofs
+    return path
 
 
 def keep_outline(repo: str, config: Mapping[str, Any], shape: ModelShape) -> None:

@@ -30,19 +30,23 @@ def list_models(c: Context, here: bool = False, json: bool = False) -> None:
 
 @task(
     auto_shortflags=False,
-    help={"model": "OWNER/NAME on the Hub", "name": "of the recipe; without it the model's own"},
+    help={"model": "OWNER/NAME on the Hub, or a shipped model", "name": "of the recipe; without it the model's own"},
 )
 def add(c: Context, model: str, name: str = "") -> None:
-    """Prove the type of a model of the Hub on a small copy; write its recipe."""
+    """Write a model's recipe as a file to edit; one of the Hub is proved first."""
     with sentences():
         from inventory.settings import load_settings
         from training.laptop.models import adding
 
         named = adding.new_name(model, name)
-        say(f"looking up {model}, counting its layers and proving its type on a small copy: a minute")
-        path, text, found = adding.add(model, named)
-        say(text.rstrip())
-        say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")
+        if shipped := adding.shipped_name(model):
+            path, text = adding.write_shipped(shipped, named)
+            say(text.rstrip())
+        else:
+            say(f"looking up {model}, counting its layers and proving its type on a small copy: a minute")
+            path, text, found = adding.add(model, named)
+            say(text.rstrip())
+            say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")
         say(f"written to {path}; edit it as you like")
         say(f'next: add "{path.stem}" to [models] names in cluster.toml; {load_settings().deploy_command}; then')
         say(f"      fab train --model {path.stem} --data FILE")

@@ -14,8 +14,7 @@ from training.laptop.open_cluster import OpenCluster
 from training.laptop.run_list.listing import RunRow
 from training.laptop.starting import in_the_way, under_way
 from training.launch import LaunchError
-from training.model_names import FOLDER
-from training.own_model import folder_of
+from training.own_model import FOLDER, folder_of
 from training.run_folder import is_run_id
 
 Place = Literal["laptop", "head"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from training.card_facts import read_facts
 from training.model_card import card
 from training.model_lock import BUILT_IN, COMMIT
-from training.model_names import FOLDER
+from training.own_model import FOLDER
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS
 from training.sums import ADAPTER_CONFIG, TOKENIZER, read_origin
