@@ -40,7 +40,7 @@ def add(c: Context, model: str, name: str = "") -> None:
         from training.laptop.models import adding
 
         named = adding.new_name(model, name)
-        say(f"looking up {model}, counting its layers and proving its type on a small copy: a minute")
+        say(f"looking up {model}, counting its layers and proving its type on a small copy: half a minute")
         path, text, found = adding.add(model, named)
         say(text.rstrip())
         say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")
