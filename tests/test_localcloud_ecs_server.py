@@ -289,18 +289,6 @@ def test_a_cloud_that_does_not_run_is_not_driven(driven, monkeypatch):
         control.hurry(driven, 1)
 
 
-def test_what_an_older_emulator_wrote_is_read(tmp_path):
-    """Fields that it knew and this one does not are passed over."""
-    told = {
-        "clock_offset_s": 7,
-        "instances": {},
-        "tokens": {"a t": {"action": "a", "digest": "d", "answer": {}, "at": 1}},
-    }
-    (tmp_path / "world.json").write_text(json.dumps(told | {"user_data": "QQ=="}))
-    cloud = Cloud(tmp_path / "world.json", FakeMachines(tmp_path))
-    assert (cloud.account.clock_offset_s, cloud.account.tokens["a t"].digest) == (7, "d")
-
-
 def test_an_action_that_breaks_is_an_internal_error(api, monkeypatch):
     monkeypatch.setitem(ACTIONS, (dispatch.ECS, "Break"), lambda cloud, p: 1 / 0)
     status, error = v3(api, "Break")

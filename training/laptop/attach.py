@@ -114,7 +114,7 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
         predicted = runs.predicted(head, run_id)
         cards = predicted["card"] is not None
         rungs = ladder(recipe, read_outline(predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
-    except (LaunchError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
+    except (LaunchError, KeyError, TypeError, ValueError):  # damaged: the reason stands alone
         return []
     return ladder_lines(rungs, predicted)
 

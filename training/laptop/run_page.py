@@ -17,7 +17,7 @@ MAKING_S = 120.0
 def make_page(run: Path) -> Path | None:
     """Its path; None, and a sentence, where it cannot be made."""
     page = run / REPORT
-    page.unlink(missing_ok=True)  # one that an earlier version fetched
+    page.unlink(missing_ok=True)
     if not (run / METRICS).is_file():
         return None
     if importlib.util.find_spec("matplotlib") is None:
