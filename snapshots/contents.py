@@ -105,9 +105,7 @@ def from_tags(tags: Tags) -> Contents:
         cluster=tags.get(CLUSTER_TAG, ""),
         models=tuple(
             sorted(
-                unquote(text.partition("=")[0])  # older ones go on with a hash
-                for n in range(1, MODEL_TAGS + 1)
-                for text in tags.get(f"{PREFIX}models-{n}", "").split()
+                unquote(text) for n in range(1, MODEL_TAGS + 1) for text in tags.get(f"{PREFIX}models-{n}", "").split()
             )
         ),
         models_unnamed=int(number(tags, f"{PREFIX}models-more") or 0),

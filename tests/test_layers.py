@@ -230,12 +230,11 @@ def test_only_its_own_modules_know_a_strategys_name():
         "training/cost/strategies/*",
         "training/node/strategies/__init__.py",
         "training/node/prove/*",
-        "training/node/zero3_rank.py",
         "training/recipe.py",
     )
     why = (
-        "a new strategy would be added in a dozen places; the engine's table, the proof's short list, the rank that "
-        "proves one of them and the recipe's list name them"
+        "a new strategy would be added in a dozen places; the engine's table, the proof's short list and the "
+        "recipe's list name them"
     )
     names = {"zero0", "zero1", "zero2", "zero3"}
     rest = {at: tree for at, tree in SOURCES.items() if not fits(at, where)}

@@ -1,4 +1,4 @@
-"""Both clients of the vendor, the typed and the legacy one, against the local cloud's ECS API."""
+"""The vendor's client against the local cloud's ECS API."""
 
 import json
 import time
@@ -100,47 +100,6 @@ def test_the_typed_client_tells_errors_and_throttling_apart(api):
     assert client.describe_zones(request).body.zones.zone[0].zone_id == "cn-hangzhou-h"
 
 
-def legacy(api, request):
-    from aliyunsdkcore.client import AcsClient
-
-    request.set_endpoint(api.endpoint)
-    request.set_protocol_type("http")
-    request.set_accept_format("JSON")
-    client = AcsClient(api.access_key_id, api.access_key_secret, "cn-hangzhou", auto_retry=False)
-    return json.loads(client.do_action_with_exception(request))
-
-
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_the_legacy_client_creates_describes_and_deletes(api, method):
-    pytest.importorskip("aliyunsdkecs")
-    from aliyunsdkecs.request.v20140526.DeleteKeyPairsRequest import DeleteKeyPairsRequest
-    from aliyunsdkecs.request.v20140526.DescribeKeyPairsRequest import DescribeKeyPairsRequest
-    from aliyunsdkecs.request.v20140526.ImportKeyPairRequest import ImportKeyPairRequest
-
-    make, look, delete = ImportKeyPairRequest(), DescribeKeyPairsRequest(), DeleteKeyPairsRequest()
-    for each in (make, look, delete):
-        each.set_method(method)
-    make.set_KeyPairName("legacy")
-    make.set_PublicKeyBody(PUBLIC_KEY)
-    look.set_KeyPairName("legacy")
-    delete.set_KeyPairNames('["legacy"]')
-    assert legacy(api, make)["KeyPairName"] == "legacy"
-    assert legacy(api, look)["TotalCount"] == 1
-    legacy(api, delete)
-    assert legacy(api, look)["TotalCount"] == 0
-
-
-def test_the_legacy_client_is_told_what_was_wrong(api):
-    pytest.importorskip("aliyunsdkecs")
-    from aliyunsdkcore.acs_exception.exceptions import ServerException
-    from aliyunsdkecs.request.v20140526.DeleteKeyPairsRequest import DeleteKeyPairsRequest
-
-    with pytest.raises(ServerException) as refused:
-        legacy(api, DeleteKeyPairsRequest())
-    assert refused.value.get_http_status() == 400
-    assert refused.value.get_error_code() == "MissingParameter.KeyPairNames"
-
-
 def written_disk(api, instance_id):
     """The data disk of a machine, once it runs, with something on it."""
     api.settle()
@@ -200,62 +159,17 @@ def test_the_typed_client_rents_snapshots_and_gives_back(api, place):
     assert not list((api.folder / "paper").rglob("*.img"))
 
 
-def test_the_legacy_client_rents_snapshots_and_gives_back(api, place):
-    pytest.importorskip("aliyunsdkecs")
-    from aliyunsdkecs.request.v20140526.CreateSnapshotRequest import CreateSnapshotRequest
-    from aliyunsdkecs.request.v20140526.DeleteInstancesRequest import DeleteInstancesRequest
-    from aliyunsdkecs.request.v20140526.DeleteSnapshotRequest import DeleteSnapshotRequest
-    from aliyunsdkecs.request.v20140526.DescribeInstancesRequest import DescribeInstancesRequest
-    from aliyunsdkecs.request.v20140526.DescribeSnapshotsRequest import DescribeSnapshotsRequest
-    from aliyunsdkecs.request.v20140526.RunInstancesRequest import RunInstancesRequest
-
-    launch, look = RunInstancesRequest(), DescribeInstancesRequest()
-    launch.set_ImageId("debian_12_x64_20G_local")
-    launch.set_InstanceType("ecs.local.small")
-    launch.set_VSwitchId(place[0])
-    launch.set_SecurityGroupId(place[1])
-    launch.set_SystemDiskCategory("cloud_essd")
-    launch.set_DataDisks([{"Category": "cloud_essd", "Size": 20}])
-    launch.set_Tags([{"Key": "k", "Value": "legacy"}])
-    (machine,) = legacy(api, launch)["InstanceIdSets"]["InstanceIdSet"]
-    disk = written_disk(api, machine)
-    look.set_Tags([{"Key": "k", "Value": "legacy"}])
-    assert [each["Status"] for each in legacy(api, look)["Instances"]["Instance"]] == ["Running"]
-    take, see = CreateSnapshotRequest(), DescribeSnapshotsRequest()
-    take.set_DiskId(disk)
-    snapshot = legacy(api, take)["SnapshotId"]
-    see.set_SnapshotIds(json.dumps([snapshot]))
-    assert [each["SourceDiskId"] for each in legacy(api, see)["Snapshots"]["Snapshot"]] == [disk]
-    assert content(api, snapshot) == b"the run so far"
-    forget, delete = DeleteSnapshotRequest(), DeleteInstancesRequest()
-    forget.set_SnapshotId(snapshot)
-    forget.set_Force(True)
-    legacy(api, forget)
-    delete.set_InstanceIds([machine])
-    delete.set_Force(True)
-    legacy(api, delete)
-    api.settle()
-    assert legacy(api, look)["Instances"]["Instance"] == []
-    assert not api.cloud.account.disks
-
-
-def test_a_wrong_secret_and_an_unknown_key_are_told_by_both_clients(api):
-    pytest.importorskip("aliyunsdkecs")
+def test_a_wrong_secret_is_refused(api):
     client, secret = typed_client(api), api.access_key_secret
     from alibabacloud_ecs20140526 import models
     from alibabacloud_tea_openapi.exceptions import ClientException
-    from aliyunsdkcore.acs_exception.exceptions import ServerException
-    from aliyunsdkecs.request.v20140526.DescribeRegionsRequest import DescribeRegionsRequest
 
     api.access_key_secret = "wrong"
     try:
         with pytest.raises(ClientException) as typed:
             typed_client(api).describe_regions(models.DescribeRegionsRequest())
-        with pytest.raises(ServerException) as old:
-            legacy(api, DescribeRegionsRequest())
     finally:
         api.access_key_secret = secret
     assert typed.value.code == "SignatureDoesNotMatch"
-    assert old.value.get_error_code() == "InvalidAccessKeySecret"  # its own word for SignatureDoesNotMatch
     told = client.describe_regions(models.DescribeRegionsRequest()).body.regions.region
     assert REGION in [each.region_id for each in told]

@@ -320,13 +320,6 @@ def test_a_host_that_cannot_boot_is_named_with_its_last_words(cloud, nodes):
     assert status(cloud) == {"te1": "Running", "te2": "Stopped"}
 
 
-def test_hosts_of_an_older_version_are_left_to_down(cloud, nodes):
-    (places().folder / "hosts.json").write_text("{}")
-    refused = cloud.fab("local.serve")
-    (places().folder / "hosts.json").unlink()
-    assert refused.returncode == 2 and "fab local.down" in refused.stdout
-
-
 def test_down_finds_everything_without_a_record(cloud, nodes):
     assert traces()
     places().world.write_text("{")

@@ -215,7 +215,7 @@ def test_what_a_snapshot_costs_is_its_written_blocks_not_the_disks_size():
 
 
 def test_the_list_says_what_one_wants_to_know_newest_first():
-    tags = {CLUSTER_TAG: "spotune", "spotune:run": "tiny-1", "spotune:step": "8", "spotune:models-1": "tiny=ab"}
+    tags = {CLUSTER_TAG: "spotune", "spotune:run": "tiny-1", "spotune:step": "8", "spotune:models-1": "tiny"}
     rows = list_rows([snapshot(1), snapshot(2, size_bytes=2**30, tags=tags)], [disk("s-2")], SnapshotPrice(0.5), NOW)
     assert rows[0] == [
         "s-2",

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import tiny_adapter
-from training.errors import AdapterError
 from training.node.adapter.scores import WordScores, score
 
 ROOT = Path(__file__).parent.parent
@@ -113,16 +112,6 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
     middle = exchange_of(measured.asked.samples[len(measured.asked.samples) // 2])
     assert kept[1]["wanted"] == tokenizer.decode(middle.reference, skip_special_tokens=True)
     assert kept[1]["asked"] == "system: You are a helpful assistant.\n\nuser: 2 加一？"
-
-
-@pytest.mark.torch
-def test_tasks_without_their_library_are_one_sentence_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
-    from training.node.adapter import evaluate
-
-    monkeypatch.setattr(evaluate.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(AdapterError, match="hellaswag need lm-eval, which is not installed: pip install lm-eval"):
-        evaluate.refuse_tasks_without_library(["hellaswag"])
-    evaluate.refuse_tasks_without_library([])
 
 
 @pytest.mark.torch

@@ -15,7 +15,7 @@ from training.data import DataError
 from training.laptop.data_size import size_of
 from training.laptop.start_run import chosen_recipe, training_data
 from training.model_names import load_recipe
-from training.recipe import RecipeError, default_maths, parse_recipe, read_recipe
+from training.recipe import RecipeError, parse_recipe, read_recipe
 from training.recipe_tables import Dpo
 
 QWEN_7B = {
@@ -74,10 +74,9 @@ def test_pairs_are_learned_from_at_a_tenth_of_the_recipes_rate_unless_one_is_nam
     assert read_recipe(path) == load_recipe("qwen2.5-7b", DPO), "read again it is not lowered again"
 
 
-def test_a_recipe_of_before_pairs_has_the_same_data_and_the_same_maths():
+def test_pairs_are_part_of_the_data_and_the_maths():
     plain, pairs = load_recipe("tiny"), load_recipe("tiny", DPO | {"dpo.beta": "0.2"})
     assert "goal" not in plain.data_settings() and pairs.data_settings()["goal"] == "dpo"
-    assert default_maths()["goal"] == "sft" and default_maths()["dpo.beta"] == 0.1
     assert pairs.maths()["dpo.beta"] == 0.2
     assert (Dpo().by_token, Dpo(loss="ipo").by_token, Dpo(length_normalised=True).by_token) == (False, True, True)
 

@@ -182,21 +182,17 @@ def test_a_run_whose_base_model_is_gone_does_not_go_on(ended: Stands):
     assert not hasattr(ended, "started")
 
 
-def test_a_run_begun_with_older_code_goes_on_with_todays_alone(ended: Stands):
-    """That had no folder for the nodes; a module of it beside today's would be imported with it."""
+def test_a_resume_ships_todays_code_alone(ended: Stands):
+    """A module of other code beside today's would be imported with it."""
     run = ended.runs / RUN
     (run / "training" / "strategies").mkdir(parents=True)
     (run / "training" / "strategies" / "zero3.py").write_text("from training.cost.strategies import zero3 as cost\n")
-    old = json.loads((run / "launch.json").read_text())
-    (run / "launch.json").write_text(json.dumps(old | {"module": "training.finetune"}))
     resume_run.resume(OpenCluster(ended), RUN, None, {}, force=False)
-    assert ended.started.module == "training.node.finetune"
     assert not (run / "training" / "strategies").exists() and (run / "training" / "node" / "finetune.py").exists()
 
 
-@pytest.mark.parametrize("room", ["node.", ""], ids=["today's", "before there was a folder for nodes"])
-def test_a_run_here_is_alive_while_its_supervisor_is_whatever_code_began_it(here: HereHead, room: str):
-    words = ["-m", f"training.{room}supervision.supervise", "--run", str(here.runs / RUN)]
+def test_a_run_here_is_alive_while_its_supervisor_is(here: HereHead):
+    words = ["-m", "training.node.supervision.supervise", "--run", str(here.runs / RUN)]
     (here.runs / RUN).mkdir(parents=True, exist_ok=True)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as supervisor:
         status = Status(RUN, "running", supervisor_pid=supervisor.pid)
@@ -533,7 +529,7 @@ def test_runs_are_read_by_root_and_by_who_logs_in_alone(head, tmp_path, monkeypa
     monkeypatch.setenv("SUDO_UID", user) if user else monkeypatch.delenv("SUDO_UID", raising=False)
     head.runs = tmp_path / "runs"
     (tmp_path / "cache").mkdir(mode=0o755)
-    head.runs.mkdir(mode=0o755)  # of an earlier version
+    head.runs.mkdir(mode=0o755)
     head.open_sftp().close()
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
     found = head.runs.stat()

@@ -20,7 +20,7 @@ from training.cost.shape import PlanError
 from training.laptop import model_builder, plan_options, preparing, start_run
 from training.laptop.folder_model import folder_recipe
 from training.laptop.head_node import HeadError, HereHead
-from training.laptop.models import adding, proving
+from training.laptop.models import adding
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.plan_options import PlanWish
 from training.outline import ask_here, shape_of
@@ -143,9 +143,9 @@ def test_what_a_head_tells_is_checked_before_it_is_kept(head, laptop, folder, tm
 @pytest.mark.parametrize("proofs", [{}, {"packed": "1e-9"}, {"packed": None}, {"\x1b": 0.0}], ids=str)
 def test_proofs_that_are_no_numbers_prove_nothing(tmp_path, proofs):
     with pytest.raises(RecipeError, match="gave something else than numbers"):
-        proving.proved(tmp_path, CONFIG, lambda *_: proofs)
+        adding.proved(tmp_path, CONFIG, lambda *_: proofs)
     with pytest.raises(RecipeError, match="would learn something else than it says"):
-        proving.proved(tmp_path, CONFIG, lambda *_: {"packed": float("nan")})
+        adding.proved(tmp_path, CONFIG, lambda *_: {"packed": float("nan")})
 
 
 @pytest.mark.parametrize(
@@ -155,64 +155,44 @@ def test_proofs_that_are_no_numbers_prove_nothing(tmp_path, proofs):
         ("qwen3_5", "padded", 1e-5),
         ("gemma4", "packed", 1e-4),
         ("gemma4", "apart", 1e-5),
-        ("gemma4", "zero3", 1e-5),
         ("qwen3", "merged", 1e-5),
     ],
 )
 def test_a_proof_is_held_as_close_as_rounding_allows(tmp_path, kind, proof, limit):
     config = CONFIG | {"model_type": kind}
     within, beyond = {proof: limit / 2}, {proof: limit * 2}
-    assert proving.proved(tmp_path, config, lambda *_: within) == within
+    assert adding.proved(tmp_path, config, lambda *_: within) == within
     with pytest.raises(RecipeError, match=re.escape(f"({proof} {2 * limit:.1g}, {limit:g} is allowed)")):
-        proving.proved(tmp_path, config, lambda *_: beyond)
+        adding.proved(tmp_path, config, lambda *_: beyond)
 
 
-def standing_in(asked, zero3):
+def standing_in(packed):
     """Answers of small models without any."""
 
     @contextmanager
     def builder(whose):
-        def ask(module, folder, limit_s):
-            asked.append(module)
-            if module == proving.ZERO3:
-                return {"zero3": zero3}
-            return {"packed": 1e-7} if module == proving.PROOF else ask_here(module, folder, limit_s)
-
-        yield ask
+        yield lambda module, *more: {"packed": packed} if module == adding.PROOF else ask_here(module, *more)
 
     return builder
 
 
-@pytest.mark.parametrize("zero3", [2e-5, float("nan"), float("inf")])
-def test_a_model_that_learns_otherwise_under_zero3_is_refused_and_nothing_is_written(monkeypatch, tmp_path, zero3):
-    recipes, asked = tmp_path / "recipes", []
+@pytest.mark.parametrize("packed", [2e-5, float("nan"), float("inf")])
+def test_a_model_that_fails_a_proof_is_refused_and_nothing_is_written(monkeypatch, tmp_path, packed):
+    recipes = tmp_path / "recipes"
     recipes.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(adding, "RECIPES", recipes)
     monkeypatch.setattr(adding, "ADDED", recipes / "outlines-added.json")
     monkeypatch.setattr(adding, "looked_up", lambda repo: adding.HubModel(repo, "c", "", False, CONFIG, ""))
-    monkeypatch.setattr(adding, "builder", standing_in(asked, zero3))
-    with pytest.raises(RecipeError, match=r"something else than it says \(zero3 \S+, 1e-05 is allowed\)$"):
+    monkeypatch.setattr(adding, "builder", standing_in(packed))
+    adding.derived.cache_clear()
+    with pytest.raises(RecipeError, match=r"something else than it says \(packed \S+, 1e-05 is allowed\)$"):
         adding.add(REPO, "my-qwen3")
     assert list(recipes.iterdir()) == []
-    monkeypatch.setattr(adding, "builder", standing_in(asked, 1e-7))
-    assert adding.add(REPO, "my-qwen3")[2] == {"packed": 1e-7, "zero3": 1e-7}
+    monkeypatch.setattr(adding, "builder", standing_in(1e-7))
+    assert adding.add(REPO, "my-qwen3")[2] == {"packed": 1e-7}
     assert {path.name for path in recipes.iterdir()} == {"my-qwen3.toml", "outlines-added.json"}
-
-
-def test_a_start_without_a_recipe_does_not_wait_for_zero3(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(adding, "looked_up", lambda repo: adding.HubModel(repo, "c", "", False, CONFIG, ""))
-    monkeypatch.setattr(adding, "builder", standing_in(asked, 1.0))
-    assert adding.derived("acme/Started").proofs == {"packed": 1e-7}
-    assert proving.PROOF in asked and proving.ZERO3 not in asked
-
-
-def test_zero3_is_proved_on_the_head(head, folder):
-    with model_builder.builder("mine") as ask:
-        (value,) = proving.parted(folder, CONFIG, ask).values()
-    assert 0 < value < proving.LIMIT and list(head.runs.iterdir()) == []
+    adding.derived.cache_clear()
 
 
 def test_without_torch_and_without_a_head_one_sentence_says_what_is_possible(laptop, folder):

@@ -275,17 +275,19 @@ def test_a_card_that_holds_the_four_bits_is_large_enough_for_their_run():
     assert packing_bytes({"shape": asdict(shape)}) == packing_bytes({}) == 0
 
 
-def test_a_checkpoint_from_before_the_key_goes_on_in_sixteen_bits_and_not_in_four(tmp_path):
+def test_a_checkpoint_of_sixteen_bits_does_not_go_on_in_four(tmp_path):
     state = TrainerState(
         step=2,
         samples=8,
         tokens=8,
         world_size=1,
-        recipe={key: v for key, v in _recipe(base_precision="dtype").maths().items() if key != "base_precision"},
+        recipe=_recipe(base_precision="dtype").maths(),
         recipe_hash="",
         base_model="b",
         data="d",
         rng=[],
+        updates=2,
+        replicas=1,
     )
     assert refuse_other(tmp_path, state, _recipe(base_precision="dtype").maths(), "b", "d") == []
     with pytest.raises(CheckpointError, match="base_precision was 'dtype' and is 'nf4'"):

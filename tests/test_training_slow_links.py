@@ -184,10 +184,9 @@ def test_what_is_wanted_every_so_many_steps_waits_until_the_replicas_have_met():
     assert [step for step in range(1, 10) if together.falls_due(3, step)] == [3, 6, 9]
 
 
-def test_a_checkpoint_from_before_a_key_has_its_default(tmp_path):
+def test_a_checkpoint_goes_on_with_as_many_steps_between_meetings(tmp_path):
     recipe = load_recipe("tiny", {"strategy": "zero0"})
-    older = {key: value for key, value in recipe.maths().items() if key not in ("gradient_sum", "sync_every")}
-    state = TrainerState(4, 16, 100, 2, older, "", "base", "data", [])
+    state = TrainerState(4, 16, 100, 2, recipe.maths(), "", "base", "data", [], 4, 2)
     assert refuse_other(tmp_path, state, recipe.maths(), "base", "data") == []
     with pytest.raises(CheckpointError, match="sync_every was 1 and is 5"):
         refuse_other(tmp_path, state, with_changes(recipe, sync_every=5).maths(), "base", "data")

@@ -15,7 +15,6 @@ from tests.support.small_models import TRIED  # noqa: E402
 from tests.test_training_types import config_of  # noqa: E402
 from training.node import architecture  # noqa: E402
 from training.node.proof import LIMIT  # noqa: E402
-from training.node.zero3_rank import apart, gradients_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -30,6 +29,8 @@ EXACT = {
 STEPS = 1
 """Adam's first step has the gradients' signs: of those near zero anybody's rounding decides."""
 KINDS = sorted(TRIED)
+GRADIENT = "exp_avg/"
+"""Of an optimizer's state what holds the gradients, a tenth of each, after Adam's first step."""
 GROUPS = 3
 """Of types, each in processes of its own, which end well within their time on a busy machine."""
 
@@ -79,6 +80,26 @@ def of_group(house):
         return known[group]
 
     return found
+
+
+def gradients_of(state):
+    return {name: moment for name, moment in state.items() if name.startswith(GRADIENT)}
+
+
+def apart(found, right):
+    """The largest difference of a tensor, of its length. Infinite where there are others, or none to hold against."""
+    if not right or found.keys() != right.keys() or not all(one.norm() > 0 for one in right.values()):
+        return float("inf")
+    return float(torch.stack([(found[name] - one).norm() / one.norm() for name, one in right.items()]).max())
+
+
+def test_a_difference_is_of_the_tensor_that_differs_most():
+    right = {"a": torch.ones(4), "b": torch.ones(100)}
+    assert apart(right, right) == 0.0 < LIMIT
+    assert apart({"a": torch.ones(4), "b": 1.5 * torch.ones(100)}, right) == pytest.approx(0.5)
+    assert not apart(right | {"b": torch.full((100,), float("nan"))}, right) < LIMIT
+    assert apart({"a": right["a"]}, right) == apart({}, {}) == float("inf")
+    assert apart(right, right | {"b": torch.zeros(100)}) == float("inf"), "without a gradient nothing is shown"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -73,6 +73,6 @@ def _sees(weights: Path) -> bool:
 
 
 def _report(run: Path) -> dict[str, Any]:
-    """What became of the run's data; nothing of a run of an older version."""
+    """What became of the run's data."""
     found: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
     return found

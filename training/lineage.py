@@ -34,7 +34,7 @@ def record_text(record: DiskRecord) -> str:
 
 
 def parse_record(text: str) -> DiskRecord | None:
-    """The record in a file's text; None where it is none: a disk of an earlier version, or damaged."""
+    """The record in a file's text; None where it is damaged."""
     try:
         content = bounded_json(text)
         record = DiskRecord(str(content["cluster"]), tuple(str(disk) for disk in content["disks"]))

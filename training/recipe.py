@@ -291,12 +291,6 @@ def _refused_experts(lora: Lora) -> str:
     return ""
 
 
-def default_maths() -> dict[str, Any]:
-    """What `Recipe.maths` says where a recipe says nothing. A checkpoint from before a key was there is taken to have
-    its default: by default a new key does what was done without it."""
-    return flat(Recipe.model_construct().model_dump(mode="json", warnings=False))
-
-
 def parse_recipe(text: str, overrides: Mapping[str, str] | None, source: str) -> Recipe:
     """A recipe's text, with `overrides`; `source` names it in what is wrong."""
     return _checked(_overridden(tomllib.loads(text), overrides or {}), source)

@@ -23,7 +23,7 @@ class Begun:
     ended: float | None = None
     """None while it goes on, and where its supervisor was lost."""
     hosts: tuple[str, ...] = ()
-    """Names of the machines; none of a start of older code."""
+    """Names of the machines."""
 
 
 def note_start(run: Path, launch: Launch, at: float) -> None:
@@ -41,7 +41,7 @@ def _append(run: Path, row: dict[str, object]) -> None:
 
 
 def read_starts(run: Path) -> list[Begun]:
-    """Oldest first; none of a run that was begun by older code. A line that was cut is passed over."""
+    """Oldest first; none of a run that never started. A line that was cut is passed over."""
     found: list[Begun] = []
     text = (run / STARTS).read_text(encoding="utf-8", errors="replace") if (run / STARTS).exists() else ""
     for line in text.splitlines():
@@ -50,7 +50,7 @@ def read_starts(run: Path) -> list[Begun]:
             if not is_figure(row.get("at", row.get("ended"))):
                 continue
             if "at" in row:
-                hosts = tuple(map(str, row.get("hosts", ())))
+                hosts = tuple(map(str, row["hosts"]))
                 found.append(Begun(float(row["at"]), str(row["command"]), hosts=hosts))
             elif found:
                 found[-1] = replace(found[-1], ended=float(row["ended"]))

@@ -17,7 +17,6 @@ from inventory.localcloud import cgroups, disk, host, inside, network, prerequis
 from inventory.localcloud.commands import LocalCloudError, Report
 from inventory.localcloud.ecs import account
 from inventory.localcloud.ecs.account import Instance
-from inventory.localcloud.ecs.client_files import CONTROL
 from inventory.localcloud.image import TOOLS, ensure_image, recipe_for
 from inventory.localcloud.mounts import remove_tree, unmount_below
 from inventory.localcloud.places import Places, alone
@@ -32,14 +31,9 @@ SERVER = "inventory.localcloud.ecs.server"
 def serve(settings: Settings, report: Report) -> str:
     """Start the API where it does not run; its endpoint, as 127.0.0.1:8123. Raises LocalCloudError."""
     places = Places.of(settings.name)
-    if (places.folder / "hosts.json").exists():
-        raise LocalCloudError(f"{places.folder} has hosts that this version does not know; remove them: fab local.down")
     if told := endpoint(places):
-        if (places.folder / CONTROL).exists():
-            report("the ECS API is running already")
-            return told
-        report("the ECS API that runs is of an older spotune: it is started anew; its hosts go on running")
-        end(places)
+        report("the ECS API is running already")
+        return told
     prerequisites.require()
     if not find_spec("aiohttp"):
         raise LocalCloudError(NO_AIOHTTP)

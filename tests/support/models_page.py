@@ -29,8 +29,8 @@ HEAD = """\
 `--model` takes a recipe: its name, a short one (`qwen3:8b`, `Llama-3.1-8B`) or the id of its base model on the Hub
 (`Qwen/Qwen3-8B`). Another model of a type below is taken by its id too: the recipe is derived from what the Hub (or
 the hub of [mirrors] in cluster.toml, or of HF_ENDPOINT) says of it, counted, its type proved on a small copy, and
-shown. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit, and proves ZeRO-3 on
-the copy besides: a minute. The base deploy fetches what `[models] names` in cluster.toml lists, by recipe or by id.
+shown. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit. The base
+deploy fetches what `[models] names` in cluster.toml lists, by recipe or by id.
 
 The models below are rows of [models.toml](../training/models.toml), with notes on each; their recipes are derived from
 their shapes. `fab models.add NAME` writes the recipe of one into training/recipes, to edit. A file there wins over the
@@ -75,11 +75,10 @@ tried again on a thin copy of your model before each run. `gemma4` and `gemma4_t
 (26B-A4B) and without.
 
 For a model of the Hub that no recipe is shipped for they are tried again, on a small copy of its own config.json, whose
-heads are as wide as the model's: all but `zero3` whenever a start derives its recipe, all seven by `fab models.add`,
-which writes nothing where one fails. Each must be below 1e-5 there too; `packed`, `padded`, `apart` and `merged` are
+heads are as wide as the model's: all but `zero3`, whenever a start derives its recipe and by `fab models.add`, which
+writes nothing where one fails. Each must be below 1e-5 there too; `packed`, `padded`, `apart` and `merged` are
 tried in 64 bits where 32 round somewhat more than that, and of Gemma 4's wide copies, which round to 3e-5 and in part
 compute in 32 bits always, `packed` and `padded` need be below 1e-4 alone.
-`zero3` takes processes on the CPU of the machine that proves, which talk over its loopback alone.
 
 """
 

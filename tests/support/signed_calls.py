@@ -1,4 +1,4 @@
-"""Calls to the local cloud's ECS API by plain HTTP, signed by either of the vendor's methods."""
+"""Calls to the local cloud's ECS API by plain HTTP, signed as the vendor's client does."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import urllib.request
 import uuid
 from datetime import UTC, datetime
 
-from inventory.localcloud.ecs.signature import V3, Request, v1_signature, v1_string, v3_signature
+from inventory.localcloud.ecs.signature import V3, Request, v3_signature
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFn0Hq0cqjZ9lSLeyq1SZu0xWw5xQq5pC1mUuFm0iWzK somebody@somewhere"
 
@@ -53,24 +53,3 @@ def v3(api, action, query=None, *, secret=None, at=None, nonce=None, version="20
     )
     status, _, text = http(api, "POST", query, headers)
     return status, json.loads(text)
-
-
-def v1(api, action, *, method="GET", secret=None, at=None, nonce=None, **asked):
-    """(status, headers, text) of a call signed by V1."""
-    moment = datetime.fromtimestamp(at or time.time(), UTC)
-    parameters = {
-        "AccessKeyId": api.access_key_id,
-        "Action": action,
-        "Version": "2014-05-26",
-        "Format": "JSON",
-        "SignatureMethod": "HMAC-SHA1",
-        "SignatureVersion": "1.0",
-        "SignatureNonce": nonce or uuid.uuid4().hex,
-        "Timestamp": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        **asked,
-    }
-    to_sign = v1_string(method, parameters.items())
-    parameters["Signature"] = v1_signature(to_sign, secret or api.access_key_secret)
-    if method == "GET":
-        return http(api, "GET", parameters)
-    return http(api, "POST", {}, body=urllib.parse.urlencode(parameters).encode())

@@ -119,7 +119,7 @@ def memory_ladder(head: Head, run_id: str) -> list[str]:
         predicted = runs.predicted(head, run_id)
         cards = predicted["card"] is not None
         rungs = ladder(recipe, read_outline(predicted["shape"]), predicted["ranks"], predicted["longest"], cards)
-    except (LaunchError, KeyError, TypeError, ValueError):  # of an older version, or damaged: the reason stands alone
+    except (LaunchError, KeyError, TypeError, ValueError):  # damaged: the reason stands alone
         return []
     return ladder_lines(rungs, predicted)
 
@@ -231,7 +231,7 @@ def make_page(run: Path) -> Path | None:
 
     None, and a sentence, where it cannot be made."""
     page = run / REPORT
-    page.unlink(missing_ok=True)  # one that an earlier version fetched
+    page.unlink(missing_ok=True)
     if not (run / METRICS).is_file():
         return None
     if importlib.util.find_spec("matplotlib") is None:

@@ -103,9 +103,8 @@ def _look(folder: str, run_id: str, here: bool) -> str:
     by_unit = f"systemctl is-active {unit_of('')}{run_id} | grep -qx -e active -e deactivating"
     # the supervisor's pid may be another program's by now
     pid = f"$(sed -n 's/.*\"supervisor_pid\": *\\([0-9]*\\).*/\\1/p' {folder}/{STATUS})"
-    # one begun with older code has no folder for the nodes in its name
-    words = [f"-e '-m training.{room}supervision.supervise --run '{folder}" for room in ("node.", "")]
-    by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF {' '.join(words)}; }} 2>/dev/null"
+    words = f"-e '-m training.node.supervision.supervise --run '{folder}"
+    by_pid = f"{{ tr '\\0' ' ' </proc/{pid}/cmdline | grep -qF {words}; }} 2>/dev/null"
     newest_evaluation = f"grep '\"validation_loss\".*}}$' {folder}/{METRICS} 2>/dev/null | tail -n 1"
     return (
         f"printf '%s\\036' {run_id}; cat {folder}/{STATUS} 2>/dev/null; "

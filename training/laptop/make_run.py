@@ -18,8 +18,6 @@ from training.laptop.ship import code_files, launch_files, pack
 from training.laptop.starting import Turn, claim, drop, keep, remove_abandoned, turn
 from training.launch import Launch
 
-NODE = "training.node."
-
 
 @contextmanager
 def alone(cluster: OpenCluster) -> Iterator[Turn]:
@@ -84,9 +82,7 @@ def put_plan(head: Head, launch: Launch, plan: str) -> None:
 def going_on(cluster: OpenCluster, run_id: str, force: bool) -> Launch:
     """How a run goes on from its newest checkpoint, on the nodes there are now."""
     head, old = cluster.head, runs.read_launch(cluster.head, run_id)
-    # older code had no folder for the nodes, and modules that today's have other names for
-    module = old.module if old.module.startswith(NODE) else NODE + old.module.removeprefix("training.")
-    launch = cluster.launch(run_id, module, ("--resume", *(["--force"] if force else [])))
+    launch = cluster.launch(run_id, old.module, ("--resume", *(["--force"] if force else [])))
     return replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
 
 

@@ -139,7 +139,7 @@ def fitted(
         left = dict.fromkeys(predicted.get("chosen", {"settings": {}})["settings"])
         shape = read_outline(predicted["shape"])
         work = Workload(data["rows"], data["tokens"], predicted["longest"], data.get("attention_span") or None)
-    except (KeyError, TypeError, ValueError):  # nothing was left to that plan, or it is of an older version
+    except (KeyError, TypeError, ValueError):  # the plan is damaged
         return change
     before = runs.recipe_text(head, run_id)
     recipe = _read(str(change.files.get(RECIPE, before)))

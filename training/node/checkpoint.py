@@ -28,7 +28,6 @@ from training.cost.checkpoint import checkpoint_bytes
 from training.counting import size_text
 from training.errors import TrainingError
 from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
-from training.recipe import default_maths
 from training.run_folder import checkpoint_name, checkpoint_steps
 from training.sums import (
     ADAPTER_WEIGHTS,
@@ -83,16 +82,16 @@ class TrainerState:
     """Hash of what the prepared data are made from: records, tokenizer and the settings that shape them."""
     rng: list[dict[str, Any]]
     """By rank; good for as many ranks in as many replicas only."""
+    updates: int
+    """Adam's own count."""
+    replicas: int
+    """Copies of the model."""
     validation_loss: float | None = None
     """On the held-out split after this step; None where it was not computed then."""
-    updates: int | None = None
-    """Adam's own count; None in checkpoints from before it was kept, where it is taken for `step`."""
     loss_scale: float | None = None
     """fp16's factor; None in other precisions."""
     calm: int = 0
     """The optimizer's good steps: those since the last that overflowed in fp16."""
-    replicas: int | None = None
-    """Copies of the model; None in checkpoints from before it was kept, where each rank was one."""
 
 
 def save(
@@ -202,10 +201,10 @@ def refuse_other(
     path: Path, saved: TrainerState, recipe: Mapping[str, Any], base_model: str, data: str, *, force: bool = False
 ) -> list[str]:
     """All that differs between `saved` and this run, one phrase each; a CheckpointError unless by `force`."""
-    was = default_maths() | saved.recipe
+    was = saved.recipe
     differs = [
         f"{key} was {was.get(key)!r} and is {recipe.get(key)!r}"
-        for key in sorted(saved.recipe.keys() | recipe.keys())
+        for key in sorted(was.keys() | recipe.keys())
         if was.get(key) != recipe.get(key)
     ]
     if saved.base_model != base_model:

@@ -93,13 +93,13 @@ def as_begun(recipe: Recipe, run: Path, start: Start | None, trained: Collection
 
 def optimizer_progress_of(state: TrainerState) -> OptimizerProgress:
     """What the optimizer had done when the checkpoint was made."""
-    return OptimizerProgress(state.step if state.updates is None else state.updates, state.loss_scale, state.calm)
+    return OptimizerProgress(state.updates, state.loss_scale, state.calm)
 
 
 def draws_go_on(state: TrainerState, world_size: int, replicas: int) -> bool:
     """Whether each rank has the rows and layers that it had when the checkpoint was made, as far as numbers say: then
     its random numbers go on too."""
-    return (state.world_size, state.replicas or state.world_size) == (world_size, replicas)
+    return (state.world_size, state.replicas) == (world_size, replicas)
 
 
 def refuse_other_shapes(path: Path, tensors: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> None:

@@ -60,9 +60,9 @@ class MeasuredRun:
     memory_gib: float
     """The most that any rank held."""
     planned_memory_gib: float | None
-    dtype: str | None = None
-    """The recipe's; None in what was written before it was kept."""
-    tuning: str | None = None
+    dtype: str
+    """The recipe's."""
+    tuning: str
 
     @property
     def factor(self) -> float | None:
@@ -86,9 +86,9 @@ def measure(
     time: float,
     strategy: str,
     ranks: int,
+    dtype: str,
+    tuning: str,
     resumed: Iterable[int] = (),
-    dtype: str | None = None,
-    tuning: str | None = None,
 ) -> MeasuredRun | None:
     """What came of a run; None where too few undisturbed steps are left, or it ran on other ranks than were planned."""
     left = counted(rows, resumed)
@@ -146,10 +146,10 @@ class Corrections:
         )
 
     def by_strategy(self, dtype: str, tuning: str) -> dict[str, Correction]:
-        """Of each strategy the newest runs' median; of runs that computed and tuned alike, as far as they say."""
+        """Of each strategy the newest runs' median; of runs that computed and tuned alike."""
         runs: dict[str, list[MeasuredRun]] = {}
         for each in self.runs:
-            if each.dtype in {None, dtype} and each.tuning in {None, tuning}:
+            if (each.dtype, each.tuning) == (dtype, tuning):
                 runs.setdefault(each.strategy, []).append(each)
         return {strategy: _correction(its[:NEWEST]) for strategy, its in runs.items()}
 

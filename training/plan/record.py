@@ -1,4 +1,4 @@
-"""A dataclass of plain values out of a JSON file that an older version may have written, or half of it. Standard
+"""A dataclass of plain values out of a JSON file that may be damaged. Standard
 library only. Pure."""
 
 from __future__ import annotations

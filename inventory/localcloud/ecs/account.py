@@ -46,7 +46,6 @@ class Instance(Resource):
     """When a spot machine that was given notice goes."""
     noticed: bool = False
     public_mbps: int = 0
-    """What narrows the role on this machine; empty: nothing does."""
 
 
 class Disk(Resource):

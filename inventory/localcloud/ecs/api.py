@@ -19,7 +19,7 @@ from inventory.localcloud.ecs import contract
 from inventory.localcloud.ecs.actions import ApiError, Cloud
 from inventory.localcloud.ecs.dispatch import Dispatcher, NoAnswerError
 from inventory.localcloud.ecs.faults import FaultFile
-from inventory.localcloud.ecs.signature import COMMON, VALID_S, Caller, Request, verified
+from inventory.localcloud.ecs.signature import VALID_S, Caller, Request, verified
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Api:
             request = await _request(http)
             caller = verified(request, self.secrets, time.time())
             self._use_nonce(caller)
-            flat = {k: v for k, v in {**request.query, **request.form}.items() if k not in COMMON}
+            flat = {**request.query, **request.form}
             self.seen(caller.action, flat)
             contract.check(caller.version, caller.action, flat)
             loop = asyncio.get_running_loop()

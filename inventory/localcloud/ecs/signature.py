@@ -1,30 +1,24 @@
-"""Who signed a call: the vendor's two signature methods, checked. Pure: the clock and the keys come in.
+"""Checks who signed a call, by the vendor's signature V3 (ACS3-HMAC-SHA256, in headers), which its typed SDK sends.
 
-V3 (ACS3-HMAC-SHA256, in headers) is what the typed SDK sends, V1 (HMAC-SHA1, in parameters) the legacy one.
+Pure: the clock and the keys come in.
 https://www.alibabacloud.com/help/en/sdk/product-overview/v3-request-structure-and-signature
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from inventory.localcloud.ecs.actions import ApiError
 
-V3, V1 = "ACS3-HMAC-SHA256", "HMAC-SHA1"
+V3 = "ACS3-HMAC-SHA256"
 VALID_S = 15 * 60
 """How old a signed call may be, and how long a nonce is remembered."""
-COMMON = frozenset({
-    "AccessKeyId", "Action", "Format", "SecurityToken", "Signature", "SignatureMethod", "SignatureNonce",
-    "SignatureType", "SignatureVersion", "Timestamp", "Version",
-})  # fmt: skip
-"""Parameters of V1 that are of the call's envelope."""
 _MUST_SIGN = frozenset({"host", "x-acs-action", "x-acs-version", "x-acs-date", "x-acs-signature-nonce"})
 _AUTHORIZATION = re.compile(rf"{V3} Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*Signature=([0-9a-f]+)")
 
@@ -56,14 +50,8 @@ def verified(request: Request, secrets: Mapping[str, str], now: float) -> Caller
 
     Raises ApiError with the documented codes. Whether the nonce was used before is the server's to remember.
     """
-    if request.headers.get("authorization", "").startswith("ACS3-"):
-        return _verified_v3(request, secrets, now)
-    return _verified_v1(request, secrets, now)
-
-
-def _verified_v3(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
     headers = request.headers
-    match = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
+    match = _AUTHORIZATION.fullmatch(headers.get("authorization", "").strip())
     if not match:
         raise _incomplete()
     key_id, names, signature = match.groups()
@@ -91,54 +79,12 @@ def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secr
     return hmac.new(secret.encode(), to_sign.encode(), hashlib.sha256).hexdigest()
 
 
-def _verified_v1(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
-    parameters = {**request.query, **request.form}
-    if not parameters.get("AccessKeyId"):
-        raise ApiError(400, "MissingAccessKeyId", "AccessKeyId is mandatory for this action.")
-    for name in ("Signature", "SignatureNonce", "Timestamp", "Action", "Version"):
-        if not parameters.get(name):
-            raise ApiError(400, f"Missing{name}", f"{name} is mandatory for this action.")
-    if parameters.get("SignatureMethod") != V1 or parameters.get("SignatureVersion", "1.0") != "1.0":
-        raise _incomplete()
-    secret = _secret(secrets, parameters["AccessKeyId"])
-    to_sign = v1_string(request.method, parameters.items())
-    if not hmac.compare_digest(v1_signature(to_sign, secret).encode(), parameters["Signature"].encode()):
-        told = f"Specified signature is not matched with our calculation. server string to sign is:{to_sign}"
-        raise ApiError(400, "SignatureDoesNotMatch", told)
-    _check_v1_time(parameters["Timestamp"], now)
-    return Caller(*(parameters[name] for name in ("Action", "Version", "AccessKeyId", "SignatureNonce")))
-
-
-def v1_string(method: str, parameters: Iterable[tuple[str, str]]) -> str:
-    """The string to sign of all parameters but the signature itself."""
-    unsigned = {name: value for name, value in parameters if name != "Signature"}
-    return f"{method}&%2F&{_quoted(_query_text(unsigned))}"
-
-
-def v1_signature(to_sign: str, secret: str) -> str:
-    """The Base64 signature."""
-    made = hmac.new(f"{secret}&".encode(), to_sign.encode(), hashlib.sha1).digest()
-    return base64.b64encode(made).decode()
-
-
-def _check_v1_time(text: str, now: float) -> None:
-    if _seconds(text) is None:
-        told = 'The input parameter "Timestamp" that is mandatory for processing this request is not supplied.'
-        raise ApiError(400, "IllegalTimestamp", told)
-    if not _is_recent(text, now):
-        raise ApiError(400, "InvalidTimeStamp.Expired", "Specified time stamp or date value is expired.")
-
-
 def _is_recent(text: str, now: float) -> bool:
-    at = _seconds(text)
-    return at is not None and abs(now - at) <= VALID_S
-
-
-def _seconds(text: str) -> float | None:
     try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+        at = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        return None
+        return False
+    return abs(now - at) <= VALID_S
 
 
 def _secret(secrets: Mapping[str, str], key_id: str) -> str:

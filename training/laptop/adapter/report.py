@@ -12,7 +12,7 @@ from training.counting import many
 from training.data import check
 from training.data.bad_records import CURE
 from training.data.readers import paths_of, placed
-from training.evaluations import NOT_MEASURED, SENT, SPLIT, file_of, measured_on, scored, trained_on
+from training.evaluations import SENT, SPLIT, file_of, measured_on, scored, trained_on
 from training.words import ENGLISH
 
 
@@ -56,18 +56,6 @@ def checked(data: Sequence[str], skip_bad: bool = False) -> Measurable:
     return Measurable(place, names, file_of(digest), placed(paths, place), skip_bad, found.bad)
 
 
-def rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """Name, base, tuned of each number there is."""
-    both = [found["base"], found["tuned"]]
-    of = measured_on(found)
-    lines = [list(row) for row in scored(found, f"loss on {of}" if of else "held-out loss")]
-    for task in found["base"]["tasks"]:
-        for key in found["base"]["tasks"][task]:
-            values = [f"{side['tasks'][task][key]:.4f}" if side else NOT_MEASURED for side in both]
-            lines.append([f"{task} {key}", *values])
-    return lines
-
-
 def of_pairs(base: Mapping[str, Any]) -> str:
     """Where preferences were measured, of what: the end of a sentence."""
     return f", {many(base['pairs'], 'pair')}" if base.get("pairs") else ""
@@ -83,4 +71,5 @@ def show(found: Mapping[str, Any]) -> None:
     text, numbers = trained_on(found)
     if text:
         print(ENGLISH(text, **numbers))
-    console().print(table(["", "base", "tuned"], rows(found)))
+    rows = [list(row) for row in scored(found, f"loss on {of}" if of else "held-out loss")]
+    console().print(table(["", "base", "tuned"], rows))

@@ -106,7 +106,6 @@ def generate(
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
         "answers": "how many greedy answers to compare with the records' own; 0: none",
-        "tasks": "lm-eval tasks, separated by commas, where that library is installed",
         "here": HERE_RUNS_HELP,
     },
 )
@@ -117,7 +116,6 @@ def evaluate(
     checkpoint: str = "",
     skip_bad: bool = False,
     answers: int = 50,
-    tasks: str = "",
     here: bool = False,
 ) -> None:
     """Measure base and tuned model on records held out."""
@@ -138,7 +136,7 @@ def evaluate(
         on = report.checked(data, skip_bad) if data else report.Measurable(split)
         argv, out = on.argv, f"{about.launch.run_dir}/{on.kept_as}"
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
-        argv += ["--tasks", tasks, "--out", out, "--attached"]
+        argv += ["--out", out, "--attached"]
         argv += about.template_argv
         if on.bad:
             print(f"{many(on.bad, 'bad record')} left out")

@@ -43,7 +43,7 @@ def add(c: Context, model: str, name: str = "") -> None:
             path, text = adding.write_shipped(shipped, named)
             say(text.rstrip())
         else:
-            say(f"looking up {model}, counting its layers and proving its type on a small copy: a minute")
+            say(f"looking up {model}, counting its layers and proving its type on a small copy: half a minute")
             path, text, found = adding.add(model, named)
             say(text.rstrip())
             say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")

@@ -109,7 +109,7 @@ def lines(found: Sequence[RunRow]) -> list[list[str]]:
 
 
 def _made_here(copy: Copy) -> str:
-    """A run lays down at its end what it learned; one that was lost or is of an older version has not."""
+    """A run lays down at its end what it learned; one that was lost has not."""
     if copy.look.active:
         return "made here, goes on"
     if not copy.steps:

@@ -3,8 +3,7 @@
     python -m training.node.adapter.evaluate --model DIR --adapter DIR --data FILE.jsonl --out evaluation.json
 
 Loss and perplexity over the learned tokens, of pairs those of the chosen answers, and how much likelier these are than
-the rejected ones; exact match and ROUGE-L of greedy answers; lm-eval's tasks where that
-library is installed.
+the rejected ones; exact match and ROUGE-L of greedy answers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from training.node.slow_imports import all_imported
 
 import argparse
 import gc
-import importlib.util
 import json
 import math
 import sys
@@ -55,7 +53,6 @@ class Asked:
     answers: int
     """How many greedy answers to compare."""
     sampling: Sampling
-    tasks: tuple[str, ...] = ()
     rejected: Sequence[Sample] = ()
     """Of pairs, beside each of the samples, which are then those of the chosen answers."""
 
@@ -73,7 +70,6 @@ class Measured:
     answers: int
     exact_match: float | None
     rouge_l: float | None
-    tasks: dict[str, Any]
     seconds: float
     examples: tuple[dict[str, str], ...] = ()
     """Some answers: the conversation before it, what was wanted, what was said."""
@@ -92,7 +88,6 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
     rejected = [_loss_of(model, sample)[0] for sample in asked.rejected]
     prompts, said, wanted = _answers(model, asked)
     scores = score(said, wanted) if said else None
-    tasks = _harness(model, asked) if asked.tasks else {}
     del model
     gc.collect()
     if device().type == "cuda":
@@ -106,7 +101,6 @@ def measure(model_dir: Path, adapter: Path | None, asked: Asked, tuned: bool = T
         answers=len(said),
         exact_match=scores.exact_match if scores else None,
         rouge_l=scores.rouge_l if scores else None,
-        tasks=tasks,
         seconds=round(time.monotonic() - began, 2),
         examples=tuple(
             {"asked": prompt, "wanted": reference, "said": answer}
@@ -149,24 +143,6 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     return [items[number * len(items) // count] for number in range(count)]
 
 
-def refuse_tasks_without_library(tasks: Sequence[str]) -> None:
-    """AdapterError where lm-eval's tasks are asked for and it is not installed."""
-    if tasks and importlib.util.find_spec("lm_eval") is None:
-        raise AdapterError(f"the tasks {', '.join(tasks)} need lm-eval, which is not installed: pip install lm-eval")
-
-
-def _harness(model: Any, asked: Asked) -> dict[str, Any]:
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-
-    wrapped = HFLM(pretrained=model, tokenizer=asked.voice.tokenizer)
-    results = simple_evaluate(model=wrapped, tasks=list(asked.tasks))["results"]
-    return {
-        task: {key: value for key, value in values.items() if isinstance(value, int | float)}
-        for task, values in results.items()
-    }
-
-
 def evaluate(model_dir: Path, adapter: Path | None, asked: Asked) -> dict[str, Any]:
     """{"base": ..., "tuned": ...}: two models, one after the other, never the same one with an adapter in it."""
     if not asked.samples:
@@ -207,7 +183,6 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument(
         "--template-args", type=json.loads, default={}, help="JSON: what the run gave the chat template"
     )
-    parser.add_argument("--tasks", default="", help="lm-eval tasks, separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--attached", action="store_true", help="JSON lines, and end with standard input")
     return parser.parse_args()
@@ -215,13 +190,11 @@ def _parsed() -> argparse.Namespace:
 
 def work(args: argparse.Namespace) -> None:
     """What the command line asks for."""
-    tasks = tuple(filter(None, args.tasks.split(",")))
-    refuse_tasks_without_library(tasks)
     if args.attached:
         attached.end_with_input()
     voice = Voice.of(args.model, args.template_args)
     given = held_out_at(args.data, voice.tokenizer, args.max_length, args.template_args, args.skip_bad)
-    asked = Asked(given.samples, voice, args.answers, Sampling(args.max_new_tokens), tasks, given.rejected)
+    asked = Asked(given.samples, voice, args.answers, Sampling(args.max_new_tokens), given.rejected)
     found: dict[str, Any] = {"model": str(args.model), "adapter": str(args.adapter or ""), "data": str(args.data)}
     if args.of:
         found |= {"of": args.of, "learned_before": learned_before(given, args.out.parent / "data" / "prepared" / TRAIN)}

@@ -33,14 +33,13 @@ def measured(run: Path, now: float) -> MeasuredRun | None:
         launch = parse_launch((run / LAUNCH).read_text(encoding="utf-8"))
         predicted = json.loads((run / "plan.json").read_text(encoding="utf-8"))["predicted"]
         recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
-        strategy = recipe["strategy"]
+        kind = {key: recipe[key] for key in ("strategy", "dtype", "tuning")}
         rows, _, _ = parse_metrics((run / METRICS).read_bytes())
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if launch.profile or launch.debug_rank is not None or not isinstance(predicted, dict) or not _is_plain(recipe):
         return None
     ranks, resumed = launch.world_size, resumed_from(run)
-    kind = {"strategy": strategy, "dtype": recipe.get("dtype"), "tuning": recipe.get("tuning")}
     return measure(run.name, rows, predicted, time=now, ranks=ranks, resumed=resumed, **kind)
 
 
