@@ -6,8 +6,8 @@ import hashlib
 import pytest
 
 from inventory.localcloud.ecs import key_pairs, network, security_groups, tagging
-from inventory.localcloud.ecs.account import Disk, Instance, Snapshot, resources
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance, EmulatedSnapshot, resources
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters
 from tests.support.fake_machines import FakeMachines
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIFn0Hq0cqjZ9lSLeyq1SZu0xWw5xQq5pC1mUuFm0iWzK"
@@ -16,7 +16,7 @@ KEY = f"ssh-ed25519 {BLOB} somebody@somewhere"
 
 @pytest.fixture
 def cloud(tmp_path):
-    cloud = Cloud(tmp_path / "world.json", FakeMachines(tmp_path))
+    cloud = EmulatedCloud(tmp_path / "world.json", FakeMachines(tmp_path))
     cloud.account.clock_offset_s = 0
     return cloud
 
@@ -137,7 +137,7 @@ def test_a_rule_that_makes_no_sense_is_refused(cloud, group, more, refused):
 
 
 def machine(group):
-    return Instance(
+    return EmulatedInstance(
         instance_id="i-1",
         machine="m1",
         name="one",
@@ -173,10 +173,10 @@ def test_groups_are_listed_in_pages_by_number_and_by_token(cloud, vpc):
 @pytest.fixture
 def everything(cloud, group):
     cloud.account.instances["i-1"] = machine(group)
-    cloud.account.disks["d-1"] = Disk(
+    cloud.account.disks["d-1"] = EmulatedDisk(
         disk_id="d-1", kind="data", size_gib=20, category="cloud_essd", zone_id="z", created=1
     )
-    cloud.account.snapshots["s-1"] = Snapshot(
+    cloud.account.snapshots["s-1"] = EmulatedSnapshot(
         snapshot_id="s-1",
         name="s",
         disk_id="d-1",

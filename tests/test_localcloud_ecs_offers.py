@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from inventory.localcloud.ecs import catalogue, images, offers, region
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters
 from tests.support.fake_machines import FakeMachines
 
 A10 = "ecs.gn7i-c8g1.2xlarge"
@@ -14,7 +14,7 @@ ZONE = "cn-hangzhou-h"
 
 @pytest.fixture
 def cloud(tmp_path):
-    return Cloud(tmp_path / "world.json", FakeMachines(tmp_path))
+    return EmulatedCloud(tmp_path / "world.json", FakeMachines(tmp_path))
 
 
 def asked(**flat):

@@ -15,8 +15,8 @@ import pytest
 from inventory.localcloud import control
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import dispatch
-from inventory.localcloud.ecs.account import Disk
-from inventory.localcloud.ecs.actions import ACTIONS, ApiError, Cloud
+from inventory.localcloud.ecs.account import EmulatedDisk
+from inventory.localcloud.ecs.actions import ACTIONS, ApiError, EmulatedCloud
 from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.client_files import control_socket
 from inventory.localcloud.ecs.dispatch import Dispatcher
@@ -158,7 +158,9 @@ def test_a_call_that_still_runs_is_not_begun_again(tmp_path, monkeypatch):
         return {"Done": True}
 
     monkeypatch.setitem(ACTIONS, (dispatch.ECS, "Slow"), slow)
-    dispatcher = Dispatcher(Cloud(tmp_path / "world.json", FakeMachines(tmp_path)), FaultFile(tmp_path / "faults.json"))
+    dispatcher = Dispatcher(
+        EmulatedCloud(tmp_path / "world.json", FakeMachines(tmp_path)), FaultFile(tmp_path / "faults.json")
+    )
     answers = []
     first = threading.Thread(
         target=lambda: answers.append(dispatcher.answer(dispatch.ECS, "Slow", {"ClientToken": "t"}))
@@ -214,11 +216,11 @@ def test_an_unknown_fault_is_refused(api):
 
 
 def test_disks_of_a_struck_call_are_being_initialised(tmp_path, monkeypatch):
-    cloud = Cloud(tmp_path / "world.json", FakeMachines(tmp_path))
+    cloud = EmulatedCloud(tmp_path / "world.json", FakeMachines(tmp_path))
     faults = FaultFile(tmp_path / "faults.json")
 
     def make(cloud, p):
-        cloud.account.disks["d-1"] = Disk(
+        cloud.account.disks["d-1"] = EmulatedDisk(
             disk_id="d-1", kind="data", size_gib=1, category="cloud_essd", zone_id="z", created=cloud.now()
         )
         return {}

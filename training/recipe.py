@@ -31,7 +31,7 @@ from training.recipe_tables import (
     Lora,
     Offload,
     Optimizer,
-    Pipeline,
+    PipelineTable,
     Table,
     Validation,
 )
@@ -143,7 +143,7 @@ class Recipe(Table):
     lora: Lora = Lora()
     optimizer: Optimizer = Optimizer()
     offload: Offload = Offload()
-    pipeline: Pipeline = Pipeline()
+    pipeline: PipelineTable = PipelineTable()
     dpo: Dpo = Dpo()
     validation: Validation = Validation()
     logging: Logging = Logging()

@@ -121,7 +121,7 @@ class Offload(Table):
     """Only under zero3."""
 
 
-class Pipeline(Table):
+class PipelineTable(Table):
     """How the layers lie in the stages of strategy pipeline. What is left empty the plan decides."""
 
     stages: Annotated[int, Field(ge=0)] = 0
@@ -135,7 +135,7 @@ class Pipeline(Table):
     slow link."""
 
 
-OF_A_STRATEGY: Mapping[str, Any] = {f"pipeline.{key}": value for key, value in Pipeline()}
+OF_A_STRATEGY: Mapping[str, Any] = {f"pipeline.{key}": value for key, value in PipelineTable()}
 """Keys of the table that belongs to one strategy, as they are where nobody has decided anything."""
 
 

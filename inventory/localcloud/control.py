@@ -9,7 +9,7 @@ from typing import Any
 
 from inventory.localcloud import host, served
 from inventory.localcloud.commands import LocalCloudError
-from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.account import EmulatedInstance
 from inventory.localcloud.ecs.actions import CONTROL, ECS
 from inventory.localcloud.ecs.client_files import control_socket
 from inventory.localcloud.places import Places
@@ -64,7 +64,7 @@ def _change(places: Places, name: str, action: str, until: str) -> None:
         raise LocalCloudError(f"{name} is {status or 'gone'}{host.last_words(places, found.machine)}")
 
 
-def _passed(places: Places, machine: Instance, *passing: str) -> str:
+def _passed(places: Places, machine: EmulatedInstance, *passing: str) -> str:
     """The machine's status once it is none of those that pass; empty: it is gone."""
     deadline = time.monotonic() + 2 * TIMEOUT_S
     while (status := _status(places, machine.instance_id)) in passing:

@@ -16,7 +16,7 @@ from pathlib import Path
 from inventory.localcloud import cgroups, disk, host, inside, network, prerequisites, shape
 from inventory.localcloud.commands import LocalCloudError, Report
 from inventory.localcloud.ecs import account
-from inventory.localcloud.ecs.account import Instance
+from inventory.localcloud.ecs.account import EmulatedInstance
 from inventory.localcloud.image import TOOLS, ensure_image, recipe_for
 from inventory.localcloud.mounts import remove_tree, unmount_below
 from inventory.localcloud.places import Places, alone
@@ -174,18 +174,18 @@ def what_is_there(places: Places) -> str:
     return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counted.items() if count)
 
 
-def machines(places: Places) -> tuple[Instance, ...]:
+def machines(places: Places) -> tuple[EmulatedInstance, ...]:
     """The machines there are, te2 before te10. Raises LocalCloudError."""
     found = account.load(places.world).instances.values()
     return tuple(sorted(found, key=lambda each: (len(each.name), each.name)))
 
 
-def short_name(places: Places, instance: Instance) -> str:
+def short_name(places: Places, instance: EmulatedInstance) -> str:
     """Within its cluster: te2."""
     return instance.name.removeprefix(f"{places.cloud}-")
 
 
-def find(places: Places, name: str) -> Instance:
+def find(places: Places, name: str) -> EmulatedInstance:
     """By te2, by the whole name or by id. Raises LocalCloudError naming those there are."""
     found = machines(places)
     for each in found:
@@ -207,7 +207,7 @@ def heal(places: Places, name: str) -> None:
     host.wait_for_ssh(places, found.machine, found.address)
 
 
-def reshape(places: Places, names: Sequence[str], wanted: shape.Shape) -> tuple[Instance, ...]:
+def reshape(places: Places, names: Sequence[str], wanted: shape.Shape) -> tuple[EmulatedInstance, ...]:
     """Ask a shape of machines, without names of all and of those to come, and put it into force on those that run;
     the machines it was asked of. Raises LocalCloudError before anything changes where one is unknown."""
     if not places.folder.exists():

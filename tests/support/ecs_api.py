@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from inventory.localcloud.ecs import client_files, clock
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.background import wait_until_idle
 from inventory.localcloud.ecs.faults import Fault, FaultFile
@@ -73,7 +73,7 @@ class EcsApi:
         wait_until_idle(self.cloud)
 
     def _start(self):
-        self.cloud = Cloud(self.folder / "world.json", self.paper)
+        self.cloud = EmulatedCloud(self.folder / "world.json", self.paper)
         self.cloud.account.region_id = self.region
         api = Api(self.cloud, self.faults, {self.access_key_id: self.access_key_secret}, self._seen)
         started = threading.Event()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inventory.localcloud import blocks
-from inventory.localcloud.ecs.account import Disk, Instance, Snapshot
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance, EmulatedSnapshot
 
 GIB = 1 << 30
 
@@ -29,7 +29,7 @@ class FakeMachines:
     """How long booting takes."""
     _keys: threading.Lock = field(default_factory=threading.Lock)
 
-    def make_disk(self, disk: Disk, source: Snapshot | None) -> None:
+    def make_disk(self, disk: EmulatedDisk, source: EmulatedSnapshot | None) -> None:
         path = self.disk(disk.disk_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         if source:
@@ -38,29 +38,29 @@ class FakeMachines:
             path.touch()
         os.truncate(path, disk.size_gib * GIB)
 
-    def remove_disk(self, disk: Disk) -> None:
+    def remove_disk(self, disk: EmulatedDisk) -> None:
         self.disk(disk.disk_id).unlink(missing_ok=True)
 
-    def boot(self, instance: Instance, disks: list[Disk], authorized_keys: str) -> None:
+    def boot(self, instance: EmulatedInstance, disks: list[EmulatedDisk], authorized_keys: str) -> None:
         time.sleep(self.boot_s)
         self._host_key(instance)
 
-    def power_off(self, instance: Instance) -> None:
+    def power_off(self, instance: EmulatedInstance) -> None:
         """Nothing runs."""
 
-    def release(self, instance: Instance) -> None:
+    def release(self, instance: EmulatedInstance) -> None:
         shutil.rmtree(self._home(instance), ignore_errors=True)
 
-    def show_disks(self, instance: Instance, disks: list[Disk]) -> None:
+    def show_disks(self, instance: EmulatedInstance, disks: list[EmulatedDisk]) -> None:
         """Nothing looks."""
 
-    def take_snapshot(self, disk: Disk, snapshot: Snapshot, machine: str) -> int:
+    def take_snapshot(self, disk: EmulatedDisk, snapshot: EmulatedSnapshot, machine: str) -> int:
         return blocks.copy(self.disk(disk.disk_id), self.snapshot(snapshot.snapshot_id))
 
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
+    def remove_snapshot(self, snapshot: EmulatedSnapshot) -> None:
         self.snapshot(snapshot.snapshot_id).unlink(missing_ok=True)
 
-    def run(self, instance: Instance, script: str, timeout_s: float) -> tuple[int, bytes]:
+    def run(self, instance: EmulatedInstance, script: str, timeout_s: float) -> tuple[int, bytes]:
         """Only a script that reads the host keys has output: the same one for the machine's whole life."""
         return 0, self._host_key(instance) if "ssh_host_" in script else b""
 
@@ -71,10 +71,10 @@ class FakeMachines:
     def snapshot(self, snapshot_id: str) -> Path:
         return self.folder / "snapshots" / f"{snapshot_id}.img"
 
-    def _home(self, instance: Instance) -> Path:
+    def _home(self, instance: EmulatedInstance) -> Path:
         return self.folder / "machines" / instance.instance_id
 
-    def _host_key(self, instance: Instance) -> bytes:
+    def _host_key(self, instance: EmulatedInstance) -> bytes:
         key = self._home(instance) / "ssh_host_ed25519_key"
         with self._keys:
             if not key.exists():

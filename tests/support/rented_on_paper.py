@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from inventory.localcloud.ecs import assistant, clock, disks, instances, lifecycle, snapshots  # noqa: F401
-from inventory.localcloud.ecs.account import KeyPair, SecurityGroup, Vpc, VSwitch
-from inventory.localcloud.ecs.actions import ACTIONS, ECS, ApiError, Cloud, Parameters
+from inventory.localcloud.ecs.account import EmulatedKeyPair, EmulatedSecurityGroup, EmulatedVpc, VSwitch
+from inventory.localcloud.ecs.actions import ACTIONS, ECS, ApiError, EmulatedCloud, Parameters
 from inventory.localcloud.ecs.background import wait_until_idle
 from tests.support.fake_machines import FakeMachines
 
@@ -17,9 +17,9 @@ class PaperCloud:
 
     def __init__(self, folder: Path, **paper):
         self.machines = FakeMachines(folder, **paper)
-        self.cloud = Cloud(folder / "world.json", self.machines)
+        self.cloud = EmulatedCloud(folder / "world.json", self.machines)
         world = self.cloud.account
-        world.vpcs["vpc-1"] = Vpc(vpc_id="vpc-1", name="v", cidr="10.0.0.0/8", created=1)
+        world.vpcs["vpc-1"] = EmulatedVpc(vpc_id="vpc-1", name="v", cidr="10.0.0.0/8", created=1)
         for zone in "hi":
             world.vswitches[f"vsw-{zone}"] = VSwitch(
                 vswitch_id=f"vsw-{zone}",
@@ -29,9 +29,13 @@ class PaperCloud:
                 cidr="10.0.0.0/24",
                 created=1,
             )
-        world.security_groups["sg-1"] = SecurityGroup(security_group_id="sg-1", name="g", vpc_id="vpc-1", created=1)
-        world.security_groups["sg-2"] = SecurityGroup(security_group_id="sg-2", name="h", vpc_id="vpc-2", created=1)
-        world.key_pairs["key"] = KeyPair(name="key", public_key="ssh-ed25519 AAAA", fingerprint="f", created=1)
+        world.security_groups["sg-1"] = EmulatedSecurityGroup(
+            security_group_id="sg-1", name="g", vpc_id="vpc-1", created=1
+        )
+        world.security_groups["sg-2"] = EmulatedSecurityGroup(
+            security_group_id="sg-2", name="h", vpc_id="vpc-2", created=1
+        )
+        world.key_pairs["key"] = EmulatedKeyPair(name="key", public_key="ssh-ed25519 AAAA", fingerprint="f", created=1)
         self.cloud.save()
 
     def call(self, action, version=ECS, **flat):
@@ -58,7 +62,7 @@ class PaperCloud:
 
     def restarted(self):
         """The same cloud as a server that starts anew sees it."""
-        self.cloud = Cloud(self.cloud.file, self.machines)
+        self.cloud = EmulatedCloud(self.cloud.file, self.machines)
         clock.resume(self.cloud)
         return self
 

@@ -22,7 +22,7 @@ from training.plan.machines import PlannedMachines, Workload
 from training.plan.staging import Staging
 from training.plan.stand_in import assumed, stood_in
 from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
-from training.recipe_tables import Pipeline
+from training.recipe_tables import PipelineTable
 
 AS_FAST = 1.03
 """Seconds by which a simpler strategy may be slower and is taken all the same: estimates are no better than that."""
@@ -252,7 +252,7 @@ class Search:
         never = part_misfit(self.shape, recipe)  # said before what another strategy would mend
         refused = never or cost.needs(recipe, gpu) or cost.misfit(self.shape, recipe, machines.ranks)
         if refused:  # the figures are then those of no table at all
-            recipe = recipe.model_copy(update={"pipeline": Pipeline()})
+            recipe = recipe.model_copy(update={"pipeline": PipelineTable()})
         rates, micro = machines.rates, self._micro(recipe)
         missing, memory, has = self._lacks(recipe)
         split = cost.split(self.shape, recipe, machines.ranks)

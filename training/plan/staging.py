@@ -14,7 +14,7 @@ from training.cost.strategies.zero0 import MicroBatch
 from training.data.order import micro_steps
 from training.plan.machines import CardRoom, PlannedMachines
 from training.recipe import Recipe
-from training.recipe_tables import Pipeline
+from training.recipe_tables import PipelineTable
 
 DEPTHS = (1.0, 1.5, 2.0)
 """Micro-batches held, of those that 1F1B holds: more hide a slow link, and take memory."""
@@ -61,7 +61,9 @@ class Staging:
         return list(dict.fromkeys(ways))
 
     def _with(self, split: Split) -> Recipe:
-        table = Pipeline(stages=split.stages, layers=split.layers, checkpointed=split.checkpointed, held=split.held)
+        table = PipelineTable(
+            stages=split.stages, layers=split.layers, checkpointed=split.checkpointed, held=split.held
+        )
         changes: dict[str, object] = {"pipeline": table}
         if "gradient_checkpointing" in self.free:
             changes["gradient_checkpointing"] = sum(split.checkpointed)

@@ -10,18 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from inventory.localcloud.commands import LocalCloudError
 
 
-class Record(BaseModel):
+class EmulatedRecord(BaseModel):
     model_config = ConfigDict(extra="ignore", validate_assignment=True)
 
 
-class Resource(Record):
+class Resource(EmulatedRecord):
     """Something that was made and is listed. Times are seconds since 1970 of the cloud's own clock."""
 
     created: float
     tags: dict[str, str] = Field(default_factory=dict)
 
 
-class Instance(Resource):
+class EmulatedInstance(Resource):
     """A machine. A time of 0 means never or not set."""
 
     instance_id: str
@@ -48,7 +48,7 @@ class Instance(Resource):
     public_mbps: int = 0
 
 
-class Disk(Resource):
+class EmulatedDisk(Resource):
     disk_id: str
     kind: Literal["system", "data"]
     size_gib: int
@@ -71,7 +71,7 @@ class Disk(Resource):
         return self.disk_id.removeprefix("d-")
 
 
-class Snapshot(Resource):
+class EmulatedSnapshot(Resource):
     snapshot_id: str
     name: str
     disk_id: str
@@ -85,20 +85,20 @@ class Snapshot(Resource):
     failed: bool = False
 
 
-class SecurityGroup(Resource):
+class EmulatedSecurityGroup(Resource):
     security_group_id: str
     name: str
     vpc_id: str
     rules: list[dict[str, str]] = Field(default_factory=list)
 
 
-class KeyPair(Resource):
+class EmulatedKeyPair(Resource):
     name: str
     public_key: str
     fingerprint: str
 
 
-class Vpc(Resource):
+class EmulatedVpc(Resource):
     vpc_id: str
     name: str
     cidr: str
@@ -112,7 +112,7 @@ class VSwitch(Resource):
     cidr: str
 
 
-class Invocation(Record):
+class Invocation(EmulatedRecord):
     """A Cloud Assistant command on one instance."""
 
     invocation_id: str
@@ -126,7 +126,7 @@ class Invocation(Record):
     status: str = "Running"
 
 
-class Token(Record):
+class Token(EmulatedRecord):
     """What a ClientToken did: the same call with it gets the same answer."""
 
     digest: str
@@ -134,7 +134,7 @@ class Token(Record):
     answer: dict[str, Any]
 
 
-class Account(Record):
+class Account(EmulatedRecord):
     """One emulated account."""
 
     region_id: str = "cn-hangzhou"
@@ -145,12 +145,12 @@ class Account(Record):
     last_offset: int = 9
     """In the subnet: of the last address given out; none is used twice."""
     port: int = 0
-    instances: dict[str, Instance] = Field(default_factory=dict)
-    disks: dict[str, Disk] = Field(default_factory=dict)
-    snapshots: dict[str, Snapshot] = Field(default_factory=dict)
-    security_groups: dict[str, SecurityGroup] = Field(default_factory=dict)
-    key_pairs: dict[str, KeyPair] = Field(default_factory=dict)
-    vpcs: dict[str, Vpc] = Field(default_factory=dict)
+    instances: dict[str, EmulatedInstance] = Field(default_factory=dict)
+    disks: dict[str, EmulatedDisk] = Field(default_factory=dict)
+    snapshots: dict[str, EmulatedSnapshot] = Field(default_factory=dict)
+    security_groups: dict[str, EmulatedSecurityGroup] = Field(default_factory=dict)
+    key_pairs: dict[str, EmulatedKeyPair] = Field(default_factory=dict)
+    vpcs: dict[str, EmulatedVpc] = Field(default_factory=dict)
     vswitches: dict[str, VSwitch] = Field(default_factory=dict)
     invocations: dict[str, Invocation] = Field(default_factory=dict)
     tokens: dict[str, Token] = Field(default_factory=dict)
@@ -183,7 +183,7 @@ def save(path: Path, account: Account) -> None:
     half.replace(path)
 
 
-def resources(account: Account) -> dict[str, Record]:
+def resources(account: Account) -> dict[str, EmulatedRecord]:
     """All that can be made, by its id; a key pair by its name."""
     some = (
         account.instances,

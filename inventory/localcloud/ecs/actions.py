@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from inventory.localcloud.ecs import account as accounts
-from inventory.localcloud.ecs.account import Account, Disk, Instance, Snapshot
+from inventory.localcloud.ecs.account import Account, EmulatedDisk, EmulatedInstance, EmulatedSnapshot
 
 T = TypeVar("T")
 
@@ -30,42 +30,42 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
 
-class Machines(Protocol):
+class EmulatedMachines(Protocol):
     """The hosts and disks behind the API; `hosts.Hosts` boots real ones. All of it may be called from several
     threads; what takes long is called without the lock.
     """
 
-    def make_disk(self, disk: Disk, source: Snapshot | None) -> None:
+    def make_disk(self, disk: EmulatedDisk, source: EmulatedSnapshot | None) -> None:
         """A blank disk, or one with the snapshot's blocks; larger ones than the snapshot end in zeros."""
 
-    def remove_disk(self, disk: Disk) -> None: ...
+    def remove_disk(self, disk: EmulatedDisk) -> None: ...
 
-    def boot(self, instance: Instance, disks: list[Disk], authorized_keys: str) -> None:
+    def boot(self, instance: EmulatedInstance, disks: list[EmulatedDisk], authorized_keys: str) -> None:
         """Power on, waiting until the machine has booted."""
 
-    def power_off(self, instance: Instance) -> None: ...
+    def power_off(self, instance: EmulatedInstance) -> None: ...
 
-    def release(self, instance: Instance) -> None:
+    def release(self, instance: EmulatedInstance) -> None:
         """Power off and forget the system disk."""
 
-    def show_disks(self, instance: Instance, disks: list[Disk]) -> None:
+    def show_disks(self, instance: EmulatedInstance, disks: list[EmulatedDisk]) -> None:
         """Attach and detach in a running machine, so that it has exactly these."""
 
-    def take_snapshot(self, disk: Disk, snapshot: Snapshot, machine: str) -> int:
+    def take_snapshot(self, disk: EmulatedDisk, snapshot: EmulatedSnapshot, machine: str) -> int:
         """Copy what is on the disk as it is now; the bytes written to it. `machine`: that has it, empty for none."""
 
-    def remove_snapshot(self, snapshot: Snapshot) -> None: ...
+    def remove_snapshot(self, snapshot: EmulatedSnapshot) -> None: ...
 
-    def run(self, instance: Instance, script: str, timeout_s: float) -> tuple[int, bytes]:
+    def run(self, instance: EmulatedInstance, script: str, timeout_s: float) -> tuple[int, bytes]:
         """Run a shell script in the machine as root; its exit code and output."""
 
 
 @dataclass
-class Cloud:
+class EmulatedCloud:
     """The emulated cloud: its account, its machines, its lock and its clock."""
 
     file: Path
-    machines: Machines
+    machines: EmulatedMachines
     subnet: str = "10.213.77.0/24"
     account: Account = field(init=False)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -80,7 +80,7 @@ class Cloud:
     def save(self) -> None:
         accounts.save(self.file, self.account)
 
-    def disks_of(self, instance_id: str, kind: str = "") -> list[Disk]:
+    def disks_of(self, instance_id: str, kind: str = "") -> list[EmulatedDisk]:
         """The disks attached to an instance, in the order they were attached."""
         found = [d for d in self.account.disks.values() if d.instance_id == instance_id and kind in ("", d.kind)]
         return sorted(found, key=lambda disk: (disk.kind != "system", disk.attached, disk.created))
@@ -181,7 +181,7 @@ def end_dry_run(p: Parameters) -> None:
         raise ApiError(400, "DryRunOperation", "Request validation has been passed with DryRun flag set.")
 
 
-Action = Callable[[Cloud, Parameters], dict[str, Any]]
+Action = Callable[[EmulatedCloud, Parameters], dict[str, Any]]
 ACTIONS: dict[tuple[str, str], Action] = {}
 """(version, action) -> what does it. Called with the cloud's lock held; the answer is without its RequestId."""
 ECS, VPC, STS = "2014-05-26", "2016-04-28", "2015-04-01"

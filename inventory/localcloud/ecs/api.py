@@ -16,10 +16,10 @@ from typing import Any
 from aiohttp import web
 
 from inventory.localcloud.ecs import contract
-from inventory.localcloud.ecs.actions import ApiError, Cloud
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud
 from inventory.localcloud.ecs.dispatch import Dispatcher, NoAnswerError
 from inventory.localcloud.ecs.faults import FaultFile
-from inventory.localcloud.ecs.signature import VALID_S, Caller, Request, verified
+from inventory.localcloud.ecs.signature import VALID_S, Request, SignedCaller, verified
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class Api:
     """What answers HTTP requests for one cloud. `secrets` is access key id -> secret."""
 
-    cloud: Cloud
+    cloud: EmulatedCloud
     faults: FaultFile
     secrets: Mapping[str, str]
     seen: Callable[[str, dict[str, str]], None] = lambda action, parameters: None
@@ -83,7 +83,7 @@ class Api:
         """Every answer tells the time by the cloud's clock."""
         response.headers["Date"] = formatdate(self.cloud.now(), usegmt=True)
 
-    def _use_nonce(self, caller: Caller) -> None:
+    def _use_nonce(self, caller: SignedCaller) -> None:
         now = time.time()
         with self.cloud.lock:
             nonces = self.cloud.account.nonces

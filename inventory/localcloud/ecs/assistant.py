@@ -9,7 +9,7 @@ from typing import Any
 
 from inventory.localcloud.ecs import lifecycle, listing, times
 from inventory.localcloud.ecs.account import Invocation
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, new_id
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, new_id
 from inventory.localcloud.ecs.background import later
 
 MOST_OUTPUT = 24 * 1024
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @action("RunCommand")
-def run_command(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def run_command(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Run a script, sent in Base64, in running machines; what came of it is asked later."""
     if (p.needed("Type"), p.text("ContentEncoding")) != ("RunShellScript", "Base64"):
         raise ApiError(400, "InvalidParameter.Type", "The emulator runs RunShellScript in Base64 only.")
@@ -45,7 +45,7 @@ def run_command(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"CommandId": command_id, "InvokeId": invoke_id}
 
 
-def _run(cloud: Cloud, record: Invocation, script: str, timeout_s: float) -> None:
+def _run(cloud: EmulatedCloud, record: Invocation, script: str, timeout_s: float) -> None:
     instance = cloud.account.instances.get(record.instance_id)
     code, output, ending = None, b"", "Error"
     try:
@@ -63,7 +63,7 @@ def _run(cloud: Cloud, record: Invocation, script: str, timeout_s: float) -> Non
 
 
 @action("DescribeInvocationResults")
-def describe_invocation_results(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_invocation_results(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """What came of a command, one entry a machine; the output in Base64."""
     found = [
         each
@@ -92,7 +92,7 @@ def _result(each: Invocation) -> dict[str, Any]:
 
 
 @action("DescribeCloudAssistantStatus")
-def describe_cloud_assistant_status(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_cloud_assistant_status(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Whether commands can be run in each machine: from the moment it runs."""
     wanted = p.strings("InstanceId")
     found = [each for each in cloud.account.instances.values() if not wanted or each.instance_id in wanted]

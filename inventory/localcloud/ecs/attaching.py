@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from inventory.localcloud.ecs.account import Disk, Instance
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance
+from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.background import later
 from inventory.localcloud.ecs.power import detached
 
 
-def make(cloud: Cloud, disk: Disk) -> None:
+def make(cloud: EmulatedCloud, disk: EmulatedDisk) -> None:
     """Fill a disk that is Creating; it is gone again where that fails."""
     source = cloud.account.snapshots.get(disk.source_snapshot_id)
 
@@ -28,20 +28,20 @@ def make(cloud: Cloud, disk: Disk) -> None:
     later(cloud, disk.disk_id, work)
 
 
-def attach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+def attach(cloud: EmulatedCloud, disk: EmulatedDisk, instance: EmulatedInstance) -> None:
     """Show an Available disk to a machine; called with the lock held."""
     disk.status, disk.instance_id = "Attaching", instance.instance_id
     disk.was_attached, disk.attached, disk.detached = True, cloud.now(), 0
     finish(cloud, disk, instance)
 
 
-def detach(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+def detach(cloud: EmulatedCloud, disk: EmulatedDisk, instance: EmulatedInstance) -> None:
     """Take a disk from a machine; called with the lock held."""
     disk.status = "Detaching"
     finish(cloud, disk, instance)
 
 
-def finish(cloud: Cloud, disk: Disk, instance: Instance) -> None:
+def finish(cloud: EmulatedCloud, disk: EmulatedDisk, instance: EmulatedInstance) -> None:
     """Go on with a disk that is Attaching or Detaching; where the machine does not follow, it stays as it was."""
     during = disk.status
 
@@ -56,14 +56,14 @@ def finish(cloud: Cloud, disk: Disk, instance: Instance) -> None:
     later(cloud, instance.instance_id, work)
 
 
-def remove(cloud: Cloud, disk: Disk) -> None:
+def remove(cloud: EmulatedCloud, disk: EmulatedDisk) -> None:
     """Forget a disk; called with the lock held."""
     disk.status = "Deleting"
     del cloud.account.disks[disk.disk_id]
     later(cloud, disk.disk_id, lambda: cloud.machines.remove_disk(disk))
 
 
-def _show(cloud: Cloud, instance: Instance) -> None:
+def _show(cloud: EmulatedCloud, instance: EmulatedInstance) -> None:
     with cloud.lock:
         if instance.status != "Running":
             return  # it sees them when it boots
@@ -71,7 +71,7 @@ def _show(cloud: Cloud, instance: Instance) -> None:
     cloud.machines.show_disks(instance, disks)
 
 
-def _settle(cloud: Cloud, disk: Disk, expected: str, *, attached: bool) -> None:
+def _settle(cloud: EmulatedCloud, disk: EmulatedDisk, expected: str, *, attached: bool) -> None:
     with cloud.lock:
         if disk.status == expected and attached:
             disk.status = "In_use"

@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.actions import EmulatedCloud
 
 log = logging.getLogger(__name__)
 _going_on: dict[Path, list[threading.Thread]] = defaultdict(list)
 _guard = threading.Lock()
 
 
-def later(cloud: Cloud, about: str, does: Callable[[], None]) -> None:
+def later(cloud: EmulatedCloud, about: str, does: Callable[[], None]) -> None:
     """Do something in the background once everything begun earlier about the same thing is done.
 
     `does` is called without the cloud's lock. What it raises goes to the log.
@@ -37,7 +37,7 @@ def later(cloud: Cloud, about: str, does: Callable[[], None]) -> None:
         _going_on[cloud.file] = [*alive, thread]
 
 
-def wait_until_idle(cloud: Cloud, timeout_s: float = 60) -> None:
+def wait_until_idle(cloud: EmulatedCloud, timeout_s: float = 60) -> None:
     """Return when nothing goes on in the background; not to be called with the lock held. Raises TimeoutError."""
     with _guard:
         threads = list(_going_on[cloud.file])

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from inventory.localcloud.ecs import attaching, power
-from inventory.localcloud.ecs.actions import CONTROL, ApiError, Cloud, Parameters, action, existing
+from inventory.localcloud.ecs.actions import CONTROL, ApiError, EmulatedCloud, Parameters, action, existing
 
 NOTICE_S = 300
 
 
-def tick(cloud: Cloud) -> None:
+def tick(cloud: EmulatedCloud) -> None:
     """Called every half second and whenever the clock was put forward."""
     with cloud.lock:
         for each in list(cloud.account.instances.values()):
@@ -20,7 +20,7 @@ def tick(cloud: Cloud) -> None:
                 power.release(cloud, each)
 
 
-def reclaim(cloud: Cloud, instance_id: str, notice_s: float = NOTICE_S) -> None:
+def reclaim(cloud: EmulatedCloud, instance_id: str, notice_s: float = NOTICE_S) -> None:
     """Take a spot machine back after a notice, at once without any. Raises ApiError."""
     with cloud.lock:
         instance = existing(cloud.account.instances, instance_id, "InstanceId")
@@ -33,13 +33,13 @@ def reclaim(cloud: Cloud, instance_id: str, notice_s: float = NOTICE_S) -> None:
 
 
 @action("Now", CONTROL)
-def now(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def now(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """The cloud's clock, in seconds since 1970, and how far it was put forward."""
     return {"Now": cloud.now(), "OffsetSeconds": cloud.account.clock_offset_s}
 
 
 @action("Hurry", CONTROL)
-def hurry(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def hurry(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Put the clock forward by Seconds; what its time has come for is begun."""
     cloud.account.clock_offset_s += max(0.0, p.decimal("Seconds"))
     tick(cloud)
@@ -47,13 +47,13 @@ def hurry(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("Reclaim", CONTROL)
-def reclaim_action(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def reclaim_action(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """InstanceId; NoticeSeconds."""
     reclaim(cloud, p.needed("InstanceId"), p.decimal("NoticeSeconds", NOTICE_S))
     return {}
 
 
-def resume(cloud: Cloud) -> None:
+def resume(cloud: EmulatedCloud) -> None:
     """After a restart of the server: what was begun goes on. Disks and machines are told apart by what is on record."""
     with cloud.lock:
         for instance in list(cloud.account.instances.values()):

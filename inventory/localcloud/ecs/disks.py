@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from inventory.localcloud.ecs import attaching, catalogue, lifecycle, listing, times
-from inventory.localcloud.ecs.account import Disk
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing
+from inventory.localcloud.ecs.account import EmulatedDisk
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, existing
 from inventory.localcloud.ecs.run_request import MOST_DATA_DISKS
 from inventory.localcloud.ecs.volumes import enter_disk, single_volume
 
 
-def disk_of(cloud: Cloud, p: Parameters) -> Disk:
+def disk_of(cloud: EmulatedCloud, p: Parameters) -> EmulatedDisk:
     """The disk a call names. Raises the API's NotFound."""
     return existing(cloud.account.disks, p.needed("DiskId"), "DiskId")
 
 
-def need_status(cloud: Cloud, disk: Disk, *possible: str) -> None:
+def need_status(cloud: EmulatedCloud, disk: EmulatedDisk, *possible: str) -> None:
     """Raises the API's IncorrectDiskStatus, .Initializing while it is being made ready."""
     told = "The current disk status does not support this operation."
     if cloud.now() < disk.ready_at:
@@ -25,7 +25,7 @@ def need_status(cloud: Cloud, disk: Disk, *possible: str) -> None:
         raise ApiError(403, "IncorrectDiskStatus", told)
 
 
-def is_being_copied(cloud: Cloud, disk_id: str) -> bool:
+def is_being_copied(cloud: EmulatedCloud, disk_id: str) -> bool:
     """Whether a snapshot of it is in progress."""
     return any(
         each.disk_id == disk_id and not each.failed and cloud.now() < each.accomplished_at
@@ -34,7 +34,7 @@ def is_being_copied(cloud: Cloud, disk_id: str) -> bool:
 
 
 @action("CreateDisk")
-def create_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def create_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """A disk of its own, blank or with a snapshot's blocks; larger than those where more is asked."""
     zone, *_ = catalogue.zones(cloud.account.region_id, p.needed("ZoneId"))
     volume = single_volume(cloud, p)
@@ -45,7 +45,7 @@ def create_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"DiskId": disk.disk_id}
 
 
-def _shown(cloud: Cloud, disk: Disk) -> dict[str, Any]:
+def _shown(cloud: EmulatedCloud, disk: EmulatedDisk) -> dict[str, Any]:
     attached = disk.instance_id and disk.status != "Creating"
     letters = [each.disk_id for each in cloud.disks_of(disk.instance_id)] if attached else []
     mounted = [{"InstanceId": disk.instance_id, "Device": "", "AttachedTime": times.second(disk.attached)}]
@@ -79,7 +79,7 @@ listing.describes("Disks", "Disk", _shown, equal={"InstanceId": "instance_id"}, 
 
 
 @action("AttachDisk")
-def attach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def attach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """To a machine of the same zone, running or stopped."""
     disk, instance = disk_of(cloud, p), lifecycle.instance(cloud, p.needed("InstanceId"))
     need_status(cloud, disk, "Available")
@@ -97,7 +97,7 @@ def attach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("DetachDisk")
-def detach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def detach_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Of a machine, running or stopped; DeleteWithInstance is forgotten."""
     disk, instance = disk_of(cloud, p), lifecycle.instance(cloud, p.needed("InstanceId"))
     need_status(cloud, disk, "In_use")
@@ -114,7 +114,7 @@ def detach_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("ModifyDiskAttribute")
-def modify_disk_attribute(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def modify_disk_attribute(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """DeleteWithInstance."""
     disk = disk_of(cloud, p)
     disk.delete_with_instance = p.flag("DeleteWithInstance", disk.delete_with_instance)
@@ -122,7 +122,7 @@ def modify_disk_attribute(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("DeleteDisk")
-def delete_disk(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def delete_disk(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """One that is attached to no machine."""
     disk = disk_of(cloud, p)
     need_status(cloud, disk, "Available")

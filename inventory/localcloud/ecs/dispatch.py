@@ -11,7 +11,7 @@ from typing import Any
 
 from inventory.aliyun_settings import REGIONS
 from inventory.localcloud.ecs import listing
-from inventory.localcloud.ecs.account import Disk, Token, resources
+from inventory.localcloud.ecs.account import EmulatedDisk, Token, resources
 from inventory.localcloud.ecs.actions import (
     ACTIONS,
     CONTROL,
@@ -20,7 +20,7 @@ from inventory.localcloud.ecs.actions import (
     VPC,
     Action,
     ApiError,
-    Cloud,
+    EmulatedCloud,
     Parameters,
     no_stock,
 )
@@ -54,7 +54,7 @@ class NoAnswerError(Exception):
 class Dispatcher:
     """The way into a cloud for calls whose signature was checked."""
 
-    cloud: Cloud
+    cloud: EmulatedCloud
     faults: FaultFile
     _running: set[str] = field(default_factory=set)
     _tokens: threading.Lock = field(default_factory=threading.Lock)
@@ -134,7 +134,7 @@ class Dispatcher:
         elif fault.kind == "not-yet-known":
             account.unknown |= dict.fromkeys(made, until)
         for disk in made.values() if fault.kind == "disk-initialising" else ():
-            if isinstance(disk, Disk):
+            if isinstance(disk, EmulatedDisk):
                 disk.ready_at = until
 
     def _refuse_unknown(self, name: str, p: Parameters) -> None:

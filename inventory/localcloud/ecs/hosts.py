@@ -10,8 +10,8 @@ from pathlib import Path
 from inventory.localcloud import blocks, disk, host, inside, network
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import metadata
-from inventory.localcloud.ecs.account import Disk, Instance, Snapshot
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance, EmulatedSnapshot
+from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.image import TOOLS
 from inventory.localcloud.places import Places
 
@@ -29,7 +29,7 @@ class Hosts:
     metadata_address: str
     _metadata: metadata.Service = field(init=False, repr=False)
 
-    def begin(self, cloud: Cloud) -> None:
+    def begin(self, cloud: EmulatedCloud) -> None:
         """Before the first call: bridge and metadata; what should run and does not is shown as stopped."""
         network.ensure_network(self.places, self.subnet)
         self._metadata = metadata.start(cloud, self.metadata_address, self.places.bridge)
@@ -44,7 +44,7 @@ class Hosts:
         """After the last call. Hosts go on running."""
         self._metadata.stop()
 
-    def make_disk(self, disk_: Disk, source: Snapshot | None) -> None:
+    def make_disk(self, disk_: EmulatedDisk, source: EmulatedSnapshot | None) -> None:
         if disk_.kind == "system":
             return  # made at boot, of the image
         image = self.places.disk_image(disk_.disk_id)
@@ -56,13 +56,13 @@ class Hosts:
             blocks.copy(self.places.snapshot_image(source.snapshot_id), image)
             disk.grow(image, disk_.size_gib)
 
-    def remove_disk(self, disk_: Disk) -> None:
+    def remove_disk(self, disk_: EmulatedDisk) -> None:
         image = self.places.disk_image(disk_.disk_id)
         if image.exists():
             disk.detach(image)
             image.unlink()
 
-    def boot(self, instance: Instance, disks: list[Disk], authorized_keys: str) -> None:
+    def boot(self, instance: EmulatedInstance, disks: list[EmulatedDisk], authorized_keys: str) -> None:
         name, address = instance.machine, instance.address
         if not host.is_running(self.places, name):
             network.ensure_network(self.places, self.subnet)
@@ -77,20 +77,20 @@ class Hosts:
         except LocalCloudError as error:
             log.warning("%s: %s", instance.instance_id, error)
 
-    def _images(self, disks: list[Disk]) -> dict[str, Path]:
+    def _images(self, disks: list[EmulatedDisk]) -> dict[str, Path]:
         return {each.serial: self.places.disk_image(each.disk_id) for each in disks}
 
-    def power_off(self, instance: Instance) -> None:
+    def power_off(self, instance: EmulatedInstance) -> None:
         host.stop(self.places, instance.machine)
 
-    def release(self, instance: Instance) -> None:
+    def release(self, instance: EmulatedInstance) -> None:
         name = instance.machine
         host.stop(self.places, name)
         for _, _, serial in self._rows(name):
             disk.detach(self._image_of(serial))
         host.discard(self.places, name)
 
-    def show_disks(self, instance: Instance, disks: list[Disk]) -> None:
+    def show_disks(self, instance: EmulatedInstance, disks: list[EmulatedDisk]) -> None:
         name, wanted = instance.machine, self._images(disks)
         gone = [(loop, serial) for _, loop, serial in self._rows(name) if serial not in wanted]
         for loop, _ in gone:
@@ -107,7 +107,7 @@ class Hosts:
     def _image_of(self, serial: str) -> Path:
         return self.places.disk_image(f"d-{serial}")
 
-    def take_snapshot(self, disk_: Disk, snapshot: Snapshot, machine: str) -> int:
+    def take_snapshot(self, disk_: EmulatedDisk, snapshot: EmulatedSnapshot, machine: str) -> int:
         if disk_.kind == "system":
             return 0  # nothing can be made from it here
         target = self.places.snapshot_image(snapshot.snapshot_id)
@@ -115,7 +115,7 @@ class Hosts:
         loop = disk.device_of(image) or ""
         return blocks.copy(image, target, loop, self._mounted(disk_, loop))
 
-    def _mounted(self, disk_: Disk, loop: str) -> list[Path]:
+    def _mounted(self, disk_: EmulatedDisk, loop: str) -> list[Path]:
         """Where the file systems of a disk are mounted in the machine it is attached to, reached from here."""
         for folder in (self.places.folder / "hosts").glob("*"):
             is_its = any(serial == disk_.serial for _, _, serial in self._rows(folder.name))
@@ -125,8 +125,8 @@ class Hosts:
                 return [Path(f"/proc/{pid}/root") / point.relative_to("/") for point in points]
         return []
 
-    def remove_snapshot(self, snapshot: Snapshot) -> None:
+    def remove_snapshot(self, snapshot: EmulatedSnapshot) -> None:
         self.places.snapshot_image(snapshot.snapshot_id).unlink(missing_ok=True)
 
-    def run(self, instance: Instance, script: str, timeout_s: float) -> tuple[int, bytes]:
+    def run(self, instance: EmulatedInstance, script: str, timeout_s: float) -> tuple[int, bytes]:
         return inside.run_script(self.places, instance.machine, script, timeout_s)

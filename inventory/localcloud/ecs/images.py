@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inventory.localcloud.ecs import listing, times
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action
 from inventory.localcloud.ecs.catalogue import FAMILIES, IMAGE_GIB, IMAGE_ID
 
 MADE = 1767225600
@@ -19,7 +19,7 @@ def bootable(image_id: str) -> str:
 
 
 @action("DescribeImages")
-def describe_images(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_images(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """It, where all filters fit; it has no tags."""
     owner, family, ids = p.text("ImageOwnerAlias"), p.text("ImageFamily"), p.text("ImageId").split(",")
     fits = owner in ("", "system") and family in ("", *FAMILIES) and (ids == [""] or IMAGE_ID in ids)

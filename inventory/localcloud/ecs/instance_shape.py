@@ -7,14 +7,14 @@ import uuid
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue, times
-from inventory.localcloud.ecs.account import Instance
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.account import EmulatedInstance
+from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.listing import fields_of, tag_list
 
 OS_NAME = "Debian 12 64 bit"
 
 
-def shown(cloud: Cloud, instance: Instance) -> dict[str, Any]:
+def shown(cloud: EmulatedCloud, instance: EmulatedInstance) -> dict[str, Any]:
     """One entry of Instances.Instance. `Tags` is absent where there are none, as in recordings."""
     of = catalogue.TYPES[instance.instance_type]
     answer = {
@@ -50,7 +50,7 @@ def shown(cloud: Cloud, instance: Instance) -> dict[str, Any]:
     return answer
 
 
-def _times(instance: Instance) -> dict[str, Any]:
+def _times(instance: EmulatedInstance) -> dict[str, Any]:
     return {
         "CreationTime": times.minute(instance.created),
         "StartTime": times.minute(instance.created),
@@ -59,7 +59,7 @@ def _times(instance: Instance) -> dict[str, Any]:
     }
 
 
-def _money(instance: Instance) -> dict[str, Any]:
+def _money(instance: EmulatedInstance) -> dict[str, Any]:
     told: dict[str, Any] = {
         "InstanceChargeType": "PostPaid",
         "SpotStrategy": instance.spot_strategy,
@@ -75,7 +75,7 @@ def _money(instance: Instance) -> dict[str, Any]:
     return told
 
 
-def _network(instance: Instance) -> dict[str, Any]:
+def _network(instance: EmulatedInstance) -> dict[str, Any]:
     address = instance.address
     digest = hashlib.sha256(instance.instance_id.encode()).hexdigest()
     interface = {

@@ -6,8 +6,8 @@ from ipaddress import IPv4Network
 from typing import Any, Literal
 
 from inventory.localcloud.ecs import lifecycle, listing, power
-from inventory.localcloud.ecs.account import Instance
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, new_id
+from inventory.localcloud.ecs.account import EmulatedInstance
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, end_dry_run, new_id
 from inventory.localcloud.ecs.instance_shape import shown
 from inventory.localcloud.ecs.run_request import RunRequest, checked, release_time
 from inventory.localcloud.ecs.volumes import Volume, enter_disk
@@ -18,7 +18,7 @@ MOST_MACHINES = 999
 
 
 @action("RunInstances")
-def run_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def run_instances(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """RunRequest machines: all of them or none; they boot after the answer."""
     asked = checked(cloud, p)
     end_dry_run(p)
@@ -29,9 +29,9 @@ def run_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"InstanceIdSets": {"InstanceIdSet": [instance.instance_id for instance in made]}}
 
 
-def _enter(cloud: Cloud, asked: RunRequest, number: int) -> Instance:
+def _enter(cloud: EmulatedCloud, asked: RunRequest, number: int) -> EmulatedInstance:
     instance_id = new_id("i-")
-    instance = Instance(
+    instance = EmulatedInstance(
         instance_id=instance_id,
         machine=_machine(cloud),
         name=asked.names[number] or instance_id,
@@ -47,14 +47,16 @@ def _enter(cloud: Cloud, asked: RunRequest, number: int) -> Instance:
     return instance
 
 
-def _add_disk(cloud: Cloud, instance: Instance, kind: Literal["system", "data"], volume: Volume) -> None:
+def _add_disk(
+    cloud: EmulatedCloud, instance: EmulatedInstance, kind: Literal["system", "data"], volume: Volume
+) -> None:
     disk = enter_disk(cloud, volume, kind, instance.zone_id, instance.tags)
     # As many as there are in one request: their order is the order of the request.
     disk.attached = cloud.now() + len(cloud.disks_of(instance.instance_id)) / 1e3
     disk.was_attached, disk.instance_id = True, instance.instance_id
 
 
-def _machine(cloud: Cloud) -> str:
+def _machine(cloud: EmulatedCloud) -> str:
     """The next short name that no machine has."""
     taken = {instance.machine for instance in cloud.account.instances.values()}
     for number in [*range(cloud.account.next_machine, MOST_MACHINES + 1), *range(1, cloud.account.next_machine)]:
@@ -64,7 +66,7 @@ def _machine(cloud: Cloud) -> str:
     raise ApiError(403, "QuotaExceed.ElasticQuota", "The emulator has no name left for another machine.")
 
 
-def _address(cloud: Cloud) -> str:
+def _address(cloud: EmulatedCloud) -> str:
     """The next address of the subnet; one of a machine that is gone only when all have been used."""
     subnet = IPv4Network(cloud.subnet)
     taken = {instance.address for instance in cloud.account.instances.values()}
@@ -81,7 +83,7 @@ listing.describes("Instances", "Instance", shown, newest=True)
 
 
 @action("ModifyInstanceAutoReleaseTime")
-def modify_release_time(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def modify_release_time(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """When it is to be released; left out: never."""
     instance = lifecycle.instance(cloud, p.needed("InstanceId"))
     if power.is_released(cloud, instance):

@@ -8,8 +8,8 @@ import hashlib
 import re
 from typing import Any
 
-from inventory.localcloud.ecs.account import KeyPair
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action
+from inventory.localcloud.ecs.account import EmulatedKeyPair
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action
 from inventory.localcloud.ecs.listing import checked_tags, describes, tag_list
 from inventory.localcloud.ecs.times import minute
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z\u4e00-\u9fff][\w.:\u4e00-\u9fff-]{1,127}")
 
 
 @action("ImportKeyPair")
-def import_key_pair(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def import_key_pair(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """The name is taken once and for all: another key under it, or the same again, is refused."""
     name, body = p.needed("KeyPairName"), p.needed("PublicKeyBody").strip()
     if not _NAME.fullmatch(name) or name.startswith(("http://", "https://")):
@@ -26,12 +26,12 @@ def import_key_pair(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     if name in cloud.account.key_pairs:
         raise ApiError(400, "KeyPair.AlreadyExist", "The key pair already exist.")
     tags = checked_tags(p)
-    made = KeyPair(name=name, public_key=body, fingerprint=fingerprint, created=cloud.now(), tags=tags)
+    made = EmulatedKeyPair(name=name, public_key=body, fingerprint=fingerprint, created=cloud.now(), tags=tags)
     cloud.account.key_pairs[name] = made
     return {"KeyPairName": name, "KeyPairFingerPrint": fingerprint}
 
 
-def _shown(cloud: Cloud, each: KeyPair) -> dict[str, Any]:
+def _shown(cloud: EmulatedCloud, each: EmulatedKeyPair) -> dict[str, Any]:
     return {
         "KeyPairName": each.name,
         "KeyPairFingerPrint": each.fingerprint,
@@ -44,7 +44,7 @@ describe_key_pairs = describes("KeyPairs", "KeyPair", _shown, equal={"KeyPairNam
 
 
 @action("DeleteKeyPairs")
-def delete_key_pairs(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def delete_key_pairs(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Machines that have the key keep it. Names that are not there are no error."""
     p.needed("KeyPairNames")
     for name in p.json_strings("KeyPairNames") or []:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
 from inventory.localcloud.ecs import power
-from inventory.localcloud.ecs.account import Instance
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, end_dry_run, existing
+from inventory.localcloud.ecs.account import EmulatedInstance
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, end_dry_run, existing
 
 MOST_AT_ONCE = 100
 
 
-def instance(cloud: Cloud, instance_id: str) -> Instance:
+def instance(cloud: EmulatedCloud, instance_id: str) -> EmulatedInstance:
     """Raises the API's NotFound."""
     return existing(cloud.account.instances, instance_id, "InstanceId")
 
@@ -23,7 +23,7 @@ def refuse_status(detail: str = "", status: int = 403) -> NoReturn:
     raise ApiError(status, f"IncorrectInstanceStatus{detail}", told)
 
 
-def _asked(cloud: Cloud, p: Parameters) -> list[Instance]:
+def _asked(cloud: EmulatedCloud, p: Parameters) -> list[EmulatedInstance]:
     wanted = p.strings("InstanceId") or [p.needed("InstanceId")]
     if len(wanted) > MOST_AT_ONCE:
         raise ApiError(400, "InvalidParameter.InstanceId", f"At most {MOST_AT_ONCE} instances can be specified.")
@@ -31,7 +31,7 @@ def _asked(cloud: Cloud, p: Parameters) -> list[Instance]:
 
 
 @action("DeleteInstances")
-def delete_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def delete_instances(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Release machines: running ones by force only, none while it is being made."""
     found = [each for each in _asked(cloud, p) if not power.is_released(cloud, each)]
     for each in found:
@@ -46,23 +46,23 @@ def delete_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("StopInstances")
-def stop_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def stop_instances(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Power machines off. They go on costing."""
     return _switched(cloud, p, "Running", "Stopping", power.power_off)
 
 
 @action("StartInstances")
-def start_instances(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def start_instances(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Power machines on."""
     return _switched(cloud, p, "Stopped", "Starting", power.boot)
 
 
 def _switched(
-    cloud: Cloud,
+    cloud: EmulatedCloud,
     p: Parameters,
     before: Literal["Running", "Stopped"],
     during: Literal["Stopping", "Starting"],
-    switch: Callable[[Cloud, str], None],
+    switch: Callable[[EmulatedCloud, str], None],
 ) -> dict[str, Any]:
     """Begin it with every machine that is as `before`, none where one is on its way; what became of each."""
     found = _asked(cloud, p)

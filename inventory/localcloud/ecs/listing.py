@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from inventory.localcloud.ecs.account import Record, Resource
-from inventory.localcloud.ecs.actions import ECS, Action, ApiError, Cloud, Parameters, action, end_dry_run
+from inventory.localcloud.ecs.account import EmulatedRecord, Resource
+from inventory.localcloud.ecs.actions import ECS, Action, ApiError, EmulatedCloud, Parameters, action, end_dry_run
 
 T = TypeVar("T")
 AResource = TypeVar("AResource", bound=Resource)
@@ -21,7 +21,7 @@ USUAL_A_PAGE = 10
 def describes(
     plural: str,
     one: str,
-    shown: Callable[[Cloud, Any], dict[str, Any]],
+    shown: Callable[[EmulatedCloud, Any], dict[str, Any]],
     *,
     version: str = ECS,
     equal: Mapping[str, str] | None = None,
@@ -31,7 +31,7 @@ def describes(
     """Register the action that lists what all filters fit, as Disks, each a Disk as `shown`, the newest first if so
     asked; `equal` as of `matching`. Without `has_token` no answer says what page follows."""
 
-    def does(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+    def does(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
         end_dry_run(p)
         found = matching(p, getattr(cloud.account, _field(plural)), f"{one}Ids", equal)
         some, paging = page(p, sorted(found, key=lambda each: -each.created) if newest else found)
@@ -41,7 +41,7 @@ def describes(
     return action(f"Describe{plural}", version)(does)
 
 
-def fields_of(record: Record, *names: str) -> dict[str, Any]:
+def fields_of(record: EmulatedRecord, *names: str) -> dict[str, Any]:
     """Fields of a record under the API's names: VSwitchId is its vswitch_id."""
     return {name: getattr(record, _field(name)) for name in names}
 

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from inventory.localcloud.commands import LocalCloudError, run
 from inventory.localcloud.ecs import times
-from inventory.localcloud.ecs.account import Instance
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.account import EmulatedInstance
+from inventory.localcloud.ecs.actions import EmulatedCloud
 
 PORT = 80
 TOKEN_HEADER = "X-aliyun-ecs-metadata-token"
@@ -24,7 +24,7 @@ OWN_FILES = ("instance-id", "hostname", "image-id", "zone-id", "vpc-id", "vswitc
 Tree = dict[str, Any]
 
 
-def tree(cloud: Cloud, instance: Instance) -> Tree:
+def tree(cloud: EmulatedCloud, instance: EmulatedInstance) -> Tree:
     """What lies below /latest/meta-data: folders are dicts, files are texts; what there is not is left out."""
     about: Tree = {"instance-type": instance.instance_type, "instance-name": instance.name}
     if instance.noticed:
@@ -53,7 +53,7 @@ def text(of: Tree, path: str) -> str | None:
 class Service:
     """Answers machines by the address they ask from."""
 
-    cloud: Cloud
+    cloud: EmulatedCloud
     _tokens: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Token -> the instance it was given to, and when it ends."""
     _loop: asyncio.AbstractEventLoop | None = None
@@ -66,14 +66,14 @@ class Service:
         app.router.add_get("/latest/meta-data{path:(/.*)?}", self._meta_data)
         return app
 
-    def _asking(self, request: web.Request) -> Instance:
+    def _asking(self, request: web.Request) -> EmulatedInstance:
         with self.cloud.lock:
             for instance in self.cloud.account.instances.values():
                 if instance.address == request.remote:
                     return instance
         raise web.HTTPNotFound
 
-    def _allowed(self, request: web.Request) -> Instance:
+    def _allowed(self, request: web.Request) -> EmulatedInstance:
         instance, token = self._asking(request), request.headers.get(TOKEN_HEADER)
         owner, ends = self._tokens.get(token or "", ("", 0.0))
         if token is not None and (owner != instance.instance_id or time.monotonic() > ends):
@@ -124,7 +124,7 @@ class Service:
             self._thread.join(timeout=5)
 
 
-def start(cloud: Cloud, address: str, bridge: str) -> Service:
+def start(cloud: EmulatedCloud, address: str, bridge: str) -> Service:
     """Put the address on the bridge and answer there, to what comes in by this bridge only.
 
     Several clouds have the same address, each on its own bridge. Raises LocalCloudError.

@@ -6,8 +6,17 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.account import Vpc, VSwitch
-from inventory.localcloud.ecs.actions import VPC, ApiError, Cloud, Parameters, action, end_dry_run, existing, new_id
+from inventory.localcloud.ecs.account import EmulatedVpc, VSwitch
+from inventory.localcloud.ecs.actions import (
+    VPC,
+    ApiError,
+    EmulatedCloud,
+    Parameters,
+    action,
+    end_dry_run,
+    existing,
+    new_id,
+)
 from inventory.localcloud.ecs.listing import describes, fields_of
 from inventory.localcloud.ecs.times import second
 
@@ -19,15 +28,15 @@ _PRIVATE = tuple(IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "
 
 
 @action("CreateVpc", VPC)
-def create_vpc(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def create_vpc(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     cidr = _cidr(p.text("CidrBlock", "172.16.0.0/12"), _PRIVATE)
     end_dry_run(p)
-    made = Vpc(vpc_id=new_id("vpc-"), name=p.text("VpcName"), cidr=str(cidr), created=cloud.now())
+    made = EmulatedVpc(vpc_id=new_id("vpc-"), name=p.text("VpcName"), cidr=str(cidr), created=cloud.now())
     cloud.account.vpcs[made.vpc_id] = made
     return {"VpcId": made.vpc_id, "VRouterId": _router(made), "RouteTableId": made.vpc_id.replace("vpc-", "vtb-")}
 
 
-def _vpc(cloud: Cloud, vpc: Vpc) -> dict[str, Any]:
+def _vpc(cloud: EmulatedCloud, vpc: EmulatedVpc) -> dict[str, Any]:
     return {
         "VpcId": vpc.vpc_id,
         "VpcName": vpc.name,
@@ -45,7 +54,7 @@ describe_vpcs = describes("Vpcs", "Vpc", _vpc, version=VPC, equal={"VpcId": "vpc
 
 
 @action("CreateVSwitch", VPC)
-def create_vswitch(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def create_vswitch(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     vpc = ready_vpc(cloud, p)
     zone, *_ = catalogue.zones(p.text("RegionId") or cloud.account.region_id, p.needed("ZoneId"))
     cidr = _cidr(p.needed("CidrBlock"), (IPv4Network(vpc.cidr),))
@@ -65,7 +74,7 @@ def create_vswitch(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"VSwitchId": made.vswitch_id}
 
 
-def _vswitch(cloud: Cloud, of: VSwitch) -> dict[str, Any]:
+def _vswitch(cloud: EmulatedCloud, of: VSwitch) -> dict[str, Any]:
     used = sum(each.vswitch_id == of.vswitch_id for each in cloud.account.instances.values())
     return {
         **fields_of(of, "VSwitchId", "VpcId", "ZoneId"),
@@ -83,7 +92,7 @@ describe_vswitches = describes(
 )
 
 
-def ready_vpc(cloud: Cloud, p: Parameters) -> Vpc:
+def ready_vpc(cloud: EmulatedCloud, p: Parameters) -> EmulatedVpc:
     """The VPC a call names. Raises the API's InvalidVpcId.NotFound and IncorrectVpcStatus."""
     vpc = existing(cloud.account.vpcs, p.needed("VpcId"), "VpcId")
     if not _is_ready(cloud, vpc):
@@ -91,15 +100,15 @@ def ready_vpc(cloud: Cloud, p: Parameters) -> Vpc:
     return vpc
 
 
-def _is_ready(cloud: Cloud, vpc: Vpc) -> bool:
+def _is_ready(cloud: EmulatedCloud, vpc: EmulatedVpc) -> bool:
     return cloud.now() >= vpc.created + PENDING_S
 
 
-def _vswitches(cloud: Cloud, vpc: Vpc) -> list[VSwitch]:
+def _vswitches(cloud: EmulatedCloud, vpc: EmulatedVpc) -> list[VSwitch]:
     return [each for each in cloud.account.vswitches.values() if each.vpc_id == vpc.vpc_id]
 
 
-def _router(vpc: Vpc) -> str:
+def _router(vpc: EmulatedVpc) -> str:
     return vpc.vpc_id.replace("vpc-", "vrt-")
 
 

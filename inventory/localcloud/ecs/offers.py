@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action
 from inventory.localcloud.ecs.times import parsed, second
 
 DAY_S, HOUR_S = 86400, 3600
@@ -16,7 +16,7 @@ _RANGES = ((3, "0-3%"), (5, "3-5%"), (10, "5-10%"), (100, "10-100%"))
 
 
 @action("DescribePrice")
-def describe_price(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_price(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Of an hour, for a machine with its disks or for disks alone."""
     kind = p.text("ResourceType", "instance")
     if kind not in ("instance", "disk"):
@@ -40,7 +40,7 @@ def _money(original: float, trade: float) -> dict[str, Any]:
     }
 
 
-def _parts_of_instance(cloud: Cloud, p: Parameters) -> Iterator[tuple[str, float, float]]:
+def _parts_of_instance(cloud: EmulatedCloud, p: Parameters) -> Iterator[tuple[str, float, float]]:
     """(resource, list price, price to pay) of an hour of one machine but its data disks."""
     of = type_named(p.needed("InstanceType"))
     zone, *_ = catalogue.zones(p.text("RegionId") or cloud.account.region_id, p.text("ZoneId"))
@@ -80,14 +80,14 @@ def type_named(name: str) -> catalogue.Type:
     return found
 
 
-def spot_price_now(cloud: Cloud, type_name: str, zone_id: str, duration_h: int = 1) -> float:
+def spot_price_now(cloud: EmulatedCloud, type_name: str, zone_id: str, duration_h: int = 1) -> float:
     """What an hour of a spot machine costs now, price moves on demand included."""
     factor = cloud.account.price_factor.get(type_name, 1.0)
     return catalogue.spot_price(type_name, zone_id, cloud.now(), duration_h=duration_h, factor=factor)
 
 
 @action("DescribeSpotPriceHistory")
-def describe_spot_price_history(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_spot_price_history(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """One price an hour and zone, oldest first, in pages by Offset."""
     region, of = p.needed("RegionId"), type_named(p.needed("InstanceType"))
     if p.needed("NetworkType") not in ("vpc", "classic"):
@@ -107,7 +107,7 @@ def describe_spot_price_history(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     }
 
 
-def _price_then(cloud: Cloud, of: catalogue.Type, zone: str, at: float, duration: int) -> dict[str, Any]:
+def _price_then(cloud: EmulatedCloud, of: catalogue.Type, zone: str, at: float, duration: int) -> dict[str, Any]:
     is_now = at >= cloud.now() // HOUR_S * HOUR_S
     price = spot_price_now(cloud, of.name, zone, duration) if is_now else None
     return {
@@ -122,7 +122,7 @@ def _price_then(cloud: Cloud, of: catalogue.Type, zone: str, at: float, duration
 
 
 @action("DescribeSpotAdvice")
-def describe_spot_advice(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_spot_advice(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """How spot machines fared over the last 30 days, by zone and type."""
     region, names = p.needed("RegionId"), p.strings("InstanceTypes")
     types = [each for each in catalogue.TYPES.values() if each.name in names]
@@ -133,7 +133,7 @@ def describe_spot_advice(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"RegionId": region, "AvailableSpotZones": {"AvailableSpotZone": zones}}
 
 
-def _advice(cloud: Cloud, of: catalogue.Type, zone: str) -> dict[str, Any]:
+def _advice(cloud: EmulatedCloud, of: catalogue.Type, zone: str) -> dict[str, Any]:
     at = [cloud.now() - 6 * HOUR_S * back for back in range(30 * 4)]
     average = sum(catalogue.spot_price(of.name, zone, each) for each in at) / len(at)
     rate = catalogue.interruption_percent(of.name, zone)
@@ -146,7 +146,7 @@ def _advice(cloud: Cloud, of: catalogue.Type, zone: str) -> dict[str, Any]:
 
 
 @action("DescribeAvailableResource")
-def describe_available_resource(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_available_resource(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Instance types in stock, or what data disks a type takes, by zone."""
     region, kind, asked = p.needed("RegionId"), p.needed("DestinationResource"), p.text("InstanceType")
     types = [name for name in catalogue.TYPES if asked in ("", name)]

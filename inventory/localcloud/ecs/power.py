@@ -6,30 +6,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from inventory.localcloud.ecs.account import Disk, Instance
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance
+from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.background import later
 
 log = logging.getLogger(__name__)
 
 
-def make(cloud: Cloud, instance_id: str) -> None:
+def make(cloud: EmulatedCloud, instance_id: str) -> None:
     """Make a Pending machine's disks, then boot it."""
     later(cloud, instance_id, lambda: _make(cloud, instance_id))
 
 
-def boot(cloud: Cloud, instance_id: str) -> None:
+def boot(cloud: EmulatedCloud, instance_id: str) -> None:
     """Power on a machine whose status is Starting."""
     later(cloud, instance_id, lambda: _boot(cloud, instance_id))
 
 
-def power_off(cloud: Cloud, instance_id: str) -> None:
+def power_off(cloud: EmulatedCloud, instance_id: str) -> None:
     """Stop a machine whose status is Stopping; called with the lock held."""
     spoil_snapshots(cloud, instance_id)
     later(cloud, instance_id, lambda: _power_off(cloud, instance_id))
 
 
-def release(cloud: Cloud, instance: Instance) -> None:
+def release(cloud: EmulatedCloud, instance: EmulatedInstance) -> None:
     """Take a machine back, with the disks that go with it; called with the lock held. Repeating it does no harm."""
     instance.status = "Stopping"
     instance.release_at = cloud.now()
@@ -37,12 +37,12 @@ def release(cloud: Cloud, instance: Instance) -> None:
     later(cloud, instance.instance_id, lambda: _release(cloud, instance.instance_id))
 
 
-def is_released(cloud: Cloud, instance: Instance) -> bool:
+def is_released(cloud: EmulatedCloud, instance: EmulatedInstance) -> bool:
     """Whether it is on its way out."""
     return instance.status == "Stopping" and 0 < instance.release_at <= cloud.now()
 
 
-def spoil_snapshots(cloud: Cloud, instance_id: str) -> None:
+def spoil_snapshots(cloud: EmulatedCloud, instance_id: str) -> None:
     """A machine that stops makes snapshots of its disks fail that are still in progress."""
     disks = {disk.disk_id for disk in cloud.disks_of(instance_id)}
     for snapshot in cloud.account.snapshots.values():
@@ -50,11 +50,11 @@ def spoil_snapshots(cloud: Cloud, instance_id: str) -> None:
             snapshot.failed = True
 
 
-BEGUN: Mapping[str, Callable[[Cloud, str], None]] = {"Pending": make, "Starting": boot, "Stopping": power_off}
+BEGUN: Mapping[str, Callable[[EmulatedCloud, str], None]] = {"Pending": make, "Starting": boot, "Stopping": power_off}
 """How a machine goes on, by the status that it has on its way."""
 
 
-def _make(cloud: Cloud, instance_id: str) -> None:
+def _make(cloud: EmulatedCloud, instance_id: str) -> None:
     with cloud.lock:
         instance = cloud.account.instances.get(instance_id)
         if instance is None or instance.status != "Pending":
@@ -78,7 +78,7 @@ def _make(cloud: Cloud, instance_id: str) -> None:
     _boot(cloud, instance_id)
 
 
-def _boot(cloud: Cloud, instance_id: str) -> None:
+def _boot(cloud: EmulatedCloud, instance_id: str) -> None:
     with cloud.lock:
         instance = cloud.account.instances.get(instance_id)
         if instance is None or instance.status != "Starting":
@@ -95,7 +95,7 @@ def _boot(cloud: Cloud, instance_id: str) -> None:
     _settle(cloud, instance, "Running")
 
 
-def _power_off(cloud: Cloud, instance_id: str) -> None:
+def _power_off(cloud: EmulatedCloud, instance_id: str) -> None:
     with cloud.lock:
         instance = cloud.account.instances.get(instance_id)
         if instance is None or instance.status != "Stopping" or is_released(cloud, instance):
@@ -104,14 +104,14 @@ def _power_off(cloud: Cloud, instance_id: str) -> None:
     _settle(cloud, instance, "Stopped")
 
 
-def _settle(cloud: Cloud, instance: Instance, status: str) -> None:
+def _settle(cloud: EmulatedCloud, instance: EmulatedInstance, status: str) -> None:
     with cloud.lock:
         if not is_released(cloud, instance):
             instance.status = status  # type: ignore[assignment]
         cloud.save()
 
 
-def _release(cloud: Cloud, instance_id: str) -> None:
+def _release(cloud: EmulatedCloud, instance_id: str) -> None:
     with cloud.lock:
         instance = cloud.account.instances.get(instance_id)
         if instance is None or not is_released(cloud, instance):
@@ -134,7 +134,7 @@ def _release(cloud: Cloud, instance_id: str) -> None:
         cloud.save()
 
 
-def detached(cloud: Cloud, disk: Disk) -> None:
+def detached(cloud: EmulatedCloud, disk: EmulatedDisk) -> None:
     """A disk belongs to no machine any more; called with the lock held."""
     disk.status, disk.instance_id, disk.detached = "Available", "", cloud.now()
     disk.delete_with_instance = False

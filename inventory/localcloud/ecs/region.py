@@ -6,7 +6,7 @@ from typing import Any
 
 from inventory.aliyun_settings import REGIONS
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.actions import STS, ApiError, Cloud, Parameters, action
+from inventory.localcloud.ecs.actions import STS, ApiError, EmulatedCloud, Parameters, action
 from inventory.localcloud.ecs.catalogue import Type
 from inventory.localcloud.ecs.listing import page
 
@@ -15,7 +15,7 @@ KBIT = 1024 * 1000
 
 
 @action("GetCallerIdentity", STS)
-def get_caller_identity(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def get_caller_identity(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Whose key it is: the account's owner's own."""
     account = cloud.account.account_id
     arn = f"acs:ram::{account}:root"
@@ -23,7 +23,7 @@ def get_caller_identity(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("DescribeRegions")
-def describe_regions(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_regions(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """All of them at one address; what was made is in the account's own."""
     told = [
         {
@@ -38,7 +38,7 @@ def describe_regions(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("DescribeZones")
-def describe_zones(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_zones(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     told = [
         {
             "ZoneId": zone,
@@ -54,7 +54,7 @@ def describe_zones(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("DescribeInstanceTypes")
-def describe_instance_types(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_instance_types(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """By name, or with so many GPUs at least."""
     names, gpus = p.strings("InstanceTypes"), p.number("MinimumGPUAmount")
     if len(names) > 10:

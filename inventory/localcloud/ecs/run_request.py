@@ -10,7 +10,7 @@ from typing import Any
 
 from inventory.localcloud.ecs import catalogue, images, times
 from inventory.localcloud.ecs.account import VSwitch
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, existing, no_stock
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, existing, no_stock
 from inventory.localcloud.ecs.listing import checked_tags
 from inventory.localcloud.ecs.offers import spot_price_now, type_named
 from inventory.localcloud.ecs.volumes import Volume, ordered_volume, system_volume
@@ -36,7 +36,7 @@ class RunRequest:
     data: tuple[Volume, ...]
 
 
-def checked(cloud: Cloud, p: Parameters) -> RunRequest:
+def checked(cloud: EmulatedCloud, p: Parameters) -> RunRequest:
     """What a call asks for. Raises the API's refusal of the first thing that is wrong."""
     instance_type = type_named(p.needed("InstanceType")).name
     categories = catalogue.disk_categories(instance_type)
@@ -88,7 +88,7 @@ def names(pattern: str, count: int) -> list[str]:
     return [f"{match['prefix']}{number:0{bits}}{match['suffix']}" for number in range(begin, begin + count)]
 
 
-def _vswitch(cloud: Cloud, p: Parameters) -> VSwitch:
+def _vswitch(cloud: EmulatedCloud, p: Parameters) -> VSwitch:
     vswitch = existing(cloud.account.vswitches, p.needed("VSwitchId"), "VSwitchId")
     zone, *_ = catalogue.zones(cloud.account.region_id, p.text("ZoneId") or vswitch.zone_id)
     if zone != vswitch.zone_id:
@@ -96,7 +96,7 @@ def _vswitch(cloud: Cloud, p: Parameters) -> VSwitch:
     return vswitch
 
 
-def _group(cloud: Cloud, p: Parameters, vswitch: VSwitch) -> str:
+def _group(cloud: EmulatedCloud, p: Parameters, vswitch: VSwitch) -> str:
     group = existing(cloud.account.security_groups, p.needed("SecurityGroupId"), "SecurityGroupId", 400)
     if group.vpc_id != vswitch.vpc_id:
         told = "The specified security group and virtual switch are not in the same VPC."
@@ -104,7 +104,7 @@ def _group(cloud: Cloud, p: Parameters, vswitch: VSwitch) -> str:
     return group.security_group_id
 
 
-def _count(cloud: Cloud, p: Parameters) -> int:
+def _count(cloud: EmulatedCloud, p: Parameters) -> int:
     """How many machines there will be: as many as fit of Amount, at least MinAmount, which is Amount if left out."""
     amount = p.number("Amount", 1)
     least = p.number("MinAmount", amount)
@@ -119,7 +119,7 @@ def _count(cloud: Cloud, p: Parameters) -> int:
     return min(amount, free)
 
 
-def _spot(cloud: Cloud, p: Parameters, zone_id: str) -> tuple[str, float]:
+def _spot(cloud: EmulatedCloud, p: Parameters, zone_id: str) -> tuple[str, float]:
     strategy, limit = p.text("SpotStrategy", "NoSpot"), p.decimal("SpotPriceLimit")
     if strategy not in SPOT:
         raise ApiError(400, "InvalidSpotStrategy", "The specified SpotStrategy is not valid.")
@@ -139,7 +139,7 @@ def _duration(p: Parameters) -> int:
     return p.number("SpotDuration", 1)
 
 
-def release_time(cloud: Cloud, text: str) -> float:
+def release_time(cloud: EmulatedCloud, text: str) -> float:
     """When a machine is to be released; 0 for never. Seconds count down to the minute. Raises ApiError."""
     if not text:
         return 0
@@ -151,7 +151,7 @@ def release_time(cloud: Cloud, text: str) -> float:
     return at
 
 
-def _key_pair(cloud: Cloud, p: Parameters) -> str:
+def _key_pair(cloud: EmulatedCloud, p: Parameters) -> str:
     name = p.text("KeyPairName")
     return existing(cloud.account.key_pairs, name, "KeyPair").name if name else ""
 

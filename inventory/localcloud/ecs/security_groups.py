@@ -6,8 +6,8 @@ import re
 from ipaddress import IPv4Network
 from typing import Any
 
-from inventory.localcloud.ecs.account import SecurityGroup
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing, new_id
+from inventory.localcloud.ecs.account import EmulatedSecurityGroup
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, existing, new_id
 from inventory.localcloud.ecs.listing import checked_tags, describes, fields_of, tag_list
 from inventory.localcloud.ecs.network import ready_vpc
 from inventory.localcloud.ecs.times import second
@@ -22,12 +22,12 @@ _SHOWN_EMPTY = ("Ipv6SourceCidrIp", "SourcePrefixListId")
 
 
 @action("CreateSecurityGroup")
-def create_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def create_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     vpc, name = ready_vpc(cloud, p), p.text("SecurityGroupName")
     if name and (not 2 <= len(name) <= 128 or name.startswith(("http://", "https://"))):
         raise ApiError(400, "InvalidSecurityGroupName.Malformed", "Specified security group name is not valid.")
     tags = checked_tags(p)
-    made = SecurityGroup(
+    made = EmulatedSecurityGroup(
         security_group_id=new_id("sg-"),
         name=name,
         vpc_id=vpc.vpc_id,
@@ -38,7 +38,7 @@ def create_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"SecurityGroupId": made.security_group_id}
 
 
-def _group(cloud: Cloud, of: SecurityGroup) -> dict[str, Any]:
+def _group(cloud: EmulatedCloud, of: EmulatedSecurityGroup) -> dict[str, Any]:
     used = sum(of.security_group_id in each.security_group_ids for each in cloud.account.instances.values())
     return {
         **fields_of(of, "SecurityGroupId", "VpcId"),
@@ -56,12 +56,12 @@ _describe = describes("SecurityGroups", "SecurityGroup", _group, equal={"VpcId":
 
 
 @action("DescribeSecurityGroups")
-def describe_security_groups(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_security_groups(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     return {"RegionId": cloud.account.region_id, **_describe(cloud, p)}
 
 
 @action("DescribeSecurityGroupAttribute")
-def describe_security_group_attribute(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def describe_security_group_attribute(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Only ingress has rules; what leaves is always let through."""
     of = group(cloud, p)
     rules = [] if p.text("Direction") == "egress" else of.rules
@@ -76,7 +76,7 @@ def describe_security_group_attribute(cloud: Cloud, p: Parameters) -> dict[str, 
 
 
 @action("AuthorizeSecurityGroup")
-def authorize_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def authorize_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """A rule that is there already is no error and is not added again."""
     of = group(cloud, p)
     wanted = [_rule(cloud, of, each) for each in p.groups("Permissions")]
@@ -90,7 +90,7 @@ def authorize_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
 
 
 @action("RevokeSecurityGroup")
-def revoke_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def revoke_security_group(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """By the rules' ids or by what they say. A rule that is not there is no error."""
     of = group(cloud, p)
     named = p.strings("SecurityGroupRuleId")
@@ -103,7 +103,7 @@ def revoke_security_group(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {}
 
 
-def group(cloud: Cloud, p: Parameters) -> SecurityGroup:
+def group(cloud: EmulatedCloud, p: Parameters) -> EmulatedSecurityGroup:
     """Raises the API's InvalidSecurityGroupId.NotFound."""
     return existing(cloud.account.security_groups, p.needed("SecurityGroupId"), "SecurityGroupId")
 
@@ -112,7 +112,7 @@ def _is_same(rule: dict[str, str], other: dict[str, str]) -> bool:
     return all(rule[key] == other[key] for key in _KEYS)
 
 
-def _rule(cloud: Cloud, of: SecurityGroup, p: Parameters) -> dict[str, str]:
+def _rule(cloud: EmulatedCloud, of: EmulatedSecurityGroup, p: Parameters) -> dict[str, str]:
     """A checked rule of a request."""
     protocol, ports = p.needed("IpProtocol").upper(), p.needed("PortRange")
     if protocol not in _PROTOCOLS:

@@ -34,7 +34,7 @@ from inventory.localcloud.ecs import (
     snapshots,
     tagging,
 )
-from inventory.localcloud.ecs.actions import Cloud
+from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.faults import FaultFile
 from inventory.localcloud.ecs.hosts import Hosts
@@ -85,7 +85,7 @@ async def _listen(runner: web.AppRunner, port: int) -> int:
     raise AssertionError("port 0 is always free")
 
 
-async def _keep_time(cloud: Cloud) -> None:
+async def _keep_time(cloud: EmulatedCloud) -> None:
     """Let the cloud's clock tick for ever."""
     while True:
         try:
@@ -104,7 +104,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     places = Places.of(args.cloud)
     machines = Hosts(places, IPv4Network(args.subnet), args.metadata)
-    cloud = Cloud(places.world, machines, args.subnet)
+    cloud = EmulatedCloud(places.world, machines, args.subnet)
     cloud.account.region_id = args.region
     try:
         machines.begin(cloud)
@@ -116,7 +116,7 @@ def main() -> None:
         machines.end()
 
 
-async def _serve_until_told(cloud: Cloud, folder: Path) -> None:
+async def _serve_until_told(cloud: EmulatedCloud, folder: Path) -> None:
     key = client_files.key_of(folder)
     api = Api(cloud, FaultFile(folder / "faults.json"), dict([key]))
     stop = asyncio.Event()

@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Caller:
+class SignedCaller:
     """What a checked request says of itself."""
 
     action: str
@@ -45,7 +45,7 @@ class Caller:
     nonce: str
 
 
-def verified(request: Request, secrets: Mapping[str, str], now: float) -> Caller:
+def verified(request: Request, secrets: Mapping[str, str], now: float) -> SignedCaller:
     """The caller of a rightly signed request. `secrets` is access key id -> secret, `now` in seconds since 1970.
 
     Raises ApiError with the documented codes. Whether the nonce was used before is the server's to remember.
@@ -66,7 +66,7 @@ def verified(request: Request, secrets: Mapping[str, str], now: float) -> Caller
         raise ApiError(400, "SignatureDoesNotMatch", "Specified signature does not match our calculation.")
     if not _is_recent(headers["x-acs-date"], now):
         raise ApiError(400, "InvalidTimeStamp.Expired", "Specified time stamp or date value is expired.")
-    return Caller(headers["x-acs-action"], headers["x-acs-version"], key_id, headers["x-acs-signature-nonce"])
+    return SignedCaller(headers["x-acs-action"], headers["x-acs-version"], key_id, headers["x-acs-signature-nonce"])
 
 
 def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secret: str) -> str:

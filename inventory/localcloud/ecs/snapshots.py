@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from inventory.localcloud.ecs import listing, times
-from inventory.localcloud.ecs.account import Disk, Snapshot
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing, new_id
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedSnapshot
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, existing, new_id
 from inventory.localcloud.ecs.disks import disk_of, is_being_copied, need_status
 from inventory.localcloud.ecs.volumes import ESSD_FAMILY
 
@@ -18,13 +18,13 @@ MOST_A_DISK = 256
 
 
 @action("CreateSnapshot")
-def create_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def create_snapshot(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Of a disk that is or was attached; one at a time. What is written after the answer is not in it."""
     disk, name = disk_of(cloud, p), p.text("SnapshotName")
     _check(cloud, disk, name)
     tags = listing.checked_tags(p)
     now = cloud.now()
-    snapshot = Snapshot(
+    snapshot = EmulatedSnapshot(
         snapshot_id=new_id("s-"),
         name=name,
         disk_id=disk.disk_id,
@@ -45,7 +45,7 @@ def create_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
     return {"SnapshotId": snapshot.snapshot_id}
 
 
-def _check(cloud: Cloud, disk: Disk, name: str) -> None:
+def _check(cloud: EmulatedCloud, disk: EmulatedDisk, name: str) -> None:
     need_status(cloud, disk, "In_use", "Available")
     if not disk.was_attached:
         told = "The specified disk has never been attached to any instance."
@@ -59,14 +59,14 @@ def _check(cloud: Cloud, disk: Disk, name: str) -> None:
         raise ApiError(403, "QuotaExceed.Snapshot", "The snapshot quota exceeds.")
 
 
-def status(cloud: Cloud, snapshot: Snapshot) -> str:
+def status(cloud: EmulatedCloud, snapshot: EmulatedSnapshot) -> str:
     """progressing, accomplished or failed"""
     if snapshot.failed:
         return "failed"
     return "accomplished" if cloud.now() >= snapshot.accomplished_at else "progressing"
 
 
-def _shown(cloud: Cloud, each: Snapshot) -> dict[str, Any]:
+def _shown(cloud: EmulatedCloud, each: EmulatedSnapshot) -> dict[str, Any]:
     now, state = cloud.now(), status(cloud, each)
     done = min(1.0, (now - each.created) / max(1e-3, each.accomplished_at - each.created))
     early = each.category in ESSD_FAMILY and now >= each.available_at
@@ -97,12 +97,12 @@ def _shown(cloud: Cloud, each: Snapshot) -> dict[str, Any]:
 listing.describes("Snapshots", "Snapshot", _shown, equal={"DiskId": "disk_id"}, newest=True)
 
 
-def _disks_from(cloud: Cloud, snapshot: Snapshot) -> list[Disk]:
+def _disks_from(cloud: EmulatedCloud, snapshot: EmulatedSnapshot) -> list[EmulatedDisk]:
     return [disk for disk in cloud.account.disks.values() if disk.source_snapshot_id == snapshot.snapshot_id]
 
 
 @action("DeleteSnapshot")
-def delete_snapshot(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def delete_snapshot(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """Also one in progress; by force also one that disks were made from."""
     snapshot = existing(cloud.account.snapshots, p.needed("SnapshotId"), "SnapshotId")
     made = _disks_from(cloud, snapshot)

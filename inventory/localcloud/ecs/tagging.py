@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from inventory.localcloud.ecs.account import Resource
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, action, existing
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, existing
 from inventory.localcloud.ecs.listing import MOST_TAGS, checked_tags
 
 MOST_RESOURCES = 50
 
 
 @action("TagResources")
-def tag_resources(cloud: Cloud, p: Parameters) -> dict[str, Any]:
+def tag_resources(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
     """All of them or none."""
     account = cloud.account
     kinds: dict[str, Mapping[str, Resource]] = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from inventory.localcloud.ecs import catalogue
-from inventory.localcloud.ecs.account import Disk, Snapshot
-from inventory.localcloud.ecs.actions import ApiError, Cloud, Parameters, existing, new_id
+from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedSnapshot
+from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, existing, new_id
 
 USUAL_CATEGORY = "cloud_efficiency"
 ESSD_FAMILY = (*catalogue.ESSD, "cloud_essd_entry")
@@ -23,7 +23,7 @@ class Volume:
     performance_level: str
     name: str
     delete_with_instance: bool = True
-    snapshot: Snapshot | None = None
+    snapshot: EmulatedSnapshot | None = None
 
     @property
     def is_sold(self) -> bool:
@@ -32,7 +32,7 @@ class Volume:
         return least <= self.size_gib <= most
 
 
-def ordered_volume(cloud: Cloud, each: Parameters, sold: tuple[str, ...]) -> Volume:
+def ordered_volume(cloud: EmulatedCloud, each: Parameters, sold: tuple[str, ...]) -> Volume:
     """A data disk of RunInstances: with a snapshot as large as its disk, whatever size is asked."""
     volume = _data_volume(cloud, each, each.text("Category", USUAL_CATEGORY), "DataDisk", 400)
     if volume.category not in sold:
@@ -46,7 +46,7 @@ def ordered_volume(cloud: Cloud, each: Parameters, sold: tuple[str, ...]) -> Vol
     return volume
 
 
-def single_volume(cloud: Cloud, p: Parameters) -> Volume:
+def single_volume(cloud: EmulatedCloud, p: Parameters) -> Volume:
     """The disk of CreateDisk: with a snapshot at least as large as its disk. Raises ApiError."""
     volume = _data_volume(cloud, p, p.text("DiskCategory", USUAL_CATEGORY), "Disk", 404)
     if not volume.is_sold:
@@ -79,7 +79,7 @@ def _volume(p: Parameters, category: str, size_gib: int, of: str) -> Volume:
     return Volume(size_gib, category, level, p.text("DiskName"), p.flag("DeleteWithInstance", True))
 
 
-def _data_volume(cloud: Cloud, p: Parameters, category: str, of: str, status: int) -> Volume:
+def _data_volume(cloud: EmulatedCloud, p: Parameters, category: str, of: str, status: int) -> Volume:
     volume = _volume(p, category, p.number("Size"), of)
     if not p.text("SnapshotId"):
         return volume
@@ -90,7 +90,7 @@ def _data_volume(cloud: Cloud, p: Parameters, category: str, of: str, status: in
     return replace(volume, size_gib=volume.size_gib or snapshot.disk_gib, snapshot=snapshot)
 
 
-def _usable_snapshot(cloud: Cloud, snapshot_id: str, category: str, status: int) -> Snapshot:
+def _usable_snapshot(cloud: EmulatedCloud, snapshot_id: str, category: str, status: int) -> EmulatedSnapshot:
     """The snapshot for a data disk of a category. Raises ApiError; `status` is the one for an unknown snapshot."""
     snapshot = existing(cloud.account.snapshots, snapshot_id, "SnapshotId", status)
     if snapshot.disk_kind == "system":
@@ -103,10 +103,10 @@ def _usable_snapshot(cloud: Cloud, snapshot_id: str, category: str, status: int)
 
 
 def enter_disk(
-    cloud: Cloud, volume: Volume, kind: Literal["system", "data"], zone_id: str, tags: dict[str, str]
-) -> Disk:
+    cloud: EmulatedCloud, volume: Volume, kind: Literal["system", "data"], zone_id: str, tags: dict[str, str]
+) -> EmulatedDisk:
     """A disk that is Creating, on record."""
-    disk = Disk(
+    disk = EmulatedDisk(
         disk_id=new_id("d-"),
         kind=kind,
         **vars(volume),

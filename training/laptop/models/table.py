@@ -31,7 +31,7 @@ FASTER = "far faster in four bits"
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelRow:
     """A recipe."""
 
     name: str
@@ -50,14 +50,14 @@ class Row:
     """On the machines; empty where nobody knows them."""
 
 
-def rows(machines: PlannedMachines | None, there: Mapping[str, Collection[str]] | None) -> Iterator[Row]:
+def rows(machines: PlannedMachines | None, there: Mapping[str, Collection[str]] | None) -> Iterator[ModelRow]:
     """One a recipe; `there` are the folders of models on each node that answered."""
     for name in recipe_names():
         recipe = load_recipe(name)
         if (shape := known_shape(recipe.base_model)) is None:
             continue
         mixture = shape.mixture
-        yield Row(
+        yield ModelRow(
             name,
             recipe.base_model,
             recipe.licence,
@@ -96,25 +96,25 @@ def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) ->
     return much_faster(Search(shape, recipe, machines), taken) is not None
 
 
-def as_json(found: Iterator[Row]) -> str:
+def as_json(found: Iterator[ModelRow]) -> str:
     """For programs."""
     return json.dumps([vars(row) for row in found], indent=1)
 
 
-def billions(row: Row) -> str:
+def billions(row: ModelRow) -> str:
     """Parameters, and in brackets those of them that a token meets."""
     whole = plain(row.parameters / 1e9)
     return whole if row.active == row.parameters else f"{whole} ({plain(row.active / 1e9, 2)})"
 
 
-def where(row: Row) -> str:
+def where(row: ModelRow) -> str:
     """Whether it lies on all nodes, on none, or on how many of them."""
     if row.on is None:
         return "?"
     return {0: "-", row.asked: "yes"}.get(len(row.on), f"{len(row.on)} of {row.asked}")
 
 
-def lines(found: Iterator[Row]) -> list[list[str]]:
+def lines(found: Iterator[ModelRow]) -> list[list[str]]:
     """As a table has them."""
     return [
         [
