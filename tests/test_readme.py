@@ -27,6 +27,12 @@ PAGES = (
     "docs/troubleshooting.md",
     *CHINESE,
 )
+RECORDS = (
+    "CHANGELOG.md",
+    "docs/decisions.md",
+    "docs/log.md",
+    *sorted(f"docs/decisions/{page.name}" for page in (ROOT / "docs/decisions").glob("*.md")),
+)
 PROGRAMS = ("fab", "make", "pyinfra", "pytest")
 FOLDERS = ("inventory", "deploy", "training", "snapshots")
 
@@ -124,7 +130,7 @@ def test_files_that_commands_name_are_there(words):
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-@pytest.mark.parametrize("name", [*READMES, *PAGES, "CHANGELOG.md", "docs/decisions.md"])
+@pytest.mark.parametrize("name", [*READMES, *PAGES, *RECORDS])
 def test_relative_links_lead_somewhere(name):
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text_of(name))
     local = [link for link in links if "://" not in link]
