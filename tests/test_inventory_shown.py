@@ -110,7 +110,7 @@ import sys
 from inventory.shown import show_plainly
 show_plainly()
 from training.laptop import terminal
-from training.laptop.follow import Look
+from training.laptop.follow import RunLook
 from training.laptop.terminal import progress
 from training.run_folder import Status
 terminal.SILENT_S = 0.0
@@ -118,7 +118,7 @@ status = Status("run", "running", started=100.0, updated=160.0)
 row = {"step": 7, "total_steps": 9, "loss": 1.5, "lr": 1e-4, "tokens_per_s": 51234.0, "memory_gib": 21.5, "step_s": 1.0}
 with progress("qwen3-coder-30b-a3b-20261123-160011") as show:
     print("what a node says: \\x1b[2J")
-    show(Look(status, True, (row,), 5.0, evaluation={"step": 6, "validation_loss": 1.25}))
+    show(RunLook(status, True, (row,), 5.0, evaluation={"step": 6, "validation_loss": 1.25}))
 """
 
 

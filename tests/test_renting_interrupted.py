@@ -222,16 +222,16 @@ def test_killed_at_any_moment_the_next_up_ends_right(cluster):
     code = (
         "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
         "from inventory.aliyun_ecs.ecs import Ecs; from inventory.renting import machines\n"
-        "from inventory.renting.plan import Wish, plan_up\n"
+        "from inventory.renting.plan import RentalWish, plan_up\n"
         "machines.reached = lambda *_: None\n"
         "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"
-        "plan = plan_up(cloud, settings, Wish(2, 4))\n"
+        "plan = plan_up(cloud, settings, RentalWish(2, 4))\n"
         "machines.apply_plan(cloud, settings, plan, print)\n"
     )
     env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml), "PYTHONPATH": str(ROOT)}
     for tenths in (1, 2, 3, 4):
         with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=-1) as process:
-            process.stdout.readline()
+            assert process.stdout.readline() == b"go\n"
             time.sleep(tenths / 10)
             process.kill()
         cluster.up(2)

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from tests.support import forked_rank  # noqa: E402
 from training import tiny  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
+from training.evaluations import scored  # noqa: E402
 from training.exit_codes import FINISHED, STOPPED, UNUSABLE  # noqa: E402
-from training.laptop.adapter import report  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_tensors  # noqa: E402
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics  # noqa: E402
@@ -143,7 +143,8 @@ def test_evaluating_the_adapter_gives_the_margin_that_validation_saw(house, undi
     assert tuned["win_rate"] == look["reward_accuracy"]
     assert tuned["pair_margin"] - base["pair_margin"] == pytest.approx(tuned["win_margin"], rel=1e-4)
     assert base["pairs"] == open_prepared(held_out).report.pairs and base["answers"] == 1
-    assert ["pairs: won against the base", "-", f"{tuned['win_rate']:.1%}"] in report.rows(found)
+    rows = [list(row) for row in scored(found, "loss")]
+    assert ["pairs: won against the base", "-", f"{tuned['win_rate']:.1%}"] in rows
 
 
 def test_records_are_evaluated_as_a_prepared_folder_is(house, undisturbed, tmp_path):

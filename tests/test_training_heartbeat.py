@@ -37,10 +37,10 @@ def test_a_single_rank_opens_no_store():
 
 SCRIPT = """
 import sys, time, torch.distributed
-from training.node.heartbeat import Heartbeat, Place
+from training.node.heartbeat import Heartbeat, HeartbeatPlace
 rank, port = int(sys.argv[1]), int(sys.argv[2])
 say = lambda failed: print(failed.follows, failed.peer, failed.reason, flush=True)
-heartbeat = Heartbeat(Place(rank, 0, 2, f"te{rank + 1}", "127.0.0.1", port), say, limit_s=3)
+heartbeat = Heartbeat(HeartbeatPlace(rank, 0, 2, f"te{rank + 1}", "127.0.0.1", port), say, limit_s=3)
 heartbeat.start()
 print("up", flush=True)
 if sys.argv[3:] == ["fail"]:
