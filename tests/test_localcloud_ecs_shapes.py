@@ -304,7 +304,7 @@ def watched(value, missing):
 def test_the_table_of_actions_in_the_document_is_complete():
     """docs/local-cloud-api.md names every action there is, and none that there is not."""
     text = (Path(__file__).parents[1] / "docs" / "local-cloud-api.md").read_text(encoding="utf-8")
-    rows = text.partition("## Actions")[2].partition("## What it sells")[0].splitlines()
+    rows = text.partition("## Actions")[2].partition("\n## ")[0].splitlines()
     cells = [row.split("|")[1] for row in rows if row.startswith("|")][2:]
     named = {re.sub(r"[^A-Za-z]", "", each) for cell in cells for each in re.sub(r"\(s\)", "", cell).split(",")}
     plural = {each for each in actions() if each in {f"{name}s" for name in named} and each[:-1] in actions()}

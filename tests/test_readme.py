@@ -16,12 +16,19 @@ from training.recipe import NOT_PART_OF_THE_MATHS, Recipe
 from training.recipe_tables import Table
 
 READMES = ("README.md", "README.zh.md")
+MESSAGES = ("docs/troubleshooting.md", "docs/own-machines.md", "docs/aliyun-errors.md")
+"""Pages with tables of messages."""
 PAGES = (
+    "docs/aliyun-errors.md",
     "docs/aliyun.md",
+    "docs/another-cloud.md",
     "docs/choosing.md",
     "docs/commands.md",
     "docs/data.md",
     "docs/development.md",
+    "docs/local-cloud-api.md",
+    "docs/own-machines.md",
+    "docs/renting.md",
     "docs/snapshots.md",
     "docs/training.md",
     "docs/troubleshooting.md",
@@ -242,7 +249,7 @@ def test_a_link_to_a_section_finds_it(name):
 
 
 def quoted(name="docs/troubleshooting.md"):
-    """What troubleshooting quotes of our sentences, in the columns of what one sees."""
+    """The messages that a page quotes, in the first columns of its tables."""
     cells = re.findall(r"^\| ([^|]+) \|", text_of(name), re.MULTILINE)
     codes = {code for cell in cells for code in re.findall(r"`([^`]+)`", cell)}
     return sorted(code for code in codes if len(code.split()) > 3 and code.split()[0] not in PROGRAMS)
@@ -256,8 +263,8 @@ def our_words():
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-@pytest.mark.parametrize("sentence", sorted({*quoted(), *quoted("docs/troubleshooting.zh.md")}))
-def test_a_sentence_that_troubleshooting_quotes_is_one_of_ours(sentence, our_words):
+@pytest.mark.parametrize("sentence", sorted({each for name in MESSAGES for each in quoted(name)}))
+def test_a_message_that_a_page_quotes_is_one_of_ours(sentence, our_words):
     words = sentence.split()
     runs = (" ".join(words[a:b]) for a in range(len(words)) for b in range(a + 2, len(words) + 1))
     assert any(run in our_words for run in runs if len(run) > 10), "no two words of it stand in the code"
@@ -265,7 +272,8 @@ def test_a_sentence_that_troubleshooting_quotes_is_one_of_ours(sentence, our_wor
 
 def test_sentences_are_quoted_at_all():
     assert len(quoted()) > 15
-    assert quoted("docs/troubleshooting.zh.md") == quoted()
+    for name in MESSAGES:
+        assert quoted(name.replace(".md", ".zh.md")) == quoted(name)
 
 
 def test_every_exit_code_is_found_by_the_words_exit_code_in_chinese():
