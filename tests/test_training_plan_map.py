@@ -1,4 +1,4 @@
-"""The figures of docs/choosing.md are what the plan computes today, each of them."""
+"""The figures of docs/map.md are what the plan computes today, each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.model_names import load_recipe
 from training.plan.four_bits import WORTH
 from training.plan.machines import room
 
-TEXT = (Path(__file__).parent.parent / "docs" / "choosing.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent.parent / "docs" / "map.md").read_text(encoding="utf-8")
 LINES = TEXT.splitlines()
 GROWTH = [re.match(r"\| (\d+)B, (\d+) \|(.*)\|$", line) for line in LINES]
 GROWTH = [(int(row[1]), int(row[2]), row[3].split("|")) for row in GROWTH if row]

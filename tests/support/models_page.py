@@ -24,61 +24,81 @@ GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "se
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """\
-# Which models
+# Models
 
-`--model` takes a recipe: its name, a short one (`qwen3:8b`, `Llama-3.1-8B`) or the id of its base model on the Hub
-(`Qwen/Qwen3-8B`). Another model of a type below is taken by its id too: the recipe is derived from what the Hub (or
-the hub of [mirrors] in cluster.toml, or of HF_ENDPOINT) says of it, counted, its type proved on a small copy, and
-shown. `fab models.add OWNER/NAME` writes it into [training/recipes](../training/recipes), to edit. The base
-deploy fetches what `[models] names` in cluster.toml lists, by recipe or by id.
+```
+fab models                                          # all recipes, and whether they fit on your machines
+fab train --model qwen3-8b --data FILE              # a shipped model, by name
+fab train --model ./my-model --data FILE            # a folder
+fab models.add OWNER/NAME                           # another model on the Hub: test its type, write a recipe to edit
+```
 
-The models below are rows of [models.toml](../training/models.toml), with notes on each; their recipes are derived from
-their shapes. `fab models.add NAME` writes the recipe of one into training/recipes, to edit. A file there wins over the
-row of the same name.
+`--model` takes one of these:
 
-A folder is enough too: `fab train --model ./my-model --data FILE` derives the recipe from its config.json, and shows
-it. With `--here` it is read where it is. For the nodes name it in `[models] names` as well (`names = ["./my-model"]`):
-the base deploy sends it to the first node, whole files, what lies there already not again, and copies it to the others.
-The folder stays as it is.
+- the name of a recipe below, in full or short (`qwen3:8b`, `Llama-3.1-8B`), or the id of its base model on the Hub
+  (`Qwen/Qwen3-8B`);
+- the id of any other model on the Hub, if its [type](#types) is supported. Its recipe is derived from the files on the
+  hub (`[mirrors]` in cluster.toml, or HF_ENDPOINT), its parameters are counted and its type is tested on a small copy;
+- a folder, see [below](#a-folder).
 
-Before anything starts, the headers of the folder's weight files are compared with its config.json, by transformers'
-own loader without any values. These are refused, each in one sentence: a tensor that is missing, has another shape or
-would be left out; a cut file, a Git LFS pointer, an index without its file; model.safetensors beside shards; pickles
-(.bin), GGUF, an adapter, a folder without tokenizer.json. The ranks, `fab generate`, `fab evaluate` and `fab merge`
-compare again. A folder without a chat template takes only prompts and completions; a chat_template.jinja in it is its
-template. gpt2, bloom, rwkv and falcon, whose parts have other names, are not trained.
+The base deploy downloads the models in `[models] names` of cluster.toml, by recipe or by id.
 
-Counting and proving take torch: this machine's (`pip install -e '.[train]'`), else the head's, which is sent
-config.json and the shapes of the tensors. Without either a model that no recipe is shipped for is planned, trained or
-added after `fab up` and the base deploy. `fab data` counts no model.
+Shipped models are rows of [models.toml](../training/models.toml), with notes on each. Their recipes are derived from
+these. `fab models.add NAME` writes a recipe into [training/recipes](../training/recipes), where you can edit it. A file
+there takes precedence over the row of the same name. The comment of a derived recipe says which token ends an answer,
+which token fills up rows, and which modules LoRA adapts. If generation_config.json does not stop at the template's end
+of turn, as with base models, the comment says what a start on conversations will ask for.
 
-The comment of a derived recipe says what ends an answer, what fills rows up and which modules LoRA adapts, by the
-model's tokenizer_config.json and its layers; and where generation_config.json does not stop at the template's end of
-turn, as with a base model, what a start on conversations will ask for.
+Counting and testing need PyTorch, on this machine (`pip install -e '.[train]'`) or else on the head, which receives
+only config.json and the shapes of the tensors. Without both, a model that is not shipped can be planned, trained or
+added only after `fab up` and the base deploy. `fab data` needs no counting.
+
+## A folder
+
+`fab train --model ./my-model --data FILE` derives the recipe from the folder's config.json, and shows it. With
+`--here`, the folder is read directly. For the nodes, also add it to `[models] names` (`names = ["./my-model"]`): the
+base deploy sends it to the first node, skipping files that are already there, and copies it to the others. The folder
+is never changed.
+
+Before anything starts, transformers' own loader compares the headers of the weight files with config.json, without
+reading values. The ranks, `fab generate`, `fab evaluate` and `fab merge` compare again. Refused, each with a
+one-sentence error:
+
+- a tensor that is missing, has another shape or would be ignored;
+- a truncated file, a Git LFS pointer, an index without its file, model.safetensors beside shards;
+- pickles (.bin), GGUF, an adapter, a folder without tokenizer.json;
+- gpt2, bloom, rwkv and falcon, whose modules have other names.
+
+If the folder has no chat template, only prompt/completion data work; a chat_template.jinja in it is used.
 
 ## Recipes
 
-Memory is computed: zero3, every layer computed again, 2,048 tokens. An id that is *unverified* is what its maker
-publishes, its licence too, and was never fetched by these recipes' authors; your first fetch writes its commit into
-models.lock.
+The memory is computed for zero3, with all layers computed again and 2,048 tokens. *unverified*: id and licence are
+those that the maker publishes, but the authors of these recipes never downloaded the model. Your first download writes
+its commit into models.lock.
 """
 TYPES = """\
 ## Types
 
-The value of `model_type` in config.json. A type is admitted when a small model of it with random weights passes every
-proof, in the tests: `packed`, `padded`: the loss and logits of samples in one row, or in rows of their own, are those
-of each alone, windows shorter than the samples, caps and sinks included. `apart`: another first sample changes nothing
-of the others. `gradients`: every trained parameter gets a gradient, and no router is trained. `merged`: merged into the
-weights the adapter says the same. `counted`: parameters are as many as the plan reckons with. `zero3`: on one rank and
-on two it learns what one plain rank does, the gradient of each tensor within 1e-5 of it. `packed` and the logits are
-tried again on a thin copy of your model before each run. `gemma4` and `gemma4_text` passed twice: with experts
-(26B-A4B) and without.
+The type is `model_type` in config.json. It is supported if a small model of this type with random weights passes all
+proofs, in the tests:
 
-For a model of the Hub that no recipe is shipped for they are tried again, on a small copy of its own config.json, whose
-heads are as wide as the model's: all but `zero3`, whenever a start derives its recipe and by `fab models.add`, which
-writes nothing where one fails. Each must be below 1e-5 there too; `packed`, `padded`, `apart` and `merged` are
-tried in 64 bits where 32 round somewhat more than that, and of Gemma 4's wide copies, which round to 3e-5 and in part
-compute in 32 bits always, `packed` and `padded` need be below 1e-4 alone.
+- `packed`, `padded`: samples that share a row, or have a row each, get the same loss and logits as alone, also with
+  sliding windows shorter than the samples, caps and sinks.
+- `apart`: replacing the first sample does not change the others.
+- `gradients`: each trained parameter gets a gradient, and no router is trained.
+- `merged`: weights with the adapter merged in give the same result.
+- `counted`: the model has as many parameters as the plan computes with.
+- `zero3`: on one rank and on two it learns the same as one plain rank; the gradient of each tensor is within 1e-5.
+
+`packed` and the logits are tested again before each run, on a thin copy of your model. `gemma4` and `gemma4_text`
+passed twice, with experts (26B-A4B) and without.
+
+For a model on the Hub that is not shipped, all proofs but `zero3` are repeated on a small copy of its own config.json,
+with heads as wide as the model's: when a start derives its recipe, and by `fab models.add`, which writes nothing if one
+fails. Here too, each must be below 1e-5. If rounding in 32 bits exceeds this slightly, `packed`, `padded`, `apart` and
+`merged` are repeated in 64 bits. For wide copies of Gemma 4, which round to 3e-5 and partly compute in 32 bits always,
+`packed` and `padded` may be up to 1e-4.
 
 """
 
@@ -91,7 +111,10 @@ def _types_named(kinds: Sequence[str]) -> str:
 def _refused() -> str:
     """The types that are known not to be exact, by why."""
     lines = []
-    for kinds, how in ((UNTRAINABLE, "not trained"), (PADDED_ALONE, "padded alone, from a folder of yours")):
+    for kinds, how in (
+        (UNTRAINABLE, "not trained"),
+        (PADDED_ALONE, "only from a folder of yours, with `--set batching=padded`"),
+    ):
         for reason in dict.fromkeys(kinds.values()):
             names = ", ".join(f"`{kind}`" for kind in sorted(kinds) if kinds[kind] == reason)
             lines += textwrap.wrap(f"- {names}: {how}; {reason}.", 120, subsequent_indent="  ")
@@ -101,11 +124,11 @@ def _refused() -> str:
 def _read_as_experts() -> str:
     """What is said of the types whose other modules PEFT takes for experts."""
     return textwrap.fill(
-        f"- In {_types_named(sorted(READ_AS_EXPERTS))} PEFT takes modules called `gate_proj`, `up_proj` or `down_proj` "
-        "for routed experts. Those of shared experts and dense layers are named by their weights instead "
-        "(`target_parameters` in adapter_config.json), which PEFT loads and merges, and for which it has neither "
-        "`lora.dropout` nor `lora.dora`. Outside of four bits it makes W + B A of each in every forward: merge before "
-        "you ask it much (`merge_and_unload`, `fab merge`); training and `fab generate` do not.",
+        f"- In {_types_named(sorted(READ_AS_EXPERTS))}, PEFT treats modules called `gate_proj`, `up_proj` or "
+        "`down_proj` as routed experts. So the adapter names those of shared experts and dense layers by their weights "
+        "(`target_parameters` in adapter_config.json). PEFT loads and merges these, but without `lora.dropout` and "
+        "`lora.dora`. Except in four bits, PEFT computes W + B A of each in every forward pass. Merge the adapter "
+        "before you use it a lot (`merge_and_unload`, `fab merge`). Training and `fab generate` do not have this cost.",
         120,
         subsequent_indent="  ",
         break_long_words=False,
@@ -114,42 +137,53 @@ def _read_as_experts() -> str:
 
 
 REST = f"""
-- Caps on scores (`gemma2`) and sinks (`gpt_oss`, `mimo_v2_flash`, `granite_swa`) are computed by plain products, some
-  queries at a time and again in backward, since no kernel of torch gives them their gradient: slower.
-- A mixture of experts learns in its attention, its shared experts and its dense layers; routed experts too with
-  `lora.experts = true` ([training.md](training.md#experts-of-a-mixture)), routers never. In NF4 its experts lie in four
-  bits too. `tuning = "full"` is refused there: its routers would drift.
-{_read_as_experts()}
-- `all-linear` leaves out `out_proj` of the mixers of `bamba`, `falcon_h1`, `granitemoehybrid`, `nemotron_h` and
-  `jamba`, and `jamba`'s `dt_proj`: they hand these weights to a kernel, which no adapter takes part in. A recipe that
-  names them is refused.
-- A hybrid's layers with a convolution or a state are called once a sample: exact, without compiled kernels, and slower.
-  Where `flash-linear-attention` and `causal-conv1d` (or `mamba-ssm`) are installed on the nodes, a packed run tries
-  them before it begins, on a small copy on its own card: a row in one call, told where its samples begin, against
-  sample by sample, value and gradient. Where both agree the run takes rows in one call, and says so; else it says why
-  not. The base deploy installs none of them, and no card has tried them yet. The states of such layers (Qwen3.5,
-  Qwen3.6) are memory that no plan counts; `fab plan` says so below its table.
+## Notes on types
+
+- Caps on scores (`gemma2`) and sinks (`gpt_oss`, `mimo_v2_flash`, `granite_swa`) are slower: no kernel of PyTorch gives
+  them their gradient, so scores are computed by plain products for some queries at a time, and again in backward.
+- Pipelines support {_types_named(SPLITTABLE)}.
+- An unsupported type in a folder of yours can be trained with `--set batching=padded`, if the small copy shows that the
+  logits are the model's own. From the Hub, only the types above are accepted.
 {_refused()}
-- A folder of yours of another type trains with `--set batching=padded`, where the copy shows that the logits are the
-  model's own. Of the Hub's models those of the types above are taken alone.
-- Of a model that sees images too the text part is trained, on text alone: adapters lie below its layers, the rest is
-  frozen and takes its memory (Gemma 3: 0.8 GB in 16 bits). In NF4 the text part's layers lie in four bits, the rest in
-  16. `tuning = "full"` and pipelines are refused there. Other such types, and files stored in 8 bits (Ministral 3's
-  Instruct; take those in 16), are refused.
-- Its adapter has the names of the class that its files are of, and adapter_config.json names that class
-  (`auto_mapping`, in place of a `task_type`): PEFT's `AutoPeftModelForCausalLM` and `AutoPeftModel` load it with its
-  base. By hand the base comes first, of its own class:
+
+### Mixture-of-experts models
+
+- LoRA adapts attention, shared experts and dense layers; routed experts too with `lora.experts = true`
+  ([strategies.md](strategies.md#experts)). Routers stay frozen. With NF4, the experts are stored in four bits too.
+- `tuning = "full"` is refused, because the routers would drift.
+{_read_as_experts()}
+
+### Hybrids
+
+- `all-linear` leaves out `out_proj` of the mixers of `bamba`, `falcon_h1`, `granitemoehybrid`, `nemotron_h` and
+  `jamba`, and `jamba`'s `dt_proj`. Their weights go directly to a kernel, which an adapter cannot change. A recipe that
+  names them is refused.
+- Layers with a convolution or a state run once per sample: exact, without compiled kernels, and slower.
+- If `flash-linear-attention` and `causal-conv1d` (or `mamba-ssm`) are installed on the nodes, a packed run first tests
+  them on its own card with a small copy: a whole row in one call, with the sample boundaries, against sample by sample,
+  value and gradient. If both agree, the run computes rows in one call and says so. If not, it says why. The base deploy
+  does not install these packages, and no card has tried them yet.
+- The states of these layers (Qwen3.5, Qwen3.6) need memory that no plan counts; `fab plan` says so below its table.
+
+### Models that also see images
+
+- Only the text part is trained, on text. Adapters are below its layers; the rest is frozen and still takes memory
+  (Gemma 3: 0.8 GB in 16 bits). With NF4, only the layers of the text part are stored in four bits.
+- Refused: `tuning = "full"`, pipelines, other such types, and files stored in 8 bits (Ministral 3's Instruct; take the
+  16-bit files).
+- The adapter has the module names of the full class, and adapter_config.json names this class (`auto_mapping` instead
+  of a `task_type`). PEFT's `AutoPeftModelForCausalLM` and `AutoPeftModel` load it with its base. To load them
+  separately, load the base with its own class:
 
   ```python
   base = AutoModelForImageTextToText.from_pretrained("Qwen/Qwen3.5-4B")
   model = PeftModel.from_pretrained(base, "runs/RUN_ID/adapter")
   ```
 
-  Never `AutoModelForCausalLM`: of a Qwen3.5 it builds the text part alone, under other names (`model.layers` for
-  `model.language_model.layers`), where PEFT loads nothing of the adapter and only warns. A server that takes the
-  adapter of such a model apart from its base goes by these names too; where one does not, serve what `fab merge`
-  writes: it has the base's own names.
-- A pipeline takes {_types_named(SPLITTABLE)}.
+  Never use `AutoModelForCausalLM`. For Qwen3.5 it builds only the text part, with other names (`model.layers` instead
+  of `model.language_model.layers`). PEFT then loads nothing of the adapter and only warns.
+- Inference servers that load the adapter separately use these names too. If one does not, serve the merged model from
+  `fab merge`, which has the base's own names.
 """
 
 
