@@ -5,6 +5,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -43,6 +44,15 @@ LONGEST_FIRST = (
 )
 """Files of a minute and more. A file is one worker's (`--dist loadfile`), so a long one begun late is waited for alone;
 `--quick` leaves them out."""
+
+PROOF_FILES = ("test_cluster.py", "test_training_dpo_trl.py", "test_training_slow_links.py")
+"""Four hosts, parity with TRL, slow links: `make proof` alone runs them."""
+TYPE_FILES = ("test_training_types_zero3.py",)
+"""Of these `make test` runs the representatives of the model types."""
+REPRESENTATIVES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "ministral3")
+DRILL_FILES = ("test_drill_faults.py", "test_drill_kept.py", "test_drill_rebuild.py")
+"""Of these `make test` runs one case in TENTH, always the same, and `make proof` the others and the pages."""
+TENTH = 10
 
 TRAIN = ("torch", "transformers", "deepspeed", "peft")
 
@@ -83,6 +93,18 @@ def pytest_collection_modifyitems(items):
     """Workers take files in this order where xdist does not reorder them (--no-loadscope-reorder)."""
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:
+        if is_proof(item):
+            item.add_marker("proof")
+
+
+def is_proof(item):
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    if item.path.name in TYPE_FILES:
+        return parameters.get("kind", "llama") not in REPRESENTATIVES
+    if item.path.name in DRILL_FILES:
+        return "kind" not in parameters or crc32(item.name.encode()) % TENTH != 0
+    return item.path.name in PROOF_FILES
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -11,7 +11,7 @@ INTRO = """\
 
 Made by `python -m tests.support.drill_page > docs/faults.md`, which plays every one of these faults at every call of
 every command, against the [local cloud's API](local-cloud-api.md) with machines on paper: they only pretend to boot,
-ssh to them and what a rebuild does over it are pretended too; all else is the real code. `make test` plays them again
+ssh to them and what a rebuild does over it are pretended too; all else is the real code. `make proof` plays them again
 and fails where this page says something else.
 
 After each fault the same command is run again without one. Whatever the fault was, each time:
