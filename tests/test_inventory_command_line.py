@@ -91,6 +91,7 @@ def test_a_malformed_flag_is_one_sentence_and_code_2(argv, sentence):
             ["generate", "who are you?"],
             "no run is called 'who are you?'; to ask it: fab generate --prompt 'who are you?'",
         ),
+        (["generate", "你是谁？"], "no run is called '你是谁？'; to ask it: fab generate --prompt '你是谁？'"),
         (["qqqqqq"], "there is no fab qqqqqq; fab --list shows all"),
         (["models.add"], "fab models.add needs MODEL; fab --help models.add"),
         (["up", "--nodes"], "fab up --nodes needs a value; fab --help up"),

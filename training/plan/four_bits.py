@@ -10,7 +10,7 @@ SETTING = "base_precision=nf4"
 """As `--set` takes it."""
 WORTH = 2.0
 """Times as fast as in 16 bits from which it is said: it costs exactness, and no card was ever timed with it. Where the
-layers fit whole or in stages it wins less (docs/choosing.md); where they have to be gathered, up to 20 times."""
+layers fit whole or in stages it wins less (docs/map.md); where they have to be gathered, up to 20 times."""
 
 
 @dataclass(frozen=True)

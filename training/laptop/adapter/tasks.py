@@ -61,7 +61,7 @@ def generate(
         from training.laptop.open_cluster import opened
         from training.questions import Sampling, from_prompts, read_questions
 
-        if " " in run and not (prompt or prompts):
+        if (" " in run or not run.isascii()) and not (prompt or prompts):
             raise AdapterError(f"no run is called {run!r}; to ask it: fab generate --prompt {shlex.quote(run)}")
         sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
         questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
