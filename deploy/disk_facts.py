@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from deploy.node_files import shell
-
-MOUNT_POINT = "/data"
+from deploy.node_files import MOUNT_POINT, shell
 
 LIST_DISKS = shell("list_disks.sh", mount_point=MOUNT_POINT)
 

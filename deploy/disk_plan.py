@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deploy.disk_facts import MOUNT_POINT, BlockDevice, DiskFacts, DiskLinks
-from deploy.node_files import shell
+from deploy.disk_facts import BlockDevice, DiskFacts, DiskLinks
+from deploy.node_files import MOUNT_POINT, shell
 from deploy.refusal import REFUSED
 
 LABEL = "spotune-data"

@@ -6,7 +6,7 @@ from pyinfra import host
 from pyinfra.api import deploy
 from pyinfra.facts.server import Command
 
-from deploy.disk_facts import MOUNT_POINT
+from deploy.node_files import MOUNT_POINT
 from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.refusal import refuse_unless_mounted
 from training.lineage import RECORD, next_record, parse_record, record_text

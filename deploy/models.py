@@ -28,7 +28,7 @@ from pyinfra.api import DeployError, FileUploadCommand, StringCommand, deploy
 from pyinfra.operations import python
 
 from deploy import fan_out
-from deploy.disk_facts import MOUNT_POINT
+from deploy.node_files import MOUNT_POINT
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import MODEL_STAMP as STAMP
 from deploy.refusal import refuse, refuse_unless, refuse_unless_mounted

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 FOLDER = Path(__file__).with_name("files")
+MOUNT_POINT = "/data"
 
 
 def text_of(name: str, **values: str) -> str:

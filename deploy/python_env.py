@@ -17,9 +17,9 @@ from pyinfra.api import FileUploadCommand, deploy
 from pyinfra.facts.files import Directory
 
 from deploy import conda, fan_out, node_files, requirements_lock
-from deploy.disk_facts import MOUNT_POINT
 from deploy.environment import LOCK, Environment, environment_from
 from deploy.internet import MEND
+from deploy.node_files import MOUNT_POINT
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
 from deploy.refusal import refuse_unless, refuse_unless_mounted, refuse_while_running

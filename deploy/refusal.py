@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from deploy.disk_facts import MOUNT_POINT
-from deploy.node_files import shell
+from deploy.node_files import MOUNT_POINT, shell
 from training.launch import RUN_VARIABLE
 
 REFUSED = 9
