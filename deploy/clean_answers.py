@@ -53,5 +53,9 @@ def sent(put_file: Callable[..., None]) -> Callable[..., None]:
     return put
 
 
-SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)
-SSHConnector._put_file = sent(SSHConnector._put_file)
+def _frame_answers() -> None:
+    SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)
+    SSHConnector._put_file = sent(SSHConnector._put_file)
+
+
+_frame_answers()
