@@ -4,15 +4,14 @@ Run it: `pyinfra inventory/static.py deploy/base.py`, on rented machines as `fab
 A second run changes nothing.
 """
 
-from deploy.disk_record import record_disk
 from deploy.models import fetch_models
 from deploy.network import name_nodes
+from deploy.node_operation import tell_operation_times
 from deploy.nvidia import install_driver
-from deploy.operation_times import tell_operation_times
 from deploy.packages import install_packages
 from deploy.python_env import build_environment
 from deploy.spot import watch_for_notices
-from deploy.storage import mount_data_disk, mount_restored_disk
+from deploy.storage import mount_data_disk, mount_restored_disk, record_disk
 from deploy.trust import share_trust
 
 tell_operation_times()

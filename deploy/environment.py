@@ -1,14 +1,151 @@
-"""The Python environment that cluster.toml asks for, as values. Pure: the making is python_env.py's."""
+"""The Python environment that cluster.toml asks for, as values: packages, interpreter, sources. Pure.
+
+requirements.lock is made by uv for CUDA machines: every line with its hashes. The CPU wheel of torch is
+another file than the one the lock names, and hash checking is all or nothing within one install; so a CPU
+node installs in two steps: all the rest hashed, then torch by its version and the hash in PyTorch's own index.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy import conda, requirements_lock
+from deploy.node_files import REFUSED, shell
 from inventory.settings import Settings
+
+CUDA_ONLY = re.compile(r"^(nvidia|cuda)-|^triton$|^liger-kernel$")
+_NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^ ;\\]+)")
+
+
+def requirements(lock_text: str) -> Iterator[tuple[str, str]]:
+    """(name, requirement with its hashes) of each pinned package; comments left out."""
+    entry: list[str] = []
+    for line in [*lock_text.splitlines(), ""]:
+        if line.lstrip().startswith("#"):
+            continue
+        if entry and not line.startswith(" "):
+            yield _name(entry[0]), "\n".join(entry)
+            entry = []
+        if line.strip():
+            entry.append(line)
+
+
+def hashed_requirements(lock_text: str, flavour: str) -> str:
+    """What one hash-checked install gets: the whole lock, or on "cpu" all but torch and CUDA."""
+    return _lines(text for name, text in requirements(lock_text) if flavour == "cuda" or _on_cpu(name))
+
+
+def cpu_requirements(lock_text: str) -> str:
+    """Every package of a CPU node, torch by its version alone: what a wheelhouse for such nodes holds."""
+    return _lines([*(_without_hashes(t) for n, t in requirements(lock_text) if _on_cpu(n)), torch_pin(lock_text)])
+
+
+def one_requirement(lock_text: str, name: str) -> str:
+    """A single package with its hashes; KeyError when the lock has none."""
+    return dict(requirements(lock_text))[name] + "\n"
+
+
+def torch_pin(lock_text: str) -> str:
+    """`torch==VERSION`, without hashes."""
+    return _without_hashes(one_requirement(lock_text, "torch"))
+
+
+def lock_hash(text: str) -> str:
+    """sha256 of what the lock pins: its comments and blank lines do not count."""
+    pins = "\n".join(sorted(entry for _, entry in requirements(text)))
+    return hashlib.sha256(pins.encode()).hexdigest()
+
+
+def _lines(entries: Iterator[str] | list[str]) -> str:
+    return "".join(f"{entry}\n" for entry in entries)
+
+
+def _without_hashes(entry: str) -> str:
+    return entry.splitlines()[0].removesuffix("\\").rstrip()
+
+
+def _on_cpu(name: str) -> bool:
+    return name != "torch" and not CUDA_ONLY.match(name)
+
+
+def _name(line: str) -> str:
+    match = _NAME.match(line)
+    if match is None:
+        raise ValueError(f"not a pinned requirement: {line!r}")
+    return match.group(1).lower()
+
+
+# conda on a node: which installer, from where, and the shell that installs it. Pure.
+
+
+@dataclass(frozen=True)
+class Installer:
+    """A conda installer for Linux x86_64, pinned."""
+
+    file: str
+    sha256: str
+    url: str
+    """The release it belongs to."""
+
+
+INSTALLERS = {
+    "miniforge": Installer(
+        file="Miniforge3-26.3.2-3-Linux-x86_64.sh",
+        sha256="848194851a98903134187fbb4ab50efe87b003e0c0f808f97644b7524a62bf2c",
+        url="https://github.com/conda-forge/miniforge/releases/download/26.3.2-3",
+    ),
+    "miniconda": Installer(
+        file="Miniconda3-py312_26.3.2-2-Linux-x86_64.sh",
+        sha256="32673413a39a21ae3997c9b38236e9df15c9fcef930b510487c64fe259e03f95",
+        url="https://repo.anaconda.com/miniconda",
+    ),
+}
+NO_INTERNET = (
+    "it needs a way to the internet; [mirrors] in cluster.toml takes other places, preset = china those in China"
+)
+PYTHON_LOCK = Path(__file__).with_name("conda-python.lock")
+# How the Chinese mirrors of Miniforge's releases name a release's folder.
+MIRRORED_RELEASE = "Release%2026.3.2-3"
+LICENCE_NOTE = (
+    "Miniconda's installer and its default channel need a paid licence in organisations above 200 people. "
+    'Packages are taken from conda-forge all the same; distribution = "miniforge" needs no licence.'
+)
+
+
+def install_command(installer: Installer, urls: list[str], prefix: str) -> str:
+    """Shell that installs conda where this very one is not: the first source whose file has the pinned sha256."""
+    pinned = {"file": installer.file, "sha256": installer.sha256, "urls": " ".join(urls)}
+    return shell("install_conda.sh", prefix=prefix, **pinned, refused=REFUSED)
+
+
+def installer_urls(distribution: str, mirror: str) -> list[str]:
+    """Where the installer may come from, the mirror first; its sha256 decides, not where it comes from."""
+    installer = INSTALLERS[distribution]
+    own = f"{installer.url}/{installer.file}"
+    if distribution != "miniforge" or not mirror:
+        return [own]
+    return [f"{mirror.rstrip('/')}/{MIRRORED_RELEASE}/{installer.file}", own]
+
+
+def condarc(mirror: str) -> str:
+    """conda's configuration: conda-forge alone, through the mirror if there is one."""
+    lines = ["channels: [conda-forge]", "channel_priority: strict", "auto_update_conda: false"]
+    lines += ["remote_max_retries: 6"]
+    if mirror:
+        lines += ["custom_channels:", f"  conda-forge: {mirror.rstrip('/')}"]
+    return "\n".join(lines) + "\n"
+
+
+def explicit_list(mirror: str) -> str:
+    """The list that `conda create --file` installs Python from: conda takes these very files, each by its sha256."""
+    channel = f"{mirror.rstrip('/') or 'https://conda.anaconda.org'}/conda-forge"
+    lines = PYTHON_LOCK.read_text(encoding="utf-8").splitlines()
+    return "\n".join(["@EXPLICIT", *(f"{channel}/{line}" for line in lines if not line.startswith("#")), ""])
+
 
 LOCK = Path(__file__).with_name("requirements.lock")
 BUILD_VERSION = 1
@@ -31,8 +168,8 @@ class Environment:
     @property
     def hash(self) -> str:
         """Changes when the environment has to be built again; mirrors do not count."""
-        python = [self.distribution, conda.explicit_list("")] if self.provider == "conda" else ["system"]
-        parts = [BUILD_VERSION, self.provider, *python, self.flavour, requirements_lock.lock_hash(self.lock)]
+        python = [self.distribution, explicit_list("")] if self.provider == "conda" else ["system"]
+        parts = [BUILD_VERSION, self.provider, *python, self.flavour, lock_hash(self.lock)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from pyinfra import host
 from pyinfra.api import FactBase
 
+from deploy.node_files import refuse_unless, refuse_unless_mounted, refuse_while_running
 from deploy.node_operation import Commands, node_operation
-from deploy.refusal import refuse_unless, refuse_unless_mounted, refuse_while_running
 from inventory.node_program import argv
 
 # One ssh stream with AES-GCM moves 535 MB/s where the default chacha20 moves 380 MB/s.

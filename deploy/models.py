@@ -18,32 +18,62 @@ import io
 import os
 import shlex
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyinfra import host
-from pyinfra.api import DeployError, FileUploadCommand, StringCommand, deploy
+from pyinfra.api import DeployError, FactBase, FileUploadCommand, StringCommand, deploy
 from pyinfra.operations import python
 
 from deploy import fan_out
-from deploy.node_files import MOUNT_POINT
+from deploy.node_files import MOUNT_POINT, refuse, refuse_unless, refuse_unless_mounted
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import MODEL_STAMP as STAMP
-from deploy.refusal import refuse, refuse_unless, refuse_unless_mounted
-from deploy.send_folder import FileSums, send_commands
 from training.hub_access import TOKEN_HOST
 from training.model_lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
 from training.model_names import NamedModel, named_model
 from training.own_model import FOLDER, files_of, folder_of, state_of
 from training.recipe import RecipeError
+from training.sums import parse_sums, sha256_of
+
+HALF = ".sending"
+"""The file that is on its way."""
+
+
+class FileSums(FactBase[dict[str, str]]):
+    """The sha256 of every file in a folder of the node by its name."""
+
+    default = dict
+
+    @staticmethod
+    def command(path: str) -> str:
+        return f"cd {shlex.quote(path)} 2>/dev/null && sha256sum -- * 2>/dev/null; true"
+
+    @staticmethod
+    def process(lines: Iterable[str]) -> dict[str, str]:
+        return parse_sums("\n".join(lines))
+
+
+def send_commands(files: Iterable[Path], path: str, there: Mapping[str, str]) -> Iterator[str | FileUploadCommand]:
+    """What makes the folder `path` of the node, in which `there` lies (FileSums), hold these files and no others."""
+    here = {file.name: file for file in files}
+    stale = [name for name in there if name not in here]
+    yield f"cd {shlex.quote(path)} && {shlex.join(['rm', '-f', '--', *stale, HALF])}"
+    for name, file in here.items():
+        if there.get(name) == sha256_of(file):
+            continue
+        # moved in one step: what lies there under its name is whole
+        yield FileUploadCommand(str(file), f"{path}/{HALF}")
+        yield shlex.join(["mv", "--", f"{path}/{HALF}", f"{path}/{name}"])
+
 
 MODELS = f"{MOUNT_POINT}/models"
 PYTHON = f"{MOUNT_POINT}/env/bin/python"
 TRAINING = Path(__file__).parents[1] / "training"
 ON_NODE = Path(__file__).with_name("on_node")
-PROGRAMS = [ON_NODE / f"{name}.py" for name in ("__init__", "fetch_model", "hub_listing", "probe")]
+PROGRAMS = [ON_NODE / f"{name}.py" for name in ("__init__", "fetch_model", "probe")]
 CODE = "/opt/spotune/code"
 """Where the head gets both, to make a built-in model or to fetch one with."""
 

@@ -1,8 +1,10 @@
-"""Names and interfaces: hostname, /etc/hosts, and which interface training talks over."""
+"""Names and interfaces: hostname, /etc/hosts, and the interface that training talks over."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pyinfra import host, logger
 from pyinfra.api import deploy
@@ -10,11 +12,92 @@ from pyinfra.api.facts import FactBase
 from pyinfra.facts.files import Directory
 from pyinfra.operations import files, server
 
-from deploy.hosts_file import rewrite, written_by_cloud_init
-from deploy.interface import InterfaceError, choose_interface, nccl_conf
-from deploy.node_files import FOLDER
+from deploy.node_files import FOLDER, outside, refuse, with_block
 from deploy.node_operation import Commands, file_text, node_operation, put_text
-from deploy.refusal import refuse
+
+
+def rewrite(text: str, own_name: str, addresses: Mapping[str, str]) -> str:
+    """The file with exactly one line a node.
+
+    `addresses` maps node name to private address. Lines elsewhere lose the cluster's names (stale addresses,
+    `127.0.1.1 te1`), because the first match in the file wins and a node's own name must not be loopback.
+    """
+    ours = {own_name, *addresses}
+    kept = [line for line in (_without(line, ours) for line in outside(text)) if line is not None]
+    return with_block(kept, [f"{address} {name}" for name, address in addresses.items()])
+
+
+def _without(line: str, names: set[str]) -> str | None:
+    """The line without those names; None when no name is left. Untouched when it holds none of them."""
+    entry, mark, comment = line.partition("#")
+    address, *rest = entry.split() or [""]
+    if not names.intersection(rest):
+        return None if address == "127.0.1.1" else line
+    left = [name for name in rest if name not in names]
+    if not left or address == "127.0.1.1":
+        return None
+    return " ".join([address, *left]) + (f" {mark}{comment}" if mark else "")
+
+
+def written_by_cloud_init(text: str) -> bool:
+    """Whether cloud-init writes this file at every boot; the header of its template says so.
+
+    Vendor data may ask for that, and vendor data outweighs /etc/cloud/cloud.cfg.d: the template needs the block.
+    """
+    return "manage_etc_hosts" in text
+
+
+# The network interface training talks over, and why it is that one. Pure.
+
+
+class InterfaceError(ValueError):
+    """No interface carries the node's private address; the message names what there is."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface's exact name and the sentence that says why."""
+
+    name: str
+    reason: str
+
+
+def choose_interface(addresses_json: str, route_json: str, private_address: str, head_address: str) -> Interface:
+    """Pick from `ip -j address` and `ip -j route get HEAD` ("[]" where there is no route).
+
+    The interface that holds the node's private address is the one; the route to the head must agree with it,
+    except on the head itself, whose route to its own address is loopback. Raises InterfaceError.
+    """
+    holders = {
+        info["local"]: link["ifname"] for link in json.loads(addresses_json) for info in link.get("addr_info", [])
+    }
+    name = holders.get(private_address)
+    if name is None:
+        raise InterfaceError(
+            f"no interface has the private address {private_address}; this node has "
+            + ", ".join(f"{address} on {link}" for address, link in holders.items())
+            + "; correct private_address in cluster.toml"
+        )
+    if private_address == head_address:
+        return Interface(name, f"{name} holds {private_address}, the head's own address")
+    routed = next((route["dev"] for route in json.loads(route_json) if "dev" in route), None)
+    if routed is None:
+        raise InterfaceError(
+            f"there is no route from {private_address} on {name} to the head {head_address}; "
+            "use private addresses of one network in cluster.toml"
+        )
+    if routed != name:
+        raise InterfaceError(
+            f"the route to the head {head_address} leaves by {routed}, but {private_address} is on {name}; "
+            "use private addresses of one network in cluster.toml"
+        )
+    return Interface(name, f"the route to the head {head_address} leaves by {name}, which holds {private_address}")
+
+
+def nccl_conf(interface: Interface) -> str:
+    """/etc/nccl.conf. `==` is NCCL's exact match: one `=` for the file's syntax, one for "not a prefix"."""
+    return f"# {interface.reason}\nNCCL_SOCKET_IFNAME=={interface.name}\n"
+
 
 HOSTS, HOSTS_TEMPLATE = "/etc/hosts", "/etc/cloud/templates/hosts.debian.tmpl"
 

@@ -1,26 +1,77 @@
-"""pyinfra's operations, for bodies that must not go on without an answer; and what nodes answer, as text.
-
-pyinfra 3.10 prints a node's words as they are: an escape sequence would set a terminal's title or clipboard.
+"""How pyinfra 3.10 runs our operations: what a shell prints by itself is no answer, a fact that failed ends its host, a
+node's words are printed without escape sequences, and each group's time is written down where it is asked for.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from io import StringIO
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
+from paramiko import SFTPError, SSHException
 from pyinfra import host, logger, state
-from pyinfra.api import operation, output
+from pyinfra.api import Host, StringCommand, operation, output
 from pyinfra.api.command import PyinfraCommand
+from pyinfra.api.state import BaseStateCallback, State
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import CommandOutput, OutputLine
 from pyinfra.facts.files import FileContents
 from pyinfra.operations import files
 
-import deploy.clean_answers  # noqa: F401
-from deploy.refusal import refuse
+from deploy.node_files import refuse
 from inventory.shown import shown_in_colour
+from training.framed import SFTP_GARBAGE, SHELL_ADVICE, Frame
+
+Run = Callable[..., tuple[bool, CommandOutput]]
+
+
+def framed(run: Run) -> Run:
+    """SSHConnector.run_shell_command whose output is the command's alone; a shell that adds to it is named once."""
+
+    @wraps(run)
+    def run_framed(self: Any, command: StringCommand | str, *args: Any, **kwargs: Any) -> tuple[bool, CommandOutput]:
+        frame = Frame()
+        before, _, after = frame.around("\0").partition("\0")
+        status, output = run(self, StringCommand(before, command, after, _separator=""), *args, **kwargs)
+        answer, greeting = frame.split("".join(f"{line}\n" for line in output.stdout_lines))
+        if greeting and not vars(self).setdefault("greeted", False):
+            self.greeted = True
+            logger.warning(f"{self.host.print_prefix}its shell prints {greeting!r} for every command; {SHELL_ADVICE}")
+        told = [] if not answer else answer.removesuffix("\n").split("\n")
+        errors = [line for line in output.combined_lines if line.buffer_name != "stdout"]
+        lines = [OutputLine("stdout", line) for line in told] + errors
+        return status and answer is not None, CommandOutput(lines)
+
+    return run_framed
+
+
+def sent(put_file: Callable[..., None]) -> Callable[..., None]:
+    """SSHConnector._put_file; where the shell's words stand in sftp's way, this host alone ends, with a sentence."""
+
+    @wraps(put_file)
+    def put(*args: Any) -> None:
+        try:
+            put_file(*args)
+        except SFTPError as error:
+            raise SSHException(f"{error}: {SFTP_GARBAGE}") from None
+
+    return put
+
+
+def _frame_answers() -> None:
+    SSHConnector.run_shell_command = framed(SSHConnector.run_shell_command)
+    SSHConnector._put_file = sent(SSHConnector._put_file)
+
+
+_frame_answers()
+
 
 Given = ParamSpec("Given")
 Commands = Iterator[str | PyinfraCommand]
@@ -64,3 +115,36 @@ def file_text(path: str) -> str | None:
 def put_text(path: str, text: str, mode: str | None = "644") -> Commands:
     """A file of this node with this text, within an operation."""
     yield from files.put._inner(src=StringIO(text), dest=path, mode=mode)
+
+
+FILE_VARIABLE = "SPOTUNE_OPERATION_TIMES"
+
+
+class Stopwatch(BaseStateCallback):
+    """Writes a line after each operation, and where one fails, so that a deploy that fails has told what it did."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.began: dict[str, float] = {}
+
+    def operation_start(self, state: State, op_hash: str) -> None:
+        self.began[op_hash] = time.time()
+
+    def operation_host_error(
+        self, state: State, host: Host, op_hash: str, retry_count: int = 0, max_retries: int = 0
+    ) -> None:
+        self.operation_end(state, op_hash)  # which is not called where no host is left
+
+    def operation_end(self, state: State, op_hash: str) -> None:
+        names = state.get_op_meta(op_hash).names
+        group = min(names).partition(" | ")[0] if names else "?"
+        line = json.dumps({"group": group, "began": self.began[op_hash], "ended": time.time()})
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+
+def tell_operation_times() -> None:
+    """Measure this deploy where its caller asks for that."""
+    file = os.environ.get(FILE_VARIABLE)
+    if file and not any(isinstance(each, Stopwatch) for each in state.callback_handlers):  # asked once a host
+        state.add_callback_handler(Stopwatch(Path(file)))

@@ -1,10 +1,17 @@
 """Distribution packages: first-boot work waited for, mirrors, what a node needs. Never `apt upgrade`:
-that would move the kernel and the driver under a cluster that works."""
+that would move the kernel and the driver under a cluster that works.
+
+Packages that a snapshot brought along are installed from /data: they lie there as a small archive of their own
+(on_node/keep_packages.py), whose sums apt checks. The distribution's archive is asked only for what is missing.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 
 from pyinfra import host
 from pyinfra.api import deploy
@@ -12,13 +19,50 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.server import Command
 from pyinfra.operations import apt, files
 
-from deploy.apt_sources import through_mirror
-from deploy.internet import reach_command
-from deploy.kept_packages import UPDATE, install_commands
+from deploy.environment import NO_INTERNET
+from deploy.node_files import REFUSED, refuse_unless, shell
 from deploy.node_operation import Commands, file_text, node_operation, put_text
 from deploy.on_node.keep_packages import PLACE
-from deploy.refusal import refuse_unless
+from deploy.on_node.reach import ARCHIVES
+from inventory.node_program import argv
 from inventory.settings import Settings
+
+APT_GET = (
+    "DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends"
+    " -o Dpkg::Options::=--force-unsafe-io -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"
+)
+APT_UPDATE = "apt-get -q -o Acquire::Languages=none update"
+LISTS_LOCK = "/var/lib/apt/lists/lock"
+_WAIT = f"import fcntl; fcntl.lockf(open('{LISTS_LOCK}', 'a'), fcntl.LOCK_EX)"
+UPDATE = f"timeout 600 python3 -c {shlex.quote(_WAIT)}; {APT_UPDATE}"
+"""`apt-get update` does not wait for the lock of its lists, whatever DPkg::Lock::Timeout says: a first boot has it."""
+
+
+def install_commands(packages: Sequence[str], refresh: str = UPDATE, place: str = PLACE) -> tuple[str, str]:
+    """Shell that installs what is kept of these packages and all they need, and shell that installs from the archive
+    where one of them is still missing; `refresh` is what brings its index up to date."""
+    wanted = shlex.join(packages)
+    missing = f"dpkg-query -W -f '${{db:Status-Status}}\\n' {wanted} 2>&1 | grep -qvx installed"
+    kept = shell("install_kept.sh", place=place, packages=" ".join(packages), update=APT_UPDATE, apt_get=APT_GET)
+    return kept, f"if {missing}; then {{ {refresh}; }} && {APT_GET} install {wanted}; fi"
+
+
+_HOST = r"(?:[\w-]+\.)*(?:ubuntu\.com|debian\.org|huaweicloud\.com|[\w-]*mirrors?[\w-]*\.[\w.-]+)(?::\d+)?"
+_ARCHIVE = re.compile(rf"https?://{_HOST}/(debian|debian-security|ubuntu)(?=/?(?:\s|$))")
+"""The distribution's own archives: at its own hosts, or at those that call themselves mirrors. Other vendors have such
+folders too (packages.microsoft.com/ubuntu/22.04/prod, archive.canonical.com/ubuntu), which no mirror has."""
+
+
+def through_mirror(text: str, mirror: str) -> str:
+    """The sources file with the distribution's archives fetched from `mirror` (scheme and host).
+
+    Only lines that name sources change; comments stay.
+    """
+    return "\n".join(
+        line if line.lstrip().startswith("#") else _ARCHIVE.sub(rf"{mirror.rstrip('/')}/\1", line)
+        for line in text.split("\n")
+    )
+
 
 BASE_PACKAGES = [
     # what one works with on a node
@@ -45,6 +89,7 @@ FIRST_BOOT_FAILED = (
     "cloud-init ended with an error, which `cloud-init status --long` on the node names; "
     "the next deploy goes on without what it left undone"
 )
+REACH = Path(__file__).parent / "on_node" / "reach.py"
 APT_SOURCES = r"find /etc/apt -maxdepth 2 \( -name '*.list' -o -name '*.sources' \) | sort"
 
 
@@ -113,6 +158,12 @@ def set_apt_mirror(mirror: str) -> Commands:
             yield from put_text(saved, current, mode=None)
         yield from put_text(path, wanted, mode=None)
         yield f"rm -f {apt.APT_UPDATE_FILENAME}"
+
+
+def reach_command(name: str) -> str:
+    """Shell that fails where none of the archives that a node's apt asks takes a connection."""
+    why = f"{name} reaches no package archive ($(echo $far)): {NO_INTERNET}"
+    return f'{{ far=$({shlex.join(argv(REACH, ARCHIVES))}) || {{ echo "{why}" >&2; exit {REFUSED}; }}; }}'
 
 
 @node_operation

@@ -16,13 +16,12 @@ from pyinfra import host
 from pyinfra.api import FileUploadCommand, deploy
 from pyinfra.facts.files import Directory
 
-from deploy import conda, fan_out, node_files, requirements_lock
-from deploy.environment import LOCK, Environment, environment_from
-from deploy.internet import MEND
-from deploy.node_files import MOUNT_POINT
+from deploy import environment, fan_out, node_files
+from deploy import environment as conda
+from deploy.environment import LOCK, NO_INTERNET, Environment, environment_from
+from deploy.node_files import MOUNT_POINT, refuse_unless, refuse_unless_mounted, refuse_while_running
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import ENVIRONMENT_STAMP as STAMP
-from deploy.refusal import refuse_unless, refuse_unless_mounted, refuse_while_running
 
 TOOLS = ("uv", "setuptools", "wheel", "packaging")
 """What installs the packages, and what builds those that come as source."""
@@ -64,8 +63,8 @@ def interpreter_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
 def package_lists(wanted: Environment) -> dict[str, str]:
     """Requirement files the packages are installed from, by file name."""
     return {
-        "tools.txt": "".join(requirements_lock.one_requirement(wanted.lock, name) for name in TOOLS),
-        "packages.txt": requirements_lock.hashed_requirements(wanted.lock, wanted.flavour),
+        "tools.txt": "".join(environment.one_requirement(wanted.lock, name) for name in TOOLS),
+        "packages.txt": environment.hashed_requirements(wanted.lock, wanted.flavour),
     }
 
 
@@ -79,7 +78,7 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
     sources = _sources(wanted, at, complete_wheelhouse)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     tools = ["--only-binary", ":all:", "--require-hashes", "-r", f"{at.lists}/tools.txt"]
-    yield refuse_unless(shlex.join([*pip, *sources, *tools]), f"the packages could not be fetched: {MEND}")
+    yield refuse_unless(shlex.join([*pip, *sources, *tools]), f"the packages could not be fetched: {NO_INTERNET}")
     uv = ["env", f"UV_CACHE_DIR={at.cache}", "UV_HTTP_TIMEOUT=300", "UV_HTTP_RETRIES=5"]
     uv += [f"{at.env}/bin/uv", "pip", "install", "--quiet", "--python", python, "--no-deps", *sources]
     yield shlex.join([*uv, "--no-build-isolation", "--require-hashes", "-r", f"{at.lists}/packages.txt"])
@@ -87,7 +86,7 @@ def package_commands(wanted: Environment, at: EnvPaths, complete_wheelhouse: boo
         # The lock's hashes are those of the CUDA wheel; the CPU one is pinned by version, and uv holds it against the
         # hash in PyTorch's own index, which it asks over https and through no mirror.
         index = [] if complete_wheelhouse else ["--torch-backend", "cpu"]
-        yield shlex.join([*uv, "--no-build", *index, requirements_lock.torch_pin(wanted.lock)])
+        yield shlex.join([*uv, "--no-build", *index, environment.torch_pin(wanted.lock)])
     yield shlex.join([f"{at.env}/bin/uv", "pip", "check", "--quiet", "--python", python])
 
 
@@ -120,7 +119,7 @@ def interpreter_probe(env: str) -> str:
 
 
 @node_operation
-def environment(wanted: Environment) -> Commands:
+def environment_on_head(wanted: Environment) -> Commands:
     """The finished environment on the head."""
     at = EnvPaths()
     state = host.get_fact(fan_out.TreeState, path=at.env, stamp=STAMP, probe=interpreter_probe(at.env))
@@ -157,7 +156,7 @@ def build_environment() -> None:
     if host.data.node.rank == 0:
         if wanted.provider == "conda" and wanted.distribution == "miniconda":
             host.log_styled(conda.LICENCE_NOTE, fg="yellow")
-        environment(name="Built on the head", wanted=wanted)
+        environment_on_head(name="Built on the head", wanted=wanted)
     else:
         fan_out.copy(
             name=f"Copied from {head.name}",

@@ -1,30 +1,188 @@
-"""Asks the nodes: sends deploy/on_node/probe.py over ssh to all of them at once and reads their answers."""
+"""Asks all nodes at once (deploy/on_node/probe.py over ssh); their answers as values."""
 
 from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from deploy.answers import GpuAnswer, NodeAnswer, NodeSurvey, Reached, Unreachable
-from deploy.environment import LOCK, environment_from
-from deploy.internet import far_command, fetched_from
+from pydantic import BaseModel, ConfigDict
+
+from deploy.environment import LOCK, environment_from, installer_urls
+from deploy.node_files import shell
+from deploy.on_node.reach import ARCHIVES
 from inventory import ssh
 from inventory.cluster import Cluster
-from inventory.node_program import run
+from inventory.node_program import argv, run
 from inventory.nodes import Node
-from inventory.renting.members import lacking
+from inventory.renting.members import Lacking, lacking
+from inventory.settings import Settings
 from inventory.ssh import SshError, connect, on_all
+from training.hub_access import hub_at
 from training.launch import MASTER_PORTS
+from training.model_lock import LOCAL
 from training.model_names import NamedModel
 
-PROBE, LISTEN = (Path(__file__).parent / "on_node" / name for name in ("probe.py", "listen.py"))
+
+class Said(BaseModel):
+    """What a node says of itself, in the fields we ask for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GpuProcess(Said):
+    """A process that holds a GPU."""
+
+    pid: int
+    memory_mib: int | None
+    user: str
+    age: str
+    command: str
+    start: str
+    """Ticks after boot; with the pid it means this process and no later one."""
+    run: str
+    """The run it belongs to; empty where it is none of ours."""
+
+
+class GpuAnswer(Said):
+    """What deploy/on_node/probe.py says of a node's GPUs."""
+
+    pci_gpus: int
+    smi_gpus: int
+    smi_error: str
+    gpu_processes: tuple[GpuProcess, ...]
+    driver_loaded: str
+    driver_installed: str
+    active_runs: tuple[str, ...]
+
+
+class Login(Said):
+    """What an ssh from one node to another led to."""
+
+    host: str = ""
+    """What the other calls itself; empty where it was not reached."""
+    error: str = ""
+
+
+class NodeAnswer(GpuAnswer):
+    """What deploy/on_node/probe.py says of a node."""
+
+    hostname: str
+    data_mounted: bool
+    data_free_gib: float
+    root_free_gib: float
+    environment: str
+    """Hash of the Python environment; empty where there is none."""
+    torch: str
+    torch_cuda: str
+    """Empty for a CPU build."""
+    models: Mapping[str, str]
+    """Hash of each model's manifest."""
+    resolved: Mapping[str, tuple[str, ...]]
+    logins: Mapping[str, Login]
+    """For the head: what ssh found under each name."""
+    free_ports: int | None
+    """The first of two free ports in a row where a run could meet."""
+    clock_synchronised: bool | None
+    spot_watch: str
+    """State of the unit that watches for the cloud's notice, in systemd's word."""
+    reclaim_at: str
+    """When the cloud takes the node back, in UTC, as it was written there; empty where it has said nothing."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Whether this machine got through to a port of a node where a run would meet."""
+
+    port: int
+    at: str
+    """The address at which it was reached; empty: a firewall is between."""
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """Why a node gave no answer."""
+
+    reason: str
+    mend: str = ""
+    """What to do, where the reason alone says it."""
+
+
+@dataclass(frozen=True)
+class NodeSurvey:
+    """All nodes' answers, and what was expected of them."""
+
+    nodes: Sequence[Node]
+    answers: Mapping[str, NodeAnswer]
+    unreachable: Mapping[str, Unreachable]
+    offsets_s: Mapping[str, float]
+    """Each node's clock minus this machine's."""
+    models: Sequence[str]
+    """Folders under /data/models that training will need."""
+    deploy_command: str
+    environment: str = ""
+    """Hash of the Python environment that cluster.toml asks for now."""
+    greetings: Mapping[str, str] = field(default_factory=dict)
+    """By node, the first line that its shell prints for every command; empty where it is silent."""
+    rented: bool = False
+    """Whether a cloud may take the nodes back."""
+    reached: Mapping[str, Reached] = field(default_factory=dict)
+    """By node, of machines whose firewall is the user's own."""
+    far: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By node, what a base deploy would fetch from and that takes no connection from there."""
+    lacking: Lacking | None = None
+    """Machines of the cluster that are not there at all."""
+
+    @property
+    def head(self) -> NodeAnswer | None:
+        """The head's answer."""
+        return self.answers.get(self.nodes[0].name)
+
+
+def running(answers: Iterable[GpuAnswer]) -> frozenset[str]:
+    """The runs that are active; their units are on the head, their processes on every node."""
+    return frozenset(run for answer in answers for run in answer.active_runs)
+
+
+PATIENCE_S = 5
+"""From the polite signal to the hard one."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A GPU process and where it runs."""
+
+    node: str
+    process: GpuProcess
+    protected: bool
+    """Whether it belongs to a run that is active."""
+
+
+def held(answers: Mapping[str, GpuAnswer]) -> list[Held]:
+    """Every GPU process of the cluster, in the order of the nodes."""
+    active = running(answers.values())
+    return [
+        Held(node, process, protected=process.run in active)
+        for node, answer in answers.items()
+        for process in answer.gpu_processes
+    ]
+
+
+def kill_command(processes: Iterable[GpuProcess]) -> str:
+    """Shell that ends these processes, by SIGTERM and where that does not do by SIGKILL; fails if one stays."""
+    pairs = " ".join(f"{process.pid}:{process.start}" for process in processes)
+    return shell("end_processes.sh", processes=pairs, patience_s=PATIENCE_S)
+
+
+PROBE, LISTEN, REACH = (Path(__file__).parent / "on_node" / f"{name}.py" for name in ("probe", "listen", "reach"))
 LISTEN_S = 4
 CONNECT_S = 1.5
 
@@ -47,7 +205,7 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
             offsets[node.name] = float(there) - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
             if places := fetched_from(answer, wanted, cluster.settings, models, head=node.rank == 0):
-                far[node.name] = ssh.run(connection, far_command(places)).split()
+                far[node.name] = ssh.run(connection, f"{shlex.join(argv(REACH, *places))}; true").split()
             # a rented machine has a security group, a local host is on this very machine, a jump host is in between
             if cluster.settings.is_listed and not node.through and answer.free_ports is not None:
                 listen = partial(run, connection, LISTEN)
@@ -71,6 +229,23 @@ def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
         far=far,
         lacking=lacking(names, cluster.settings) if cluster.settings.is_rented else None,
     )
+
+
+def fetched_from(
+    answer: NodeAnswer, environment: str, settings: Settings, models: Iterable[NamedModel], *, head: bool
+) -> list[str]:
+    """What a base deploy has still to fetch from: packages on each node, all else on the head. `environment`: the
+    wanted one's hash."""
+    mirrors, new = settings.mirrors.resolved(), answer.environment != environment
+    places = [ARCHIVES] if new else []
+    if head and new:
+        places += [mirrors.pypi] if mirrors.pypi else []
+        if settings.python_provider == "conda":
+            places += installer_urls(settings.python.distribution, mirrors.miniforge)[:1]
+    missing = (model for model in models if not answer.models.get(model.folder))
+    if head and any(not model.repo.startswith(LOCAL) for model in missing):
+        places.append(hub_at(mirrors.hub, None, "").address)
+    return places
 
 
 def _unreachable(error: object) -> Unreachable:

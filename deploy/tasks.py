@@ -9,8 +9,7 @@ from invoke import Collection, Exit, task
 from inventory.command_line import ask, sentences, yes_command
 
 if TYPE_CHECKING:
-    from deploy.answers import GpuAnswer
-    from deploy.gpu import Held
+    from deploy.survey import GpuAnswer, Held
     from inventory.cluster import Cluster
     from training.model_names import NamedModel
 
@@ -32,8 +31,7 @@ def doctor(c: Any, json: bool = False) -> None:
     from dataclasses import asdict
     from json import dumps
 
-    from deploy.doctor import EXIT_CODES, examine, worst
-    from deploy.doctor_table import print_findings
+    from deploy.doctor import EXIT_CODES, examine, print_findings, worst
     from deploy.survey import survey
     from inventory.renting.report import elsewhere_lines
     from inventory.shown import console
@@ -80,8 +78,7 @@ def list_gpus(c: Any) -> None:
 )
 def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> None:
     """End GPU processes that belong to no active run; asks first."""
-    from deploy.gpu import kill_command
-    from deploy.survey import tell
+    from deploy.survey import kill_command, tell
 
     cluster = _cluster()
     if node and node not in {known.name for known in cluster.nodes}:
@@ -107,8 +104,7 @@ def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> N
 
 def _held() -> tuple[dict[str, GpuAnswer], list[Held], dict[str, str]]:
     """What each node says of its GPUs, who holds them, and why the other nodes say nothing."""
-    from deploy.gpu import held
-    from deploy.survey import ask_gpus
+    from deploy.survey import ask_gpus, held
 
     answers, silent = ask_gpus(_cluster().nodes)
     return answers, held(answers), silent

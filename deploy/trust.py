@@ -1,7 +1,11 @@
-"""ssh between the nodes: keys made on the nodes, host keys read over connections already verified."""
+"""ssh between the nodes of one cluster, and nobody else: keys made on the nodes, host keys read over connections that
+are verified already.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from io import StringIO
 
 from gevent.lock import BoundedSemaphore  # type: ignore[import-untyped]
@@ -10,19 +14,69 @@ from pyinfra.api import Host, deploy
 from pyinfra.api.facts import FactBase
 from pyinfra.operations import files
 
+from deploy.node_files import REFUSED, outside, shell, text_of, with_block
 from deploy.node_operation import Commands, file_text, node_operation, put_text
-from deploy.trust_files import (
-    KEY_PATH,
-    SSHD_CONFIG,
-    SSHD_DROP_IN,
-    NodeKeys,
-    apply_sshd,
-    authorized_keys,
-    client_config,
-    known_hosts,
-    look_at_sshd,
-    public_key,
-)
+
+KEY_PATH = "/root/.ssh/id_cluster"
+SSHD_DROP_IN = "/etc/ssh/sshd_config.d/10-spotune.conf"
+SSHD_CONFIG = text_of("sshd.conf")
+"""sshd drop-in. sshd takes the first value it meets, so the file sorts before 50-cloud-init.conf."""
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """What a node shows of itself: the public halves, as `type base64`."""
+
+    name: str
+    private_address: str
+    cluster_key: str
+    host_key: str
+
+
+def public_key(line: str) -> str:
+    """`type base64` of a public key line, its comment dropped."""
+    return " ".join(line.split()[:2])
+
+
+def authorized_keys(text: str, peers: Sequence[NodeKeys]) -> str:
+    """root's authorized_keys: what stands there already, and one block with a line a node.
+
+    Each key is good only from its own node's private address, and for nothing but commands.
+    """
+    lines = [
+        f'from="{p.private_address}",no-agent-forwarding,no-port-forwarding,no-X11-forwarding '
+        f"{p.cluster_key} spotune:{p.name}"
+        for p in peers
+    ]
+    return with_block(outside(text), lines)
+
+
+def known_hosts(text: str, peers: Sequence[NodeKeys]) -> str:
+    """/etc/ssh/ssh_known_hosts: one line a node, under its name and its private address.
+
+    Lines elsewhere in the file that speak of those names or addresses are dropped: they are older than ours.
+    """
+    ours = {known for p in peers for known in (p.name, p.private_address)}
+    kept = [line for line in outside(text) if not ours.intersection(line.split(" ")[0].split(","))]
+    return with_block(kept, [f"{p.name},{p.private_address} {p.host_key}" for p in peers])
+
+
+def client_config(names: Sequence[str], addresses: Sequence[str]) -> str:
+    """/etc/ssh/ssh_config.d/10-spotune.conf: how one node calls another. Strict, silent, and soon to notice
+    that the other side is gone (15 s): a launcher must not hang on a machine that was taken away.
+    """
+    return text_of("ssh_client.conf", hosts=" ".join([*names, *addresses]), key=KEY_PATH)
+
+
+def look_at_sshd(drop_in: str = SSHD_DROP_IN) -> str:
+    """Shell that prints every reason why password logins may still be possible, or one line: shut."""
+    return shell("open_logins.sh", "look_at_sshd.sh", file=drop_in)
+
+
+def apply_sshd(drop_in: str = SSHD_DROP_IN) -> str:
+    """Shell that puts DROP_IN.new in DROP_IN's place and has sshd take it up, or leaves all as it was."""
+    return shell("open_logins.sh", "apply_sshd.sh", file=drop_in, refused=REFUSED)
+
 
 AUTHORIZED_KEYS = "/root/.ssh/authorized_keys"
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"

@@ -29,11 +29,9 @@ from inventory.renting.members import Existing, existing
 from inventory.renting.tags import INTENT_TAG
 from inventory.settings import Settings
 from inventory.ssh import SshError, connect, run
-from snapshots import contents
-from snapshots.contents import UNFROZEN_TAG, YES
-from snapshots.listing import PROGRESSING, SnapshotError, whole
+from snapshots import listing
+from snapshots.listing import PROGRESSING, UNFROZEN_TAG, YES, SnapshotError, progress, wait, whole
 from snapshots.node_disks import CHECKOUT, keep_packages, look
-from snapshots.progress import progress, wait
 from training.counting import many, size_text
 from training.money import MONTH, money
 
@@ -135,8 +133,8 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
     tell_cut_off(cloud, intents, say)
     _wait_for_another(cloud, disk, say)
     count, size = keep_packages(head, packages)
-    inside = contents.from_look(look(head, settings.deploy_command), settings.name, version(), keep)
-    for line in contents.in_words(inside):
+    inside = listing.from_look(look(head, settings.deploy_command), settings.name, version(), keep)
+    for line in listing.in_words(inside):
         say(f"  {line}")
     if count:
         say(f"  {many(count, 'package')} of the system, {size_text(size)}")
@@ -144,7 +142,7 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
     key = rental.key("snapshot_price_gib_month")
     price = SnapshotPrice(rental.snapshot_price_gib_month, Ledger.of(cloud, settings).currency)
     say(before_creating(inside.written_gib or 0, disk.size_gib, price, key))
-    called, tags = checked_name(name, settings.name, inside.run), contents.to_tags(inside) | owners.own_tag(settings)
+    called, tags = checked_name(name, settings.name, inside.run), listing.to_tags(inside) | owners.own_tag(settings)
     snapshot_id, lasted = create(cloud, intents, disk, called, tags=tags, head=head)
     say(f"{snapshot_id} is begun; /data on {head.name} is writable again")
     if not lasted:

@@ -1,15 +1,161 @@
-"""The cluster's snapshots as the cloud lists them, in which state they are, and which one is meant."""
+"""The cluster's snapshots as the cloud lists them: what is inside, which one is wanted, and waiting for it.
+
+A snapshot can have 20 tags of 128 characters. Nothing else says what is inside without making a disk of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
+from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot, Tags
 from inventory.errors import InventoryError
 from inventory.renting import way_back
+from inventory.renting.tags import WRITTEN_TAG, number
 from inventory.settings import Settings
+from inventory.shown import console
+
+PREFIX = "spotune:"
+KEEP_TAG = f"{PREFIX}keep"
+"""On snapshots that no prune deletes."""
+UNFROZEN_TAG = f"{PREFIX}unfrozen"
+"""On snapshots taken while the file system was not at rest: as a power cut would leave it."""
+YES = "yes"
+MAX_CHARACTERS = 128
+MODEL_TAGS = 4
+"""Tags that may name models: all that the other facts and the call's own tag leave."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What lies on a data disk. Empty text and None: it is not there, or nobody knows."""
+
+    cluster: str
+    spotune: str = ""
+    """Version that made the snapshot."""
+    environment: str = ""
+    """Hash of what was asked of the Python environment: interpreter, torch flavour, every pin."""
+    torch: str = ""
+    python: str = ""
+    models: tuple[str, ...] = ()
+    """Folders below /data/models."""
+    models_unnamed: int = 0
+    """Models beyond those the tags have room for."""
+    run: str = ""
+    """The newest training."""
+    step: int | None = None
+    """Of its newest checkpoint."""
+    written_gib: float | None = None
+    """What the file system says is used."""
+    filesystem: str = ""
+    keep: bool = False
+    unfrozen: bool = False
+
+
+TEXT_TAGS = {
+    "version": "spotune",
+    "env": "environment",
+    "torch": "torch",
+    "python": "python",
+    "run": "run",
+    "filesystem": "filesystem",
+}
+"""Tag, without its prefix -> field of Contents."""
+
+
+def to_tags(contents: Contents) -> dict[str, str]:
+    """The tags for a snapshot; what does not fit is counted, never cut."""
+    tags = {CLUSTER_TAG: contents.cluster}
+    for tag, name in TEXT_TAGS.items():
+        value: str = getattr(contents, name)
+        if value and len(value) <= MAX_CHARACTERS:
+            tags[PREFIX + tag] = value
+    if contents.step is not None:
+        tags[f"{PREFIX}step"] = str(contents.step)
+    if contents.written_gib is not None:
+        tags[WRITTEN_TAG] = f"{contents.written_gib:.1f}"
+    for tag, holds in ((KEEP_TAG, contents.keep), (UNFROZEN_TAG, contents.unfrozen)):
+        if holds:
+            tags[tag] = YES
+    lines, left = _packed(quote(folder, safe="") for folder in contents.models)
+    for n, line in enumerate(lines, 1):
+        tags[f"{PREFIX}models-{n}"] = line
+    if unnamed := left + contents.models_unnamed:
+        tags[f"{PREFIX}models-more"] = str(unnamed)
+    return tags
+
+
+def _packed(texts: Iterable[str]) -> tuple[list[str], int]:
+    """Texts joined into as many lines as there are tags for models; how many found no room."""
+    lines: list[str] = []
+    left = 0
+    for text in texts:
+        fitting = next((n for n, line in enumerate(lines) if len(line) + 1 + len(text) <= MAX_CHARACTERS), None)
+        if fitting is not None:
+            lines[fitting] += f" {text}"
+        elif len(lines) < MODEL_TAGS and len(text) <= MAX_CHARACTERS:
+            lines.append(text)
+        else:
+            left += 1
+    return lines, left
+
+
+def from_tags(tags: Tags) -> Contents:
+    """What a snapshot's tags say; what they do not say, or say unreadably, stays empty."""
+    texts = {name: tags.get(PREFIX + tag, "") for tag, name in TEXT_TAGS.items()}
+    return Contents(
+        cluster=tags.get(CLUSTER_TAG, ""),
+        models=tuple(
+            sorted(
+                unquote(text) for n in range(1, MODEL_TAGS + 1) for text in tags.get(f"{PREFIX}models-{n}", "").split()
+            )
+        ),
+        models_unnamed=int(number(tags, f"{PREFIX}models-more") or 0),
+        step=None if (step := number(tags, f"{PREFIX}step")) is None else int(step),
+        written_gib=number(tags, WRITTEN_TAG),
+        keep=tags.get(KEEP_TAG) == YES,
+        unfrozen=tags.get(UNFROZEN_TAG) == YES,
+        **texts,
+    )
+
+
+def from_look(seen: Mapping[str, Any], cluster: str, spotune: str, keep: bool) -> Contents:
+    """What `on_node/look.py` saw on a head's data disk."""
+    environment, run = seen["environment"], seen["run"] or {}
+    return Contents(
+        cluster=cluster,
+        spotune=spotune,
+        environment=environment["stamp"].get("hash", ""),
+        torch=environment["stamp"].get("torch", ""),
+        python=environment["stamp"].get("python", ""),
+        models=tuple(m["folder"] for m in seen["models"] if m["stamp"]),
+        run=run.get("id", ""),
+        step=run.get("step"),
+        written_gib=round(seen["used_bytes"] / 2**30, 1),
+        filesystem=seen["filesystem"],
+        keep=keep,
+    )
+
+
+def in_words(contents: Contents) -> list[str]:
+    """One line for each thing inside."""
+    torch, python = contents.torch or "unknown", contents.python or "unknown"
+    yes = f"environment {contents.environment[:12]} (torch {torch}, python {python})"
+    models = [*contents.models]
+    models += [f"{contents.models_unnamed} more"] if contents.models_unnamed else []
+    checkpoint = "no checkpoint" if contents.step is None else f"checkpoint of step {contents.step}"
+    return [
+        yes if contents.environment else "no finished Python environment",
+        f"models: {', '.join(models)}" if models else "no base model",
+        f"newest run {contents.run}, {checkpoint}" if contents.run else "no run",
+    ]
+
 
 LATEST = "latest"
 ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", way_back.FAILED
@@ -119,3 +265,83 @@ def size_note(snapshot: Snapshot, wanted_gib: int) -> str:
             f"smaller than its snapshot, so {snapshot.disk_gib} GiB are made and billed"
         )
     return ""
+
+
+PLAIN_EVERY_S = 5.0
+Show = Callable[[str, float | None], None]
+"""What is being waited for, and how much of it is done (0 to 1), where known."""
+
+
+@contextmanager
+def progress() -> Iterator[Show]:
+    """A function for words and a share done: a bar in a terminal, a line now and then elsewhere."""
+    terminal = console()
+    if not terminal.is_terminal:
+        yield _plain()
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        BarColumn(30), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=terminal
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(words: str, share: float | None) -> None:
+            bar.update(task, description=words, total=None if share is None else 1.0, completed=share or 0.0)
+
+        yield show
+
+
+def _plain() -> Show:
+    said, at = "", 0.0
+
+    def show(words: str, share: float | None) -> None:
+        nonlocal said, at
+        if words != said and (share == 1.0 or time.monotonic() - at > PLAIN_EVERY_S):
+            print(words, flush=True)
+            said, at = words, time.monotonic()
+
+    return show
+
+
+def wait(cloud: Cloud, snapshot_id: str, until: Callable[[Snapshot], bool], show: Show) -> Snapshot:
+    """Look at a snapshot until it is as wanted. Raises SnapshotError where it failed or is gone."""
+    while True:
+        found = next(iter(cloud.snapshots(ids=[snapshot_id])), None)
+        if found is None:
+            raise SnapshotError(f"{snapshot_id} is gone: somebody deleted it")
+        if found.status == FAILED:
+            raise SnapshotError(
+                f"{snapshot_id} failed; was its machine stopped meanwhile? Remove it with fab snapshots.prune and "
+                "take another: fab snapshots.create"
+            )
+        show(progress_words(found), found.progress_percent / 100)
+        if until(found):
+            return found
+        time.sleep(cloud.pace.poll_s)
+
+
+def wait_until_usable(cloud: Cloud, snapshot: Snapshot) -> None:
+    """Until disks can be made from a snapshot, with a line that says how far it is."""
+    if not usable(snapshot):
+        with progress() as show:
+            wait(cloud, snapshot.snapshot_id, usable, show)
+
+
+def progress_words(snapshot: Snapshot) -> str:
+    """How far a snapshot is, and what can be done with it already."""
+    left = f", about {snapshot.remain_s} s left" if snapshot.remain_s else ""
+    if whole(snapshot):
+        return f"{snapshot.snapshot_id} is whole"
+    state = "usable, being stored" if usable(snapshot) else "being made"
+    return f"{snapshot.snapshot_id} {state}: {snapshot.progress_percent} %{left}"
+
+
+def attended(cloud: Cloud, snapshot_id: str) -> bool:
+    """Wait until a snapshot is complete; False after Ctrl-C."""
+    try:
+        with progress() as show:
+            wait(cloud, snapshot_id, whole, show)
+    except KeyboardInterrupt:
+        return False
+    return True

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Snapshot
-from snapshots.contents import from_tags
-from snapshots.listing import ACCOMPLISHED, FAILED, PROGRESSING, made_from, newest_first
+from snapshots.listing import ACCOMPLISHED, FAILED, PROGRESSING, from_tags, made_from, newest_first
 
 Say = Callable[[str], None]
 KEEP_LAST = 3

@@ -23,10 +23,8 @@ from inventory.renting.members import Existing, existing
 from inventory.renting.plan import RentalWish, missing_machines, plan_up
 from inventory.renting.standing import rented_nodes
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
-from snapshots.contents import YES
-from snapshots.listing import LATEST, SnapshotError, chosen
-from snapshots.node_disks import CHECKOUT, look, wait_for_data
-from snapshots.progress import progress, wait_until_usable
+from snapshots.listing import LATEST, YES, SnapshotError, chosen, progress, wait_until_usable
+from snapshots.node_disks import CHECKOUT, Groups, ReadAhead, begin, groups_for, look, wait_for_data
 from snapshots.steps import (
     DEPLOYED_TAG,
     WARMED_TAG,
@@ -38,10 +36,9 @@ from snapshots.steps import (
     refuse_another,
     wished,
 )
-from snapshots.warm import Groups, ReadAhead, begin, groups_for
 
 OPERATION_TIMES = "SPOTUNE_OPERATION_TIMES"
-"""Names a file for the deploy; deploy/operation_times.py reads it."""
+"""Names a file for the deploy; deploy/node_operation.py reads it."""
 MOST_MACHINES = 100
 BASE_DEPLOY = "base deploy"
 BEFORE_OPERATIONS = "start and questions"

@@ -10,8 +10,7 @@ from inventory.phases import PARTS, Phase
 from inventory.renting.cost import ABOUT, AT_MOST, SnapshotPrice, certainty, snapshot_gib
 from inventory.renting.show import show, up_table
 from inventory.shown import age, table
-from snapshots.contents import from_tags
-from snapshots.listing import made_from, newest_first, of_data, usable, whole
+from snapshots.listing import from_tags, made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild
 from training.counting import decimals, many

@@ -16,8 +16,7 @@ from inventory.renting import disks, members
 from inventory.renting.members import Existing
 from inventory.renting.plan import RentalWish, UpPlan
 from inventory.renting.way_back import holds, told
-from snapshots.contents import PREFIX, UNFROZEN_TAG, YES
-from snapshots.listing import size_note, usable
+from snapshots.listing import PREFIX, UNFROZEN_TAG, YES, size_note, usable
 from training.money import HOUR, money
 
 DEPLOYED_TAG = f"{PREFIX}deployed"

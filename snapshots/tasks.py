@@ -46,7 +46,7 @@ def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = Fals
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
         from inventory.renting.standing import rented_nodes
         from snapshots.create import checked_name, take
-        from snapshots.progress import attended
+        from snapshots.listing import attended
 
         settings, cloud = _rented()
         checked_name(name, settings.name, "")

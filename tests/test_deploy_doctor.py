@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 import deploy.survey
-from deploy.answers import GpuProcess, Login, NodeAnswer, NodeSurvey, Reached, Unreachable
-from deploy.doctor import CHECKS, Finding, examine, worst
-from deploy.doctor_table import print_findings
-from deploy.survey import reach
+from deploy.doctor import CHECKS, Finding, examine, print_findings, worst
+from deploy.survey import GpuProcess, Login, NodeAnswer, NodeSurvey, Reached, Unreachable, reach
 from inventory.nodes import Node
 from inventory.renting import members
 from inventory.settings import Settings

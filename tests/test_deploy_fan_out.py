@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import fan_out, refusal
+from deploy import fan_out, node_files
 
 STAMP = "stamp.json"
 # `ssh HOST COMMAND...`: runs the command here on the head's folder, through one more shell as sshd does.
@@ -138,14 +138,14 @@ def test_a_lost_connection_is_tried_again(cluster: Cluster) -> None:
 
 def test_nothing_is_written_where_data_is_no_mount_point(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["sh", "-c", refusal.refuse_unless_mounted(str(tmp_path))],
+        ["sh", "-c", node_files.refuse_unless_mounted(str(tmp_path))],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode != 0
     assert done.stderr == f"{tmp_path} is not a mounted disk; nothing is written there\n"
-    assert subprocess.run(["sh", "-c", refusal.refuse_unless_mounted("/proc")], check=False).returncode == 0
+    assert subprocess.run(["sh", "-c", node_files.refuse_unless_mounted("/proc")], check=False).returncode == 0
 
 
 def test_a_folder_that_is_not_there_has_an_empty_state(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 from invoke import Exit
 
 from deploy import survey, tasks
-from deploy.answers import GpuAnswer, GpuProcess
-from deploy.gpu import held, kill_command
 from deploy.on_node import probe
+from deploy.survey import GpuAnswer, GpuProcess, held, kill_command
 
 
 def described(pid: int, **changes: str) -> GpuProcess:

@@ -1,6 +1,7 @@
 """A node that gets not to the internet says so at once, by the program that runs on it and the shell around it."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.conda import installer_urls
 from deploy.doctor import examine
-from deploy.internet import MEND, REACH, far_command, fetched_from, reach_command
+from deploy.environment import NO_INTERNET, installer_urls
+from deploy.packages import reach_command
+from deploy.survey import REACH, fetched_from
+from inventory.node_program import argv
 from inventory.settings import Settings
 from tests.test_deploy_doctor import NODES, answer, survey
 from training.model_names import named_model
@@ -52,7 +55,7 @@ def shell(command, env):
 def test_archives_that_take_no_connection_are_named_in_one_sentence(tmp_path, shut):
     done = shell(reach_command("te3"), node(tmp_path, shut))
     assert done.returncode == 9
-    assert done.stderr.strip() == f"te3 reaches no package archive ({shut}): {MEND}"
+    assert done.stderr.strip() == f"te3 reaches no package archive ({shut}): {NO_INTERNET}"
 
 
 def test_one_archive_that_answers_is_enough(tmp_path, shut, taken):
@@ -69,7 +72,7 @@ def test_behind_a_proxy_the_proxy_is_what_has_to_answer(tmp_path, shut, taken):
 
 
 def test_every_place_that_is_not_reached_is_told(tmp_path, shut, taken):
-    done = shell(far_command([taken, shut, "https://no.such.host.invalid"]), node(tmp_path))
+    done = shell(shlex.join(argv(REACH, taken, shut, "https://no.such.host.invalid")), node(tmp_path))
     assert done.stdout.split() == [shut, "https://no.such.host.invalid"] and done.returncode == 0
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.kept_packages import install_commands
 from deploy.on_node.keep_packages import installed, is_of, keep, release
+from deploy.packages import install_commands
 
 pytestmark = pytest.mark.skipif(not (shutil.which("apt-get") and shutil.which("dpkg-deb")), reason="needs apt and dpkg")
 NAME, ARCH = "spotune-told", "all"

@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 
 from deploy import fan_out, models
-from deploy.on_node import fetch_model, hub_listing
-from deploy.send_folder import HALF, FileSums, send_commands
+from deploy.models import HALF, FileSums, send_commands
+from deploy.on_node import fetch_model
 from tests.support.hub import COMMIT, Hub
 from tests.support.paper_weights import write_weights
 from training.hub_access import HubError, file_name, hub_at
@@ -362,14 +362,14 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_fetched(
 ) -> None:
     usage = shutil._ntuple_diskusage(100, 50, 2**30 + len(WEIGHTS) // 2)
     monkeypatch.setattr(fetch_model.shutil, "disk_usage", lambda _: usage)
-    files = [hub_listing.Announced("model.safetensors", len(WEIGHTS), None, None)]
-    with pytest.raises(hub_listing.ModelError, match="1 GiB to spare"):
+    files = [fetch_model.Announced("model.safetensors", len(WEIGHTS), None, None)]
+    with pytest.raises(fetch_model.ModelError, match="1 GiB to spare"):
         fetch_model.refuse_if_short_of_space(tmp_path, files)
 
 
 def test_weights_in_other_formats_are_left_out_only_where_safetensors_are_there() -> None:
     def names(*paths: str) -> list[str]:
-        return [f.path for f in hub_listing.wanted([hub_listing.Announced(p, 1, None, None) for p in paths])]
+        return [f.path for f in fetch_model.wanted([fetch_model.Announced(p, 1, None, None) for p in paths])]
 
     assert names("model.safetensors", "pytorch_model.bin", "original/a.pth", "config.json") == [
         "model.safetensors",
@@ -502,6 +502,6 @@ def test_a_folder_lies_where_the_run_from_it_looks(own: Path) -> None:
 def test_a_file_without_a_digest_is_none_that_could_be_checked(tmp_path: Path) -> None:
     told = SimpleNamespace(rfilename="config.json", size=2, blob_id=None, lfs=None)
     with pytest.raises(HubError, match="no digest"):
-        hub_listing._announced(told)
+        fetch_model._announced(told)
     (tmp_path / "config.json").write_text("{}")
-    assert not hub_listing.Announced("config.json", 2, None, None).is_at(tmp_path / "config.json")
+    assert not fetch_model.Announced("config.json", 2, None, None).is_at(tmp_path / "config.json")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.network import IpJson
-from deploy.trust_files import SSHD_CONFIG, NodeKeys, authorized_keys, known_hosts
+from deploy.trust import SSHD_CONFIG, NodeKeys, authorized_keys, known_hosts
 from tests.support.fake_nodes import ADDRESSES, LOST, NODE, REPOSITORY, deploy
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.answers import GpuAnswer, NodeAnswer
 from deploy.on_node import manifest, probe, spot_watch
+from deploy.survey import GpuAnswer, NodeAnswer
 from snapshots.on_node import look
 from training.sums import SUMS
 

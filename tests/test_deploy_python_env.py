@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy import conda, fan_out, python_env, requirements_lock
-from deploy.conda import Installer
+from deploy import environment, fan_out, python_env
+from deploy.environment import Installer
+from deploy.node_files import REFUSED
 from deploy.python_env import Environment, EnvPaths
-from deploy.refusal import REFUSED
 from inventory.settings import Mirrors, Python, Settings
 from tests.support.fake_nodes import NODE, deploy
 
@@ -121,7 +121,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the real uv, setuptools and wheel of our lock, from whatever index this machine has."""
     folder = tmp_path_factory.mktemp("tools")
     wanted = folder / "tools.txt"
-    wanted.write_text("".join(requirements_lock.one_requirement(LOCK, name) for name in python_env.TOOLS))
+    wanted.write_text("".join(environment.one_requirement(LOCK, name) for name in python_env.TOOLS))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     done = subprocess.run([*command, "--dest", folder, "-r", wanted], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -142,7 +142,7 @@ def ground(tmp_path: Path, tools: Path) -> Ground:
     wheels.mkdir()
     for tool in tools.glob("*.whl"):
         (wheels / tool.name).symlink_to(tool)
-    lock = "".join(requirements_lock.one_requirement(LOCK, name) for name in python_env.TOOLS)
+    lock = "".join(environment.one_requirement(LOCK, name) for name in python_env.TOOLS)
     for name, files in MODULES.items():
         version = "2.13.0+cpu" if name == "torch" else "1.0"
         digest = wheel(wheels, name, version, files)
@@ -262,15 +262,15 @@ def stand_in_installer(sha256: str = "") -> Installer:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Installer:
-    monkeypatch.setitem(conda.INSTALLERS, "miniforge", stand_in_installer())
-    return conda.INSTALLERS["miniforge"]
+    monkeypatch.setitem(environment.INSTALLERS, "miniforge", stand_in_installer())
+    return environment.INSTALLERS["miniforge"]
 
 
 def test_stand_in_conda_is_installed_once_and_makes_the_environment(ground: Ground, stand_in: Installer) -> None:
     wanted = ground.wanted(provider="conda")
     ground.run(python_env.interpreter_commands(wanted, ground.at))
     assert ground.python.exists()
-    assert Path(ground.at.env, "conda-meta/history").read_text() == conda.explicit_list("")
+    assert Path(ground.at.env, "conda-meta/history").read_text() == environment.explicit_list("")
     assert not Path(f"{ground.at.conda}.sh").exists()
     installed = Path(ground.at.conda, "conda-meta/history").stat().st_mtime_ns
     ground.run(python_env.interpreter_commands(wanted, ground.at))
@@ -283,7 +283,7 @@ def test_a_conda_of_another_distribution_is_not_taken_for_the_wanted_one(
     other = tmp_path / "other_stand_in"
     other.write_text(STAND_IN.read_text().replace("installed by a stand-in", "installed by another"))
     installer = Installer(other.name, hashlib.sha256(other.read_bytes()).hexdigest(), other.parent.as_uri())
-    monkeypatch.setitem(conda.INSTALLERS, "miniconda", installer)
+    monkeypatch.setitem(environment.INSTALLERS, "miniconda", installer)
     ground.run(python_env.interpreter_commands(ground.wanted(provider="conda"), ground.at))
     wanted = ground.wanted(provider="conda", distribution="miniconda")
     ground.run(python_env.interpreter_commands(wanted, ground.at))
@@ -291,7 +291,7 @@ def test_a_conda_of_another_distribution_is_not_taken_for_the_wanted_one(
 
 
 def test_an_environment_stays_while_its_conda_cannot_be_had(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(conda.INSTALLERS, "miniforge", stand_in_installer("0" * 64))
+    monkeypatch.setitem(environment.INSTALLERS, "miniforge", stand_in_installer("0" * 64))
     ground.python.parent.mkdir(parents=True)
     ground.python.write_text("the old one")
     with pytest.raises(AssertionError, match=r"(?s)pinned sha256.*\[mirrors\] miniforge.*\[python\] provider"):
@@ -311,7 +311,7 @@ def test_an_installer_with_another_sha256_is_refused_and_not_run(tmp_path: Path)
     at = EnvPaths(conda=str(tmp_path / "conda"))
     url = f"{installer.url}/{installer.file}"
     with pytest.raises(AssertionError, match=f"no {installer.file} with the pinned sha256 at {url}"):
-        Ground(at, "").run(iter([conda.install_command(installer, [url], at.conda)]))
+        Ground(at, "").run(iter([environment.install_command(installer, [url], at.conda)]))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -319,20 +319,20 @@ def test_a_mirror_without_the_installer_gives_way_to_its_own_release(tmp_path: P
     installer = stand_in_installer()
     at = EnvPaths(conda=str(tmp_path / "conda"))
     urls = [f"{tmp_path.as_uri()}/mirror/{installer.file}", f"{installer.url}/{installer.file}"]
-    Ground(at, "").run(iter([conda.install_command(installer, urls, at.conda)]))
+    Ground(at, "").run(iter([environment.install_command(installer, urls, at.conda)]))
     assert (tmp_path / "conda/bin/conda").exists()
 
 
 def test_mirrors_are_asked_first() -> None:
     settings = Settings(mirrors=Mirrors(preset="china"), python=Python(provider="conda", torch="cuda"))
     wanted = python_env.environment_from(settings, LOCK)
-    urls = conda.installer_urls(wanted.distribution, wanted.miniforge)
+    urls = environment.installer_urls(wanted.distribution, wanted.miniforge)
     assert urls[0].startswith("https://mirrors.tuna.tsinghua.edu.cn/github-release/conda-forge/miniforge/Release%20")
     assert urls[1].startswith("https://github.com/conda-forge/miniforge/releases/download/")
-    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in conda.condarc(wanted.conda)
+    assert "conda-forge: https://mirrors.tuna.tsinghua.edu.cn/anaconda/cloud" in environment.condarc(wanted.conda)
     lines = list(python_env.package_commands(wanted, EnvPaths(), complete_wheelhouse=False))
     assert all("--index-url https://mirrors.aliyun.com/pypi/simple/" in line for line in lines[:2])
-    assert conda.MIRRORED_RELEASE.endswith(conda.INSTALLERS["miniforge"].url.rpartition("/")[2])
+    assert environment.MIRRORED_RELEASE.endswith(environment.INSTALLERS["miniforge"].url.rpartition("/")[2])
 
 
 def test_a_cpu_node_without_a_wheelhouse_takes_torch_from_the_cpu_index() -> None:
@@ -388,7 +388,7 @@ def test_the_environment_is_built_again_only_for_what_changes_it(change: dict[st
 
 
 def test_conda_installs_python_by_sha256_from_the_mirror() -> None:
-    opening, *lines = conda.explicit_list("https://mirror.example/cloud/").splitlines()
+    opening, *lines = environment.explicit_list("https://mirror.example/cloud/").splitlines()
     # how conda itself reads such a line: conda/misc.py, url_pat
     pattern = re.compile(r"https://mirror\.example/cloud/conda-forge/(linux-64|noarch)/[^/#]+\.conda#[0-9a-f]{64}")
     assert opening == "@EXPLICIT"

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.disk_facts import LIST_DISKS, inspect_command, parse_disk, parse_disks
-from deploy.disk_plan import DiskPlan, format_command, plan_disk
-from deploy.refusal import refuse_unless_mounted
+from deploy.disk_plan import LIST_DISKS, DiskPlan, format_command, inspect_command, parse_disk, parse_disks, plan_disk
+from deploy.node_files import refuse_unless_mounted
 from training.lineage import RECORD, DiskRecord, parse_record, record_text
 
 MIB = 2**20
@@ -391,7 +390,7 @@ def deploy_to(node: FakeNode, tmp_path: Path, serial: str | None) -> tuple[int, 
         f"nodes = [({host!r}, {{'node': SimpleNamespace(disk_serial={serial!r}), 'settings': Settings()}})]\n"
     )
     (tmp_path / "deploy_disk.py").write_text(
-        "from deploy.disk_record import record_disk\nfrom deploy.storage import mount_data_disk\n\n"
+        "from deploy.storage import record_disk\nfrom deploy.storage import mount_data_disk\n\n"
         "mount_data_disk()\nrecord_disk()\n"
     )
     command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(tmp_path / "hosts.py")]

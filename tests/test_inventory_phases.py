@@ -16,7 +16,7 @@ from snapshots.show import phase_rows
 ROOT = Path(__file__).parent.parent
 DEPLOY = """
 from pyinfra.operations import server
-from deploy.operation_times import tell_operation_times
+from deploy.node_operation import tell_operation_times
 tell_operation_times()
 server.shell(name="Packages | one", commands="sleep 0.1")
 server.shell(name="Packages | two", commands="true")

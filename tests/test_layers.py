@@ -187,7 +187,7 @@ def test_every_row_is_about_something_that_is_there():
     [
         ("inventory/nodes.py", "import deploy.tasks"),
         ("inventory/cloud/port.py", "from inventory import settings"),
-        ("deploy/gpu.py", "from training import plan"),
+        ("deploy/survey.py", "from training import plan"),
         ("snapshots/create.py", "from training.launch import Launch"),
         ("training/launch.py", "from inventory.nodes import Node"),
         ("training/laptop/fetch.py", "from training.node import finetune"),

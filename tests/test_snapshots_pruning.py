@@ -11,9 +11,8 @@ from inventory.renting.cost import SnapshotPrice, certainty, snapshot_gib, snaps
 from inventory.renting.members import Existing
 from inventory.renting.plan import RentalWish, missing_machines
 from inventory.settings import Settings
-from snapshots.contents import KEEP_TAG, YES
 from snapshots.create import before_creating
-from snapshots.listing import choose, made_from, size_note
+from snapshots.listing import KEEP_TAG, YES, choose, made_from, size_note
 from snapshots.pruning import all_unused, prune, question, what_is_left
 from snapshots.show import list_rows, state, verdict_rows
 from snapshots.steps import diff

@@ -13,7 +13,7 @@ from inventory.renting.offers import Offer, Quote
 from inventory.renting.plan import RentalWish, missing_machines
 from inventory.renting.tags import NODE_TAG
 from snapshots import steps
-from snapshots.contents import UNFROZEN_TAG, YES
+from snapshots.listing import UNFROZEN_TAG, YES
 from snapshots.rebuild import next_step
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG, refuse_another
 

@@ -20,7 +20,6 @@ from inventory.renting.intents import Intents
 from inventory.renting.ledger import Ledger
 from inventory.ssh import SshError
 from snapshots import node_disks
-from snapshots.contents import KEEP_TAG, UNFROZEN_TAG, YES, Contents, from_tags, to_tags
 from snapshots.create import (
     Window,
     checked_name,
@@ -33,11 +32,22 @@ from snapshots.create import (
     thaw_command,
     version,
 )
-from snapshots.listing import SnapshotError, chosen, usable, whole
-from snapshots.progress import wait
+from snapshots.listing import (
+    KEEP_TAG,
+    UNFROZEN_TAG,
+    YES,
+    Contents,
+    SnapshotError,
+    chosen,
+    from_tags,
+    to_tags,
+    usable,
+    wait,
+    whole,
+)
+from snapshots.node_disks import ReadSoFar, begin, groups_for
 from snapshots.rebuild import Rebuilding, planned
 from snapshots.steps import DEPLOYED_TAG, WARMED_TAG
-from snapshots.warm import ReadSoFar, begin, groups_for
 from tests.support.paper_cluster import SMALL, PaperCluster
 from tests.support.ssh_server import SshServer
 

@@ -12,10 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 import deploy.tasks
-from deploy.answers import GpuProcess
-from deploy.doctor import Finding
-from deploy.doctor_table import print_findings
-from deploy.gpu import Held
+from deploy.doctor import Finding, print_findings
+from deploy.survey import GpuProcess, Held
 from inventory import shown
 from inventory.cloud.values import Disk, Instance, InstanceType, Price, Snapshot, SpotAdvice
 from inventory.nodes import Node
@@ -177,7 +175,7 @@ def all_models():
 
 
 CASES = {
-    "deploy/doctor_table.py print_findings": lambda *_: print_findings(
+    "deploy/doctor.py print_findings": lambda *_: print_findings(
         [Finding("Python environment", name, "broken", LONG, "fab up") for name in ("te1", "te2")], console()
     ),
     "deploy/tasks.py _show": lambda *_: processes(),

@@ -34,7 +34,7 @@ def _wheelhouse() -> Any:
     from pathlib import Path
 
     import deploy
-    from deploy.requirements_lock import cpu_requirements
+    from deploy.environment import cpu_requirements
     from inventory.localcloud.image import PYTHON_VERSION
     from inventory.localcloud.wheelhouse import ensure_wheelhouse
 

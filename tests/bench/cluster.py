@@ -80,7 +80,7 @@ class Ansible:
 
     def __init__(self, local: LocalCluster, folder: Path, mitogen: bool) -> None:
         from deploy.packages import packages_for
-        from deploy.trust_files import SSHD_CONFIG, client_config
+        from deploy.trust import SSHD_CONFIG, client_config
 
         nodes = local.cluster.nodes
         self.local = local

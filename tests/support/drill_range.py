@@ -15,7 +15,7 @@ from inventory.localcloud.ecs import clock
 from inventory.localcloud.ecs.account import Account
 from inventory.localcloud.ecs.background import wait_until_idle
 from inventory.renting.state_files import StateFiles
-from snapshots.warm import ReadAhead
+from snapshots.node_disks import ReadAhead
 from tests.support.ecs_api import EcsApi
 from tests.support.paper_ssh import KeyedPaper, PaperSsh
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.trust_files import SSHD_CONFIG
+from deploy.trust import SSHD_CONFIG
 
 REPOSITORY = Path(__file__).parents[2]
 ADDRESSES = json.dumps([{"ifname": "eth1", "addr_info": [{"local": "10.0.0.1"}, {"local": "10.0.0.2"}]}])

@@ -12,7 +12,7 @@ import pytest
 from deploy.on_node import manifest
 from inventory.cloud.values import CLUSTER_TAG
 from inventory.renting.tags import INTENT_TAG, OWNER_TAG
-from snapshots.contents import UNFROZEN_TAG, Contents, from_look, from_tags, in_words, to_tags
+from snapshots.listing import UNFROZEN_TAG, Contents, from_look, from_tags, in_words, to_tags
 from snapshots.on_node import look
 from snapshots.show import WHERE_HEADER, WHERE_THINGS_LIVE
 

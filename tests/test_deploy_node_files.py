@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.node_files import REFUSED, refuse, refuse_unless, refuse_while_running
 from deploy.python_env import EnvPaths
-from deploy.refusal import REFUSED, refuse, refuse_unless, refuse_while_running
 from tests.support.fake_nodes import NODE, deploy
 
 
