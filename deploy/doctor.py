@@ -75,9 +75,9 @@ def _all_there(survey: NodeSurvey) -> Iterable[Finding]:
 
 def _reached(survey: NodeSurvey) -> Iterable[Finding]:
     for node in survey.nodes:
-        if why := survey.unreachable.get(node.name):
+        if error := survey.unreachable.get(node.name):
             # where the reason leaves that open, ssh says more
-            yield Finding(node.name, "reached", "broken", why.reason, why.mend or _on(node, "true"))
+            yield Finding(node.name, "reached", "broken", str(error), getattr(error, "mend", "") or _on(node, "true"))
         else:
             yield Finding(node.name, "reached", "fine", "answers over ssh")
 
@@ -232,14 +232,14 @@ def _port(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
 
 def _shut(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result | None:
     """torch's store takes orders, pickled Python among them, from whoever reaches it."""
-    reached = survey.reached.get(node.name)
-    if reached is None:
+    if node.name not in survey.reached:
         return None
-    if not reached.at:
+    at = survey.reached[node.name]
+    if at is None:
         return "fine", f"ports {PORTS} are shut to this machine"
-    public = ipaddress.ip_address(reached.at).is_global
+    public = ipaddress.ip_address(at).is_global
     who = "anyone on the internet" if public else "everyone on this network"
-    message = f"port {reached.port} is open to this machine at {reached.at}; {who} could command a run at {PORTS}"
+    message = f"port {answer.free_ports} is open to this machine at {at}; {who} could command a run at {PORTS}"
     return "broken" if public else "warning", message, "let only ssh and the other nodes in: docs/troubleshooting.md"
 
 

@@ -99,51 +99,35 @@ class NodeAnswer(GpuAnswer):
 
 
 @dataclass(frozen=True)
-class Reached:
-    """Whether this machine got through to a port of a node where a run would meet."""
-
-    port: int
-    at: str
-    """The address at which it was reached; empty: a firewall is between."""
-
-
-@dataclass(frozen=True)
-class Unreachable:
-    """Why a node gave no answer."""
-
-    reason: str
-    mend: str = ""
-    """What to do, where the reason alone says it."""
-
-
-@dataclass(frozen=True)
 class NodeSurvey:
     """All nodes' answers, and what was expected of them."""
 
     nodes: Sequence[Node]
-    answers: Mapping[str, NodeAnswer]
-    unreachable: Mapping[str, Unreachable]
-    offsets_s: Mapping[str, float]
-    """Each node's clock minus this machine's."""
     models: Sequence[str]
     """Folders under /data/models that training will need."""
     deploy_command: str
     environment: str = ""
     """Hash of the Python environment that cluster.toml asks for now."""
-    greetings: Mapping[str, str] = field(default_factory=dict)
-    """By node, the first line that its shell prints for every command; empty where it is silent."""
     rented: bool = False
     """Whether a cloud may take the nodes back."""
-    reached: Mapping[str, Reached] = field(default_factory=dict)
-    """By node, of machines whose firewall is the user's own."""
-    far: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By node, what a base deploy would fetch from and that takes no connection from there."""
     lacking: Lacking | None = None
     """Machines of the cluster that are not there at all."""
+    # by node:
+    answers: dict[str, NodeAnswer] = field(default_factory=dict)
+    unreachable: dict[str, Exception] = field(default_factory=dict)
+    """Why a node gave no answer."""
+    offsets_s: dict[str, float] = field(default_factory=dict)
+    """Its clock minus this machine's."""
+    greetings: dict[str, str] = field(default_factory=dict)
+    """The first line that its shell prints for every command; empty where it is silent."""
+    reached: dict[str, str | None] = field(default_factory=dict)
+    """Where the firewall is the user's own: the address at which this machine got through to a port where a run would
+    meet; None where it did not."""
+    far: dict[str, Sequence[str]] = field(default_factory=dict)
+    """What a base deploy would fetch from and that takes no connection from there."""
 
     @property
     def head(self) -> NodeAnswer | None:
-        """The head's answer."""
         return self.answers.get(self.nodes[0].name)
 
 
@@ -182,53 +166,43 @@ def kill_command(processes: Iterable[GpuProcess]) -> str:
     return shell("end_processes.sh", processes=pairs, patience_s=PATIENCE_S)
 
 
-PROBE, LISTEN, REACH = (Path(__file__).parent / "on_node" / f"{name}.py" for name in ("probe", "listen", "reach"))
+PROBE, REACH = (Path(__file__).parent / "on_node" / f"{name}.py" for name in ("probe", "reach"))
 LISTEN_S = 4
 CONNECT_S = 1.5
 
 
 def survey(cluster: Cluster, models: Sequence[NamedModel]) -> NodeSurvey:
     """Everything the doctor looks at; a node that gives no answer is there with the reason."""
-    names = [node.name for node in cluster.nodes]
-    wanted = environment_from(cluster.settings, LOCK.read_text(encoding="utf-8")).hash
-    offsets: dict[str, float] = {}
-    greetings: dict[str, str] = {}
-    reached: dict[str, Reached] = {}
-    far: dict[str, Sequence[str]] = {}
+    settings, names = cluster.settings, [node.name for node in cluster.nodes]
+    found = NodeSurvey(
+        cluster.nodes,
+        models=[model.folder for model in models],
+        deploy_command=settings.deploy_command,
+        environment=environment_from(settings, LOCK.read_text(encoding="utf-8")).hash,
+        rented=settings.is_rented,
+        lacking=lacking(names, settings) if settings.is_rented else None,
+    )
 
-    def ask(node: Node) -> NodeAnswer:
+    def ask(node: Node) -> None:
         ports = [MASTER_PORTS.start, MASTER_PORTS.stop]
         question = {"names": names, "ports": ports, "ssh_to": names if node.rank == 0 else []}
         with connect(node) as connection:
             before = time.time()
-            there, greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
-            offsets[node.name] = float(there) - (before + time.time()) / 2
+            there, found.greetings[node.name] = ssh.run_greeted(connection, "date +%s.%N")
+            found.offsets_s[node.name] = float(there) - (before + time.time()) / 2
             answer = NodeAnswer.model_validate_json(run(connection, PROBE, json.dumps(question)))
-            if places := fetched_from(answer, wanted, cluster.settings, models, head=node.rank == 0):
-                far[node.name] = ssh.run(connection, f"{shlex.join(argv(REACH, *places))}; true").split()
+            if places := fetched_from(answer, found.environment, settings, models, head=node.rank == 0):
+                found.far[node.name] = ssh.run(connection, f"{shlex.join(argv(REACH, *places))}; true").split()
             # a rented machine has a security group, a local host is on this very machine, a jump host is in between
-            if cluster.settings.is_listed and not node.through and answer.free_ports is not None:
-                listen = partial(run, connection, LISTEN)
+            if settings.is_listed and not node.through and answer.free_ports is not None:
                 with suppress(SshError):  # a run took the port meanwhile
-                    reached[node.name] = reach(node.address, answer.free_ports, listen)
-            return answer
+                    listen = partial(run, connection, PROBE)
+                    found.reached[node.name] = reached_at(node.address, answer.free_ports, listen)
+            found.answers[node.name] = answer
 
-    found = on_all(cluster.nodes, ask)
-    answers = {name: answer for name, answer in found.items() if isinstance(answer, NodeAnswer)}
-    return NodeSurvey(
-        nodes=cluster.nodes,
-        answers=answers,
-        unreachable={name: _unreachable(found[name]) for name in names if name not in answers},
-        offsets_s=offsets,
-        environment=wanted,
-        greetings=greetings,
-        models=[model.folder for model in models],
-        deploy_command=cluster.settings.deploy_command,
-        rented=cluster.settings.is_rented,
-        reached=reached,
-        far=far,
-        lacking=lacking(names, cluster.settings) if cluster.settings.is_rented else None,
-    )
+    told = on_all(cluster.nodes, ask)
+    found.unreachable.update({name: error for name, error in told.items() if isinstance(error, Exception)})
+    return found
 
 
 def fetched_from(
@@ -248,35 +222,22 @@ def fetched_from(
     return places
 
 
-def _unreachable(error: object) -> Unreachable:
-    return Unreachable(str(error), error.mend if isinstance(error, SshError) else "")
+def reached_at(address: str, port: int, run_probe: Callable[[str], object]) -> str | None:
+    """The address at which this machine gets through to a port where the node's probe listens just now.
 
-
-def reach(address: str, port: int, run_there: Callable[..., object]) -> Reached:
-    """Whether this machine gets through to a port where a program of ours listens just now.
-
-    `run_there` runs deploy/on_node/listen.py on the node with some arguments and waits for its end.
+    `run_probe` runs deploy/on_node/probe.py on the node with a question and waits for its end.
     """
     word = secrets.token_hex(16)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        listening = pool.submit(run_there, str(port), word, str(LISTEN_S))
+        listening = pool.submit(run_probe, json.dumps({"listen": [port, word, LISTEN_S]}))
         while not listening.done():
-            if peer := _answered(address, port, word):
-                return Reached(port, peer)
-            time.sleep(0.2)
+            with suppress(OSError), socket.create_connection((address, port), timeout=CONNECT_S) as connection:
+                connection.settimeout(CONNECT_S)
+                if connection.recv(len(word), socket.MSG_WAITALL) == word.encode():
+                    return str(connection.getpeername()[0])
+            time.sleep(0.2)  # refused, filtered, a stranger, or not there yet
         listening.result()
-    return Reached(port, "")
-
-
-def _answered(address: str, port: int, word: str) -> str:
-    """The address at which our own listener answered; empty where it did not."""
-    try:
-        with socket.create_connection((address, port), timeout=CONNECT_S) as connection:
-            connection.settimeout(CONNECT_S)
-            said = connection.recv(len(word), socket.MSG_WAITALL)
-            return str(connection.getpeername()[0]) if said.decode(errors="replace") == word else ""
-    except OSError:  # refused, filtered, or not there yet
-        return ""
+    return None
 
 
 def ask_gpus(nodes: Sequence[Node]) -> tuple[dict[str, GpuAnswer], dict[str, str]]:

@@ -15,11 +15,12 @@ import pytest
 
 import deploy.survey
 from deploy.doctor import CHECKS, Finding, examine, print_findings, worst
-from deploy.survey import GpuProcess, Login, NodeAnswer, NodeSurvey, Reached, Unreachable, reach
+from deploy.survey import PROBE, GpuProcess, Login, NodeAnswer, NodeSurvey, reached_at
 from inventory.nodes import Node
 from inventory.renting import members
 from inventory.settings import Settings
 from inventory.shown import console
+from inventory.ssh import HostKeyError, SshError
 
 DEPLOY = "pyinfra -y inventory/static.py deploy/base.py"
 
@@ -76,7 +77,7 @@ def survey(**changes_of_te2: Any) -> NodeSurvey:
         models=("tiny",),
         deploy_command=DEPLOY,
         rented=True,
-        reached={"te1": Reached(29500, ""), "te2": Reached(29500, "")},
+        reached={"te1": None, "te2": None},
     )
 
 
@@ -158,9 +159,7 @@ def test_what_is_wrong_is_named_with_its_cure(
 
 def test_an_unreachable_node_is_broken_with_its_reason_and_the_others_are_still_checked() -> None:
     whole = survey()
-    lost = replace(
-        whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": Unreachable("te2: refuses the key")}
-    )
+    lost = replace(whole, answers={"te1": whole.answers["te1"]}, unreachable={"te2": SshError("te2: refuses the key")})
     found = wrong(examine(lost))
     assert [(f.node, f.check, f.message) for f in found] == [("te2", "reached", "te2: refuses the key")]
     assert worst(found) == "broken"
@@ -216,7 +215,7 @@ def test_a_run_needs_two_free_ports_in_a_row_on_the_head_only() -> None:
     [("8.8.8.8", "broken", "anyone on the internet"), ("192.168.1.7", "warning", "everyone on this network")],
 )
 def test_a_port_where_runs_meet_that_is_open_to_this_machine_is_said(at: str, level: str, who: str) -> None:
-    reached = {"te1": Reached(29500, at), "te2": Reached(29500, "")}
+    reached = {"te1": at, "te2": None}
     (found,) = wrong(examine(replace(survey(), reached=reached)))
     assert (found.node, found.check, found.level) == ("te1", "firewall", level)
     assert who in found.message and "29500 to 29599" in found.message
@@ -224,8 +223,8 @@ def test_a_port_where_runs_meet_that_is_open_to_this_machine_is_said(at: str, le
 
 
 def listening(address: str) -> Callable[..., object]:
-    """A node's shell on this machine, where deploy/on_node/listen.py listens on `address` alone."""
-    script = Path("deploy/on_node/listen.py").read_text().replace('("", port)', f'("{address}", port)')
+    """A node's shell on this machine, where the probe listens on `address` alone."""
+    script = PROBE.read_text().replace('("", port)', f'("{address}", port)')
 
     def run(*arguments: str) -> object:
         return subprocess.run([sys.executable, "-c", script, *arguments], check=True)
@@ -238,10 +237,10 @@ def test_a_port_is_open_only_where_our_own_listener_answers(monkeypatch: pytest.
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert reach("127.0.0.1", port, listening("")) == Reached(port, "127.0.0.1")
-    assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a refusal is no answer"
+    assert reached_at("127.0.0.1", port, listening("")) == "127.0.0.1"
+    assert reached_at("127.0.0.1", port, listening("127.0.0.2")) is None, "a refusal is no answer"
     with socket.create_server(("127.0.0.1", port), backlog=8):
-        assert reach("127.0.0.1", port, listening("127.0.0.2")) == Reached(port, ""), "a stranger is no answer"
+        assert reached_at("127.0.0.1", port, listening("127.0.0.2")) is None, "a stranger is no answer"
 
 
 def test_an_environment_that_cluster_toml_does_not_ask_for_any_more_is_said() -> None:
@@ -254,8 +253,8 @@ def test_an_environment_that_cluster_toml_does_not_ask_for_any_more_is_said() ->
 def test_what_mends_a_node_that_is_not_reached_comes_with_the_reason_else_ssh_says_more() -> None:
     whole = survey()
     lost = replace(whole, answers={"te1": whole.answers["te1"]})
-    for mend, shown in (("fab trust", "fab trust"), ("", "fab ssh te2 -- true")):
-        found = wrong(examine(replace(lost, unreachable={"te2": Unreachable("whatever it says", mend)})))
+    for error, shown in ((HostKeyError("another"), "fab trust"), (SshError("whatever"), "fab ssh te2 -- true")):
+        found = wrong(examine(replace(lost, unreachable={"te2": error})))
         assert [f.mend for f in found] == [shown]
 
 

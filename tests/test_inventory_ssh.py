@@ -54,7 +54,7 @@ def test_what_the_nodes_shell_prints_by_itself_is_no_part_of_an_answer(node, ser
             assert run_greeted(connection, f"printf {told!r}") == (told, "Welcome to gpu01")
     with pytest.raises(SshError, match=r"127.0.0.1: echo ended with 3: the reason"):
         ask(node, "echo the reason; exit 3")
-    with node_program.started(node, ROOT / "deploy/on_node/listen.py", "no port") as program:
+    with node_program.started(node, ROOT / "deploy/on_node/probe.py", "no question") as program:
         assert "Welcome" not in next(program.lines())
 
 

@@ -2,7 +2,8 @@
 
 Standard library only, Python 3.10 or newer: it runs by whatever python3 the node has. It changes nothing.
 The argument may hold: names (cluster names to resolve), ssh_to (names to log in to), ports ([first, end): two in a
-row must be free), gpu_only (just the GPUs and their processes).
+row must be free), gpu_only (just the GPUs and their processes). listen ([port, word, seconds]): it only sends
+the word to whoever connects to the port within that time; a port where nothing listens tells nothing of a firewall.
 """
 
 from __future__ import annotations
@@ -221,9 +222,24 @@ def node(names: list[str], ssh_to: list[str], ports: list[int]) -> dict[str, Any
     }
 
 
+def listen(port: int, word: str, seconds: float) -> None:
+    """Send a word to the first that connects."""
+    with socket.create_server(("", port)) as listener:
+        listener.settimeout(seconds)
+        try:
+            caller, _ = listener.accept()
+        except TimeoutError:
+            return
+        with caller:
+            caller.sendall(word.encode())
+
+
 def main() -> None:
     """Print the answer to the question in argv[1]."""
     asked = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    if "listen" in asked:
+        listen(*asked["listen"])
+        return
     answer = {**gpu(), "active_runs": active_runs()}
     if not asked.get("gpu_only"):
         answer |= node(asked.get("names", []), asked.get("ssh_to", []), asked.get("ports", [0, 0]))
