@@ -45,7 +45,7 @@ def _with_nodes(settings: Settings) -> Cluster:
             raise SettingsError("\n".join(faults))
         return Cluster(settings, nodes)
     from inventory.cloud.opening import open_cloud
-    from inventory.renting.standing import rented_nodes
+    from inventory.renting.recovery import rented_nodes
 
     return Cluster(settings, rented_nodes(open_cloud(settings), settings))
 

@@ -21,7 +21,7 @@ from inventory.cloud.pace import repeated
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.nodes import Node
-from inventory.renting import members, owners
+from inventory.renting import members
 from inventory.renting.cost import SnapshotPrice
 from inventory.renting.intents import Intents
 from inventory.renting.ledger import Ledger
@@ -142,7 +142,7 @@ def take(cloud: Cloud, settings: Settings, head: Node, *, name: str, keep: bool,
     key = rental.key("snapshot_price_gib_month")
     price = SnapshotPrice(rental.snapshot_price_gib_month, Ledger.of(cloud, settings).currency)
     say(before_creating(inside.written_gib or 0, disk.size_gib, price, key))
-    called, tags = checked_name(name, settings.name, inside.run), listing.to_tags(inside) | owners.own_tag(settings)
+    called, tags = checked_name(name, settings.name, inside.run), listing.to_tags(inside) | members.own_tag(settings)
     snapshot_id, lasted = create(cloud, intents, disk, called, tags=tags, head=head)
     say(f"{snapshot_id} is begun; /data on {head.name} is writable again")
     if not lasted:

@@ -16,7 +16,7 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot, Tags
 from inventory.errors import InventoryError
-from inventory.renting import way_back
+from inventory.renting import recovery
 from inventory.renting.tags import WRITTEN_TAG, number
 from inventory.settings import Settings
 from inventory.shown import console
@@ -158,7 +158,7 @@ def in_words(contents: Contents) -> list[str]:
 
 
 LATEST = "latest"
-ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", way_back.FAILED
+ACCOMPLISHED, PROGRESSING, FAILED = "accomplished", "progressing", recovery.FAILED
 
 
 def usable(snapshot: Snapshot) -> bool:
@@ -227,7 +227,7 @@ def choose(asked: str, snapshots: Sequence[Snapshot], settings: Settings) -> Sna
 def _latest(snapshots: Sequence[Snapshot], settings: Settings) -> Snapshot:
     cluster, region = settings.name, settings.rental.region
     ours = newest_first([s for s in snapshots if s.tags.get(CLUSTER_TAG) == cluster])
-    if snapshot := way_back.newest(ours):
+    if snapshot := recovery.newest(ours):
         return snapshot
     if ours:
         raise RentError(f"no snapshot of cluster {cluster!r} in {region} can be used: {unfit(ours[0], cluster)}")

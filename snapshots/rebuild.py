@@ -21,7 +21,7 @@ from inventory.phases import PARTS, Phases
 from inventory.renting.machines import apply_plan, naming_gone
 from inventory.renting.members import Existing, existing
 from inventory.renting.plan import RentalWish, missing_machines, plan_up
-from inventory.renting.standing import rented_nodes
+from inventory.renting.recovery import rented_nodes
 from inventory.settings import DEFAULT_PATH, PATH_VARIABLE, Settings
 from snapshots.listing import LATEST, YES, SnapshotError, chosen, progress, wait_until_usable
 from snapshots.node_disks import CHECKOUT, Groups, ReadAhead, begin, groups_for, look, wait_for_data

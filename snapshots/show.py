@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from inventory.cloud.values import Disk, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import ABOUT, AT_MOST, SnapshotPrice, certainty, snapshot_gib
-from inventory.renting.show import show, up_table
+from inventory.renting.report import display, up_table
 from inventory.shown import age, table
 from snapshots.listing import from_tags, made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
@@ -114,12 +114,12 @@ def print_list(
 ) -> None:
     """All of them, newest first, and what they cost together."""
     rows = list_rows(snapshots, disks, price, datetime.now(UTC))
-    show(table(LIST_HEADER, rows, LIST_WORDS), sum_words(snapshots, price))
+    display(table(LIST_HEADER, rows, LIST_WORDS), sum_words(snapshots, price))
 
 
 def print_verdicts(verdicts: Sequence[Decision], price: SnapshotPrice) -> None:
     """What a prune would do, and why."""
-    show(table(VERDICT_HEADER, verdict_rows(verdicts, price, datetime.now(UTC)), {"why"}))
+    display(table(VERDICT_HEADER, verdict_rows(verdicts, price, datetime.now(UTC)), {"why"}))
 
 
 def print_rebuild(plan: Rebuild) -> None:
@@ -127,12 +127,12 @@ def print_rebuild(plan: Rebuild) -> None:
     if not plan.steps:
         count = len(plan.machines.existing.instances)
         there = f"{many(count, 'machine')} {'stands' if count == 1 else 'stand'}"
-        show(f"there is nothing to do: {there}, deployed and warm; see fab doctor", *plan.notes)
+        display(f"there is nothing to do: {there}, deployed and warm; see fab doctor", *plan.notes)
         return
     if plan.needs_machines:
-        show(up_table(plan.machines))
+        display(up_table(plan.machines))
     rows = [[str(n), step.what, step.reason, step.cost] for n, step in enumerate(plan.steps, 1)]
-    show(table(("", "step", "why", "cost"), rows, {"step", "why"}), *plan.notes)
+    display(table(("", "step", "why", "cost"), rows, {"step", "why"}), *plan.notes)
 
 
 def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
@@ -148,9 +148,9 @@ def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
 
 def print_phases(phases: Sequence[Phase], total_s: float) -> None:
     """Where the seconds went."""
-    show(table(("phase", "from s", "seconds"), phase_rows(phases, total_s)))
+    display(table(("phase", "from s", "seconds"), phase_rows(phases, total_s)))
 
 
 def print_where_things_live() -> None:
     """What a snapshot brings back and what is made again."""
-    show(table(WHERE_HEADER, WHERE_THINGS_LIVE, WHERE_HEADER))
+    display(table(WHERE_HEADER, WHERE_THINGS_LIVE, WHERE_HEADER))

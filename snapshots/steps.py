@@ -15,7 +15,7 @@ from inventory.cloud.values import Disk, Instance, Snapshot
 from inventory.renting import disks, members
 from inventory.renting.members import Existing
 from inventory.renting.plan import RentalWish, UpPlan
-from inventory.renting.way_back import holds, told
+from inventory.renting.recovery import holds, snapshot_words
 from snapshots.listing import PREFIX, UNFROZEN_TAG, YES, size_note, usable
 from training.money import HOUR, money
 
@@ -136,7 +136,7 @@ def _not_restored(machines: UpPlan) -> str:
     has = "has" if disk.instance_id else "gets back"
     return (
         f"te1 {has} {disk.disk_id}, which was not made from {snapshot.snapshot_id}: this rebuild restores no run and "
-        f"no model of {told(snapshot)} there. To have them: {_anew(machines.existing.disks, snapshot)}"
+        f"no model of {snapshot_words(snapshot)} there. To have them: {_anew(machines.existing.disks, snapshot)}"
     )
 
 

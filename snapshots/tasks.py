@@ -44,7 +44,7 @@ def _rented() -> tuple[Settings, Cloud]:
 def create(c: Context, name: str = "", keep: bool = False, stop_run: bool = False, detach: bool = False) -> None:
     """Keep the head's data disk as it is now: environment, models, runs."""
     with sentences("interrupted; /data is not frozen. Whether a snapshot was begun: fab snapshots.list"):
-        from inventory.renting.standing import rented_nodes
+        from inventory.renting.recovery import rented_nodes
         from snapshots.create import checked_name, take
         from snapshots.listing import attended
 
@@ -112,13 +112,13 @@ def prune(
 ) -> None:
     """Delete old snapshots; none kept or in use, nor the last whole one."""
     with sentences("interrupted; what is not deleted is still there: fab snapshots.list"):
-        from inventory.renting import owners
+        from inventory.renting import members
         from snapshots import listing, pruning, show
 
         settings, cloud = _rented()
         everything, disks = listing.all_snapshots(cloud, settings), cloud.disks()
         way = "fab snapshots.prune --others takes them for yours"
-        owners.refuse_foreign(settings, everything, others, way)
+        members.refuse_foreign(settings, everything, others, way)
         of_data = listing.of_data(everything)
         verdicts = pruning.all_unused(everything, disks) if all_ else pruning.prune(of_data, disks, keep_last)
         show.print_verdicts(verdicts, _price(cloud, settings))
@@ -196,7 +196,7 @@ def _trainings(cloud: Cloud, settings: Settings) -> list[tuple[str, str]] | None
     from contextlib import closing
 
     from inventory.errors import InventoryError
-    from inventory.renting.standing import rented_nodes
+    from inventory.renting.recovery import rented_nodes
     from training.laptop import runs
     from training.laptop.head_node import HeadError, RemoteHead
     from training.launch import LaunchError

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from inventory.settings import load_settings
-from training.laptop import plan_options, plan_table
+from training.laptop import plan_options, plan_view
 from training.laptop.plan_options import PlanWish
 from training.model_names import load_recipe, recipe_names
 from training.recipe import Recipe, flat
@@ -82,7 +82,9 @@ def planned(place: Path, name: str, fleet: str) -> dict[str, Any]:
     gpus, wish = FLEETS[fleet]
     wish = PlanWish(**{**vars(wish), "data": ("data.jsonl",)})
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        plan_table.show_json(plan_options.look(load_settings(place / f"{gpus}.toml"), load_recipe(name), wish))
+        plan_view.print_plan_json(
+            plan_options.plan_question(load_settings(place / f"{gpus}.toml"), load_recipe(name), wish)
+        )
     said = json.loads(printed.getvalue())
     four_bits = said["four_bits"]
     options = {one["strategy"]: [_rounded(one[key]) for key in FIGURES] for one in said["options"]}

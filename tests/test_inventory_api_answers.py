@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from inventory.aliyun_ecs import disks, machines, networks, offers
+from inventory.aliyun_ecs import disks, machines, network, offers
 from inventory.aliyun_ecs.fields import flag, listed, moment, moment_or_none, number, tags, whole
 from inventory.cloud.errors import CloudError
 from inventory.cloud.values import MACHINE, SYSTEM_DISK
@@ -129,12 +129,12 @@ def test_recorded_images_zones_keys_groups_and_networks_are_read_with_nothing_lo
     ]
     assert machines.key_pair_in(sample("doc_ImportKeyPair.json")).name == "testKeyPairName"
     groups = sample("jclouds_securitygroups-first.json")
-    assert [(g.security_group_id, g.vpc_id) for g in networks.security_groups_in(groups)] == [
+    assert [(g.security_group_id, g.vpc_id) for g in network.security_groups_in(groups)] == [
         (told["SecurityGroupId"], told["VpcId"]) for told in groups["SecurityGroups"]["SecurityGroup"]
     ]
-    (vpc,) = networks.vpcs_in(sample("jclouds_vpcs-first.json"))
+    (vpc,) = network.vpcs_in(sample("jclouds_vpcs-first.json"))
     assert (vpc.vpc_id, vpc.cidr, vpc.status) == ("vpc-gw8vbir5z9j9lncyrjjhx", "192.168.0.0/16", "Available")
-    (subnet,) = networks.subnets_in(sample("jclouds_vswitches-first.json"))
+    (subnet,) = network.subnets_in(sample("jclouds_vswitches-first.json"))
     assert (subnet.subnet_id, subnet.vpc_id) == ("vsw-gw8rg87kqcw1kh2qms0pj", "vpc-gw8myavcsj64kfpp92kd0")
     assert (subnet.zone_id, subnet.cidr, subnet.free_addresses) == ("eu-central-1a", "172.16.1.0/24", 252)
 
@@ -149,9 +149,9 @@ READERS = {
     "SpotPrices": offers.spot_prices_in,
     "Images": disks.images_in,
     "KeyPairs": machines.key_pairs_in,
-    "SecurityGroups": networks.security_groups_in,
-    "Vpcs": networks.vpcs_in,
-    "VSwitches": networks.subnets_in,
+    "SecurityGroups": network.security_groups_in,
+    "Vpcs": network.vpcs_in,
+    "VSwitches": network.subnets_in,
 }
 
 
@@ -260,7 +260,7 @@ def test_only_rules_that_let_something_in_are_read():
         {"IpProtocol": "TCP", "PortRange": "1/9", "SourceCidrIp": "0.0.0.0/0", "Policy": "Drop"},
         {"IpProtocol": "TCP", "PortRange": "1/9", "DestCidrIp": "0.0.0.0/0", "Direction": "egress"},
     ]
-    first, second = networks.rules_in({"Permissions": {"Permission": told}})
+    first, second = network.rules_in({"Permissions": {"Permission": told}})
     assert (first.protocol, first.ports, first.source, first.rule_id) == ("tcp", "22/22", "198.51.100.7/32", "sgr-1")
     assert (second.protocol, second.source) == ("all", "sg-1")
 

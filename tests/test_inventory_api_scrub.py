@@ -7,8 +7,7 @@ import stat
 import pytest
 
 from inventory.aliyun_ecs import disks, machines, offers
-from inventory.aliyun_ecs.recording import Recording
-from inventory.aliyun_ecs.scrub import Scrubber
+from inventory.aliyun_ecs.recording import Recording, Scrubber
 from tests.support.ecs_samples import names, needs_samples, sample
 
 SCRUB = Scrubber(b"salt of this test")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from inventory.aliyun_ecs.caller import ECS
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.aliyun_ecs.machines import ordered_name
 from inventory.aliyun_settings import Aliyun
 from inventory.cloud.errors import CloudError, Kind, RentError
@@ -463,7 +463,7 @@ def test_the_local_cloud_that_does_not_run_is_said_in_one_sentence(at, tmp_path)
 OPEN = """
 import sys
 from inventory.aliyun_settings import Aliyun
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import RentError
 from inventory.settings import Settings
 try:
@@ -512,7 +512,7 @@ def test_without_the_sdk_it_is_said_how_to_install_it(tmp_path):
 
 def test_the_module_itself_imports_no_sdk():
     sdk = "[m for m in sys.modules if m.startswith(('alibabacloud', 'darabonba'))]"
-    code = f"import sys, inventory.aliyun_ecs.ecs; print({sdk})"
+    code = f"import sys, inventory.aliyun_ecs.client; print({sdk})"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
@@ -525,7 +525,7 @@ def test_the_module_itself_imports_no_sdk():
     ],
 )
 def test_a_region_has_the_vendors_own_addresses(at, monkeypatch, region, ecs, vpc):
-    from inventory.aliyun_ecs.ecs import Endpoint
+    from inventory.aliyun_ecs.client import Endpoint
 
     with ScriptedApi() as api:
         write_state(api.endpoint, os.getpid())

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.aliyun_settings import Aliyun
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.pace import CallPace

@@ -111,7 +111,7 @@ ONLY = (
     ),
     (
         ("alibabacloud_ecs20140526", "alibabacloud_tea_openapi", "alibabacloud_credentials", "darabonba", "Tea"),
-        ("inventory/aliyun_ecs/ecs.py",),
+        ("inventory/aliyun_ecs/client.py",),
         "the vendor's SDK is slow to import and has one user",
     ),
     (

@@ -12,11 +12,11 @@ from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG
-from inventory.renting import down, elsewhere, lease, machines, members, order, owners, show, tags
+from inventory.renting import down, lease, ledger, machines, members, order, report, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
-from inventory.renting.standing import rented_nodes
+from inventory.renting.recovery import rented_nodes
 from inventory.setting_types import SettingsError
 from snapshots import create
 from snapshots.create import Window, head_disk
@@ -134,7 +134,7 @@ def test_what_bills_in_another_region_is_asked_for_there_and_ends_once_it_is_gon
     (machine,) = cluster.up(1).values()
     (disk,) = cluster.data_disks
     other.region_id = "nowhere-2"
-    left = {each.entry.instance_id for each in elsewhere.left_elsewhere(other, cluster.settings)}
+    left = {each.entry.instance_id for each in ledger.left_elsewhere(other, cluster.settings)}
     assert left == {machine.instance_id, disk.disk_id}, "nobody can be asked: what was seen last stands"
     other.regions["nowhere-1"] = cluster.cloud
     cluster.cloud.delete([machine.instance_id], "console")
@@ -153,12 +153,12 @@ def test_what_another_name_has_is_said_with_that_name(rented):
     bob = cluster.settings.model_copy(update={"name": "bob"})
     for lines in (
         plan_up(cluster.cloud, bob, RentalWish(1, 4)).notes,
-        show.down_lines(down.plan_down(cluster.cloud, bob, True), bob),
+        report.down_lines(down.plan_down(cluster.cloud, bob, True), bob),
     ):
         (line,) = [line for line in lines if machine.instance_id in line]
         assert "of the cluster 'demo': billed until" in line and 'and name = "demo" in cluster.toml' in line
     del cluster.cloud.all[machine.instance_id]
-    assert not [line for line in elsewhere.lines(cluster.cloud, bob) if machine.instance_id in line]
+    assert not [line for line in ledger.other_billing(cluster.cloud, bob) if machine.instance_id in line]
 
 
 def test_a_budget_counts_what_was_left_in_another_region(rented):
@@ -255,13 +255,13 @@ def test_a_kept_disk_that_a_snapshot_holds_too_is_named_with_both_prices(rented)
     cluster = rented()
     machines = cluster.up(1)
     disk = members.data_disk(machines["demo-te1"], cluster.data_disks)
-    assert not any("instead of" in line for line in show.down_lines(plan_of(cluster), cluster.settings))
+    assert not any("instead of" in line for line in report.down_lines(plan_of(cluster), cluster.settings))
     snapshot_id = cluster.cloud.create_snapshot(disk.disk_id, "evening", tags.of_cluster("demo"), "token")
     cluster.cloud.all[snapshot_id] = replace(cluster.cloud.all[snapshot_id], size_bytes=2 << 30)
-    (said,) = [line for line in show.down_lines(plan_of(cluster), cluster.settings) if "instead of" in line]
+    (said,) = [line for line in report.down_lines(plan_of(cluster), cluster.settings) if "instead of" in line]
     assert said.startswith(f"{snapshot_id} holds the data disk of te1 as it was at ")
     assert re.search(r"for 0\.24 (\w{3}) a month instead of 29\.20 \1 a month: fab down --disks deletes the disk", said)
-    assert not any("instead of" in line for line in show.down_lines(plan_of(cluster, disks=True), cluster.settings))
+    assert not any("instead of" in line for line in report.down_lines(plan_of(cluster, disks=True), cluster.settings))
 
 
 def plan_of(cluster, disks=False):
@@ -287,7 +287,7 @@ def test_another_owners_cluster_is_refused_unless_it_is_taken_over(rented):
     with pytest.raises(RentError, match=r"is not yours: 1 of its .* belong to bob@desk SHA256:theirs"):
         cluster.plan(1)
     (mine,) = cluster.up(1, others=True).values()
-    assert not owners.is_foreign(cluster.settings, mine)
+    assert not members.is_foreign(cluster.settings, mine)
 
 
 def test_a_type_without_stock_gives_way_to_the_next_and_without_any_nothing_is_left(rented):
@@ -342,7 +342,7 @@ def test_where_nothing_is_released_by_itself_that_is_said_and_no_budget_is_taken
     cluster = rented(MemoryCloud(without))
     (machine,) = cluster.up(1).values()
     assert machine.release_at is None
-    said = [str(each) for each in show.up_table(cluster.plan(2)).renderables]
+    said = [str(each) for each in report.up_table(cluster.plan(2)).renderables]
     assert "the cloud does not release them by itself: they cost until fab down" in said
     assert lease.extend(cluster.cloud, cluster.settings, timedelta(hours=1), cluster.said.append) is None
     with pytest.raises(RentError, match=r"memory\.budget: this cloud releases no machine by itself"):

@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import CloudError, Kind, NoCloud, RentError
 from inventory.cloud.values import CLUSTER_TAG, NewDisk
-from inventory.renting import down, show, tags
+from inventory.renting import down, report, tags
 from tests.support.paper_cluster import FAST, SMALL, PaperCluster
 
 
@@ -30,7 +30,7 @@ def test_machines_and_their_disks_go_and_the_heads_disk_stays_with_its_price(clu
     assert [i.name for i in plan.machines] == ["demo-te1", "demo-te2"]
     (kept,) = plan.kept
     assert left(cluster) == [kept.disk_id]
-    lines = list(show.down_lines(plan, cluster.settings))
+    lines = list(report.down_lines(plan, cluster.settings))
     assert sum(line.startswith("delete") for line in lines) == 4, "machines, a disk, the key pair"
     (stays,) = [line for line in lines if line.startswith("stays")]
     assert "data disk of te1" in stays and kept.disk_id in stays and f"{plan.disk_months[kept.disk_id]:.2f}" in stays
@@ -283,7 +283,7 @@ def test_what_is_left_of_a_down_with_disks_is_removed_by_the_command_that_is_nam
 def test_disks_that_came_together_are_named_after_their_machines(cluster):
     cluster.up(3)
     plan = down.plan_down(cluster.cloud, cluster.settings, disks=True)
-    lines = [line for line in show.down_lines(plan, cluster.settings) if "data disk" in line]
+    lines = [line for line in report.down_lines(plan, cluster.settings) if "data disk" in line]
     assert sorted(line.split("  ")[1] for line in lines) == [f"data disk of te{k}" for k in (1, 2, 3)]
 
 

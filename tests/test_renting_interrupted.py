@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import CloudError, Kind
 from inventory.renting import members, order
 from inventory.renting.intents import Intents
@@ -221,7 +221,7 @@ def test_ctrl_c_is_one_sentence_and_the_next_command_ends_right(cluster):
 def test_killed_at_any_moment_the_next_up_ends_right(cluster):
     code = (
         "import time; from datetime import UTC, datetime; from inventory.settings import load_settings\n"
-        "from inventory.aliyun_ecs.ecs import Ecs; from inventory.renting import machines\n"
+        "from inventory.aliyun_ecs.client import Ecs; from inventory.renting import machines\n"
         "from inventory.renting.plan import RentalWish, plan_up\n"
         "machines.reached = lambda *_: None\n"
         "settings = load_settings(); cloud = Ecs.open(settings); print('go', flush=True)\n"

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import RentError
 from inventory.renting import down, lease, members, tags
 from inventory.renting.intents import Intents
-from inventory.renting.lease import EARLIEST, budget_end, cover, kept, next_release
+from inventory.renting.lease import EARLIEST, budget_end, cover, keep_machines, next_release
 from inventory.settings import Settings
 from tests.support.paper_cluster import SMALL, PaperCluster
 
@@ -56,7 +56,7 @@ def test_a_release_time_an_order_is_given_is_far_enough_ahead_when_the_order_com
 def test_machines_that_are_not_rented_are_nobodys_lease():
     said = []
     listed = Settings(provider="static")
-    with kept(listed, said.append, said.append):
+    with keep_machines(listed, said.append, said.append):
         cover(listed, 1e6, said.append, said.append)
     assert said == []
 
@@ -173,7 +173,7 @@ def test_a_head_that_cannot_be_told_is_said_once_and_told_again(cluster, monkeyp
         told.append(at)
         raise OSError("cut")
 
-    with kept(cluster.settings, said.append, tell):
+    with keep_machines(cluster.settings, said.append, tell):
         until = time.monotonic() + 10
         while len(told) < 2 and time.monotonic() < until:
             time.sleep(0.05)
@@ -196,7 +196,7 @@ def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster, monkey
     monkeypatch.setattr(lease, "EVERY_S", 0.1)
     cluster.up(1, 0.6)
     before = release_of(cluster)
-    with kept(cluster.settings, lambda line: None, nobody):
+    with keep_machines(cluster.settings, lambda line: None, nobody):
         until = time.monotonic() + 10
         while release_of(cluster) == before and time.monotonic() < until:
             time.sleep(0.1)
@@ -208,7 +208,7 @@ def test_a_run_that_never_ends_keeps_its_machines_for_a_week_at_most(cluster, mo
     monkeypatch.setattr(lease, "LONGEST", timedelta(0))
     cluster.up(1, 0.6)
     before, said = release_of(cluster), []
-    with kept(cluster.settings, said.append, nobody):
+    with keep_machines(cluster.settings, said.append, nobody):
         until = time.monotonic() + 10
         while not said and time.monotonic() < until:
             time.sleep(0.05)
@@ -227,7 +227,7 @@ def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(clu
 
     monkeypatch.setattr(Ecs, "open", strange)
     said = []
-    with kept(cluster.settings, said.append, nobody):
+    with keep_machines(cluster.settings, said.append, nobody):
         time.sleep(0.3)
     assert len(looks) > 2 and len(said) == 1 and "look 1" in said[0]
 
@@ -237,7 +237,7 @@ def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster, monk
     cluster.up(1)
     cluster.api.fault("DescribeInstances", "error-500", times=0)
     said = []
-    with kept(cluster.settings, said.append, nobody):
+    with keep_machines(cluster.settings, said.append, nobody):
         time.sleep(3)
     assert len(said) == 1 and "request" in said[0]
 
@@ -247,6 +247,6 @@ def test_a_cloud_that_does_not_answer_is_said_once_and_ends_no_run(cluster, monk
     cluster.up(1)
     (cluster.folder / "state" / "spotune" / "localcloud" / "demo" / "api.json").unlink()
     said = []
-    with kept(cluster.settings, said.append, nobody):
+    with keep_machines(cluster.settings, said.append, nobody):
         time.sleep(0.5)
     assert said == ["the machines' release time could not be moved: the local cloud does not run: fab local.serve"]

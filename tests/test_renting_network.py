@@ -11,38 +11,38 @@ import pytest
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.values import Rule, Vpc
-from inventory.renting import keys, network
-from inventory.renting.network import agreed, public_address
+from inventory.renting import access
+from inventory.renting.access import agreed, public_address
 from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings
 
-OURS = Rule("tcp", "22/22", "203.0.113.7/32", "r-1", network.DESCRIPTION)
+OURS = Rule("tcp", "22/22", "203.0.113.7/32", "r-1", access.DESCRIPTION)
 
 
 def test_ssh_is_opened_from_here_and_closed_to_where_we_were():
-    changes = network.rule_changes([OURS], ["198.51.100.4"])
+    changes = access.rule_changes([OURS], ["198.51.100.4"])
     assert [(r.source, r.ports, r.protocol) for r in changes.add] == [("198.51.100.4/32", "22/22", "tcp")]
     assert changes.revoke == (OURS,)
 
 
 def test_a_right_rule_is_left_as_it_is_however_it_is_spelt():
-    bare = Rule("TCP", "22/22", "203.0.113.7", "r-1", network.DESCRIPTION)
-    assert network.rule_changes([bare], ["203.0.113.7/32"]) == network.RuleChanges((), (), ())
+    bare = Rule("TCP", "22/22", "203.0.113.7", "r-1", access.DESCRIPTION)
+    assert access.rule_changes([bare], ["203.0.113.7/32"]) == access.RuleChanges((), (), ())
 
 
 def test_a_rule_of_somebody_else_is_said_and_stays():
     foreign = Rule("tcp", "6006/6006", "0.0.0.0/0", "r-9")
-    changes = network.rule_changes([OURS, foreign], ["203.0.113.7"])
+    changes = access.rule_changes([OURS, foreign], ["203.0.113.7"])
     assert (changes.foreign, changes.revoke, changes.add) == ((foreign,), (), ())
 
 
 def test_where_ssh_comes_from_is_the_settings_or_this_machines_bridge():
     own = Settings.model_validate({"provider": "aliyun", "aliyun": {"ssh_from": ["203.0.113.9/24", "198.51.100.1"]}})
-    assert network.ssh_sources(own) == ("198.51.100.1/32", "203.0.113.0/24")
+    assert access.ssh_sources(own) == ("198.51.100.1/32", "203.0.113.0/24")
     local = Settings.model_validate(
         {"provider": "aliyun", "aliyun": {"endpoint": "local"}, "local": {"subnet": "10.99.0.0/24"}}
     )
-    assert network.ssh_sources(local) == ("10.99.0.1/32",)
+    assert access.ssh_sources(local) == ("10.99.0.1/32",)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,15 @@ def echo():
 
 def test_services_are_asked_past_any_proxy_and_one_that_is_dead_is_no_obstacle(echo, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr(network, "SERVICES", (echo, "http://127.0.0.1:9", echo))
+    monkeypatch.setattr(access, "SERVICES", (echo, "http://127.0.0.1:9", echo))
     assert public_address("aliyun.ssh_from") == "8.8.4.4"
 
 
 def test_a_new_switch_gets_the_first_free_network():
-    assert network.free_network("172.16.0.0/12", [], "aliyun.vpc") == "172.16.0.0/20"
-    assert network.free_network("172.16.0.0/12", ["172.16.0.0/20", "172.16.16.0/24"], "aliyun.vpc") == "172.16.32.0/20"
+    assert access.free_network("172.16.0.0/12", [], "aliyun.vpc") == "172.16.0.0/20"
+    assert access.free_network("172.16.0.0/12", ["172.16.0.0/20", "172.16.16.0/24"], "aliyun.vpc") == "172.16.32.0/20"
     with pytest.raises(RentError, match="no room"):
-        network.free_network("192.168.0.0/24", ["192.168.0.0/24"], "aliyun.vpc")
+        access.free_network("192.168.0.0/24", ["192.168.0.0/24"], "aliyun.vpc")
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_a_new_switch_gets_the_first_free_network():
     ],
 )
 def test_a_switch_is_as_small_as_what_is_left_of_the_vpc(vpc, taken, free):
-    assert network.free_network(vpc, taken, "aliyun.vpc") == free
+    assert access.free_network(vpc, taken, "aliyun.vpc") == free
 
 
 def test_the_vpc_is_the_settings_own_else_spotunes():
     own, other = Vpc("vpc-1", "spotune", "172.16.0.0/12", "Available"), Vpc("vpc-2", "", "10.0.0.0/8", "Available")
-    assert network.chosen([other, own], "", "aliyun.vpc") is own
-    assert network.chosen([other], "", "aliyun.vpc") is None
-    assert network.chosen([other, own], "vpc-2", "aliyun.vpc") is other
+    assert access.chosen([other, own], "", "aliyun.vpc") is own
+    assert access.chosen([other], "", "aliyun.vpc") is None
+    assert access.chosen([other, own], "vpc-2", "aliyun.vpc") is other
     with pytest.raises(RentError, match="there is: vpc-2"):
-        network.chosen([other], "vpc-9", "aliyun.vpc")
+        access.chosen([other], "vpc-9", "aliyun.vpc")
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def settings(key):
 
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no ssh-keygen here")
 def test_without_a_key_of_the_users_the_cluster_gets_its_own_that_nobody_else_can_read(tmp_path, places):
-    public = keys.ensure_key(settings(tmp_path / "none"))
-    assert public.startswith("ssh-rsa ") and keys.ensure_key(settings(tmp_path / "none")) == public
+    public = access.ensure_key(settings(tmp_path / "none"))
+    assert public.startswith("ssh-rsa ") and access.ensure_key(settings(tmp_path / "none")) == public
     assert stat.S_IMODE(places.own_key.stat().st_mode) == 0o600
     assert stat.S_IMODE(places.folder.stat().st_mode) == 0o700
 
@@ -148,32 +148,32 @@ def test_a_machine_is_reached_with_the_key_it_was_made_with(tmp_path, places):
     places.make()
     places.own_key.write_text("private")
     places.own_key.with_name(f"{places.own_key.name}.pub").write_text("ssh-rsa AAAA me")
-    pair = keys.pair_name("demo", "ssh-rsa AAAA other comment")
+    pair = access.pair_name("demo", "ssh-rsa AAAA other comment")
     users = tmp_path / "id"
     users.write_text("private")
-    assert keys.private_key(settings(users), pair) == places.own_key
-    assert keys.private_key(settings(users)) == users
-    assert keys.private_key(settings(tmp_path / "none")) == places.own_key
+    assert access.private_key(settings(users), pair) == places.own_key
+    assert access.private_key(settings(users)) == users
+    assert access.private_key(settings(tmp_path / "none")) == places.own_key
 
 
 @pytest.mark.parametrize(("kind", "is_taken"), [("rsa", True), ("ecdsa", True), ("ed25519", False)])
 def test_only_kinds_of_key_the_cloud_takes_are_given_to_it(tmp_path, places, kind, is_taken):
     own = tmp_path / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", own], check=True)
-    public = keys.ensure_key(settings(own))
+    public = access.ensure_key(settings(own))
     assert (public == own.with_suffix(".pub").read_text().strip()) == is_taken
-    assert public.partition(" ")[0] in keys.IMPORTED
-    assert keys.private_key(settings(own)) == (own if is_taken else places.own_key)
-    assert (keys.note(settings(own)) == "") == is_taken
+    assert public.partition(" ")[0] in access.IMPORTED
+    assert access.private_key(settings(own)) == (own if is_taken else places.own_key)
+    assert (access.note(settings(own)) == "") == is_taken
     # a machine that knows it all the same is reached with it
-    pair = keys.pair_name("demo", own.with_suffix(".pub").read_text())
-    assert keys.private_key(settings(own), pair) == own
+    pair = access.pair_name("demo", own.with_suffix(".pub").read_text())
+    assert access.private_key(settings(own), pair) == own
 
 
 def test_a_key_without_its_public_half_is_said_with_the_command_that_makes_it(tmp_path, places):
     (key := tmp_path / "我的 id").write_text("private")
     with pytest.raises(RentError) as refusal:
-        keys.ensure_key(settings(key))
+        access.ensure_key(settings(key))
     assert str(refusal.value).endswith(f"make it: ssh-keygen -y -f '{key}' > '{key}.pub'")
 
 
@@ -181,28 +181,28 @@ OLD = "203.0.113.5 ssh-rsa OLDKEY\n203.0.113.5,name ssh-ed25519 OLD2\n203.0.113.
 
 
 def test_an_address_has_only_the_keys_of_the_machine_that_has_it_now():
-    found = keys.shown("ssh-ed25519 NEW root@x\necdsa-sha2-nistp256 NEW2 root@x\ncat: no such file\n\n")
-    text = keys.pinned(OLD, "203.0.113.5", "i-9", found)
+    found = access.shown("ssh-ed25519 NEW root@x\necdsa-sha2-nistp256 NEW2 root@x\ncat: no such file\n\n")
+    text = access.pinned(OLD, "203.0.113.5", "i-9", found)
     assert [line.split()[:3] for line in text.splitlines()] == [
         ["name", "ssh-ed25519", "OLD2"],
         ["203.0.113.6", "ssh-ed25519", "OTHER"],
         ["203.0.113.5", "ecdsa-sha2-nistp256", "NEW2"],
         ["203.0.113.5", "ssh-ed25519", "NEW"],
     ]
-    assert keys.is_pinned(text, "203.0.113.5", "i-9")
-    assert not keys.is_pinned(text, "203.0.113.5", "i-8") and not keys.is_pinned(text, "203.0.113.6", "i-9")
+    assert access.is_pinned(text, "203.0.113.5", "i-9")
+    assert not access.is_pinned(text, "203.0.113.5", "i-8") and not access.is_pinned(text, "203.0.113.6", "i-9")
 
 
 def test_ssh_reads_what_is_pinned(tmp_path, places):
     key = tmp_path / "k"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    keys.pin(settings(key), "i-9", "203.0.113.5", keys.shown(key.with_suffix(".pub").read_text()))
+    access.pin(settings(key), "i-9", "203.0.113.5", access.shown(key.with_suffix(".pub").read_text()))
     argv = ["ssh-keygen", "-F", "203.0.113.5", "-f", places.known_hosts]
     assert subprocess.run(argv, capture_output=True, env=os.environ).returncode == 0
     import paramiko
 
     assert paramiko.HostKeys(str(places.known_hosts)).lookup("203.0.113.5")
-    keys.forget(settings(key), ["203.0.113.5", ""])
+    access.forget(settings(key), ["203.0.113.5", ""])
     assert subprocess.run(argv, capture_output=True).returncode != 0
 
 
@@ -214,6 +214,6 @@ def test_a_key_that_an_interrupted_command_still_makes_is_taken_and_not_fallen_o
     fake.write_text(f'#!/bin/sh\n[ -e {places.own_key} ] || {late}\nexec {real} "$@"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    public = keys.ensure_key(settings(tmp_path / "none"))
+    public = access.ensure_key(settings(tmp_path / "none"))
     assert public == places.own_key.with_name(f"{places.own_key.name}.pub").read_text().strip()
     assert sorted(path.name for path in places.own_key.parent.iterdir()) == ["id_rsa", "id_rsa.pub"]

@@ -9,7 +9,7 @@ from inventory.aliyun_ecs.errors import classify, sentence
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability
 from inventory.cloud.values import Disk
-from inventory.renting import down, show, tags
+from inventory.renting import down, report, tags
 from inventory.renting.intents import Intents
 from tests.support.amount import Amount
 from tests.support.memory_cloud import MemoryCloud
@@ -166,7 +166,7 @@ def test_a_machine_under_a_security_lock_stays_with_the_disk_that_would_go_with_
     cluster = rented(SecurityLocked())
     locked_head(cluster)
     plan = down.plan_down(cluster.cloud, cluster.settings, False)
-    lines = "\n".join(show.down_lines(plan, cluster.settings))
+    lines = "\n".join(report.down_lines(plan, cluster.settings))
     assert "te1 stays: the cloud has locked it for security" in lines and "remain  te1" in lines
     assert "stays data disk of te1" not in lines
     down.apply_down(cluster.cloud, cluster.settings, plan, cluster.said.append)

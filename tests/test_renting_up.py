@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.values import DATA_DISK, NewDisk
-from inventory.renting import down, ledger, members, order, show, tags
+from inventory.renting import down, ledger, members, order, report, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan, running
 from tests.support.paper_cluster import SMALL, PaperCluster
@@ -404,7 +404,7 @@ def test_a_kept_disk_is_not_sold_a_second_time(cluster):
 @pytest.mark.parametrize(("keep", "staying"), [("head", ["te1"]), ("all", ["te1", "te2"]), ("none", [])])
 def test_the_table_says_what_the_disks_that_stay_cost_a_month(cluster, keep, staying):
     cluster.write(SMALL + f'keep_data_disk = "{keep}"')
-    lines = [str(line) for line in show._up(cluster.plan(2)) if "data disk stays" in str(line)]
+    lines = [str(line) for line in report._up(cluster.plan(2)) if "data disk stays" in str(line)]
     quote = cluster.plan(2).quotes[0]
     month = cluster.cloud.disk_price_month("cloud_essd", 20, "PL1", quote.offer.zone_id)
     costs = f"stays after that and costs {month.trade:.2f} CNY a month until fab down --disks"

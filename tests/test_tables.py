@@ -18,8 +18,8 @@ from inventory import shown
 from inventory.cloud.values import Disk, Instance, InstanceType, Price, Snapshot, SpotAdvice
 from inventory.nodes import Node
 from inventory.phases import Phase
-from inventory.renting import bill
-from inventory.renting import show as renting
+from inventory.renting import report
+from inventory.renting import report as renting
 from inventory.renting.cost import SnapshotPrice
 from inventory.renting.ledger import Entry
 from inventory.renting.offers import Offer, Quote, Range
@@ -33,8 +33,8 @@ from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
 from training.data.look.lengths import lengths_of
 from training.data.look.survey import FileSurvey, Survey
-from training.laptop import look_table, plan_options, plan_table, rent_options, rent_table, status, terminal
-from training.laptop.adapter import report
+from training.laptop import look_table, plan_options, plan_view, rent_view, status, terminal
+from training.laptop.adapter import ask
 from training.laptop.follow import RunLook
 from training.laptop.models import around
 from training.laptop.models import table as models
@@ -44,7 +44,7 @@ from training.laptop.run_list import listing
 from training.laptop.run_list import tasks as run_list
 from training.model_names import load_recipe
 from training.outcome import Outcome
-from training.plan.situation import Check
+from training.plan.fits import Check
 from training.run_folder import Status
 
 ROOT = Path(__file__).parent.parent
@@ -139,7 +139,7 @@ def all_plans(folder, show):
 
 def an_evaluation():
     one = {"loss": 1.5, "samples": 1, "tokens": 3, "answers": 1}
-    report.show({"base": one, "tuned": one})
+    ask.print_evaluation({"base": one, "tuned": one})
 
 
 def a_cluster():
@@ -179,13 +179,13 @@ CASES = {
         [Finding("Python environment", name, "broken", LONG, "fab up") for name in ("te1", "te2")], console()
     ),
     "deploy/tasks.py _show": lambda *_: processes(),
-    "inventory/renting/show.py _up": lambda *_: renting.show(renting.up_table(UP)),
-    "inventory/renting/bill.py cost_table": lambda *_: renting.show(bill.cost_table([MACHINE], NOW)),
-    "inventory/renting/show.py machines_table": lambda *_: renting.show(
+    "inventory/renting/report.py _up": lambda *_: renting.display(renting.up_table(UP)),
+    "inventory/renting/report.py cost_table": lambda *_: renting.display(report.cost_table([MACHINE], NOW)),
+    "inventory/renting/report.py machines_table": lambda *_: renting.display(
         renting.machines_table([MACHINE], Settings(), NOW)
     ),
-    "inventory/renting/bill.py past_table": lambda *_: renting.show(
-        bill.past_table(
+    "inventory/renting/report.py past_table": lambda *_: renting.display(
+        report.past_table(
             [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), Amount(12.3456), "CNY", ended=NOW)], "demo", NOW
         )
     ),
@@ -198,16 +198,21 @@ CASES = {
         [Decision(SNAPSHOT, True, f"{LONG} ({DISK_ID})")], GIB_PRICE
     ),
     "snapshots/show.py print_where_things_live": lambda *_: snapshots.print_where_things_live(),
-    "training/laptop/adapter/report.py show": lambda *_: an_evaluation(),
+    "training/laptop/adapter/ask.py show": lambda *_: an_evaluation(),
     "training/laptop/look_table.py show": lambda *_: some_data(),
     "training/laptop/models/around.py show": lambda *_: all_models(),
-    "training/laptop/plan_table.py show": lambda folder, _: all_plans(
+    "training/laptop/plan_view.py show": lambda folder, _: all_plans(
         folder,
-        lambda settings: plan_table.show(plan_options.look(settings, load_recipe("qwen2.5-14b"), PlanWish(hours=8.0))),
+        lambda settings: plan_view.print_plan(
+            plan_options.plan_question(settings, load_recipe("qwen2.5-14b"), PlanWish(hours=8.0))
+        ),
     ),
     "training/laptop/prove/tasks.py _show": lambda *_: a_proof(),
-    "training/laptop/rent_table.py show": lambda folder, _: all_plans(
-        folder, lambda settings: rent_table.show(rent_options.look(settings, load_recipe("qwen2.5-3b"), PlanWish()))
+    "training/laptop/rent_view.py show": lambda folder, _: all_plans(
+        folder,
+        lambda settings: rent_view.print_choices(
+            rent_view.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish())
+        ),
     ),
     "training/laptop/run_list/tasks.py list_runs": lambda _, patch: a_listed_run(patch),
     "training/laptop/status.py show": lambda *_: a_cluster(),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import tiny_adapter
-from training.node.adapter.scores import WordScores, score
+from training.node.adapter.evaluate import WordScores, score
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,8 +46,7 @@ def test_rouge_l_and_exact_match_mean_the_same_for_both_scripts():
 def measured(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     pytest.importorskip("torch", reason="needs the [train] extra")
     from training.node.adapter.decoding import Voice
-    from training.node.adapter.evaluate import Asked, evaluate
-    from training.node.adapter.held_out import held_out_at
+    from training.node.adapter.evaluate import Asked, evaluate, held_out_at
     from training.questions import Sampling
 
     folder = tmp_path_factory.mktemp("measured")
@@ -101,7 +100,7 @@ def test_the_bases_numbers_are_the_same_after_the_tuned_one_was_measured(measure
 
 @pytest.mark.torch
 def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records_own(measured):
-    from training.node.adapter.held_out import exchange_of
+    from training.node.adapter.evaluate import exchange_of
 
     exchange = exchange_of(measured.asked.samples[1])
     tokenizer = measured.asked.voice.tokenizer
@@ -117,7 +116,7 @@ def test_an_answer_is_asked_for_with_all_before_it_and_compared_with_the_records
 @pytest.mark.torch
 def test_what_was_trained_on_is_counted_and_nothing_is_said_where_that_is_not_known(measured, tmp_path: Path):
     from training.data.prepared import Writer
-    from training.node.adapter.held_out import HeldOut, learned_before
+    from training.node.adapter.evaluate import HeldOut, learned_before
 
     given = HeldOut(measured.asked.samples)
     assert learned_before(given, tmp_path / "train") is None

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import tiny_adapter
 from training.errors import AdapterError
-from training.laptop.adapter import chat
+from training.laptop.adapter import ask
 from training.questions import Sampling, from_prompts, read_questions
 
 ROOT = Path(__file__).parent.parent
@@ -130,7 +130,7 @@ def test_a_prompt_longer_than_the_model_holds_is_refused(asked):
 
 @pytest.mark.torch
 def test_an_adapter_of_another_base_is_refused(asked, tmp_path: Path):
-    from training.node.adapter.models import load_base, with_adapter
+    from training.node.adapter.generate import load_base, with_adapter
 
     (tmp_path / "adapter").symlink_to(asked.adapter)
     copied = tmp_path / "step-1" / "adapter"
@@ -204,6 +204,6 @@ def test_an_adapter_with_values_that_are_not_finite_is_refused_by_name(asked: Si
 def test_an_answer_without_blanks_is_whole_at_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     said = "请先携带身份证和全部书面证据到当地劳动仲裁委员会提出申请" * 4
-    chat.show([{"prompt": "押金不退怎么办？", "base": said, "tuned": said[::-1]}])
+    ask.print_answers([{"prompt": "押金不退怎么办？", "base": said, "tuned": said[::-1]}])
     rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert ["".join(cell.strip() for cell in cells) for cells in zip(*rows, strict=True)] == [said, said[::-1]]

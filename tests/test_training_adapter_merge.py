@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 from training.errors import AdapterError  # noqa: E402
 from training.node.adapter import merge  # noqa: E402
-from training.node.adapter.models import load_tuned  # noqa: E402
+from training.node.adapter.generate import load_tuned  # noqa: E402
 from training.sums import SUMS, parse_sums, seal, sha256_of  # noqa: E402
 
 

@@ -18,11 +18,10 @@ pytest.importorskip("torch", reason="needs the [train] extra")
 from tests.support.hub import COMMIT, Hub
 from tests.support.small_models import WRAPPERS
 from tests.support.tiny_adapter import write_adapter, write_base, write_wrapper
-from training.card_facts import read_facts
+from training import model_card
 from training.laptop.ranks_here import launch_here
 from training.launch import launch_text
-from training.model_card import CardFacts, base_name, card, loading
-from training.node.adapter import portable
+from training.model_card import CardFacts, base_name, card, loading, read_facts
 from training.node.checkpoint import faults
 from training.recipe import Recipe, parse_recipe
 from training.run_folder import MODEL_SUMS
@@ -89,7 +88,7 @@ def checkpoint_of(run: Path, base: Path, recipe: Recipe, write=write_adapter) ->
     counts = {"records": 7, "samples": 9, "tokens": 1234, "learned_tokens": 500, "end_of_turn_learned": False}
     (run / "data" / "report.json").write_text(json.dumps({"report": counts}))
     (run / MODEL_SUMS).write_text(sums_text(sums_of(base)))
-    portable.complete(folder / "adapter", run, recipe, base)
+    model_card.complete(folder / "adapter", run, recipe, base)
     seal(folder)
     return folder
 

@@ -9,14 +9,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.support.hub import Hub
-from training.card_facts import losses, read_facts
 from training.errors import AdapterError
-from training.laptop.adapter.publish import local_run, parcel
-from training.model_card import CardFacts, card
+from training.laptop.adapter.publish import Parcel, local_run, parcel
+from training.model_card import CardFacts, card, losses, read_facts
 from training.sums import sums_of, sums_text
 
 ROOT = Path(__file__).parent.parent
@@ -257,3 +257,49 @@ def test_what_a_head_lays_beside_a_model_goes_to_no_hub(folder: Path, merged: bo
     assert {*what.files} == {*ours, "README.md", "tokenizer.json", "chat_template.jinja"}
     named = what.files["SHA256SUMS" if merged else "adapter_config.json"]
     assert isinstance(named, bytes) and not any(word.encode() in named for word in (*odd, "auto_mapping"))
+
+
+# ModelScope's SDK held at arm's length: what it raises is one sentence, and the token is in none. It is a stand-in
+# here, so this says nothing about the SDK itself.
+
+SCOPE_TOKEN = "ms-0123456789"
+
+
+class HubApi:
+    """Fails as a client does whose service is away, quoting what it was given."""
+
+    def login(self, token):
+        self.token = token
+
+    def repo_exists(self, repo, token):
+        raise ConnectionError(f"no route\nwith {token}")
+
+    def create_repo(self, repo, **settings):
+        raise KeyError("Visibility")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch):
+    for name in ("modelscope", "modelscope.hub", "modelscope.hub.api"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["modelscope.hub.api"].HubApi = HubApi  # type: ignore[attr-defined]
+    monkeypatch.setenv("MODELSCOPE_API_TOKEN", SCOPE_TOKEN)
+    from training.laptop.adapter.publish import ModelScope
+
+    return ModelScope()
+
+
+def test_whatever_the_sdk_raises_is_one_sentence_without_the_token(hub):
+    with pytest.raises(AdapterError, match=r"^ModelScope refused: ConnectionError: no route with \(token\)$"):
+        hub.present("me/mine")
+    with pytest.raises(AdapterError, match=r"^ModelScope refused: KeyError: 'Visibility'$"):
+        hub.upload(Parcel("me/mine", {}), "words")
+
+
+def test_a_token_that_is_refused_is_said_too(hub, monkeypatch: pytest.MonkeyPatch):
+    def refuse(self, token):
+        raise ValueError(f"{token} is invalid")
+
+    monkeypatch.setattr(HubApi, "login", refuse)
+    with pytest.raises(AdapterError, match=r"\(token\) is invalid"):
+        type(hub)()

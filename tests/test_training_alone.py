@@ -20,7 +20,7 @@ from training.data.sample import Sample  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import TrainerState  # noqa: E402
 from training.node.diagnosis.hang import StallWatch  # noqa: E402
-from training.node.diagnosis.progress import STEP, ProgressFile, read_progress  # noqa: E402
+from training.node.diagnosis.on_rank import STEP, ProgressFile, read_progress  # noqa: E402
 from training.node.resuming import optimizer_progress_of  # noqa: E402
 from training.node.strategies import OptimizerProgress, Sums, loss_scale  # noqa: E402
 from training.node.strategies.loss_scale import LossScale  # noqa: E402

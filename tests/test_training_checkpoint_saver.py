@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from training.cost.checkpoint import checkpoint_bytes  # noqa: E402
+from training.cost.memory import checkpoint_bytes  # noqa: E402
 from training.exit_codes import UNSAVED  # noqa: E402
 from training.node import checkpoint  # noqa: E402
 from training.node.checkpoint import SaveError, TrainerState  # noqa: E402

@@ -12,13 +12,12 @@ from math import inf
 import pytest
 
 from tests.test_training_plan_options import A10, a10s, by_name, options, tcp
-from training.cost.flops import flops_per_token
+from training.cost import pipeline
 from training.cost.memory import GIB
 from training.cost.pace import Rates, pace
-from training.cost.schedule import StageTime, order, step_seconds
-from training.cost.shape import known_shape
-from training.cost.split import Filling, even, fillings, first_so_many, shared_out
-from training.cost.strategies import STRATEGIES, pipeline
+from training.cost.schedule import Filling, StageTime, even, fillings, first_so_many, order, shared_out, step_seconds
+from training.cost.shape import flops_per_token, known_shape
+from training.cost.strategies import STRATEGIES
 from training.model_names import load_recipe
 from training.plan.machines import RankCard
 from training.plan.options import choose
@@ -222,8 +221,8 @@ def test_every_micro_batch_goes_once_forward_and_once_back_and_no_more_are_held_
 def test_the_stages_together_compute_what_the_whole_model_does():
     asked = recipe(**{"pipeline.layers": (11, 12, 14, 11), "pipeline.checkpointed": (0, 0, 0, 0)})
     facts, tokens = shape().facts(asked), 2048
-    from training.cost.strategies.pipeline import stage_work
-    from training.cost.strategies.zero0 import MicroBatch
+    from training.cost.pipeline import stage_work
+    from training.cost.zero import MicroBatch
 
     stages = PIPELINE.laid_out(shape(), asked, 4)
     work = stage_work(shape(), asked, MicroBatch(tokens, 700.0))

@@ -24,8 +24,7 @@ from training.laptop.base_model import BUILT_IN, TINY
 from training.laptop.head_node import HereHead
 from training.laptop.open_cluster import OpenCluster
 from training.launch import LaunchError, debug_env
-from training.node.diagnosis.debug import PATIENCE_S, collective_timeout_s, debugged
-from training.node.diagnosis.progress import read_progress
+from training.node.diagnosis.on_rank import PATIENCE_S, collective_timeout_s, debugged, read_progress
 from training.node.heartbeat import late_ranks
 from training.run_folder import METRICS
 from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text

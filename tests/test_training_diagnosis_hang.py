@@ -26,7 +26,7 @@ from training.node.diagnosis.hang import (
     state_text,
     straggler,
 )
-from training.node.diagnosis.progress import PREPARE, STEP, Mark, ProgressFile, read_progress
+from training.node.diagnosis.on_rank import PREPARE, STEP, Mark, ProgressFile, read_progress
 from training.node.diagnosis.stacks import parse_recorder, process_state, short_path
 from training.node.supervision.end_processes import processes_of
 from training.run_folder import parse_status
@@ -118,7 +118,7 @@ def test_a_collective_in_a_thread_of_the_backward_pass_counts_as_waiting():
 
 def test_a_stage_that_waits_for_its_neighbour_is_not_the_one_to_blame():
     received = (
-        StackFrame("timed", "training/node/metrics/communication.py", 63),
+        StackFrame("timed", "training/node/metrics/steps.py", 63),
         StackFrame("take", "training/node/strategies/crossing.py", 43),
         StackFrame("gradient", "training/node/strategies/crossing.py", 126),
     )
@@ -174,7 +174,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from training.node.diagnosis.progress import STEP, ProgressFile
+from training.node.diagnosis.on_rank import STEP, ProgressFile
 
 def read_a_slow_disk():
     time.sleep(600)

@@ -14,8 +14,17 @@ import pytest
 
 from tests.support.rank_output import outputs as said_by
 from training.launch import Host, Launch, LaunchError, launch_text, parse_steps
-from training.node.diagnosis.operators import covered_us, summarise, summary_text
-from training.node.diagnosis.trace import Clock, clock_of, events_of, merge, read_trace, shift_us
+from training.node.diagnosis.trace import (
+    Clock,
+    clock_of,
+    covered_us,
+    events_of,
+    merge,
+    read_trace,
+    shift_us,
+    summarise,
+    summary_text,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +34,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 import torch.distributed as dist
-from training.node.diagnosis.profiling import Profile
+from training.node.diagnosis.on_rank import Profile
 
 number, port, run = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)

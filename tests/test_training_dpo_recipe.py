@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.llama_shape import model_shape
 from training import tiny
-from training.cost.flops import flops_per_token
 from training.cost.memory import micro_batch_tokens
 from training.cost.pace import Rates, pace
+from training.cost.shape import flops_per_token
 from training.data import DataError
 from training.laptop.data_size import size_of
 from training.laptop.start_run import chosen_recipe, training_data

@@ -148,7 +148,7 @@ def test_evaluating_the_adapter_gives_the_margin_that_validation_saw(house, undi
 
 
 def test_records_are_evaluated_as_a_prepared_folder_is(house, undisturbed, tmp_path):
-    from training.node.adapter.held_out import held_out_at
+    from training.node.adapter.evaluate import held_out_at
 
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in tiny.preferences()[:3]))

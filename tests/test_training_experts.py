@@ -156,7 +156,7 @@ def test_peft_reads_the_adapter_again_and_merges_the_same_and_so_does_our_merge_
 
 def test_experts_that_lie_in_files_otherwise_are_named_before_anything_is_written(saved, tmp_path, monkeypatch):
     base, adapter = saved("qwen3_moe")
-    monkeypatch.setattr("training.node.adapter.experts._stacks", lambda converter: False)
+    monkeypatch.setattr("training.node.adapter.weights._stacks", lambda converter: False)
     with pytest.raises(AdapterError, match=r"changes experts, model\.layers\.0\..*not merged here; .*fab generate"):
         merge.merge(base, adapter, tmp_path / "merged")
     assert not list(tmp_path.iterdir())

@@ -16,7 +16,7 @@ from training.data.collate import collate  # noqa: E402
 from training.data.sample import Sample  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, head_check  # noqa: E402
-from training.node.adapter.models import load_base  # noqa: E402
+from training.node.adapter.generate import load_base  # noqa: E402
 from training.node.architecture import build, config_of  # noqa: E402
 from training.node.attention import SEGMENTS  # noqa: E402
 from training.node.head_check import LENGTHS, LIMIT, copies, difference, refuse_other_logits  # noqa: E402

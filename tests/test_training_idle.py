@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inventory.cloud.errors import CloudError, Kind
-from inventory.renting import idle, lease, tags
+from inventory.renting import lease, tags
 from inventory.settings import Settings
 from inventory.shown import clock
 from tests.support.memory_cloud import MemoryCloud
@@ -45,20 +45,20 @@ def test_idle_machines_go_sooner_and_as_planned_once_they_are_used_again(rented)
     cluster = rented(hours_idle=1)
     cluster.up(2, hours=4)
     planned = release(cluster)
-    assert idle.bring_forward(cluster.cloud, cluster.settings) == (planned, release(cluster))
+    assert lease.bring_forward(cluster.cloud, cluster.settings) == (planned, release(cluster))
     assert HOUR - timedelta(minutes=1) < ahead(cluster) <= HOUR
-    assert abs(idle.move_back(cluster.cloud, cluster.settings) - planned) < lease.SAME
+    assert abs(lease.move_back(cluster.cloud, cluster.settings) - planned) < lease.SAME
     assert abs(release(cluster) - planned) < lease.SAME
-    assert idle.move_back(cluster.cloud, cluster.settings) is None
+    assert lease.move_back(cluster.cloud, cluster.settings) is None
 
 
 def test_the_first_planned_time_counts_though_machines_idled_twice(rented):
     cluster = rented(hours_idle=2)
     cluster.up(1, hours=4)
     planned = release(cluster)
-    idle.bring_forward(cluster.cloud, cluster.settings)
-    idle.bring_forward(cluster.cloud, cluster.settings)
-    idle.move_back(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    lease.move_back(cluster.cloud, cluster.settings)
     assert abs(release(cluster) - planned) < lease.SAME
 
 
@@ -66,19 +66,19 @@ def test_idling_never_lets_machines_stay_longer_nor_go_sooner_than_the_cloud_can
     cluster = rented(hours_idle=3)
     cluster.up(1, hours=1)
     before = release(cluster)
-    idle.bring_forward(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
     assert release(cluster) == before
     short = rented(hours_idle=0.1)
-    idle.bring_forward(short.cloud, short.settings)
+    lease.bring_forward(short.cloud, short.settings)
     assert lease.EARLIEST - timedelta(minutes=1) < ahead(short) <= lease.EARLIEST
 
 
 def test_moving_back_does_not_go_beyond_the_budget(rented):
     cluster = rented(hours_idle=1, spot="off")
     cluster.up(1, hours=10)
-    idle.bring_forward(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
     poor = rented(hours_idle=1, spot="off", budget=4)
-    idle.move_back(poor.cloud, poor.settings)
+    lease.move_back(poor.cloud, poor.settings)
     assert HOUR < ahead(poor) < 5 * HOUR
 
 
@@ -87,22 +87,22 @@ def test_a_tag_of_planned_time_buys_no_more_than_the_hours_of_an_order(rented):
     cluster.up(1, hours=2)
     (machine,) = cluster.cloud.instances()
     cluster.cloud.tag("instance", [machine.instance_id], {tags.PLANNED_TAG: "2099-01-01T00:00:00Z"})
-    idle.move_back(cluster.cloud, cluster.settings)
+    lease.move_back(cluster.cloud, cluster.settings)
     assert 2 * HOUR < ahead(cluster) <= 4 * HOUR
 
 
 def test_a_time_that_a_run_extended_meanwhile_is_not_shortened_by_the_old_plan(rented):
     cluster = rented(hours_idle=1)
     cluster.up(1, hours=2)
-    idle.bring_forward(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
     lease.extend(cluster.cloud, cluster.settings, 5 * HOUR, print)
-    assert idle.move_back(cluster.cloud, cluster.settings) is None and ahead(cluster) > 4 * HOUR
+    assert lease.move_back(cluster.cloud, cluster.settings) is None and ahead(cluster) > 4 * HOUR
 
 
 def test_a_plan_that_the_budget_cuts_is_cut_in_the_tags_too(rented):
     cluster = rented(hours_idle=1)
     cluster.up(1, hours=10)
-    idle.bring_forward(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
     (machine,) = cluster.cloud.instances()
     lease.note_plan(cluster.cloud, machine, cut := machine.release_at - 0.4 * HOUR)
     (machine,) = cluster.cloud.instances()
@@ -232,7 +232,7 @@ def test_machines_that_a_cloud_never_releases_cost_until_fab_down(opened, capsys
     cluster.cloud.abilities = frozenset()
     rental.say_until(at_hand)
     assert capsys.readouterr().out == "The machines cost until fab down\n"
-    assert idle.bring_forward(cluster.cloud, cluster.settings)[0] is None
+    assert lease.bring_forward(cluster.cloud, cluster.settings)[0] is None
 
 
 def test_a_tag_that_is_no_time_is_none():

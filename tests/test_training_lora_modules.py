@@ -29,7 +29,7 @@ from training.isolation import EXPERTS_NAMES, READ_AS_EXPERTS  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture  # noqa: E402
 from training.node.adapter import merge  # noqa: E402
-from training.node.adapter.models import load_base, with_adapter  # noqa: E402
+from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.head_check import RECIPE  # noqa: E402
 from training.node.model import lora_config, trainable_parameters, whole_model  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402

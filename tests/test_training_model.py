@@ -17,8 +17,8 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support import tiny_adapter  # noqa: E402
 from tests.support.llama_shape import model_shape  # noqa: E402
 from training import isolation, tiny  # noqa: E402
-from training.cost.flops import ModelFacts  # noqa: E402
 from training.cost.memory import DROPOUT, offloaded_bytes, saved_bytes  # noqa: E402
+from training.cost.shape import ModelFacts  # noqa: E402
 from training.cost.strategies import (  # noqa: E402
     BUCKET,
     STRATEGIES,

@@ -76,7 +76,7 @@ def test_a_price_of_the_tests_lets_nobody_else_write_it_out(monkeypatch):
     assert money(price, "CNY", HOUR) == "12.3456 CNY an hour" and money(added([price, 2 * price])) == "37.04"
     assert f"{price / Amount(2):.0%}" == "617%"
     shares = [price, 4 * price, price * 2.5, price + 1, 1 - price, price / 3, round(price, 2), sum([price, price])]
-    monkeypatch.setitem(globals(), "__name__", "inventory.renting.show")
+    monkeypatch.setitem(globals(), "__name__", "inventory.renting.report")
     for amount in shares:
         for write in (lambda x: f"{x}", lambda x: f"{x:.2f}", lambda x: str(x), lambda x: "{:.2f}".format(x)):  # noqa: UP032, PLW0108
             with pytest.raises(AssertionError, match="by hand"):

@@ -26,8 +26,8 @@ from training.data.sample import Sample  # noqa: E402
 from training.laptop.adapter.tuned_model import Room, packing_bytes  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import model, nf4, nf4_making  # noqa: E402
+from training.node.adapter.generate import BASE, load_base, reader, speaking, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
-from training.node.adapter.models import BASE, load_base, reader, speaking, with_adapter  # noqa: E402
 from training.node.checkpoint import CheckpointError, TrainerState, base_model_hash, refuse_other  # noqa: E402
 from training.recipe import RecipeError  # noqa: E402
 from training.sums import SUMS  # noqa: E402

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tests.test_training_plan_checks import facts
+from training.cost import pipeline
 from training.cost.memory import GIB, NF4_WIDTH, RESERVED, rank_memory, weight_bytes
 from training.cost.pace import Rates, pace
+from training.cost.pipeline import StageCost, stage_work
 from training.cost.shape import known_shape
-from training.cost.strategies import STRATEGIES, pipeline
-from training.cost.strategies.pipeline import StageCost, stage_work
-from training.cost.strategies.zero0 import MicroBatch
-from training.cost.unpacking import unpacking_s
+from training.cost.strategies import STRATEGIES
+from training.cost.zero import MicroBatch, unpacking_s
 from training.laptop.resume_run import changed_recipe
 from training.launch import LaunchError
 from training.model_card import CardFacts, card
 from training.model_names import load_recipe
-from training.plan import four_bits
+from training.plan import notes
 from training.plan.ladder import ladder
 from training.plan.machines import PlannedMachines, room
 from training.plan.options import Search, choose
@@ -107,7 +107,7 @@ def _won(name, ranks, free=LEFT_TO_THE_PLAN, **overrides):
     recipe = load_recipe(name, {key.replace("__", "."): value for key, value in overrides.items()})
     search = Search(known_shape(recipe.base_model), recipe, _a10s(ranks), free=free)
     taken = choose(search.shape, recipe, search.machines, free=free).chosen
-    return taken, four_bits.much_faster(search, taken)
+    return taken, notes.four_bits_faster(search, taken)
 
 
 # model, tokens/s in 16 bits and in four
@@ -164,7 +164,7 @@ def test_a_start_says_what_four_bits_would_win_and_takes_them_only_where_they_ar
     made = make_plan(load_recipe("gpt-oss-20b"), known)
     (time,) = (check for check in made.checks if check.name == "time")
     search = Search(known.shape, load_recipe("gpt-oss-20b"), known.machines, known.work)
-    found = four_bits.much_faster(search, search.option(made.recipe))
+    found = notes.four_bits_faster(search, search.option(made.recipe))
     assert made.recipe.base_precision == "dtype" and found.times > 5
     assert time.severity == "warning" and time.cure.endswith(found.sentence("--set base_precision=nf4"))
     taken = make_plan(load_recipe("gpt-oss-20b", {"base_precision": "nf4"}), known)

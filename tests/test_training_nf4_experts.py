@@ -26,8 +26,8 @@ from training.cost.strategies import cost_of  # noqa: E402
 from training.isolation import PACKED_EXPERTS, VARIED  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture, model, nf4, proof  # noqa: E402
+from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
-from training.node.adapter.models import load_base, with_adapter  # noqa: E402
 from training.node.architecture import ROUTERS  # noqa: E402
 from training.node.checkpoint import base_model_hash  # noqa: E402
 from training.node.head_check import LENGTHS, VOCABULARY  # noqa: E402
@@ -277,7 +277,7 @@ def test_experts_that_lie_or_compute_otherwise_than_is_known_are_refused_before_
     folder = tmp_path / "models" / "olmoe"
     AutoModelForCausalLM.from_pretrained(folder_of("olmoe")).save_pretrained(folder)
     with monkeypatch.context() as patched:
-        patched.setattr("training.node.adapter.experts._stacks", lambda converter: False)
+        patched.setattr("training.node.adapter.weights._stacks", lambda converter: False)
         with pytest.raises(RecipeError, match=r"the files hold model\.layers\.0\..*not known here; take base_prec"):
             nf4.ready(folder, torch.float32)
     monkeypatch.setattr("training.node.nf4_making.experts_modules", lambda layer: [])

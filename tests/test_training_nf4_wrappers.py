@@ -24,8 +24,8 @@ from tests.test_training_wrappers import KINDS  # noqa: E402
 from training.cost.memory import weight_bytes  # noqa: E402
 from training.cost.strategies import cost_of  # noqa: E402
 from training.node import architecture, nf4, proof  # noqa: E402
+from training.node.adapter.generate import load_base, with_adapter  # noqa: E402
 from training.node.adapter.merge import merge  # noqa: E402
-from training.node.adapter.models import load_base, with_adapter  # noqa: E402
 from training.node.model import whole_model  # noqa: E402
 from training.node.outline import model_shape  # noqa: E402
 

@@ -17,8 +17,16 @@ from training.laptop import node_hardware
 from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
 from training.model_names import load_recipe
-from training.plan.facts import ModelMetadata, read_facts
-from training.plan.hardware import Card, Known, NodeHardware, machines_of, rank_cards, slowest_first
+from training.plan.facts import (
+    Card,
+    Known,
+    ModelMetadata,
+    NodeHardware,
+    machines_of,
+    rank_cards,
+    read_facts,
+    slowest_first,
+)
 from training.plan.predict import Plan, make_plan
 
 A10, L20, RTX = "NVIDIA A10", "NVIDIA L20", "NVIDIA GeForce RTX 4090"

@@ -12,7 +12,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from tests.support import tiny_adapter  # noqa: E402
 from tests.support.ranks import samples, together  # noqa: E402
 from training import tiny  # noqa: E402
-from training.cost.strategies.pipeline import SPLITTABLE  # noqa: E402
+from training.cost.pipeline import SPLITTABLE  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.prove import curve  # noqa: E402
 from training.node.stages import Share, in_order  # noqa: E402

@@ -21,7 +21,7 @@ from training.causes import Cause  # noqa: E402
 from training.exit_codes import PEER_LOST, UNUSABLE  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors  # noqa: E402
-from training.node.diagnosis.progress import read_progress  # noqa: E402
+from training.node.diagnosis.on_rank import read_progress  # noqa: E402
 from training.node.prepare import prepare  # noqa: E402
 from training.node.resuming import draws_go_on  # noqa: E402
 from training.node.supervision.end_processes import processes_of  # noqa: E402

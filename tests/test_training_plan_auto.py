@@ -20,10 +20,9 @@ from training.laptop.open_cluster import OpenCluster
 from training.laptop.resume_run import SettingChange, changed_recipe
 from training.launch import LaunchError
 from training.model_names import load_recipe, recipe_names
-from training.plan.deciding import decided_again, layout_keys
-from training.plan.hardware import Card
+from training.plan.facts import Card
 from training.plan.machines import PlannedMachines, Workload, room
-from training.plan.predict import make_plan
+from training.plan.predict import decided_again, layout_keys, make_plan
 from training.recipe import LEFT_TO_THE_PLAN, RecipeError, read_recipe, with_changes
 
 SAID = {"strategy": "zero3", "micro_batch": "1", "gradient_checkpointing": "true"}

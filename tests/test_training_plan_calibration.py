@@ -16,8 +16,7 @@ from training.launch import Host, Launch
 from training.model_names import load_recipe
 from training.plan import calibration
 from training.plan.calibration import Calibration, Ranks
-from training.plan.facts import Facts
-from training.plan.hardware import Card, NodeHardware
+from training.plan.facts import Card, Facts, NodeHardware
 from training.plan.predict import make_plan
 
 MADE = Calibration(
@@ -42,12 +41,16 @@ def facts():
 
 
 def test_it_comes_back_as_it_was_written():
-    assert calibration.parse(calibration.text(MADE)) == MADE
+    assert calibration.parse_calibration(calibration.calibration_text(MADE)) == MADE
 
 
 def test_one_of_before_the_losses_were_timed_is_read():
-    older = {name: value for name, value in json.loads(calibration.text(MADE)).items() if not name.endswith("_loss_s")}
-    assert calibration.parse(json.dumps(older)) == MADE
+    older = {
+        name: value
+        for name, value in json.loads(calibration.calibration_text(MADE)).items()
+        if not name.endswith("_loss_s")
+    }
+    assert calibration.parse_calibration(json.dumps(older)) == MADE
 
 
 @pytest.mark.parametrize(
@@ -62,19 +65,19 @@ def test_one_of_before_the_losses_were_timed_is_read():
 )
 def test_the_faster_loss_of_these_cards_goes_into_the_plan(facts: Facts, own, ligers, card, ours):
     made = replace(MADE, own_loss_s=own, liger_loss_s=ligers, card=card)
-    assert calibration.parse(calibration.text(made)) == made
+    assert calibration.parse_calibration(calibration.calibration_text(made)) == made
     assert make_plan(load_recipe("qwen2.5-14b"), replace(facts, calibration=made)).predicted["own_loss"] is ours
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"run_id": "x"}), "{cut"])
 def test_what_is_no_calibration_is_refused(content: str):
     with pytest.raises(ValueError):
-        calibration.parse(content)
+        calibration.parse_calibration(content)
 
 
 def test_a_rate_of_nothing_is_refused():
     with pytest.raises(ValueError, match=r"^matmul_flops is 0.0, and has to be a number from 1e\+09 to 1e\+17$"):
-        calibration.parse(calibration.text(replace(MADE, matmul_flops=0.0)))
+        calibration.parse_calibration(calibration.calibration_text(replace(MADE, matmul_flops=0.0)))
 
 
 @pytest.mark.parametrize(
@@ -99,14 +102,18 @@ def test_a_rate_of_nothing_is_refused():
 def test_a_value_that_cannot_be_is_refused_by_its_name(change):
     (name,) = change
     with pytest.raises(ValueError, match=f"^{name} is "):
-        calibration.parse(json.dumps(json.loads(calibration.text(MADE)) | change))
+        calibration.parse_calibration(json.dumps(json.loads(calibration.calibration_text(MADE)) | change))
 
 
 def test_one_of_before_names_and_ram_were_kept_is_read():
-    older = {name: v for name, v in json.loads(calibration.text(MADE)).items() if name not in {"nodes", "ram_bytes"}}
-    assert calibration.parse(json.dumps(older)) == MADE
+    older = {
+        name: v
+        for name, v in json.loads(calibration.calibration_text(MADE)).items()
+        if name not in {"nodes", "ram_bytes"}
+    }
+    assert calibration.parse_calibration(json.dumps(older)) == MADE
     named = replace(MADE, nodes=("te1", "te2"), ram_bytes=60e9)
-    assert calibration.parse(calibration.text(named)) == named
+    assert calibration.parse_calibration(calibration.calibration_text(named)) == named
 
 
 TWO_A10 = Ranks("mine", 2, ("A10",), frozenset({"te1", "te2"}))
@@ -189,12 +196,12 @@ def test_the_newest_measurement_of_the_link_counts(tmp_path: Path, monkeypatch, 
     (folder / "result.json").write_text(json.dumps(check))
     kept = Path(calibration.calibration_file(head.runs))
     assert preparing.known_of(place, TWO, A10S).link_from == folder.name
-    kept.write_text(calibration.text(MADE))
+    kept.write_text(calibration.calibration_text(MADE))
     known = preparing.known_of(place, TWO, A10S)
     assert (known.bytes_per_s, known.link_from, known.calibration) == (1.5e9, MADE.run_id, MADE)
-    kept.write_text(calibration.text(replace(MADE, time=10.0)))
+    kept.write_text(calibration.calibration_text(replace(MADE, time=10.0)))
     assert preparing.known_of(place, TWO, A10S).link_from == folder.name
-    kept.write_text(calibration.text(replace(MADE, world_size=4)))
+    kept.write_text(calibration.calibration_text(replace(MADE, world_size=4)))
     assert preparing.known_of(place, TWO, A10S).link_from == folder.name
     kept.write_text("{cut")
     assert preparing.known_of(place, TWO, A10S).calibration is None
@@ -225,5 +232,5 @@ def test_a_measured_link_counts_on_one_machine_too(tmp_path: Path, monkeypatch):
     place = cluster_of(head)
     assert preparing.known_of(place, alone, A10S).link_from == "what PCIe 4 does"
     head.make_runs()
-    Path(calibration.calibration_file(head.runs)).write_text(calibration.text(MADE))
+    Path(calibration.calibration_file(head.runs)).write_text(calibration.calibration_text(MADE))
     assert preparing.known_of(place, alone, A10S).link_from == MADE.run_id

@@ -12,12 +12,10 @@ from tests.support.llama_shape import model_shape
 from training.cost.memory import GIB
 from training.cost.shape import PlanError
 from training.model_names import load_recipe
-from training.plan.checks import CHECKS
-from training.plan.facts import Facts, ModelMetadata, read_facts, stop_tokens
-from training.plan.hardware import Card, Known, NodeHardware
-from training.plan.predict import Plan, make_plan
-from training.plan.situation import Check
-from training.plan.teaching import enough, for_rows, shortened
+from training.plan.facts import Card, Facts, Known, ModelMetadata, NodeHardware, read_facts, stop_tokens
+from training.plan.fits import Check
+from training.plan.predict import CHECKS, Plan, make_plan
+from training.plan.teaches import enough, for_rows, shortened
 from training.recipe import with_changes
 
 CONFIG = {

@@ -85,7 +85,7 @@ def measured(place, **changes):
     made = replace(MADE, **changes)
     folder = place / "runs" / made.run_id
     folder.mkdir(parents=True)
-    (folder / calibration.FILE).write_text(calibration.text(made))
+    (folder / calibration.FILE).write_text(calibration.calibration_text(made))
     return made
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from tests.support.llama_shape import model_shape
 from training.cost.cards import sustained_flops
-from training.cost.flops import flops_per_token
 from training.cost.memory import Memory
 from training.cost.pace import Rates, pace
-from training.cost.shape import ModelShape
+from training.cost.shape import ModelShape, flops_per_token
 from training.cost.strategies import BUCKET, cost_of
 from training.data import micro_steps
 from training.model_names import load_recipe

@@ -10,12 +10,11 @@ import pytest
 
 from tests.test_training_plan_options import a10s, by_name, options, tcp
 from training.cost.cards import CARDS, card_bytes, memory_rate, sustained_flops
-from training.cost.flops import flops_per_token
 from training.cost.pace import Rates
-from training.cost.shape import known_shape
+from training.cost.shape import flops_per_token, known_shape
 from training.model_names import load_recipe
-from training.plan.four_bits import WORTH
 from training.plan.machines import room
+from training.plan.notes import FOUR_BITS_WORTH
 
 TEXT = (Path(__file__).parent.parent / "docs" / "map.md").read_text(encoding="utf-8")
 LINES = TEXT.splitlines()
@@ -117,8 +116,8 @@ def test_where_four_bits_win_much_is_shown_beside_where_they_win_little():
         return float(cell.split(" ")[0].replace(",", ""))
 
     times = {(model, ranks): per_s(four) / per_s(sixteen) for model, ranks, sixteen, four in PACKED if sixteen != "-"}
-    much = {key for key, each in times.items() if each > WORTH}
+    much = {key for key, each in times.items() if each > FOUR_BITS_WORTH}
     assert {model for model, _ in much} == {
         *("gpt-oss-20b", "deepseek-v2-lite", "phi4-14b", "gemma4-26b-a4b", "mistral-small3.2-24b")
     }
-    assert 20 < max(times.values()) < 21, "as training/plan/four_bits.py says"
+    assert 20 < max(times.values()) < 21, "as training/plan/notes.py says"

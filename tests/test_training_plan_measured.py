@@ -25,10 +25,7 @@ from training.model_names import load_recipe
 from training.node.metrics.against_plan import measured, pace_watch
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import StepMetrics
-from training.plan.calibration import calibration_file
-from training.plan.calibration import text as calibration_text
-from training.plan.hardware import Card, NodeHardware
-from training.plan.measured import (
+from training.plan.calibration import (
     LEAST,
     LEAST_PLANNED_S,
     MOST,
@@ -36,11 +33,14 @@ from training.plan.measured import (
     WARM_UP,
     MeasuredRun,
     PaceWatch,
+    calibration_file,
     corrections,
     measure,
-    parse,
-    text,
+    measured_text,
+    parse_measured,
 )
+from training.plan.calibration import measured_text as calibration_text
+from training.plan.facts import Card, NodeHardware
 from training.plan.options import choose
 from training.plan.predict import make_plan
 from training.run_folder import MEASURED, Status, parse_status, status_text
@@ -110,10 +110,17 @@ def test_the_correction_is_of_the_formulas_not_of_what_an_earlier_one_made_of_th
 
 
 def test_it_comes_back_as_it_was_written_and_what_is_none_is_refused():
-    assert parse(text(RUN)) == RUN
-    for bad in ("", "[]", "{}", "{cut", text(replace(RUN, step_s=0.0)), text(replace(RUN, bytes_per_s=-1.0))):
+    assert parse_measured(measured_text(RUN)) == RUN
+    for bad in (
+        "",
+        "[]",
+        "{}",
+        "{cut",
+        measured_text(replace(RUN, step_s=0.0)),
+        measured_text(replace(RUN, bytes_per_s=-1.0)),
+    ):
         with pytest.raises(ValueError):
-            parse(bad)
+            parse_measured(bad)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +137,12 @@ def test_it_comes_back_as_it_was_written_and_what_is_none_is_refused():
 )
 def test_a_value_that_cannot_be_is_named(change, said):
     with pytest.raises(ValueError, match=f"^{said}"):
-        parse(json.dumps(json.loads(text(RUN)) | change))
+        parse_measured(json.dumps(json.loads(measured_text(RUN)) | change))
 
 
 def test_a_run_of_steps_too_short_to_tell_is_read_and_corrects_nothing():
     for planned in (0.0, 0.0004, 0.99 * LEAST_PLANNED_S):
-        tiny = parse(text(replace(RUN, step_s=0.05, planned_step_s=planned, model_step_s=planned)))
+        tiny = parse_measured(measured_text(replace(RUN, step_s=0.05, planned_step_s=planned, model_step_s=planned)))
         assert corrections([tiny], *HERE).of("zero0", *LORA) is None
         assert not off(PaceWatch(planned), 100.0)
     assert corrections([replace(RUN, model_step_s=LEAST_PLANNED_S)], *HERE).of("zero0", *LORA).factor == MOST
@@ -308,7 +315,7 @@ def test_rank_0_tells_its_supervisor_while_the_run_goes(folder, monkeypatch):
 
 def test_the_head_is_asked_once_for_its_calibration_and_its_newest_runs(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "runs")  # nothing was fetched to here
-    (folder / MEASURED).write_text(text(RUN))
+    (folder / MEASURED).write_text(measured_text(RUN))
     other = tmp_path / "runs" / "cut-20260101-000000"
     other.mkdir()
     (other / MEASURED).write_text("{cut")
@@ -343,7 +350,7 @@ def test_no_more_than_the_newest_forty_runs_are_asked_for(tmp_path):
     for n in range(45):
         run = tmp_path / f"tiny-20260101-{n:06d}"
         run.mkdir()
-        (run / MEASURED).write_text(text(replace(RUN, run_id=run.name)))
+        (run / MEASURED).write_text(measured_text(replace(RUN, run_id=run.name)))
         os.utime(run / MEASURED, (n, n))
     found = {each.run_id for each in measurements.of_head(HereHead(tmp_path)).runs}
     assert found == {f"tiny-20260101-{n:06d}" for n in range(5, 45)}
@@ -351,7 +358,7 @@ def test_no_more_than_the_newest_forty_runs_are_asked_for(tmp_path):
 
 def test_fetched_runs_count_and_a_head_that_does_not_answer_is_done_without(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (folder / MEASURED).write_text(text(RUN))
+    (folder / MEASURED).write_text(measured_text(RUN))
 
     class Silent:
         name, runs = "te1", Path("/data/runs")

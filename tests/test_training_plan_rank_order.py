@@ -13,8 +13,8 @@ from training.laptop import preparing
 from training.laptop.head_node import HereHead
 from training.launch import Host, Launch
 from training.model_names import load_recipe
-from training.plan.hardware import Card, NodeHardware
-from training.plan.rank_order import between, in_a_row
+from training.plan.facts import Card, NodeHardware
+from training.plan.layout import between, in_a_row
 
 NAMES = ("te1", "te2", "te3", "te4")
 

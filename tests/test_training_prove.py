@@ -31,7 +31,7 @@ needs_torch = pytest.mark.torch
 @pytest.fixture(scope="module")
 def kernels():
     pytest.importorskip("deepspeed", reason="needs the [train] extra")
-    from training.node.prove import kernels
+    from training.node.prove import devices as kernels
 
     return kernels
 
@@ -61,7 +61,7 @@ def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(kernels, tmp_pat
 def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
     import torch
 
-    outcomes, rates = kernels.check(torch.device("cpu"))
+    outcomes, rates = kernels.check_kernels(torch.device("cpu"))
     found = {outcome.name: outcome for outcome in outcomes}
     states = {name: outcome.state for name, outcome in found.items()}
     assert states == {"attention in packed rows": "pass", "our fused loss": "pass", "Liger's fused loss": "not here"}
@@ -72,18 +72,18 @@ def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
 def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
     import torch
 
-    from training.node.prove import probes
+    from training.node.prove import devices
 
     used = []
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     for name in ("_attention", "_own_loss", "_liger"):
         monkeypatch.setattr(kernels, name, lambda on, dtype=None, rates=None: used.append(dtype))
-    kernels.check(torch.device("cuda"))
+    kernels.check_kernels(torch.device("cuda"))
     assert used == [torch.float16] * 3 and torch.float16 in kernels.TOLERANCE
     operands = []
     monkeypatch.setattr(torch, "randn", lambda *_, dtype, **__: operands.append(dtype))
-    monkeypatch.setattr(probes, "sustained", lambda *_: 1.0)
-    probes._matmul_rate(torch.device("cuda"), {})
+    monkeypatch.setattr(devices, "sustained", lambda *_: 1.0)
+    devices._matmul_rate(torch.device("cuda"), {})
     assert operands == [torch.float16] * 2
 
 
@@ -91,14 +91,14 @@ def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
 def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(kernels, monkeypatch):
     import torch
 
-    from training.node.prove import probes
+    from training.node.prove import devices
 
     spreads, product, began = [], torch.mm, time.perf_counter()
     monkeypatch.setattr(torch, "mm", lambda a, b: (spreads.append((a.std(), b.std())), product(a, b)))
-    monkeypatch.setattr(probes, "SUSTAINED_S", {"cpu": (0.1, 0.2)}, raising=False)
-    monkeypatch.setattr(probes, "SIDE", {"cpu": 64})
+    monkeypatch.setattr(devices, "SUSTAINED_S", {"cpu": (0.1, 0.2)}, raising=False)
+    monkeypatch.setattr(devices, "SIDE", {"cpu": 64})
     rates = {}
-    assert probes._matmul_rate(torch.device("cpu"), rates).state == "pass" and rates["matmul_flops"] > 0
+    assert devices._matmul_rate(torch.device("cpu"), rates).state == "pass" and rates["matmul_flops"] > 0
     assert time.perf_counter() - began >= 0.3
     assert min(min(each) for each in spreads) > 0.9
 
@@ -112,7 +112,7 @@ def test_attention_that_sees_its_neighbours_fails(kernels, monkeypatch):
         return whole.transpose(1, 2), None
 
     monkeypatch.setattr(kernels, "segment_attention", leaky)
-    outcome = kernels.check(torch.device("cpu"))[0][0]
+    outcome = kernels.check_kernels(torch.device("cpu"))[0][0]
     assert outcome.state == "fail" and "LEAKS" in outcome.found
 
 
@@ -125,7 +125,7 @@ def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(kernels, monkeyp
     import torch
 
     monkeypatch.setattr(kernels, "segment_attention", _breaks)
-    rows = {outcome.name: outcome for outcome in kernels.check(torch.device("cpu"))[0]}
+    rows = {outcome.name: outcome for outcome in kernels.check_kernels(torch.device("cpu"))[0]}
     assert rows["attention in packed rows"].found == "RuntimeError: no kernel image is available"
     assert [row.state for row in rows.values()] == ["fail", "pass", "not here"]
 
@@ -134,17 +134,17 @@ def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(kernels, monkeyp
 def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernels, monkeypatch):
     import torch
 
-    from training.node.prove import probes
+    from training.node.prove import devices
 
     old = {"get_device_name": "Tesla V100", "get_device_capability": (7, 0), "get_arch_list": ["sm_75", "sm_80"]}
     for name, said in old.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, said=said: said)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 30, 1 << 30))
     for name in ("_allocation", "_matmul_rate"):
-        monkeypatch.setattr(probes, name, _breaks)
-    copied = passed(probes.COPY, "400 GB/s")
-    monkeypatch.setattr(probes, "_copy_rate", lambda on, rates: rates.update(memory_bytes_per_s=4e11) or copied)
-    outcomes, rates = probes.measure(torch.device("cuda"))
+        monkeypatch.setattr(devices, name, _breaks)
+    copied = passed(devices.COPY, "400 GB/s")
+    monkeypatch.setattr(devices, "_copy_rate", lambda on, rates: rates.update(memory_bytes_per_s=4e11) or copied)
+    outcomes, rates = devices.measure_device(torch.device("cuda"))
     states = {outcome.name: outcome.state for outcome in outcomes}
     assert states["compute capability"] == states["matmul"] == "fail" and states["memory copy"] == "pass"
     assert (rates["card"], rates["memory_bytes_per_s"]) == ("Tesla V100", 4e11)

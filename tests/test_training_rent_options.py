@@ -14,19 +14,19 @@ from deploy.on_node.fetch_model import RESERVE_BYTES
 from inventory.cloud import opening
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.values import InstanceType
-from inventory.renting.on_offer import on_offer
+from inventory.renting.offers import on_offer
 from inventory.settings import SettingsError, load_settings
 from tests.support.memory_cloud import MemoryCloud, MemorySettings
 from tests.support.paper_cluster import PaperCluster
 from tests.test_training_plan_measured import RUN
-from training.cost.disk import SPARE
+from training.cost.memory import SPARE
 from training.cost.shape import PlanError
-from training.laptop import rent_options, rent_table
+from training.laptop import rent_view
 from training.laptop.plan_options import PlanWish
 from training.launch import LaunchError
 from training.model_names import load_recipe
 from training.money import HOUR, bare
-from training.plan.measured import text
+from training.plan.calibration import measured_text
 from training.run_folder import MEASURED
 
 A10 = InstanceType("a10.small", 8, 30, 1, "NVIDIA A10", 24, 16)
@@ -55,7 +55,7 @@ def settings_of(**table):
 
 
 def looked(recipe=PLAIN, wish=None, **table):
-    return rent_options.look(settings_of(**table), recipe, wish or PlanWish())
+    return rent_view.rent_choices(settings_of(**table), recipe, wish or PlanWish())
 
 
 def named(choices):
@@ -68,7 +68,7 @@ def test_one_a100_is_found_where_cluster_toml_says_four_a10(cloud, capsys):
     now = choices.as_it_stands
     assert (now.offered.type_name, now.offered.nodes) == ("a10.small", 4)
     assert choices.rows[0].money == pytest.approx(0.6 * now.money, rel=0.01) and choices.rows[0].seconds < now.seconds
-    rent_table.show(choices)
+    rent_view.print_choices(choices)
     said = capsys.readouterr().out
     assert "1 cheapest" in said and "fastest" in said and "as is" in said
     assert (
@@ -115,7 +115,7 @@ def test_an_a800_is_as_fast_as_an_a100_and_kinds_nobody_knows_the_speed_of_are_n
     assert named(choices)[0] == ("a800.one", 1)
     note = "left out, as nobody knows how fast they are: NVIDIA L4 (from "
     assert next(line for line in choices.notes if "nobody knows" in line).startswith(note)
-    rent_table.show(choices)
+    rent_view.print_choices(choices)
     said = " ".join(capsys.readouterr().out.split())
     assert note in said and re.search(r"NVIDIA L4 \(from \d+\.\d\d( \w+)? an hour\)", said)
     alone = looked(wish=PlanWish(card="L4"))
@@ -136,9 +136,9 @@ def test_listed_machines_that_differ_are_not_called_too_small_where_more_are_che
     (tmp_path / "key").write_text("")
     first, second = NODE.format(k=1).replace("11.73", "20"), NODE.format(k=2).replace("11.73", "2")
     (toml := tmp_path / "cluster.toml").write_text(LISTED.format(folder=tmp_path) + first + second)
-    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
+    choices = rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
     assert {way.offered.nodes: way.offered.machines.price_h for way in choices.ways} == {1: 20, 2: 22}
-    rent_table.show(choices)
+    rent_view.print_choices(choices)
     said = capsys.readouterr().out
     assert "too small" not in said and "of a type" not in said
 
@@ -151,11 +151,13 @@ def test_several_machines_whose_network_nobody_knows_are_said_to_be_left_out(clo
 def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key").write_text("")
-    text = LISTED.replace("line_rate_gbps = 16\n", "").format(folder=tmp_path) + NODE.format(k=1) + NODE.format(k=2)
-    (toml := tmp_path / "cluster.toml").write_text(text)
-    choices = rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish())
+    measured_text = (
+        LISTED.replace("line_rate_gbps = 16\n", "").format(folder=tmp_path) + NODE.format(k=1) + NODE.format(k=2)
+    )
+    (toml := tmp_path / "cluster.toml").write_text(measured_text)
+    choices = rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish())
     assert named(choices) == [("listed", 2)]
-    rent_table.show(choices)
+    rent_view.print_choices(choices)
     said = capsys.readouterr().out
     assert "1 cheapest" not in said and "1 fastest" not in said and "left out" not in said
     assert "without a time: 2 x listed (A10), as nobody knows how fast their network is: --line-rate-gbps 16" in said
@@ -164,7 +166,7 @@ def test_machines_without_a_time_are_shown_once_and_not_called_the_best(tmp_path
 def test_of_rows_that_cost_as_much_the_fastest_is_called_the_cheapest(cloud):
     rows = looked(load_recipe("qwen2.5-3b"), PlanWish(card="A10")).rows
     least = min(way.money for way in rows)
-    found = rent_options.best(rows, "cheapest")
+    found = rent_view.best(rows, "cheapest")
     assert found.money <= 1.03 * least
     assert all(way.seconds >= found.seconds for way in rows if way.money <= 1.03 * least)
     alike = [way for way in rows if way.money <= 1.03 * least]
@@ -184,7 +186,7 @@ def test_a_data_disk_that_the_base_model_does_not_fit_is_said_and_is_not_taken(c
     need = int(note.removeprefix(said))
     assert 150 <= need <= 200
     with pytest.raises(PlanError, match=r"^--take 1: its files need 135.4 GiB .*; set it, since prices are with"):
-        rent_options.take(choices, "1")
+        rent_view.take(choices, "1")
     assert not any("data disk" in line for line in looked(large, data_disk_gib=need).notes)
     assert SPARE == RESERVE_BYTES
 
@@ -201,10 +203,10 @@ def test_padded_rows_of_many_lengths_are_said_to_be_reckoned_at_worst(cloud, tmp
     lines = [json.dumps(record)] * 50 + [json.dumps(record | {"completion": "long " * 5000})]
     (file := tmp_path / "data.jsonl").write_text("\n".join(lines))
     said = "padded rows: speed, time and money are at worst, as if every row were as long as the longest: 2048 tokens"
-    rent_table.show(looked(recipe, PlanWish(data=(str(file),))))
+    rent_view.print_choices(looked(recipe, PlanWish(data=(str(file),))))
     assert said in " ".join(capsys.readouterr().out.split())
     file.write_text("\n".join(lines[:50]))
-    rent_table.show(looked(recipe, PlanWish(data=(str(file),))))
+    rent_view.print_choices(looked(recipe, PlanWish(data=(str(file),))))
     assert "at worst" not in capsys.readouterr().out
 
 
@@ -213,12 +215,12 @@ def test_the_runs_that_rows_were_corrected_by_are_named(cloud, tmp_path, capsys)
     folder.mkdir(parents=True)
     wish = PlanWish(card="A10", nodes=4)
     before = looked(wish=wish).rows[0].option
-    (folder / MEASURED).write_text(text(RUN))
+    (folder / MEASURED).write_text(measured_text(RUN))
     choices = looked(wish=wish)
     assert choices.rows[0].option.step_s == pytest.approx(1.2 * before.step_s)
-    rent_table.show(choices)
+    rent_view.print_choices(choices)
     assert f"seconds of {before.strategy} x 1.20, as {RUN.run_id} took" in capsys.readouterr().out
-    (folder / MEASURED).write_text(text(replace(RUN, step_s=0.05, planned_step_s=0.0, model_step_s=0.0)))
+    (folder / MEASURED).write_text(measured_text(replace(RUN, step_s=0.05, planned_step_s=0.0, model_step_s=0.0)))
     assert looked(wish=wish).rows[0].option.step_s == before.step_s, "too short to tell"
     assert capsys.readouterr().err == ""
 
@@ -261,13 +263,13 @@ def test_each_type_is_asked_for_once_and_only_what_is_needed(cloud, monkeypatch)
 
 def test_it_needs_no_five_seconds_of_its_own(cloud):
     began = time.process_time()
-    rent_table.show(looked())
+    rent_view.print_choices(looked())
     assert time.process_time() - began < 5
 
 
 def test_json_says_the_same(cloud, capsys):
     choices = looked()
-    rent_table.show_json(choices)
+    rent_view.print_choices_json(choices)
     told = json.loads(capsys.readouterr().out)
     assert [(row["type"], row["nodes"]) for row in told["rows"]] == named(choices)
     first = told["rows"][0]
@@ -287,7 +289,7 @@ def local(tmp_path, monkeypatch):
 
 
 def chosen(local, model="qwen2.5-14b", **wish):
-    return rent_options.look(local.settings, load_recipe(model), PlanWish(**wish))
+    return rent_view.rent_choices(local.settings, load_recipe(model), PlanWish(**wish))
 
 
 def stocked(local, *types):
@@ -297,7 +299,7 @@ def stocked(local, *types):
 
 
 def test_the_local_clouds_table_says_that_its_prices_are_made_up_and_what_has_no_stock(local, capsys):
-    rent_table.show(chosen(local))
+    rent_view.print_choices(chosen(local))
     said = capsys.readouterr().out
     assert "prices and spot figures are made up" in said and re.search(r"x ecs\.gn7e-c16g1\.\d+xlarge, no stock", said)
     assert said.count("CNY") == 2 and "reclaimed" in said and said.count("million") == 2
@@ -308,34 +310,34 @@ def test_listed_types_that_compute_on_cpus_are_shown_without_times(local, capsys
     choices = chosen(local, "tiny")
     (way,) = [way for way in choices.rows if way.offered.in_stock]
     assert (way.offered.type_name, way.offered.nodes, way.seconds) == ("ecs.local.small", 1, None)
-    rent_table.show(choices)
-    assert "cheapest\n" not in capsys.readouterr().out and rent_options.best(choices.rows, "cheapest") is None
-    rent_options.take(choices, str(1 + choices.rows.index(way)))
+    rent_view.print_choices(choices)
+    assert "cheapest\n" not in capsys.readouterr().out and rent_view.best(choices.rows, "cheapest") is None
+    rent_view.take(choices, str(1 + choices.rows.index(way)))
     own = load_settings(local.toml).rental
     assert (own.types, own.nodes) == (("ecs.local.small",), 1)
     with pytest.raises(PlanError, match=r"--take fastest: nobody knows how fast they are"):
-        rent_options.take(choices, "fastest")
+        rent_view.take(choices, "fastest")
 
 
 def test_what_is_taken_stands_in_cluster_toml_and_is_what_fab_up_then_wants(local, capsys):
     stocked(local, "ecs.gn7e-c16g1.4xlarge", "ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
     choices = chosen(local)
-    rent_options.take(choices, "cheapest")
+    rent_view.take(choices, "cheapest")
     said = capsys.readouterr().out
     assert f'{local.toml}: types = ["ecs.gn7e-c16g1.4xlarge"] (was ["ecs.gn7i-c8g1.2xlarge"])' in said
     assert "nodes = 1 (was 4)" in said and said.endswith("next: fab up --dry\n")
-    text = local.toml.read_text()
-    assert "# all of it made up" in text and "# in order" in text
-    assert tomllib.loads(text)["aliyun"]["types"] == ["ecs.gn7e-c16g1.4xlarge"]
+    measured_text = local.toml.read_text()
+    assert "# all of it made up" in measured_text and "# in order" in measured_text
+    assert tomllib.loads(measured_text)["aliyun"]["types"] == ["ecs.gn7e-c16g1.4xlarge"]
     local.settings = load_settings(local.toml)
     assert local.plan(1).quotes[0].offer.instance_type == "ecs.gn7e-c16g1.4xlarge"
-    rent_options.take(choices, "1")
-    assert "already" in capsys.readouterr().out and local.toml.read_text() == text
+    rent_view.take(choices, "1")
+    assert "already" in capsys.readouterr().out and local.toml.read_text() == measured_text
 
 
 def test_a_taken_type_brings_the_larger_ones_in_stock_with_the_same_card(local):
     stocked(local, "ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
-    rent_options.take(chosen(local, "qwen2.5-7b"), "cheapest")
+    rent_view.take(chosen(local, "qwen2.5-7b"), "cheapest")
     assert load_settings(local.toml).rental.types == ("ecs.gn7i-c8g1.2xlarge", "ecs.gn7i-c16g1.4xlarge")
 
 
@@ -352,7 +354,7 @@ def test_a_taken_type_brings_the_larger_ones_in_stock_with_the_same_card(local):
 def test_what_cannot_be_taken_is_refused_and_nothing_is_written(local, which, said):
     before = local.toml.read_text()
     with pytest.raises(PlanError, match=said):
-        rent_options.take(chosen(local), which)
+        rent_view.take(chosen(local), which)
     assert local.toml.read_text() == before
 
 
@@ -364,7 +366,7 @@ def test_a_budget_that_would_not_bear_it_keeps_the_file_as_it_is(local):
     )
     before = local.toml.read_text()
     with pytest.raises(SettingsError, match=r"aliyun\.budget: \d+ machines for 4 h at up to 20.00 an hour may cost"):
-        rent_options.take(chosen(local), "fastest")
+        rent_view.take(chosen(local), "fastest")
     assert local.toml.read_text() == before
 
 
@@ -385,19 +387,19 @@ def test_listed_machines_get_the_same_table_and_nothing_is_asked_of_a_cloud(clou
     toml = tmp_path / "cluster.toml"
     toml.write_text(LISTED.format(folder=tmp_path) + "".join(NODE.format(k=k) for k in (1, 2, 3, 4)))
     settings = load_settings(toml)
-    choices = rent_options.look(settings, load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
+    choices = rent_view.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish(card="A10"))
     assert named(choices) == [("listed", 1), ("listed", 2), ("listed", 4)]
-    rent_table.show(choices)
+    rent_view.print_choices(choices)
     said = capsys.readouterr().out
     assert "4 x listed" in said and "more machines of a type buy time, never money" in said
     assert "CNY a million tokens" in said and "reclaimed" not in said
     with pytest.raises(PlanError, match=r"--take cheapest: the machines are listed, there is nothing to rent$"):
-        rent_options.take(choices, "cheapest")
+        rent_view.take(choices, "cheapest")
     with pytest.raises(PlanError, match=r"--nodes 5: 4 are listed$"):
-        rent_options.look(settings, load_recipe("qwen2.5-7b"), PlanWish(card="A10", nodes=5))
+        rent_view.rent_choices(settings, load_recipe("qwen2.5-7b"), PlanWish(card="A10", nodes=5))
     toml.write_text(toml.read_text().replace('card = "A10"\n', ""))
     with pytest.raises(LaunchError, match=r"nothing says which cards te1 has.*--model qwen2.5-7b --card A10"):
-        rent_options.look(load_settings(toml), load_recipe("qwen2.5-7b"), PlanWish())
+        rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-7b"), PlanWish())
     with pytest.raises(PlanError, match=r"^--price-per-hour is for listed machines"):
         looked(wish=PlanWish(price_per_hour=3.0))
 
@@ -409,7 +411,9 @@ def test_without_a_price_machines_are_compared_by_their_hours(tmp_path, monkeypa
     (toml := tmp_path / "cluster.toml").write_text(
         LISTED.format(folder=tmp_path) + "".join(node.format(k=k) for k in (1, 2, 3))
     )
-    rent_table.show(rent_options.look(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(card="A10")))
+    rent_view.print_choices(
+        rent_view.rent_choices(load_settings(toml), load_recipe("qwen2.5-14b"), PlanWish(card="A10"))
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "3 x listed (A10) take fewer machine-hours than 2 of them" in said and "cheaper than" not in said
 
@@ -445,7 +449,7 @@ def test_take_without_rent_and_hours_with_it_are_refused_in_a_sentence(local):
 
 def test_all_prices_of_a_row_are_of_all_its_machines(cloud):
     choices = looked()
-    rows = [rent_table._cells(choices, "", way) for way in choices.rows]
+    rows = [rent_view._cells(choices, "", way) for way in choices.rows]
     assert {way.offered.nodes for way in choices.rows} > {1}
     for way, cells in zip(choices.rows, rows, strict=True):
         offer = choices.offers[way.offered.type_name]

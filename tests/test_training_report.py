@@ -31,7 +31,7 @@ from training.model_names import load_recipe
 from training.node.metrics import run_tables
 from training.node.metrics.plots import MOST_POINTS, Plot, draw, means, plots
 from training.node.metrics.report import content, make_report, marks_of
-from training.node.metrics.run_numbers import duration, plan_against_actual
+from training.node.metrics.run_tables import duration, plan_against_actual
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append
 from training.node.supervision.failure import ASKED
 from training.run_folder import State, Status, status_text

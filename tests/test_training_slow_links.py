@@ -27,7 +27,7 @@ from training.cost.strategies import STRATEGIES, cost_of  # noqa: E402
 from training.exit_codes import STOPPED  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node.checkpoint import CheckpointError, TrainerState, read_tensors, refuse_other  # noqa: E402
-from training.plan import slow_link  # noqa: E402
+from training.plan import notes  # noqa: E402
 from training.plan.predict import make_plan  # noqa: E402
 from training.recipe import RecipeError, with_changes  # noqa: E402
 
@@ -196,7 +196,7 @@ def test_a_network_below_half_a_gigabit_gets_advice_and_a_faster_one_none():
     shape, recipe = known_shape("Qwen/Qwen2.5-7B-Instruct"), load_recipe("qwen2.5-7b", {"strategy": "zero0"})
 
     def said(of, bytes_per_s, ranks=4):
-        return slow_link.advice(of, shape, ranks, 4096, Rates(40e12, bytes_per_s))
+        return notes.slow_link_note(of, shape, ranks, 4096, Rates(40e12, bytes_per_s))
 
     def step_s(**changes):
         return pace(shape, with_changes(recipe, **changes), 4, 4096, Rates(40e12, 10e6)).step_s

@@ -9,7 +9,7 @@ import pytest
 from training.key_names import CALLED_ELSEWHERE
 from training.laptop.start_run import chosen_recipe
 from training.model_names import load_recipe, recipe_names
-from training.plan.teaching import warmup
+from training.plan.teaches import warmup
 from training.recipe import RecipeError, known_keys
 
 WARMUP = load_recipe("tiny").optimizer.warmup_steps

@@ -21,7 +21,7 @@ from training.cost.strategies import STRATEGIES  # noqa: E402
 from training.isolation import mixing, types_of, untrainable  # noqa: E402
 from training.model_names import load_recipe  # noqa: E402
 from training.node import architecture  # noqa: E402
-from training.node.adapter import merge, models  # noqa: E402
+from training.node.adapter import generate, merge  # noqa: E402
 from training.node.head_check import VOCABULARY, copies, difference  # noqa: E402
 from training.node.known_outline import known_outline  # noqa: E402
 from training.node.loss import Logits  # noqa: E402
@@ -145,7 +145,7 @@ def test_a_merge_of_experts_too_writes_the_bases_own_names_and_says_what_the_ada
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_read_token_by_token_as_the_whole_is_read_at_once(folders, kind):
-    forward = models.reader(models.load_base(folders[kind]))
+    forward = generate.reader(generate.load_base(folders[kind]))
     forward(IDS[0, :20].tolist())
     last = [forward([token]) for token in IDS[0, 20:].tolist()][-1]
     right = _logits(folders[kind])[-1]

@@ -87,7 +87,7 @@ class Launch:
     debug_rank: int | None = None
     """The rank that waits for a debugger; the others then wait for it without a time-out."""
     profile: str = ""
-    """Steps to profile: see training/node/diagnosis/profiling.py."""
+    """Steps to profile: see training/node/diagnosis/on_rank.py."""
     price_h: float | None = None
     """What an hour of all its machines costs together; None where nobody said."""
     currency: str = ""

@@ -1,23 +1,31 @@
-"""What a stranger reads beside an adapter or a merged model: where it comes from, how good it is, how to load it. Pure.
+"""The model card of an adapter or a merged model: where it comes from, how good it is, how to load it.
 
-It lies in the adapter's folder from the checkpoint on (training/card_facts.py reads what it says).
+It is written into each checkpoint before that is sealed, so it is verified wherever it comes to.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from training.began_with import stages_of
+from training.bounded import bounded_json, object_in
 from training.cost.memory import NF4
 from training.counting import many
-from training.evaluations import measured_on
-from training.model_lock import BUILT_IN, LOCAL
+from training.errors import AdapterError
+from training.evaluations import measured_on, read_evaluations
+from training.model_lock import BUILT_IN, COMMIT, LOCAL
 from training.own_model import FOLDER
-from training.run_folder import LOCAL_RUNS, is_run_id
+from training.recipe import Recipe
+from training.run_folder import LAUNCH, LOCAL_RUNS, METRICS, MODEL_SUMS, is_run_id, parse_metrics
+from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATE, TOKENIZER, parse_sums, read_origin
+from training.verify import FetchError, whole_tensors
 from training.words import ENGLISH, Say
 
 TINY_LIES = "path/to: HOME/.cache/spotune/models, no ~; fab train --model tiny --here makes it there"
@@ -242,3 +250,106 @@ def _end(facts: CardFacts) -> list[str]:
         return []
     also = "its generation_config.json says so" if facts.merged else "generate with that as `eos_token_id`"
     return ["", f"An answer ends with `{facts.end_of_turn}`; {also}."]
+
+
+# What a run's folder says about one of its checkpoints, for its model card: at home, and where it is written.
+
+COUNTS = {"records": "records", "samples": "samples", "tokens": "tokens", "learned_tokens": "learned tokens"}
+"""Of a data report, as the card calls them."""
+
+
+def read_facts(run: Path, checkpoint: Path, merged: bool) -> CardFacts:
+    """What the folder of a run says of the checkpoint. AdapterError where one of the two is not whole."""
+    try:
+        state = bounded_json((checkpoint / STATE).read_text(encoding="utf-8"))
+        recipe = (run / "recipe.toml").read_text(encoding="utf-8")
+        metrics = (run / METRICS).read_bytes() if (run / METRICS).exists() else b""
+    except OSError as error:
+        raise AdapterError(f"{run} is not a whole fetched run: {error}") from error
+    final_loss, validation_loss = losses(metrics, state["step"])
+    report = _report(run)
+    return CardFacts(
+        run_id=run.name,
+        step=state["step"],
+        recipe_text=recipe,
+        base_model_hash=state["base_model"],
+        data_hash=state["data"],
+        final_loss=final_loss,
+        validation_loss=validation_loss,
+        evaluations=read_evaluations(run),
+        merged=merged,
+        end_of_turn=str(report["end_of_turn"]) if report.get("end_of_turn_learned") else "",
+        sees=_sees(checkpoint / "adapter" / ADAPTER_WEIGHTS),
+        began_with=[stage.words for stage in stages_of(run)],
+        here=object_in(run / LAUNCH).get("here") is True,
+        base_weights=_base_weights(run / MODEL_SUMS),
+        data={name: report[key] for key, name in COUNTS.items() if report.get(key)},
+    )
+
+
+def losses(metrics: bytes, step: int) -> tuple[float | None, float | None]:
+    """Training loss of the last step up to `step`, and the lowest validation loss until then, of a metrics.jsonl."""
+    rows = [row for row in parse_metrics(metrics)[0] if row.get("step", 0) <= step]
+    trained = [row["loss"] for row in rows if row.get("loss") is not None]
+    validated = [row["validation_loss"] for row in rows if row.get("validation_loss") is not None]
+    return (trained[-1] if trained else None), min(validated, default=None)
+
+
+def _base_weights(sums: Path) -> dict[str, str]:
+    """Those of a base model's SHA256SUMS; nothing where the run has none that can be read."""
+    try:
+        found = parse_sums(sums.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: digest for name, digest in found.items() if name.endswith(".safetensors")}
+
+
+def _sees(weights: Path) -> bool:
+    """Whether an adapter is of a text part beside others, by the names in it."""
+    try:
+        return any(".language_model." in name for name in whole_tensors(weights)[0])
+    except (OSError, FetchError):  # what is damaged is told when it is verified
+        return False
+
+
+def _report(run: Path) -> dict[str, Any]:
+    """What became of the run's data."""
+    found: dict[str, Any] = object_in(run / "data" / "report.json").get("report", {})
+    return found
+
+
+# What lets others use a checkpoint's adapter: its base model by the name they know, the tokenizer, a model card.
+#
+# It is written before the checkpoint is sealed, so all of it is verified wherever it comes to. Rank 0 alone.
+
+
+def complete(part: Path, run: Path, recipe: Recipe, model_dir: Path) -> None:
+    """Into `part`, the folder of an adapter or of a whole model in a checkpoint that has its weights, its configuration
+    and its state already."""
+    for path in tokenizer_files(model_dir):
+        shutil.copyfile(path, part / path.name)
+    if (part / ADAPTER_CONFIG).is_file():
+        name_base(part / ADAPTER_CONFIG, recipe, model_dir)
+        where = f"{LOCAL_RUNS}/{run.name}/{part.name}"
+        (part / "README.md").write_text(card(where, read_facts(run, part.parent, merged=False)), encoding="utf-8")
+
+
+def tokenizer_files(model_dir: Path) -> list[Path]:
+    """Those of a base model, each once."""
+    return sorted({path for pattern in TOKENIZER for path in model_dir.glob(pattern) if path.is_file()})
+
+
+def name_base(config_file: Path, recipe: Recipe, model_dir: Path) -> None:
+    """In an adapter's configuration the base model as others load it: its id on the Hub with the commit that was
+    fetched, or the folder the user named."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    base, revision = recipe.base_model, None
+    if base.startswith(FOLDER):
+        base = base.removeprefix(FOLDER)
+    elif base.startswith(BUILT_IN):
+        base = str(model_dir)
+    else:
+        commit = str(read_origin(model_dir).get("commit", ""))
+        revision = commit if COMMIT.fullmatch(commit) else recipe.revision
+    text = json.dumps({**config, "base_model_name_or_path": base, "revision": revision}, indent=2, sort_keys=True)
+    config_file.write_text(text, encoding="utf-8")

@@ -12,8 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.cost.disk import file_bytes
-from training.cost.memory import NF4, micro_batch_tokens, with_reserve
+from training.cost.memory import NF4, file_bytes, micro_batch_tokens, with_reserve
 from training.cost.shape import ModelShape
 from training.cost.strategies import LEANEST, SIMPLEST, cost_of
 from training.counting import decimals

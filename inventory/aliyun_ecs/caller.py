@@ -48,7 +48,7 @@ def ids_in(answer: Any) -> Iterator[str]:
 
 
 class Caller:
-    """What the calls of `inventory.aliyun_ecs.ecs.Ecs` are built on."""
+    """What the calls of `inventory.aliyun_ecs.client.Ecs` are built on."""
 
     region_id: str
     pace: CallPace

@@ -1,18 +1,30 @@
-"""What machines, disks and snapshots have cost and will cost: hours, months, money. Only the last functions ask."""
+"""What machines, disks and snapshots have cost and will cost, and what a month's budget allows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, HOURS_A_MONTH, Disk, Image, Instance, Price, Snapshot
-from inventory.renting import disks, members, offers, tags
+from inventory.cloud.values import (
+    CLUSTER_TAG,
+    DATA_DISK,
+    HOURS_A_MONTH,
+    MACHINE,
+    Disk,
+    Image,
+    Instance,
+    Price,
+    Snapshot,
+)
+from inventory.renting import disks, ledger, members, offers, tags
 from inventory.renting.ledger import Entry
 from inventory.settings import Settings
-from training.money import MONTH, added, bare, money
+from inventory.shown import length
+from training.money import HOUR, MONTH, added, bare, money
 
 GIB = 2**30
 ABOUT, AT_MOST = "about", "at most"
@@ -235,3 +247,167 @@ def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instan
         return replace(each, tags={**each.tags, **tags.of_machines(settings.name, asked[key], most_h)})
 
     return tuple(told(each) for each in instances)
+
+
+# A month's budget: what is left of it, what it refuses, how much a spot machine may cost by it, and until when it
+# lasts. Pure.
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """Machines about to be ordered; a price is one machine's an hour."""
+
+    nodes: int
+    price_h: float
+    hours: float
+    currency: str = ""
+
+    @property
+    def total(self) -> float:
+        return added([self.price_h * self.hours] * self.nodes)
+
+
+def budget_left(budget: float, paid: Spent, currency: str) -> str:
+    """What is left of a month's budget, or by how much it is exceeded; `fab cost` and `fab up` say the same."""
+    whole, rest = money(budget, currency, MONTH), budget - paid.committed
+    if rest < 0:
+        return f"budget: {whole}, exceeded by {money(-rest, currency)}"
+    return f"budget: {money(rest)} of {whole} are left"
+
+
+def over_budget(key: str, budget: float, paid: Spent, wanted: Purchase) -> str:
+    """Why a purchase does not fit into what is left of a month's budget; empty where it does, or there is none.
+
+    `key`: what the setting is called.
+    """
+    rest = budget - paid.committed
+    if not budget or wanted.total <= rest:
+        return ""
+    whole = f"this month's {money(budget, wanted.currency)}"
+    said = f"{money(rest, wanted.currency)} of {whole} are left"
+    if rest < 0:
+        said = f"{whole} are exceeded by {money(-rest, wanted.currency)} already (fab cost says by what)"
+    fits = rest / (wanted.nodes * wanted.price_h)
+    fewer = "fewer --nodes, or " if wanted.nodes > 1 and rest > 0 else ""
+    way = f"--hours {int(fits * 10) / 10:g}, or " if fits >= 0.6 else fewer
+    return (
+        f"{key}: {wanted.nodes} x {wanted.hours:g} h at {money(wanted.price_h, wanted.currency, HOUR)} is "
+        f"{money(wanted.total, wanted.currency)}, but {said}; {way}set a larger {key}"
+    )
+
+
+def over_budget_longer(key: str, budget: float, paid: Spent, longer: Sequence[Instance], until: datetime) -> str:
+    """Why machines that stand cannot be kept until then; empty where they can. `paid` has them in it until then."""
+    over = paid.committed - budget
+    if not budget or over <= 0:
+        return ""
+    currency, names = currency_of(longer), ", ".join(map(members.label, longer))
+    hours = max(hours_between(each.release_at, until) for each in longer if each.release_at)
+    more, whole = money(later_costs(longer, until), currency), money(budget, currency)
+    rise = ", should spot prices rise to the machines' limits" if paid.risen else ""
+    return (
+        f"{key}: keeping {names} {length(hours * 3600)} longer costs {more} more, and this month's {whole} would be "
+        f"exceeded by {money(over, currency)}{rise}; fewer --hours, or set a larger {key}"
+    )
+
+
+def price_limit(budget: float, paid: Spent, wanted: Purchase, price: Price) -> float | None:
+    """The most a spot machine may cost an hour, without its disks, for the budget to bear all that are wanted for as
+    long as they are planned: whatever the market does. None where no limit is needed: the list price is borne too.
+    """
+    if not budget or not wanted.nodes:
+        return None
+    borne = (budget - paid.committed) / (wanted.nodes * wanted.hours)
+    if borne >= price.list:
+        return None
+    return math.floor(max(0.0, borne - _beside_h(price)) * 1000 + 1e-6) / 1000  # the cloud takes three decimals
+
+
+def most_h(price: Price, limit: float | None) -> float:
+    """What an hour of a spot machine can cost at most, its disks included; `limit` is without them."""
+    return price.list if limit is None else min(price.list, limit + _beside_h(price))
+
+
+def _beside_h(price: Price) -> float:
+    """What of a price is for disks and bandwidth, as far as the cloud tells."""
+    return sum(part for resource, part in price.parts.items() if resource != MACHINE)
+
+
+def budget_end(budget: float, paid: Spent, price_h: float, now: datetime) -> datetime | None:
+    """When machines that cost `price_h` an hour together will have used the budget up; None without a budget.
+
+    `paid.planned` does not count: it is what is being planned.
+    """
+    if not budget or price_h <= 0:
+        return None
+    budget_left = budget - paid.past - paid.running - paid.disks - paid.elsewhere
+    return now + timedelta(hours=min(max(0.0, budget_left) / price_h, 24 * 365))
+
+
+# Data disks that outlive their machines: what they cost from then until the month ends, and what that makes of a
+# month's budget, which ends machines and deletes no disk. Pure.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Disks that will have no machine any more before the month ends, and what each costs in what is left of it."""
+
+    shares: Mapping[str, float]
+    """By the name of their node."""
+
+    @property
+    def total(self) -> float:
+        """Of all, each rounded as it is shown."""
+        return added(self.shares.values())
+
+    def __or__(self, more: Kept) -> Kept:
+        return Kept({**self.shares, **more.shares})
+
+
+NONE = Kept({})
+
+
+def kept_by_new(price_h: Mapping[int, float], release_at: datetime, now: datetime) -> Kept:
+    """Of machines that are about to be ordered, by their numbers: what an hour of each one's disk costs."""
+    hours = hours_between(release_at, month_end(now))
+    return Kept({f"te{k}": each * hours for k, each in sorted(price_h.items()) if each * hours})
+
+
+def kept_by_machines(
+    disks: Sequence[Disk], months: Mapping[str, float], there: Sequence[Instance], now: datetime
+) -> Kept:
+    """Of machines that stand, from their release on, by what a disk costs a month, as far as the cloud tells."""
+    ends, whose = {each.instance_id: each.release_at for each in there}, {i.instance_id: i for i in there}
+    found = {}
+    for disk in ledger.stays(disks):
+        if (end := ends.get(disk.instance_id)) and disk.disk_id in months:
+            share = months[disk.disk_id] / HOURS_A_MONTH * hours_between(end, month_end(now))
+            found[members.label(whose[disk.instance_id])] = share
+    return Kept({name: share for name, share in found.items() if share})
+
+
+def kept_line(kept: Kept, currency: str) -> str:
+    """That the disks go on costing when their machines are released; empty where none does this month."""
+    if not kept.total:
+        return ""
+    one = len(kept.shares) == 1
+    stay = "data disk stays when its machine is released and costs" if one else "data disks stay and cost"
+    return (
+        f"{', '.join(kept.shares)}'s {stay} {money(kept.total, currency)} more until the month ends: fab down --disks "
+        f"deletes {'it' if one else 'them'}"
+    )
+
+
+def kept_beyond_budget(budget: float, committed: float, kept: Kept, currency: str) -> str:
+    """That the disks, should they stay, cost more this month than its budget has left, and what ends that; empty where
+    they do not. `committed`: all else that counts."""
+    whole = added([committed, kept.total])
+    if not budget or not kept.total or whole <= budget:
+        return ""
+    one = len(kept.shares) == 1
+    whose, they, them = ("disk costs", "it stays", "it") if one else ("disks cost", "they stay", "them")
+    return (
+        f"{', '.join(kept.shares)}'s {whose} {money(kept.total, currency)} more if {they} until the month ends, which "
+        f"makes {money(whole)} of {money(budget, currency, MONTH)}: the budget deletes no disk, fab down --disks does "
+        f"(a snapshot, fab snapshots.create, keeps what is on {them} and is billed by what is written)"
+    )

@@ -11,7 +11,7 @@ from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, NewDisk, Snapshot
 from inventory.rental_settings import Rental
-from inventory.renting import members, owners, tags
+from inventory.renting import members, tags
 from inventory.renting.intents import DISK, Intents
 from inventory.settings import Settings
 
@@ -152,7 +152,7 @@ class DiskKeeper:
     def _made(self, k: int, each: Instance) -> str:
         name = members.disk_name(self.settings.name, k)
         wanted = new_disk(self.settings.rental, self.snapshot, name, apart=True)
-        own = tags.of_cluster(self.settings.name) | owners.own_tag(self.settings)
+        own = tags.of_cluster(self.settings.name) | members.own_tag(self.settings)
         own |= {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.NEW}
         key = f"{DISK} te{k}"
         with self.intents.begun(key, [each.zone_id, wanted, own]) as token:

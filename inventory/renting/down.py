@@ -11,11 +11,9 @@ from datetime import datetime
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Disk, Instance, Snapshot
-from inventory.renting import cost, kept_disks, keys, members, owners, tags
-from inventory.renting.elsewhere import Left, left_elsewhere
-from inventory.renting.holdings import Holdings, holdings
+from inventory.renting import access, cost, members, tags
 from inventory.renting.intents import DELETION, Intents, settle
-from inventory.renting.ledger import Entry, Ledger, stays
+from inventory.renting.ledger import Entry, Holdings, Ledger, Left, holdings, left_elsewhere, stays
 from inventory.settings import Settings
 
 Report = Callable[[str], None]
@@ -42,7 +40,7 @@ class DownPlan:
     """What was left in other regions or accounts, or under another name, which this look does not reach."""
     remaining: tuple[Instance, ...] = ()
     """Machines that are not asked about: they and all that is theirs stay."""
-    outliving: kept_disks.Kept = kept_disks.NONE
+    outliving: cost.Kept = cost.NONE
     """What disks that lose their machines, now or at a release, cost in the rest of this month; only where there is a
     budget."""
     committed: float = 0
@@ -99,7 +97,7 @@ def plan_down(
             f"{', '.join(members.names(locked))} stays: the cloud has locked it for security and would delete its "
             "disks with it, whatever is set; see to it in the cloud's console, or fab down --disks gives them up",
         )
-    owners.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
+    members.refuse_foreign(settings, (*machines, *owned, *snapshots), others, "fab down --others takes them for yours")
     every = owned = members.labelled(owned, (*machines, *remaining))
     if remaining:
         owned = _theirs(owned, machines)
@@ -107,7 +105,7 @@ def plan_down(
     if not anyway:
         _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
     months, ledger = cost.disk_months(cloud, kept), Ledger.of(cloud, settings)
-    ours = owners.own_pairs(settings)
+    ours = members.own_pairs(settings)
     pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
     if remaining:  # they are entered with the key pairs
         plan = DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
@@ -132,7 +130,7 @@ def _with_outliving(cloud: Cloud, plan: DownPlan, ledger: Ledger, disks: Sequenc
     months = {**cost.disk_months(cloud, [d for d in stay if d not in plan.kept]), **plan.disk_months}
     past = ledger.counted(now)
     spent = cost.spent(machines, past, cost.month_shares(cost.loose(stay), months, past, now), now, ledger.currency)
-    return replace(plan, outliving=kept_disks.of_machines(stay, months, machines, now), committed=spent.committed)
+    return replace(plan, outliving=cost.kept_by_machines(stay, months, machines, now), committed=spent.committed)
 
 
 def _chosen(
@@ -193,7 +191,7 @@ def apply_down(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report)
         _delete_disks(cloud, settings, plan, report)
         ledger.record_kept(plan.kept, plan.snapshots, cloud.now())
         if plan.remaining:
-            keys.forget(settings, [members.address(settings, each) for each in plan.machines])
+            access.forget(settings, [members.address(settings, each) for each in plan.machines])
         else:
             _forget_access(cloud, settings, plan.key_pairs, report)
 
@@ -268,7 +266,7 @@ def _left(cloud: Cloud, settings: Settings) -> Holdings:
 
 def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str], report: Report) -> None:
     """All host keys and key pairs: those too of machines that went by themselves."""
-    keys.forget(settings, [line.split()[0] for line in keys.known(settings).splitlines() if line.split()])
+    access.forget(settings, [line.split()[0] for line in access.known(settings).splitlines() if line.split()])
     for name in key_pairs:
         try:
             cloud.delete_key_pair(name)

@@ -1,4 +1,4 @@
-"""How long the machines stay: the cloud releases them by itself, later while a run is alive, never past the budget."""
+"""When the cloud releases machines: a run postpones it as far as the budget reaches, and idle machines go sooner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import Instance
-from inventory.renting import budgets, cost, disks, members, tags
+from inventory.renting import cost, disks, members, tags
 from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
@@ -72,7 +72,7 @@ def budget_end(
     shares = cost.month_shares(own, cost.disk_months(cloud, cost.loose(own)), past, now)
     told = tags.price_h if watched else tags.most_h
     price_h = sum(max(told(i.tags) or 0.0, spot) for i, spot in _spot_now(cloud, machines))
-    return budgets.budget_end(budget, cost.spent(machines, past, shares, now, book.currency), price_h, now)
+    return cost.budget_end(budget, cost.spent(machines, past, shares, now, book.currency), price_h, now)
 
 
 def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
@@ -141,13 +141,13 @@ def note_plan(cloud: Cloud, machine: Instance, target: datetime) -> None:
 
 
 @contextmanager
-def kept(settings: Settings, report: Report, tell: Tell) -> Iterator[None]:
+def keep_machines(settings: Settings, report: Report, tell: Tell) -> Iterator[None]:
     """Inside the `with`, rented machines are not released under a run; a cloud that does not answer is said, once."""
     if not settings.is_rented:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_keep, args=(settings, report, tell, over), daemon=True)
+    thread = threading.Thread(target=_extend_until, args=(settings, report, tell, over), daemon=True)
     thread.start()
     try:
         yield
@@ -155,7 +155,7 @@ def kept(settings: Settings, report: Report, tell: Tell) -> Iterator[None]:
         over.set()
 
 
-def _keep(settings: Settings, report: Report, tell: Tell, over: threading.Event) -> None:
+def _extend_until(settings: Settings, report: Report, tell: Tell, over: threading.Event) -> None:
     said: set[str] = set()
 
     def once(what: str, line: str) -> None:
@@ -215,3 +215,74 @@ def _time_left(needed: timedelta, end: datetime, now: datetime) -> str:
         f"{known}: it has until {clock(end)}, when the cloud releases the machines, and saves and leaves some minutes "
         "before; `fab up --hours N` gives it more"
     )
+
+
+# `hours_idle`: machines that nothing uses are released sooner than planned, and as planned once something does again.
+#
+# A machine that is shut down is billed on, so the release time is moved: by this machine, when a run that it
+# followed is
+# over and with the next command that uses the machines. The planned time waits in a tag.
+
+
+def released_at(cloud: Cloud, settings: Settings) -> datetime | None:
+    """When the first machine goes; None where none does by itself."""
+    return _first(_machines(cloud, settings))
+
+
+def idle_text(settings: Settings) -> str:
+    """How long machines idle before they go, in words: no less than the cloud takes."""
+    hours, least = settings.rental.hours_idle, EARLIEST
+    if timedelta(hours=hours) >= least:
+        return f"{hours:g} h"
+    return f"{least.total_seconds() / 60:g} min (the least that the cloud takes)"
+
+
+def bring_forward(cloud: Cloud, settings: Settings) -> tuple[datetime | None, datetime | None]:
+    """Nothing uses the machines: let them go `hours_idle` from now, where they would stay longer. When the first one
+    would have gone, and when it does now. Raises CloudError."""
+    machines, now = _machines(cloud, settings), cloud.now()
+    sooner = now + max(timedelta(hours=settings.rental.hours_idle), EARLIEST)
+    for each in machines:
+        if each.release_at and each.release_at - sooner > SAME:
+            cloud.tag("instance", [each.instance_id], {tags.PLANNED_TAG: tags.moment(each.release_at)})
+            cloud.set_release_time(each.instance_id, sooner)
+    return _first(machines), min(filter(None, (_first(machines), sooner)))
+
+
+def move_back(cloud: Cloud, settings: Settings) -> datetime | None:
+    """Something uses the machines again: they go when they were planned to, as far as the budget reaches, and at most
+    `hours` from now: the plan is in a tag, and whoever may tag shall not buy. When the first one does; None where
+    nothing had to be moved. Raises CloudError."""
+    machines, now = _machines(cloud, settings), cloud.now()
+    most = now + timedelta(hours=settings.rental.hours)
+    planned = {each.instance_id: min(at, most) for each in machines if (at := _planned(each)) and at > now}
+    if not planned:
+        return None
+    latest = budget_end(cloud, settings, machines, now)
+    moved = {
+        each.instance_id: target
+        for each in machines
+        if each.instance_id in planned
+        and (target := next_release(now, each.release_at, planned[each.instance_id], latest))
+    }
+    for instance_id, target in moved.items():
+        cloud.set_release_time(instance_id, target)
+        if planned[instance_id] - target > SAME:  # as far as the budget reaches: no further later on
+            cloud.tag("instance", [instance_id], {tags.PLANNED_TAG: tags.moment(target)})
+    return min(moved.values(), default=None)
+
+
+def _planned(machine: Instance) -> datetime | None:
+    """The release time it had before, where it goes sooner now."""
+    at = tags.moment_of(machine.tags, tags.PLANNED_TAG)
+    return at if at and machine.release_at and at > machine.release_at else None
+
+
+def _machines(cloud: Cloud, settings: Settings) -> tuple[Instance, ...]:
+    if Ability.RELEASE_TIME not in cloud.abilities:
+        return ()
+    return members.counted(cloud.instances(tags=tags.of_cluster(settings.name)))
+
+
+def _first(machines: Sequence[Instance]) -> datetime | None:
+    return min((each.release_at for each in machines if each.release_at), default=None)

@@ -1,25 +1,28 @@
-"""What past machines cost, and what was left in other regions and accounts: the cloud forgets the one and, asked in
-another place, does not tell of the other. One line of JSON each, the last one counts.
+"""What a cluster has and had: by the cloud's lists, and by what this machine wrote down when it last looked.
 
-An entry ends only after the cloud was asked for its id: a machine that lost its tag is in no list of the cluster, and
-is billed all the same.
+The cloud forgets what past machines cost and, asked in one region, tells nothing of another. An entry ends only after
+the cloud was asked for its id: a machine that lost its tag is in no list of the cluster and is still billed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from inventory.cloud.errors import CloudError, RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
-from inventory.renting import tags
+from inventory.renting import members, tags
+from inventory.renting.members import Existing, existing
 from inventory.renting.state_files import StateFiles
 from inventory.settings import Settings
+from inventory.shown import clock
 
 MACHINE, DISK, SNAPSHOT = "machine", "disk", "snapshot"
 Thing = Instance | Disk | Snapshot
@@ -278,3 +281,121 @@ def _completed(entry: Entry, was: Entry | None) -> Entry:
         return entry
     price = was if was.price_h else entry
     return replace(entry, price_h=price.price_h, currency=price.currency, account=entry.account or was.account)
+
+
+# What a cluster has in one region: all that has its tag, and by its id whatever was seen here before. A tag can be
+# lost: in the console, by a colleague, by a policy; what lost it is billed on.
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Each with the cluster's tag, also where the cloud has it no more."""
+
+    machines: tuple[Instance, ...]
+    disks: tuple[Disk, ...]
+    snapshots: tuple[Snapshot, ...]
+    lost: tuple[str, ...]
+    """The ids of those whose tag is gone."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is wrong with their tags, a sentence each."""
+        priced: list[Instance | Snapshot] = [*self.machines, *self.snapshots]
+        found = [
+            f"{id_of(each)}: the tag {told} is not a valid value and is ignored"
+            for each in priced
+            for told in tags.not_usable(each.tags)
+        ]
+        if self.lost:
+            found.append(
+                f"{', '.join(self.lost)}: the tag {CLUSTER_TAG} was removed, but they belong to this cluster and are "
+                "billed; fab down deletes them"
+            )
+        return tuple(found)
+
+
+def holdings(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> Holdings:
+    """Ask the cloud; of what it has `listed` already only for what is not among it, and for no snapshots. Raises
+    CloudError."""
+    own, book = tags.of_cluster(settings.name), Ledger.of(cloud, settings)
+    lost: list[str] = []
+
+    def whole(kind: str, found: Sequence[Any], beside: Sequence[Any] = ()) -> tuple[Any, ...]:
+        ids = {id_of(each) for each in found}
+        more = {id_of(each): each for each in (*beside, *book.lost(kind, ids))}
+        lost.extend(key for key, each in more.items() if CLUSTER_TAG not in each.tags)
+        return *found, *(replace(each, tags={**own, **each.tags}) for each in more.values())
+
+    there = listed or existing(cloud, settings)
+    machines = whole(MACHINE, there.instances)
+    theirs = [d for each in lost for d in cloud.disks(instance_id=each) if CLUSTER_TAG not in d.tags]
+    disks = whole(DISK, there.disks, theirs)
+    snapshots = () if listed else whole(SNAPSHOT, cloud.snapshots(tags=own))
+    return Holdings(machines, disks, snapshots, tuple(lost))
+
+
+# What is billed, and is in no list of this cluster's region: left in another region or account, or under another name
+# in cluster.toml. `fab status`, `up`, `doctor`, `train`, `cost` and `down` say the same of it, a line each.
+
+
+@dataclass(frozen=True)
+class Left:
+    """One machine, disk or snapshot, and the cluster it is of."""
+
+    cluster: str
+    entry: Entry
+    is_renamed: bool = False
+    """Whether cluster.toml says another name now."""
+
+    @property
+    def line(self) -> str:
+        """What it is, until when it is billed, and what to write into cluster.toml to get at it."""
+        each = self.entry
+        until = f" until {clock(each.release_at)} at least" if each.release_at else ""
+        how = f'with region = "{each.region}"' + (f' and name = "{self.cluster}"' if self.is_renamed else "")
+        key = "" if self.is_renamed or not each.account else " and that account's key"
+        name = members.short(each.name, self.cluster) or each.instance_type
+        whose = f", of the cluster {self.cluster!r}" if self.is_renamed else ""
+        return (
+            f"elsewhere  {name}  {each.instance_id}  {each.instance_type}  in {each.where.words}{whose}: "
+            f"billed{until}; look, and remove it, {how} in cluster.toml{key}"
+        )
+
+
+def left_elsewhere(cloud: Cloud, settings: Settings) -> tuple[Left, ...]:
+    """Asked for by its id where this account's key reaches: what is gone there ends in its ledger."""
+    book, now = Ledger.of(cloud, settings), cloud.now()
+    found = [Left(settings.name, each) for each in _still(cloud, book, book.elsewhere(now))]
+    if settings.on_this_machine:  # each name has a cloud of its own here, and nothing is billed
+        return tuple(found)
+    for name in StateFiles.clusters():
+        if name != settings.name and cloud.account:
+            other = Ledger.named(cloud, name)
+            found += [Left(name, each, is_renamed=True) for each in _still(cloud, other, other.open_in_account(now))]
+    return tuple(found)
+
+
+def other_billing(cloud: Cloud, settings: Settings, listed: Existing | None = None) -> tuple[str, ...]:
+    """What is billed beside the machines that a command works on, a line each: elsewhere, and here without a tag. Why
+    that is not known stands for it where the cloud does not tell. `listed`: as `holdings` has it."""
+    try:
+        return *holdings(cloud, settings, listed).notes, *(each.line for each in left_elsewhere(cloud, settings))
+    except CloudError as error:
+        return (f"what else is billed is not known: {error}",)
+
+
+def _still(cloud: Cloud, book: Ledger, entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Those that are there, or that nobody can be asked of."""
+    for region in dict.fromkeys(each.region for each in entries):
+        of_region = [each for each in entries if each.region == region]
+        asked = [each for each in of_region if each.account == cloud.account != ""]
+        gone: list[Entry] = []
+        with suppress(CloudError, RentError):  # it cannot be asked: what was seen there last stands
+            there = cloud if region == cloud.region_id else cloud.in_region(region)
+            for listed in (there.instances, there.disks, there.snapshots):
+                listed(tags=tags.of_cluster(book.cluster))  # refuses a key that may not see what is there
+            ids = billed_alone(replace(book, cloud=there).still_there(asked))
+            gone = [each for each in asked if each.instance_id not in ids]
+        now = cloud.now()
+        book.append(replace(each, ended=min(now, each.release_at or now)) for each in gone)
+        yield from (each for each in of_region if each not in gone)

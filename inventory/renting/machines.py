@@ -12,7 +12,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance
 from inventory.nodes import Node
 from inventory.phases import Phases
-from inventory.renting import disks, down, keys, lease, ledger, members, network, owners, tags
+from inventory.renting import access, disks, down, lease, ledger, members, tags
 from inventory.renting.intents import Intents, settle_alone
 from inventory.renting.order import Orders
 from inventory.renting.plan import UpPlan, with_money
@@ -67,14 +67,14 @@ def apply_plan(
                 disks.DiskKeeper(cloud, settings, intents, report, plan.wish.snapshot).ensure(machines)
             addresses = {i.instance_id: members.address(settings, i) for i in machines}
             with phases.phase("host keys"):
-                keys.pin_all(cloud, settings, addresses)
+                access.pin_all(cloud, settings, addresses)
             owned = cloud.disks(tags=own)
             if plan.wish.others:
-                owners.take_over(cloud, settings, machines, owned)
+                members.take_over(cloud, settings, machines, owned)
             book.record_kept(owned, None, cloud.now())
             nodes = members.as_nodes(settings, machines, owned)
             with phases.phase("ssh answers"):
-                reached(nodes, lambda: keys.pin_all(cloud, settings, addresses, again=True))
+                reached(nodes, lambda: access.pin_all(cloud, settings, addresses, again=True))
         there = cloud.instances(ids=[i.instance_id for i in machines])
         refuse_gone(machines, there)
         return members.members(there)
@@ -92,9 +92,9 @@ def _take_back(cloud: Cloud, settings: Settings, machines: Sequence[Instance], i
 
 def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:
     """ssh from where this machine is now: machines that stand were opened to where it was when they were made."""
-    sources = network.ssh_sources(settings)
+    sources = access.ssh_sources(settings)
     for group in cloud.security_groups(tags=tags.of_cluster(settings.name)):
-        for line in network.ensure_rules(cloud, group.security_group_id, sources):
+        for line in access.ensure_rules(cloud, group.security_group_id, sources):
             report(line)
 
 

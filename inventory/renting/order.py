@@ -9,7 +9,7 @@ from datetime import datetime
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import MachineRequest, Price, Snapshot
-from inventory.renting import budgets, cost, disks, down, keys, lease, members, network, offers, owners, tags
+from inventory.renting import access, cost, disks, down, lease, members, offers, tags
 from inventory.renting.intents import MACHINES, Intents, is_heard
 from inventory.renting.offers import Offer, Quote
 from inventory.renting.plan import UpPlan
@@ -69,7 +69,7 @@ def launch(
     own = settings.rental
     limits = [each for each in (limit, priced.price_limit) if each is not None]
     limit = min(limits) if limits and priced.is_spot else None
-    most_h = budgets.most_h(price, limit) if price and priced.is_spot else 0
+    most_h = cost.most_h(price, limit) if price and priced.is_spot else 0
     disk = members.disk_name(settings.name, lot.first) if lot.count == 1 else f"{settings.name}-data"
     apart = {} if lot.with_disk else {tags.DISK_TAG: tags.APART}
     return replace(
@@ -105,16 +105,16 @@ class Orders:
         Raises CloudError (NO_STOCK where no offer has them) or RentError; unless `partial`, whatever this call made
         is removed first.
         """
-        vpc = network.ensure_vpc(self.cloud, self.settings, self.intents)
-        group = network.ensure_group(self.cloud, self.settings, vpc.vpc_id, self.intents)
-        for line in network.ensure_rules(self.cloud, group, self.plan.ssh_from):
+        vpc = access.ensure_vpc(self.cloud, self.settings, self.intents)
+        group = access.ensure_group(self.cloud, self.settings, vpc.vpc_id, self.intents)
+        for line in access.ensure_rules(self.cloud, group, self.plan.ssh_from):
             self.report(line)
-        pair = keys.ensure_pair(self.cloud, self.settings)
+        pair = access.ensure_pair(self.cloud, self.settings)
         left = tuple(numbers)
         refused: dict[Offer, str] = {}
         for quote in self.plan.quotes:
             try:
-                switch = network.ensure_subnet(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
+                switch = access.ensure_subnet(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
                 reached = replace(quote.launch, security_group_id=group, subnet_id=switch, key_pair=pair)
                 left = self._from_offer(replace(quote, launch=reached), left)
             except CloudError as error:
@@ -166,7 +166,7 @@ class Orders:
             )
         wanted = self.plan.purchase(now, left)
         own = self.settings.rental
-        if reason := budgets.over_budget(own.key("budget"), own.budget, self._money(), wanted):
+        if reason := cost.over_budget(own.key("budget"), own.budget, self._money(), wanted):
             raise CloudError(reason, Kind.PRICE)
         return now
 
@@ -177,7 +177,7 @@ class Orders:
         """One order, of those machines that are still to be had for what is left of the budget."""
         offer, plan = quote.offer, self.plan
         wanted, each_price = plan.purchase(quote, left), plan.price(quote, left)
-        limit = budgets.price_limit(self.settings.rental.budget, self._money(), wanted, each_price)
+        limit = cost.price_limit(self.settings.rental.budget, self._money(), wanted, each_price)
         self.report(f"ordering {each.count} x {offer.words}")
         request = launch(
             self.settings,
@@ -193,7 +193,7 @@ class Orders:
         key = f"{MACHINES} te{each.first} x {each.count} {offer.instance_type} {offer.zone_id}"
         with self.intents.begun(key, request, each.count) as token:
             self.tokens.append(token)
-            own = owners.own_tag(self.settings)
+            own = members.own_tag(self.settings)
             tagged = replace(request, tags={**request.tags, **own, tags.INTENT_TAG: token})
             ids = self.cloud.run(tagged, token, attempts=self.intents.attempts(key))
             self.intents.answered(key, ids)

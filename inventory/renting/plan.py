@@ -9,20 +9,8 @@ from datetime import datetime, timedelta
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, Disk, Instance, Price, Snapshot
-from inventory.renting import (
-    budgets,
-    cost,
-    disks,
-    elsewhere,
-    kept_disks,
-    lease,
-    ledger,
-    members,
-    network,
-    offers,
-    owners,
-    way_back,
-)
+from inventory.renting import access, cost, disks, lease, ledger, members, offers, recovery
+from inventory.renting import ledger as elsewhere
 from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
@@ -67,7 +55,7 @@ class UpPlan:
     """Why they can come from one zone only."""
     ssh_from: tuple[str, ...] = ()
     money: cost.Spent = field(default_factory=lambda: cost.Spent(0, 0, 0, 0))
-    outliving: kept_disks.Kept = kept_disks.NONE
+    outliving: cost.Kept = cost.NONE
     """Disks of these machines and of those that stand, which stay when they go; only where there is a budget."""
     notes: tuple[str, ...] = ()
     is_spot: bool = True
@@ -92,10 +80,10 @@ class UpPlan:
         kept = disks.waiting_for(tuple(self.kept.values()), numbers, quote.offer.zone_id)
         return cost.with_disks(quote.price, [self.more_h.get(k, 0.0) if k in kept else 0.0 for k in numbers])
 
-    def purchase(self, quote: Quote, numbers: Collection[int]) -> budgets.Purchase:
+    def purchase(self, quote: Quote, numbers: Collection[int]) -> cost.Purchase:
         """These machines, bought there."""
         price = self.price(quote, numbers)
-        return budgets.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
+        return cost.Purchase(len(numbers), price.trade, self.wish.hours, price.currency)
 
     @property
     def committed(self) -> float:
@@ -152,12 +140,12 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
     Raises RentError for what cannot be rented like that, CloudError.
     """
     _refuse_impossible(wish)
-    owners.refuse_nameless(settings)
+    members.refuse_nameless(settings)
     notes = list(settle(cloud, Intents.of(settings)))
     there = existing(cloud, settings)
     command = "fab rebuild" if wish.snapshot else "fab up"
     way = f"{command} --others takes them for yours"
-    owners.refuse_foreign(settings, (*there.instances, *there.disks), wish.others, way)
+    members.refuse_foreign(settings, (*there.instances, *there.disks), wish.others, way)
     plan = replace(
         missing_machines(wish, there, cloud.now()),
         is_spot=settings.rental.spot != "off",
@@ -165,12 +153,12 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += (*elsewhere.lines(cloud, settings, there), *_surprises(there.instances))
+    notes += (*elsewhere.other_billing(cloud, settings, there), *_surprises(there.instances))
     if plan.numbers:
         _refuse_untagged(cloud, settings, there.instances)
         disks.refuse_claimed(there.disks, there.instances, plan.numbers)
         if 1 in plan.numbers and wish.snapshot is None:
-            notes += way_back.not_restored(cloud, settings, plan.kept.get(1))
+            notes += recovery.not_restored(cloud, settings, plan.kept.get(1))
         plan, said = _offered(cloud, settings, plan)
         notes += said
     plan = _with_outliving(cloud, with_money(cloud, settings, plan, there))
@@ -249,8 +237,8 @@ def _with_outliving(cloud: Cloud, plan: UpPlan) -> UpPlan:
     now, later = cloud.now(), {i.instance_id for i in plan.longer}
     machines = [replace(i, release_at=plan.release_at) if i.instance_id in later else i for i in plan.there]
     staying = [d for d in ledger.stays(plan.existing.disks) if d.instance_id]
-    stand = kept_disks.of_machines(staying, cost.disk_months(cloud, staying), machines, now)
-    return replace(plan, outliving=stand | kept_disks.of_new(plan.new_outliving_h, plan.release_at, now))
+    stand = cost.kept_by_machines(staying, cost.disk_months(cloud, staying), machines, now)
+    return replace(plan, outliving=stand | cost.kept_by_new(plan.new_outliving_h, plan.release_at, now))
 
 
 def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tuple[str, ...]]:
@@ -288,7 +276,7 @@ def _offered(cloud: Cloud, settings: Settings, plan: UpPlan) -> tuple[UpPlan, tu
             more_h=cost.kept_more_h(cloud, settings, kept, plan.wish.snapshot),
             staying=disks.staying(settings.rental, plan.numbers, head, kept, plan.wish.snapshot),
             pinned=pinned,
-            ssh_from=network.ssh_sources(settings),
+            ssh_from=access.ssh_sources(settings),
         ),
         said,
     )
@@ -298,8 +286,8 @@ def _refuse_expensive(settings: Settings, plan: UpPlan) -> None:
     """The budget, before anything is made: by the first offer's price, else for keeping what is there."""
     key, whole, reason = settings.rental.key("budget"), settings.rental.budget, ""
     if plan.quotes:
-        reason = budgets.over_budget(key, whole, plan.money, plan.purchase(plan.quotes[0], plan.numbers))
+        reason = cost.over_budget(key, whole, plan.money, plan.purchase(plan.quotes[0], plan.numbers))
     elif plan.longer:
-        reason = budgets.over_budget_longer(key, whole, plan.money, plan.longer, plan.release_at)
+        reason = cost.over_budget_longer(key, whole, plan.money, plan.longer, plan.release_at)
     if reason:
         raise RentError(reason)

@@ -1,17 +1,26 @@
-"""`fab cost` and the machines of `fab status`: the cloud asked, and what it said in tables."""
+"""What `fab up`, `down`, `cost` and `status` print of rented machines and money."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from datetime import datetime
+from typing import Any
 
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
-from inventory.renting import bill, budgets, cost, elsewhere, kept_disks, ledger, members, show, tags
+from inventory.cloud.values import DATA_DISK, HOURS_A_MONTH, Disk, Instance, Price, Snapshot
+from inventory.renting import cost, ledger, members, tags
 from inventory.renting.disks import waiting_for
-from inventory.renting.holdings import holdings
-from inventory.renting.way_back import WayBack, newest
+from inventory.renting.down import DownPlan
+from inventory.renting.ledger import Entry, holdings
+from inventory.renting.offers import Quote
+from inventory.renting.plan import UpPlan
+from inventory.renting.recovery import WayBack, newest
 from inventory.settings import Settings
+from inventory.shown import clock, console, length, table
+from training.money import HOUR, MONTH, added, bare, money, rounded
 
 
 def report_cost(cloud: Cloud, settings: Settings) -> None:
@@ -30,24 +39,24 @@ def report_cost(cloud: Cloud, settings: Settings) -> None:
     with nullcontext() if settings.rental.budget else suppress(CloudError):  # without one it is said, not summed up
         months |= cost.disk_months(cloud, outlive)
     spent = cost.spent(instances, past, cost.month_shares(cost.loose(disks), months, past, now), now, currency)
-    show.show(*there.notes)
+    display(*there.notes)
     if instances:
-        show.show(bill.cost_table(instances, now))
+        display(cost_table(instances, now))
     else:
         left = WayBack(waiting_for(disks, {1}).get(1), newest(snapshots))
-        show.show(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}")
-    show.show(*bill.stays_lines(cost.loose(disks), months, snapshots, settings, currency))
-    show.show(*(each.line for each in elsewhere.left_elsewhere(cloud, settings)))
-    if table := bill.past_table(past, settings.name, now):
-        show.show(table)
-    show.show(bill.month_line(spent, currency))
+        display(f"the cluster {settings.name!r} has no machines in {cloud.region_id}; {left.without_machines()}")
+    display(*stays_lines(cost.loose(disks), months, snapshots, settings, currency))
+    display(*(each.line for each in ledger.left_elsewhere(cloud, settings)))
+    if table := past_table(past, settings.name, now):
+        display(table)
+    display(month_line(spent, currency))
     budget = settings.rental.budget
     if budget:
-        show.show(budgets.left(budget, spent, currency))
-    outliving = kept_disks.of_machines(outlive, months, instances, now)
-    more = kept_disks.beyond(budget, spent.committed, outliving, currency)
-    if said := more or kept_disks.after_release(outliving, currency):
-        show.show(said)
+        display(cost.budget_left(budget, spent, currency))
+    outliving = cost.kept_by_machines(outlive, months, instances, now)
+    more = cost.kept_beyond_budget(budget, spent.committed, outliving, currency)
+    if said := more or cost.kept_line(outliving, currency):
+        display(said)
 
 
 def show_machines(settings: Settings) -> None:
@@ -55,14 +64,338 @@ def show_machines(settings: Settings) -> None:
     cloud = open_cloud(settings)
     instances = cloud.instances(tags=tags.of_cluster(settings.name))
     if instances:
-        show.show(show.machines_table(instances, settings, cloud.now()))
+        display(machines_table(instances, settings, cloud.now()))
         if stopped := [members.label(each) for each in instances if each.status == "Stopped"]:
-            show.show(f"stopped: {', '.join(stopped)}; fab up starts what is stopped")
+            display(f"stopped: {', '.join(stopped)}; fab up starts what is stopped")
         if lacking := members.lacking(members.names(members.present(instances)), settings):
-            show.show(f"{lacking.message}: {lacking.mend}")
-        show.show(*elsewhere.lines(cloud, settings))  # where there are none, why the command ends says it
+            display(f"{lacking.message}: {lacking.mend}")
+        display(*ledger.other_billing(cloud, settings))  # where there are none, why the command ends says it
 
 
 def elsewhere_lines(settings: Settings) -> tuple[str, ...]:
     """The same of what is billed elsewhere, for a command that works on the machines; none where none are rented."""
-    return elsewhere.lines(open_cloud(settings), settings) if settings.is_rented else ()
+    return ledger.other_billing(open_cloud(settings), settings) if settings.is_rented else ()
+
+
+# What renting looks like in a terminal: offers, machines and money. rich is imported where it is used.
+
+FREE = "free: VPC, vSwitch, security group, key pair, traffic between the machines and into them"
+BILLED = (
+    "billed: each machine by the second with its system disk and data disk (in the price above), "
+    "traffic out by GB, kept disks and snapshots by the month"
+)
+SHOWN_OFFERS = 8
+
+
+def display(*what: Any) -> None:
+    """Print tables and lines."""
+    terminal = console()
+    for each in what:
+        terminal.print(each, soft_wrap=isinstance(each, str))
+
+
+def up_table(plan: UpPlan) -> Any:
+    """What would be ordered, where, at which price, until when; for `show` or any rich console."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*(Text(each) if isinstance(each, str) else each for each in _up(plan)))
+
+
+def _up(plan: UpPlan) -> list[Any]:
+    if not plan.numbers:
+        done = f"to start: {', '.join(map(members.label, plan.stopped))}" if plan.stopped else "none is missing"
+        return [*plan.notes, f"{_there(plan)}; {done}", *_later_lines(plan)]
+    spot_price = "spot price 3 days (low/median/high)"
+    offers = table(
+        [
+            "try",
+            "type",
+            "zone",
+            f"{plan.quotes[0].price.currency} {HOUR}",
+            "what",
+            spot_price,
+            "30 days: reclaimed",
+            "note",
+        ],
+        [_offer_row(n, quote) for n, quote in enumerate(plan.quotes[:SHOWN_OFFERS], start=1)],
+        {"what", "30 days: reclaimed", "note"},
+    )
+    best = plan.quotes[0].price
+    hour, listed, kept = plan.hour, best.list * len(plan.numbers) - plan.kept_h, ", ".join(plan.kept_here)
+    less = f" - {_h(plan.kept_h)} for the kept disk of {kept}" if kept else ""
+    spot = "spot machines, which the cloud may take back" if plan.is_spot else "machines by the hour"
+    lines = [
+        f"{_there(plan)}; to make: {', '.join(f'te{k}' for k in plan.numbers)} ({spot})",
+        offers,
+        *_stock_lines(plan),
+        f"price: {len(plan.numbers)} x {_h(best.trade)}{less} = {money(hour, best.currency, HOUR)}, "
+        f"{money(plan.total, best.currency)} for {plan.wish.hours:g} h"
+        + ("" if rounded(hour * plan.wish.hours) == rounded(plan.total) else ", each machine's to its last digit")
+        + (f" (list price {money(listed, best.currency, HOUR)})" if best.list > best.trade else "")
+        + (", and the kept disks as until now" if less else ""),
+        *_parts_lines(best, len(plan.numbers)),
+        BILLED,
+        FREE,
+        f"ssh is open to {', '.join(plan.ssh_from)} only",
+        _release_line(plan),
+        *_staying_lines(plan, best),
+        *([_longer_line(plan)] if plan.longer else []),
+    ]
+    lines += _budget_lines(plan, best.currency)
+    lines += [_limit_line(plan, best)] if plan.budget and plan.is_spot else []
+    lines += [f"te{k} gets its kept disk {disk.disk_id} again" for k, disk in sorted(plan.kept.items())]
+    lines += [
+        f"te{k}'s disk of {plan.kept[k].size_gib} GiB costs {money(abs(more), best.currency, HOUR)} "
+        f"{'more' if more > 0 else 'less'} than the one in that price; the budget and its machine's price tag count it"
+        for k, more in sorted(plan.more_h.items())
+    ]
+    return [*plan.notes, *lines]
+
+
+def _stock_lines(plan: UpPlan) -> list[str]:
+    """Where no offer has stock: that the price is of what cannot be had."""
+    if any(quote.offer.in_stock for quote in plan.quotes):
+        return []
+    return [
+        "none of these can be had now, says the cloud: what follows is what they would cost; all are tried, as it may "
+        "be wrong"
+    ]
+
+
+def _parts_lines(price: Price, machines: int) -> list[str]:
+    """What that hour is made of, a line each, as far as the cloud tells; and what is not in it."""
+    told = [(part, amount) for part, amount in price.parts.items() if amount]
+    parts = [
+        f"  {part}: {machines} x {_h(amount)} = {money(added([amount] * machines, HOUR), price.currency, HOUR)}"
+        for part, amount in (told if len(told) > 1 else ())
+    ]
+    return [*parts, "  traffic out to the internet: by GB, not in the price"]
+
+
+def _h(price: float) -> str:
+    """A price of an hour where the column or the sum's end says what it is."""
+    return bare(price, per=HOUR)
+
+
+def _there(plan: UpPlan) -> str:
+    count, wanted = len(plan.there), plan.wish.nodes
+    there = f"{members.so_many(count)} {'is' if count == 1 else 'are'} there"
+    return f"{there}, more than the {wanted} asked for, and all stay" if count > wanted else there
+
+
+def _limit_line(plan: UpPlan, best: Price) -> str:
+    wanted = plan.purchase(plan.quotes[0], plan.numbers)
+    limit = cost.price_limit(plan.budget, plan.money, wanted, plan.first_price or best)
+    if limit is None:
+        return "spot prices cannot break it until the release: it bears even the list price"
+    return (
+        f"spot prices cannot break it until the release: a machine, its disks apart, is ordered at up to "
+        f"{money(limit, best.currency, HOUR)}, and above that the cloud takes it back"
+    )
+
+
+def _offer_row(n: int, quote: Quote) -> list[str]:
+    offer, machine, spot = quote.offer, quote.machine, quote.offer.spot
+    what = "-"
+    if machine is not None:
+        gpus = f"{machine.gpus} x {machine.gpu_spec}, " if machine.gpus else ""
+        what = f"{gpus}{machine.vcpus} vCPU, {machine.memory_gib:g} GiB"
+    prices = " / ".join(map(_h, (spot.low, spot.middle, spot.high))) if spot else "-"
+    advice = offer.advice
+    rate = (advice.interruption_text or f"{advice.interruption_rate_percent:g}%") if advice else "-"
+    if advice and advice.average_discount_percent:
+        rate += f", {advice.average_discount_percent:g}% of list price"
+    return [str(n), offer.instance_type, offer.zone_id, _h(quote.price.trade), what, prices, rate, offer.reason]
+
+
+def _release_line(plan: UpPlan) -> str:
+    if not plan.releases:
+        return "the cloud does not release them by itself: they cost until fab down"
+    return f"the cloud releases them by itself at {clock(plan.release_at)}, whatever happens here; a run extends it"
+
+
+def _staying_lines(plan: UpPlan, best: Price) -> list[str]:
+    month = best.parts.get(DATA_DISK, 0.0) * HOURS_A_MONTH
+    costs = f"stays after that and costs {money(month, best.currency, MONTH)} until fab down --disks"
+    return [f"te{k}'s data disk {costs}" for k in plan.staying if month]
+
+
+def _later_lines(plan: UpPlan) -> list[str]:
+    if plan.longer:
+        return [_release_line(plan), _longer_line(plan), *_budget_lines(plan, cost.currency_of(plan.longer))]
+    if not plan.releases:
+        return [_release_line(plan)]
+    first = min((i.release_at for i in plan.there if i.release_at), default=None)
+    how = "a run extends it, and so does --hours"
+    if plan.wish.extend:
+        how = "--hours only extends; fab down ends earlier"
+    return [f"the cloud releases them by itself at {clock(first)}; {how}"]
+
+
+def _longer_line(plan: UpPlan) -> str:
+    names = ", ".join(map(members.label, plan.longer))
+    more = money(cost.later_costs(plan.longer, plan.release_at), cost.currency_of(plan.longer))
+    return f"keeping {names} until then costs {more} more"
+
+
+def time_left(at: datetime | None, now: datetime) -> str:
+    """How long until a moment."""
+    if at is None:
+        return "-"
+    return length((at - now).total_seconds())
+
+
+def machines_table(instances: Sequence[Instance], settings: Settings, now: datetime) -> Any:
+    """The machines as they are, until when, and whether the cloud is taking one back."""
+    ordered = members.members(instances)
+    rows = [
+        [
+            name,
+            "being taken back" if each.is_reclaimed else each.status,
+            each.instance_type,
+            each.zone_id,
+            members.address(settings, each) or "-",
+            released_at(each),
+            time_left(None if each.is_reclaimed else each.release_at, now),
+        ]
+        for name, each in zip(members.names(ordered), ordered, strict=True)
+    ]
+    return table(["machine", "state", "type", "zone", "address", "released at", "time left"], rows, {"state"})
+
+
+def down_lines(plan: DownPlan, settings: Settings) -> Iterator[str]:
+    """What `fab down` deletes and what stays, a line each."""
+    yield from plan.notes
+    for each in plan.machines:
+        yield f"delete  {members.label(each)}  {each.instance_id}  {each.instance_type}  {each.status}"
+    for disk in plan.disks:
+        yield f"delete  {disk_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB"
+    for name in plan.key_pairs:
+        yield f"delete  key pair {name}, which is free"
+    yield from stays_lines(plan.kept, plan.disk_months, plan.snapshots, settings, plan.currency)
+    if said := cost.kept_beyond_budget(settings.rental.budget, plan.committed, plan.outliving, plan.currency):
+        yield said
+    yield from _beside_snapshots(plan, settings)
+    yield from (each.line for each in plan.elsewhere)
+    if plan.remaining:
+        yield remaining_line(plan.remaining)
+
+
+def _beside_snapshots(plan: DownPlan, settings: Settings) -> Iterator[str]:
+    """Of each disk that stays, whether a snapshot holds the same for less."""
+    whole = [each for each in plan.snapshots if each.status == "accomplished"]
+    for disk in plan.kept:
+        newest = max((s for s in whole if s.disk_id == disk.disk_id), key=lambda s: s.created, default=None)
+        month = plan.disk_months.get(disk.disk_id)
+        if newest is None or month is None:
+            continue
+        less = cost.snapshot_month(newest, settings.rental.snapshot_price_gib_month)
+        if less < month:
+            yield (
+                f"{newest.snapshot_id} holds the {disk_label(disk)} as it was at {clock(newest.created)}, for "
+                f"{money(less, plan.currency, MONTH)} instead of "
+                f"{money(month, plan.currency, MONTH)}: fab down --disks deletes the disk, with all "
+                "that was saved on it since then, and fab rebuild makes it again"
+            )
+
+
+def remaining_line(machines: Sequence[Instance]) -> str:
+    """Machines that go on being billed, what an hour of them costs, until when."""
+    ordered = members.members(machines)
+    prices = [tags.price_h(each.tags) for each in ordered]
+    known, currency = None not in prices, cost.currency_of(ordered)
+    costs = money(added((price or 0.0 for price in prices), HOUR), currency, HOUR) if known else "price not told"
+    ends = [each.release_at for each in ordered if each.release_at]
+    until = f" until {clock(min(ends))}" if ends else " until fab down"
+    return f"remain  {', '.join(members.names(ordered))}: {costs}{until}"
+
+
+def _budget_lines(plan: UpPlan, currency: str) -> list[str]:
+    """What of the month's budget is spoken for, and what is left of it; none where there is no budget."""
+    if not plan.budget:
+        return []
+    month = [month_line(plan.money, currency)] if plan.money.committed else []
+    beyond = cost.kept_beyond_budget(plan.budget, plan.committed, plan.outliving, currency)
+    return [*month, cost.budget_left(plan.budget, plan.money, currency), *([beyond] if beyond else [])]
+
+
+# What is said of money: machines that are there or gone, this month, what stays and goes on costing.
+
+NOT_COUNTED = "traffic and snapshots are not in it"
+
+
+def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
+    """Each machine's hours and money."""
+    rows, ordered = [], members.members(instances)
+    for name, each in zip(members.names(ordered), ordered, strict=True):
+        told = cost.machine_cost(each, now)
+        sums = (bare(whole) or "-" for whole in (told.so_far, told.until_release))
+        price = "-" if told.price_h is None else bare(told.price_h, per=HOUR)
+        rows.append([name, each.instance_type, _time(told.hours), price, *sums, released_at(each)])
+    currency = cost.currency_of(ordered)
+    sums_of = (f"{currency} {what}".lstrip() for what in (HOUR, "so far", "until release"))
+    return table(["machine", "type", "time", *sums_of, "released at"], rows)
+
+
+def released_at(instance: Instance) -> str:
+    """When the cloud releases a machine; of one that it is taking back it tells that time to the machine alone."""
+    return "soon: taken back" if instance.is_reclaimed else clock(instance.release_at)
+
+
+def _time(hours: float) -> str:
+    return length(hours * 3600)
+
+
+def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
+    """Machines of this month that are gone."""
+    gone = [e for e in past if e.ended and e.ended > cost.month_start(now)]
+    rows = [
+        [
+            members.short(e.name, cluster),
+            e.instance_type,
+            _time(hours),
+            bare(e.price_h, per=HOUR),
+            bare(hours * e.price_h),
+            clock(e.ended),
+        ]
+        for e in gone
+        for hours in [cost.hours_between(max(e.created, cost.month_start(now)), e.ended or now)]
+    ]
+    currency = next((e.currency for e in gone if e.currency), "")
+    header = ["past machine", "type", "time", *(f"{currency} {what}".lstrip() for what in (HOUR, "cost")), "gone by"]
+    return table(header, rows) if rows else ""
+
+
+def month_line(spent: cost.Spent, currency: str) -> str:
+    """All that counts for this month's budget; the amounts add up to what `budgets.left` takes from it."""
+    beside = ", ".join(money(total, name) for name, total in spent.others.items())
+    more = f"; in other currencies, not included: {beside}" if beside else ""
+    if not spent.committed:
+        return f"this month: nothing so far{more}; {NOT_COUNTED}"
+    said = [
+        f"{money(spent.past + spent.running, currency)} so far",
+        f"{money(spent.planned, currency)} until the machines are released",
+        f"up to {money(spent.risen, currency)} more should spot prices rise to their limits" if spent.risen else "",
+        f"{money(spent.elsewhere, currency)} elsewhere until their release" if spent.elsewhere else "",
+        f"{money(spent.disks, currency)} for disks without a machine until the month ends",
+    ]
+    return f"this month: {', '.join(filter(None, said))}{more}; {NOT_COUNTED}"
+
+
+def stays_lines(
+    disks: Sequence[Disk], months: Mapping[str, float], snapshots: Sequence[Snapshot], settings: Settings, currency: str
+) -> Iterator[str]:
+    """Disks and snapshots that go on costing, with what they cost a month."""
+    for disk in disks:
+        price = money(months[disk.disk_id], currency, MONTH) if disk.disk_id in months else "price not told"
+        yield f"stays   {disk_label(disk)}  {disk.disk_id}  {disk.size_gib} GiB, {price} (fab down --disks)"
+    for each in snapshots:
+        month = cost.snapshot_month(each, settings.rental.snapshot_price_gib_month)
+        price = f"{cost.certainty(each)} {money(month, currency, MONTH)}".lstrip()
+        yield f"stays   {each.name}  {each.snapshot_id}, {price} (fab snapshots.prune --all)"
+
+
+def disk_label(disk: Disk) -> str:
+    k = members.disk_number(disk)
+    return f"data disk of te{k}" if k else disk.name or f"{disk.kind} disk"

@@ -61,7 +61,7 @@ def up(
 ) -> None:
     """Rent what is missing of the cluster, after showing what it costs."""
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
-        from inventory.renting import keys, members, show
+        from inventory.renting import access, members, report
         from inventory.renting.machines import apply_plan
         from inventory.renting.plan import RentalWish, plan_up
         from inventory.settings import load_settings
@@ -75,13 +75,13 @@ def up(
         plan = plan_up(cloud, settings, wish)
         refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
         notes += short_names(settings.models.names) + perhaps_sent(settings.models.names)
-        show.show(show.up_table(plan), *notes)
+        report.display(report.up_table(plan), *notes)
         if settings.on_this_machine:
-            show.show("this machine's own cloud takes no money: prices are made up, and nothing is billed")
-        if plan.numbers and (said := keys.note(settings)):
-            show.show(said)
+            report.display("this machine's own cloud takes no money: prices are made up, and nothing is billed")
+        if plan.numbers and (said := access.note(settings)):
+            report.display(said)
         if plan.numbers and plan.there and (said := _stake()[0].stays_on):
-            show.show(said)
+            report.display(said)
         if dry:
             return
         again = yes_command("up", up, nodes=nodes, hours=hours, partial=partial, others=others, record=record)
@@ -93,7 +93,7 @@ def up(
             ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
         machines = apply_plan(cloud, settings, plan, say)
         _tell_head(settings, machines)
-        show.show(show.machines_table(machines, settings, cloud.now()))
+        report.display(report.machines_table(machines, settings, cloud.now()))
     say(f"next: {settings.deploy_command}")
 
 
@@ -122,21 +122,21 @@ def down(
 ) -> None:
     """Delete the rented machines, or one; says what stays and what that costs."""
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
-        from inventory.renting import show
+        from inventory.renting import report
         from inventory.renting.down import apply_down, plan_down
         from inventory.settings import load_settings
 
         settings = load_settings()
         cloud = _cloud(settings, record)
         plan = plan_down(cloud, settings, disks, anyway, others, nodes=node)
-        show.show(*_at_stake(plan, bool(node), force))
-        show.show(*show.down_lines(plan, settings))
+        report.display(*_at_stake(plan, bool(node), force))
+        report.display(*report.down_lines(plan, settings))
         if not plan.is_empty:
             flags = {"disks": disks, "anyway": anyway, "others": others, "force": force, "record": record}
             ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, **flags))
             apply_down(cloud, settings, plan, say)
     if plan.remaining:
-        say(show.remaining_line(plan.remaining))
+        say(report.remaining_line(plan.remaining))
         return
     left = "nothing that is billed is left but what stays" if plan.kept or plan.snapshots else "nothing is left"
     more = "; elsewhere there is what is named above" if plan.elsewhere else ""

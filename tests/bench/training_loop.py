@@ -21,8 +21,7 @@ import torch
 from training.data.collate import collate
 from training.data.order import micro_batches
 from training.node import finetune, model, strategies
-from training.node.diagnosis.profiling import Profile
-from training.node.diagnosis.progress import STEP
+from training.node.diagnosis.on_rank import STEP, Profile
 from training.node.rank import Rank
 from training.node.strategies.zero import init_process_group
 

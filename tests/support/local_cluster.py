@@ -124,7 +124,7 @@ class LocalCluster:
     @cached_property
     def ecs(self):
         """The API, asked as the program asks it."""
-        from inventory.aliyun_ecs.ecs import Ecs
+        from inventory.aliyun_ecs.client import Ecs
         from inventory.settings import load_settings
 
         with self.at_home():

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from training.cost.pipeline import SPLITTABLE
 from training.cost.shape import added_outlines, known_shape
-from training.cost.strategies.pipeline import SPLITTABLE
 from training.isolation import (
     DENSE,
     HYBRIDS,

@@ -7,7 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from inventory.aliyun_ecs.ecs import Ecs
+from inventory.aliyun_ecs.client import Ecs
 from inventory.cloud.pace import CallPace
 from inventory.renting import down, tags
 from inventory.renting.machines import apply_plan

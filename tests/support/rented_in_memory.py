@@ -1,6 +1,6 @@
 """A cluster rented from the cloud in memory."""
 
-from inventory.renting import down, show, tags
+from inventory.renting import down, report, tags
 from inventory.renting.ledger import Ledger
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
@@ -32,7 +32,7 @@ class Rented:
     def down(self, disks=False, nodes=()):
         plan = down.plan_down(self.cloud, self.settings, disks, nodes=nodes)
         down.apply_down(self.cloud, self.settings, plan, self.said.append)
-        return list(show.down_lines(plan, self.settings))
+        return list(report.down_lines(plan, self.settings))
 
     @property
     def book(self):

@@ -52,7 +52,7 @@ PROGRAMS = {
         sys.exit(3)
     """,
     "steps_slowly": """
-        from training.node.diagnosis.progress import STEP, ProgressFile
+        from training.node.diagnosis.on_rank import STEP, ProgressFile
         progress = ProgressFile(run, rank)
         for step in range(1000):
             progress.note(step, STEP)

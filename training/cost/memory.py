@@ -1,4 +1,4 @@
-"""What a GPU must hold, in bytes by part, for a model, a recipe and a number of ranks. Pure.
+"""What a GPU, a checkpoint and a data disk must hold, in bytes, for a model, a recipe and a number of ranks. Pure.
 
 The formulas were measured on small models with saved-tensor hooks and agree with the memory that the Qwen authors
 published for their fine-tuning (7B to 72B) within 1 to 2.4 GB; a test holds them to it.
@@ -7,14 +7,15 @@ published for their fine-tuning (7B to 72B) within 1 to 2.4 GB; a test holds the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
-from training.cost.checkpoint import ADAM, MASTER, OUTER, state_bytes
+from training.cost.shape import ModelShape
 
 if TYPE_CHECKING:
-    from training.cost.flops import ModelFacts
-    from training.cost.shape import ModelShape
+    from training.cost.shape import ModelFacts, ModelShape
     from training.recipe import Recipe
+
 
 GIB = 2**30
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -238,3 +239,55 @@ def layer_activations(shape: ModelShape, recipe: Recipe) -> LayerActivations:
         kept, working = kept * extra + 4 * outputs, working * extra + 4 * outputs
     wide = WIDTH[recipe.dtype] / 2
     return LayerActivations(2 * hidden * wide, kept * wide, working * wide)
+
+
+# What a trained parameter weighs in a checkpoint. Pure.
+
+MASTER = 4
+"""Bytes of a trained parameter in fp32."""
+ADAM = 8
+"""Bytes of its two moments."""
+OUTER = 4
+"""Bytes of the outer step's momentum, where replicas learn apart."""
+
+
+def state_bytes(trained: int, apart: bool = False) -> int:
+    """The trainable state as rank 0 gathers it: fp32 weights and Adam's moments; of replicas that learn apart the outer
+    momentum too."""
+    return (MASTER + ADAM + (OUTER if apart else 0)) * trained
+
+
+def checkpoint_bytes(trained: int, width: int, apart: bool = False) -> int:
+    """On the disk: the state, and the weights as they are used, of `width` bytes each."""
+    return state_bytes(trained, apart) + width * trained
+
+
+# What a base model and its run need on the data disk, before any of it is there. Pure.
+
+FILE_WIDTH = 2
+"""Bytes of a parameter as hubs have it."""
+SPARE = 1 * GIB
+"""That the fetch demands besides, as deploy/on_node/fetch_model.py has it."""
+ENVIRONMENT = 12 * GIB
+"""Python with torch and CUDA's libraries, and the packages that are kept for a rebuild: reckoned, not measured."""
+FOR_FILES = 0.93
+"""Of a disk: ext4 keeps a twentieth back, and has its own tables."""
+STEP_GIB = 10
+
+
+def file_bytes(shape: ModelShape) -> int:
+    """Of a base model, as it is fetched."""
+    return FILE_WIDTH * shape.parameters
+
+
+def kept_checkpoints(recipe: Recipe) -> int:
+    """How many lie there at most, while one more is saved."""
+    return recipe.keep_checkpoints + 2 + (1 if recipe.keep_best and recipe.validation.fraction else 0)
+
+
+def data_disk_gib(shape: ModelShape, recipe: Recipe) -> int:
+    """The size to ask for, in tens of GiB."""
+    trained = shape.facts(recipe).trainable
+    checkpoints = kept_checkpoints(recipe) * checkpoint_bytes(trained, WIDTH[recipe.dtype], recipe.sync_every > 1)
+    need = file_bytes(shape) + SPARE + ENVIRONMENT + checkpoints
+    return STEP_GIB * ceil(need / FOR_FILES / GIB / STEP_GIB)

@@ -1,4 +1,4 @@
-"""How long a run takes and what it writes: FLOPs, bytes on the wire, seconds, checkpoints. Pure.
+"""How long a run takes, what it writes and what it costs: FLOPs, bytes on the wire, seconds, checkpoints, money. Pure.
 
 Computed, not measured: within a quarter for a run that computes, within two fifths for ZeRO-3 over TCP.
 """
@@ -9,14 +9,13 @@ import math
 from dataclasses import dataclass, replace
 
 from training.cost.cards import at_precision
-from training.cost.checkpoint import checkpoint_bytes
-from training.cost.disk import file_bytes
-from training.cost.memory import WIDTH
+from training.cost.memory import WIDTH, checkpoint_bytes, file_bytes
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
-from training.cost.strategies.zero0 import MicroBatch
+from training.cost.zero import MicroBatch
 from training.launch import STOP_GRACE_S
 from training.recipe import Recipe
+from training.run_folder import Status
 
 FIRST_STEP_S = 60.0
 """Python, CUDA and NCCL, and what the first step takes longer: guessed, not measured."""
@@ -115,3 +114,18 @@ def pace(
         start_s=start_s(shape, recipe, ranks),
         meeting_s=recipe.sync_every * (timing.wire_s or 0.0) if apart else 0.0,
     )
+
+
+# What a run costs: the time of its machines. Pure.
+
+HOUR_S = 3600
+
+
+def cost_so_far(status: Status, now: float) -> float | None:
+    """What a run has cost until `now` (seconds since the epoch, on the head's clock), or until it ended, over all its
+    starts; None where no price is known. Disks that are kept, traffic and the time between two starts are not in it.
+    """
+    if status.price_h is None or not status.started:
+        return None
+    seconds = (now if status.ended is None else status.ended) - status.started
+    return status.spent_before + status.price_h * max(0.0, seconds) / HOUR_S

@@ -15,7 +15,7 @@ from typing import Any
 
 from training import tiny
 from training.bounded import bounded_json, object_in
-from training.cost.disk import file_bytes
+from training.cost.memory import file_bytes
 from training.cost.shape import known_shape
 from training.counting import size_text
 from training.errors import AdapterError

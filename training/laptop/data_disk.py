@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inventory.settings import Settings
-from training.cost.disk import data_disk_gib, file_bytes
+from training.cost.memory import data_disk_gib, file_bytes
 from training.cost.shape import ModelShape
 from training.counting import size_text
 from training.laptop.base_model import BUILT_IN

@@ -1,5 +1,5 @@
 """What a base model's small files say of the token that fills rows up, for a derived recipe and its comment. What ends
-an answer is found with the tokenizer, before anything is learned (training/plan/teaching.py)."""
+an answer is found with the tokenizer, before anything is learned (training/plan/teaches.py)."""
 
 from __future__ import annotations
 

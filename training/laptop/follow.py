@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.bounded import figure_in, is_figure
-from training.cost.money import cost
+from training.cost.pace import cost_so_far
 from training.counting import size_text
 from training.money import money
 from training.run_folder import (
@@ -70,7 +70,7 @@ class RunLook:
         """What the run has cost so far; None where no price is known. One that was lost ended with its last word."""
         if self.status is None:
             return None
-        return cost(self.status, self.status.updated + (self.age_s if self.alive else 0))
+        return cost_so_far(self.status, self.status.updated + (self.age_s if self.alive else 0))
 
     @property
     def money(self) -> str:

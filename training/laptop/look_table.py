@@ -16,7 +16,7 @@ from training.data.look.lengths import Bin, Lengths
 from training.data.look.samples import Piece, ShownSample
 from training.data.look.survey import FileSurvey, Tell
 from training.laptop.figures import NONE
-from training.plan.teaching import few_steps
+from training.plan.teaches import few_steps
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,15 +13,14 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance, InstanceType
 from inventory.nodes import Node, price_of, static_nodes, users_ssh_config
 from inventory.settings import Settings
-from training.cost.card_names import meant, unknown
-from training.cost.cards import SAME_MEMORY, card_bytes, same_kind, sustained_flops
+from training.cost.cards import SAME_MEMORY, card_bytes, card_named, same_kind, sustained_flops, unknown_card
 from training.cost.memory import GIB
 from training.laptop import measurements, preparing
 from training.laptop.fleet import Fleet
 from training.laptop.measurements import Measurements
 from training.launch import LaunchError
 from training.plan.calibration import Calibration, Ranks
-from training.plan.hardware import Card, NodeHardware, machines_of, rank_cards, slowest_first
+from training.plan.facts import Card, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.machines import PlannedMachines
 
 
@@ -56,10 +55,10 @@ def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: floa
 def named_cards(card: str) -> tuple[str, ...]:
     """The kinds that `--card` names. Raises LaunchError for one that is not known."""
     texts = [text.strip() for text in card.split(",")] if card else []
-    kinds = [meant(text) if text else None for text in texts]
+    kinds = [card_named(text) if text else None for text in texts]
     for text, kind in zip(texts, kinds, strict=True):
         if kind is None:
-            raise LaunchError(f"--card {text}: {unknown(text)}" if text else f"--card {card}: one kind is empty")
+            raise LaunchError(f"--card {text}: {unknown_card(text)}" if text else f"--card {card}: one kind is empty")
     return tuple(kind for kind in kinds if kind)
 
 
@@ -126,9 +125,9 @@ def _listed(settings: Settings, wanted: int) -> Fleet:
 def _listed_cards(nodes: Sequence[Node], beyond: int) -> tuple[str, ...]:
     """What kind of cards each node is said to have; empty where nobody says."""
     for node in nodes:
-        if node.card and meant(node.card) is None:
-            raise LaunchError(f"cluster.toml: nodes.card of {node.name}: {node.card}: {unknown(node.card)}")
-    kinds = [meant(node.card) or "" for node in nodes]
+        if node.card and card_named(node.card) is None:
+            raise LaunchError(f"cluster.toml: nodes.card of {node.name}: {node.card}: {unknown_card(node.card)}")
+    kinds = [card_named(node.card) or "" for node in nodes]
     if beyond > 0 and len(set(kinds)) > 1:
         count, have = len(nodes) + beyond, " and ".join(kind or "unknown" for kind in dict.fromkeys(kinds))
         raise LaunchError(f"--nodes {count}: {len(nodes)} are listed, with {have} cards; which would more have?")

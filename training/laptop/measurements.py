@@ -14,9 +14,9 @@ from training import comm_report
 from training.comm_report import Result
 from training.laptop.head_node import ANSWER_S, Head, HeadError, RemoteHead
 from training.laptop.runs import CHECK
-from training.plan import calibration, measured
-from training.plan.calibration import Calibration
-from training.plan.measured import MeasuredRun
+from training.plan import calibration
+from training.plan import calibration as measured
+from training.plan.calibration import Calibration, MeasuredRun
 from training.run_folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
 
 HEAD_S = 4.0
@@ -50,7 +50,7 @@ def fetched(cluster: str) -> Measurements:
     found = []
     for path in sorted(LOCAL_RUNS.glob(f"{PROVE}-*/{calibration.FILE}")):
         try:
-            found.append(calibration.parse(path.read_text(encoding="utf-8")))
+            found.append(calibration.parse_calibration(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             print(f"{path} is left out: {error}", file=sys.stderr)
     made = max((each for each in found if each.cluster == cluster), key=lambda each: each.time, default=None)
@@ -92,7 +92,7 @@ def known(cluster: str, node: Node | None) -> Measurements:
 
 def _calibration(name: str, path: str, content: str) -> Calibration | None:
     try:
-        return calibration.parse(content) if content.strip() else None
+        return calibration.parse_calibration(content) if content.strip() else None
     except ValueError as error:
         print(f"{name}: {path} is left out: {error}", file=sys.stderr)
         return None
@@ -109,6 +109,6 @@ def _checks(name: str, content: str) -> Iterable[Result]:
 def _runs(contents: Iterable[tuple[str, str]]) -> Iterable[MeasuredRun]:
     for where, content in contents:
         try:
-            yield measured.parse(content)
+            yield measured.parse_measured(content)
         except ValueError as error:
             print(f"{where}: a run's {MEASURED} is left out: {error}", file=sys.stderr)

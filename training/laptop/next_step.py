@@ -9,7 +9,7 @@ from dataclasses import replace
 from training.counting import many
 from training.laptop.plan_options import PlanQuestion, PlanWish
 from training.model_names import typed
-from training.plan.four_bits import SETTING
+from training.plan.notes import SETTING
 from training.plan.options import Choice, Search, choose, in_four_bits
 
 MORE = (2, 4, 8)

@@ -9,7 +9,7 @@ from math import inf
 from training.bounded import figure_in
 from training.laptop.head_node import Head
 from training.launch import Launch
-from training.plan.hardware import Card, NodeHardware, slowest_first
+from training.plan.facts import Card, NodeHardware, slowest_first
 
 QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
 CARDS = f'cards=$({QUERY}) && echo "$cards" | sed s/^/card=/'

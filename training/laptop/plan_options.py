@@ -18,8 +18,7 @@ from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
 from training.model_names import has_recipe, typed
 from training.own_model import FOLDER, own_name
-from training.plan.machines import PlannedMachines
-from training.plan.stand_in import with_network
+from training.plan.machines import PlannedMachines, with_network
 from training.recipe import LEFT_TO_THE_PLAN, Recipe
 
 ABOVE_0 = "it has to be above 0, and finite"
@@ -84,7 +83,7 @@ class PlanQuestion:
         return [kind for kind in dict.fromkeys(kinds) if kind]
 
 
-def look(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQuestion:
+def plan_question(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQuestion:
     """Gather what the options are made from. Raises PlanError for flags and models that cannot be planned, DataError,
     and LaunchError where nothing is known of the machines."""
     shape, size = subject(recipe, wish)

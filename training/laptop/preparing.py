@@ -13,7 +13,7 @@ from training import comm_report
 from training.bounded import bounded_json
 from training.comm_report import Result
 from training.cost.pace import LINE_SHARE
-from training.cost.strategies.pipeline import stages_of
+from training.cost.pipeline import stages_of
 from training.counting import plain
 from training.data import DataError
 from training.data.hub import POINTER
@@ -25,9 +25,8 @@ from training.laptop.hub import hub_address
 from training.laptop.open_cluster import OpenCluster
 from training.launch import RUN_VARIABLE, Launch
 from training.plan.calibration import Calibration, Ranks
-from training.plan.facts import Facts, ModelMetadata, read_facts
-from training.plan.hardware import Known, NodeHardware, rank_cards
-from training.plan.rank_order import between, in_a_row
+from training.plan.facts import Facts, Known, ModelMetadata, NodeHardware, rank_cards, read_facts
+from training.plan.layout import between, in_a_row
 from training.recipe import Recipe
 from training.run_folder import LOCAL_RUNS
 

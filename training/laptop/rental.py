@@ -10,7 +10,7 @@ from functools import partial
 
 from inventory.cloud.opening import open_cloud
 from inventory.errors import InventoryError
-from inventory.renting import idle, lease, report
+from inventory.renting import lease, report
 from inventory.settings import Settings
 from inventory.shown import clock
 from training.laptop import runs
@@ -45,11 +45,11 @@ def kept(cluster: OpenCluster) -> Iterator[None]:
         yield
         return
     if hours_idle(cluster.settings):
-        later = idle.idle_text(cluster.settings)
+        later = lease.idle_text(cluster.settings)
         print(f"when nothing uses the machines any more, they are released {later} later (hours_idle)", flush=True)
     own = RemoteHead(cluster.nodes[0])  # over a connection of its own: for another thread
     try:
-        with closing(own), lease.kept(cluster.settings, print, partial(tell_release, own)):
+        with closing(own), lease.keep_machines(cluster.settings, print, partial(tell_release, own)):
             yield
     finally:
         leave_idle(cluster)
@@ -70,7 +70,7 @@ def leave_idle(cluster: OpenCluster) -> None:
         if users := users_of(cluster):
             print(f"the machines stay as planned: {users}")
             return
-        before, end = idle.bring_forward(open_cloud(cluster.settings), cluster.settings)
+        before, end = lease.bring_forward(open_cloud(cluster.settings), cluster.settings)
     except (InventoryError, HeadError) as error:
         print(f"the machines stay as planned: {error}")
         return
@@ -94,7 +94,7 @@ def used(settings: Settings | None) -> None:
     if not (settings and hours_idle(settings)):
         return
     try:
-        end = idle.move_back(open_cloud(settings), settings)
+        end = lease.move_back(open_cloud(settings), settings)
     except InventoryError as error:
         print(f"the machines' release time could not be moved back: {error}")
         return
@@ -128,7 +128,7 @@ def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
     if not (cluster.settings and cluster.settings.is_rented):
         return
     try:
-        end = idle.released_at(open_cloud(cluster.settings), cluster.settings)
+        end = lease.released_at(open_cloud(cluster.settings), cluster.settings)
     except InventoryError as error:
         print(f"until when the machines are there is not known ({error}): fab status")
         return

@@ -28,9 +28,9 @@ from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.start_run import planned_s
 from training.launch import Launch, LaunchError
-from training.plan.deciding import decided_again, layout_keys
-from training.plan.hardware import NodeHardware, machines_of, rank_cards
+from training.plan.facts import NodeHardware, machines_of, rank_cards
 from training.plan.machines import PlannedMachines, Workload
+from training.plan.predict import decided_again, layout_keys
 from training.recipe import Recipe, flat, read_recipe
 from training.run_folder import LOCAL_RUNS
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.cost.disk import file_bytes
+from training.cost.memory import file_bytes
 from training.cost.shape import PlanError
 from training.counting import size_text
 from training.data.turns import THOUGHT_KEYS, THOUGHT_MARK

@@ -34,9 +34,9 @@ from training.launch import Launch
 from training.model_lock import LOCK, remember
 from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe
 from training.new_recipe import EPOCHS, FEW_EPOCHS, MIDDLE
-from training.plan.hardware import NodeHardware
+from training.plan.facts import NodeHardware
 from training.plan.predict import Plan, make_plan
-from training.plan.teaching import for_rows, short_warmup, shortened
+from training.plan.teaches import for_rows, short_warmup, shortened
 from training.recipe import Recipe, RecipeError
 
 TRAIN = "data/train"

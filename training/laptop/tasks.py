@@ -221,7 +221,7 @@ def plan(
     """Show every strategy for a model: speed, memory, money; --rent: machines."""
     with sentences():
         from inventory.settings import load_settings
-        from training.laptop import plan_options, plan_table, start_run
+        from training.laptop import plan_options, plan_view, start_run
         from training.launch import LaunchError
 
         if take and not rent:
@@ -232,15 +232,15 @@ def plan(
         files, settings = tuple(data or ()), tuple(set or ())
         wish = plan_options.PlanWish(files, nodes, there_h, card, rate, price, settings, skip_bad)
         if rent:
-            from training.laptop import rent_options, rent_table
+            from training.laptop import rent_view
 
-            choices = rent_options.look(load_settings(), recipe, wish)
-            (rent_table.show_json if json else rent_table.show)(choices)
+            choices = rent_view.rent_choices(load_settings(), recipe, wish)
+            (rent_view.print_choices_json if json else rent_view.print_choices)(choices)
             if take:
-                rent_options.take(choices, take, sys.stderr if json else None)
+                rent_view.take(choices, take, sys.stderr if json else None)
             return
-        asked = plan_options.look(load_settings(), recipe, wish)
-        if not (plan_table.show_json if json else plan_table.show)(asked):
+        asked = plan_options.plan_question(load_settings(), recipe, wish)
+        if not (plan_view.print_plan_json if json else plan_view.print_plan)(asked):
             raise Exit(code=2)
 
 

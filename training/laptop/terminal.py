@@ -13,8 +13,8 @@ from training import comm_report
 from training.comm_report import Result
 from training.counting import many
 from training.laptop.follow import RunLook, details, eta_s, headline, number
+from training.plan.fits import Severity
 from training.plan.predict import Plan
-from training.plan.situation import Severity
 from training.run_folder import Status
 
 PLAIN_EVERY_S = 5.0

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from training.errors import AdapterError
 from training.model_files import described
 from training.node import architecture
-from training.node.adapter.experts import first_hole, pieces_of
+from training.node.adapter.weights import first_hole, pieces_of
 
 
 def refuse_other_weights(folder: Path) -> None:

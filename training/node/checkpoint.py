@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from training.cost.checkpoint import checkpoint_bytes
+from training.cost.memory import checkpoint_bytes
 from training.counting import size_text
 from training.errors import TrainingError
 from training.exit_codes import UNSAVED, WRONG_CHECKPOINT

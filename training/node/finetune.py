@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from training import model_card
 from training.began_with import WEIGHTS, stages_of
 from training.causes import OF_CODE
-from training.cost.checkpoint import checkpoint_bytes
-from training.cost.memory import NF4
+from training.cost.memory import NF4, checkpoint_bytes
 from training.counting import many
 from training.data import DataError, Order, micro_batches
 from training.data.build import TRAIN, VALIDATION
@@ -35,19 +35,15 @@ from training.events import Failed, Resumed, emit
 from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
 from training.model_files import AGAIN
 from training.node import checkpoint, kernels, rng, strategies
-from training.node.adapter import portable
 from training.node.adapter.weights import first_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
-from training.node.diagnosis import debug
-from training.node.diagnosis.profiling import Profile
-from training.node.diagnosis.progress import STEP
+from training.node.diagnosis import on_rank
+from training.node.diagnosis.on_rank import STEP, Profile
 from training.node.measuring import Meter, held_gib
-from training.node.metrics.communication import CommunicationClock
-from training.node.metrics.devices import DeviceWatch
 from training.node.metrics.recorder import Recorder
-from training.node.metrics.steps import StepMetrics, of_sums
+from training.node.metrics.steps import CommunicationClock, DeviceWatch, StepMetrics, of_sums
 from training.node.model import Whole, whole_model
 from training.node.prepare import models_folder
 from training.node.rank import Rank
@@ -81,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     rank = Rank(args.run.resolve())
     rank.heartbeat.start()
-    debug.wait(rank)
+    on_rank.wait_for_debugger(rank)
     try:
         code = train(rank, args.resume, args.force)
     except (AdapterError, RecipeError, DataError, DeviceError) as error:
@@ -152,7 +148,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
         nf4.make_here(work.model_dir, getattr(torch, recipe.dtype))
     rank.listen_for_sigterm()
     rank.progress.note(0, "load")
-    init_process_group(rank.place.local_rank, debug.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
+    init_process_group(rank.place.local_rank, on_rank.collective_timeout_s(rank, COLLECTIVE_TIMEOUT_S))
     same = {"recipe": recipe.maths_hash(), "base model": work.base_model, "data": work.train.content_hash}
     rank.same_everywhere(same | {"strategy": recipe.strategy, "pipeline table": recipe.pipeline.model_dump_json()})
     rank.say(
@@ -242,7 +238,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
 
     def write_config(part: Path) -> None:
         strategy.write_config(part)
-        portable.complete(part, rank.run, recipe, work.model_dir)
+        model_card.complete(part, rank.run, recipe, work.model_dir)
 
     saver = Saver(
         rank.run / CHECKPOINTS,
@@ -254,7 +250,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
         on_saved=lambda path: rank.say(f"saved {CHECKPOINTS}/{path.name}"),
     )
     nbytes = checkpoint_bytes(work.whole.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
-    nbytes += sum(path.stat().st_size for path in portable.tokenizer_files(work.model_dir))
+    nbytes += sum(path.stat().st_size for path in model_card.tokenizer_files(work.model_dir))
     rank.on_head(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:

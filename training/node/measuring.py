@@ -10,10 +10,9 @@ from typing import Any
 
 from deepspeed.accelerator import get_accelerator
 
-from training.cost.flops import ModelFacts, utilization
+from training.cost.shape import ModelFacts, utilization
 from training.data.prepared import Prepared, attention_span
-from training.node.metrics.communication import CommunicationClock
-from training.node.metrics.devices import DeviceWatch
+from training.node.metrics.steps import CommunicationClock, DeviceWatch
 from training.recipe import Recipe
 
 

@@ -26,11 +26,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from training.cost.flops import ModelFacts
 from training.cost.memory import NF4
-from training.cost.shape import ENDS, token_ends
+from training.cost.shape import ENDS, ModelFacts, token_ends
 from training.cost.strategies import cost_of
-from training.cost.strategies.zero0 import built_misfit, unread
+from training.cost.zero import built_misfit, unread
 from training.isolation import CURE, mixing, never_trained
 from training.node import architecture
 from training.node.architecture import text_layers

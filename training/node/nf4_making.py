@@ -25,8 +25,8 @@ from training.counting import size_text
 from training.data.cache import half_made
 from training.errors import AdapterError
 from training.model_files import INDEX, SINGLE, entries, shard_names
-from training.node.adapter.end_of_turn import GENERATION
-from training.node.adapter.experts import ExpertPart, first_hole, pieces_of
+from training.node.adapter.decoding import GENERATION
+from training.node.adapter.weights import ExpertPart, first_hole, pieces_of
 from training.node.architecture import ROUTERS, build, config_of, expert_parameters, experts_modules, text_layers
 from training.recipe import RecipeError
 from training.sums import seal

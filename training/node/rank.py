@@ -23,8 +23,8 @@ from training.events import Failed, emit
 from training.exit_codes import FAILED, PEER_LOST
 from training.launch import MASTER_PORTS
 from training.node.checkpoint import CheckpointError
-from training.node.diagnosis import debug
-from training.node.diagnosis.progress import ProgressFile
+from training.node.diagnosis import on_rank
+from training.node.diagnosis.on_rank import ProgressFile
 from training.node.heartbeat import LIMIT_S, Heartbeat, HeartbeatPlace
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Rank:
         launch = run / "launch.json"
         self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
         self.place = place_of(os.environ)
-        limit_s = debug.PATIENCE_S if debug.debugged(self.launch) else LIMIT_S
+        limit_s = on_rank.PATIENCE_S if on_rank.debugged(self.launch) else LIMIT_S
         self.heartbeat = Heartbeat(self.place, self.note_failure, limit_s)
         self.progress = ProgressFile(run, self.place.rank)
         self._sigterm = False

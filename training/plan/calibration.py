@@ -1,18 +1,72 @@
-"""What `fab prove` measured of a cluster: the plan goes by it instead of by its table of cards. Pure.
+"""What was measured: by `fab prove` of a cluster, by runs of their own plans. Later plans use it. Pure.
 
-The file lies on the head beside the runs and in the folder of the run that made it. It is of one kind of card and one
-number of ranks, and says nothing of others.
+calibration.json lies on the head beside the runs; each run leaves a MEASURED in its folder. Both may be damaged, so
+every value is checked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
 
+from training.bounded import bounded_json
 from training.cost.cards import same_kind
-from training.plan.record import BYTES_PER_S, FLOPS, read
+from training.cost.pace import Rates
+from training.events import OffPlan
+
+T = TypeVar("T")
+Range = tuple[float, float]
+ANY: Range = (1e-300, 1e300)
+"""Of a number that nothing else is said of: above 0, and no infinity."""
+FLOPS: Range = (1e9, 1e17)
+"""A second: from a core of an old CPU to far above any card."""
+BYTES_PER_S: Range = (1e4, 1e13)
+"""From a telephone line to above any card's memory."""
+
+
+def read_record(kind: type[T], content: str, ranges: Mapping[str, Range]) -> T:
+    """A `kind` from its JSON; what it does not know is left out. `ranges`: of its numbers. Raises ValueError for what
+    is none, with the first value that cannot be."""
+    found = bounded_json(content, float)
+    if not isinstance(found, dict):
+        raise ValueError("it is no table of values")
+    hints, values = get_type_hints(kind), {}
+    for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass
+        if field.name in found:
+            values[field.name] = _checked(field.name, found[field.name], hints[field.name], ranges)
+        elif field.default is MISSING:
+            raise ValueError(f"it lacks {field.name}")
+    return kind(**values)
+
+
+def _checked(name: str, value: Any, hint: Any, ranges: Mapping[str, Range]) -> Any:
+    allowed = get_args(hint) or (hint,)
+    if value is None and type(None) in allowed:
+        return None
+    if hint == tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return tuple(value)
+        raise ValueError(f"{name} is {value!r:.60}, and no list of names")
+    if str in allowed:
+        if isinstance(value, str):
+            return value
+        raise ValueError(f"{name} is {value!r:.60}, and no text")
+    least, most = ranges.get(name, ANY)
+    number = int if int in allowed else int | float
+    if isinstance(value, bool) or not isinstance(value, number) or not least <= value <= most:
+        bounds = "above 0" if (least, most) == ANY else f"from {least:g} to {most:g}"
+        raise ValueError(f"{name} is {value!r:.60}, and has to be a number {bounds}")
+    return value
+
+
+# What `fab prove` measured of a cluster: the plan goes by it instead of by its table of cards. Pure.
+#
+# The file lies on the head beside the runs and in the folder of the run that made it. It is of one kind of card and one
+# number of ranks, and says nothing of others.
 
 FILE = "calibration.json"
 OF_MATMUL = 0.6
@@ -88,14 +142,216 @@ def calibration_file(runs: Path) -> str:
     return str(runs / FILE)
 
 
-def text(calibration: Calibration) -> str:
+def calibration_text(calibration: Calibration) -> str:
     """As the JSON of calibration.json."""
     return json.dumps(asdict(calibration), indent=1) + "\n"
 
 
-RANGES = {"matmul_flops": FLOPS, "memory_bytes_per_s": BYTES_PER_S, "link_bytes_per_s": BYTES_PER_S}
+CALIBRATION_RANGES = {"matmul_flops": FLOPS, "memory_bytes_per_s": BYTES_PER_S, "link_bytes_per_s": BYTES_PER_S}
 
 
-def parse(content: str) -> Calibration:
+def parse_calibration(content: str) -> Calibration:
     """The calibration in a JSON text. Raises ValueError where it is none."""
-    return read(Calibration, content, RANGES)
+    return read_record(Calibration, content, CALIBRATION_RANGES)
+
+
+# What runs took against what their plans had foreseen: the next plan of such cards, such a network and such a strategy
+# goes by it. Pure.
+#
+# Each run leaves one MEASURED in its folder. Plans read the newest ones of the head and of what was fetched from it.
+
+WARM_UP = 3
+"""Steps after each start that do not count: kernels are chosen, memory is taken, files are read."""
+LEAST = 5
+"""Steps that have to be left of a start."""
+NEWEST = 5
+"""Runs whose median counts."""
+MOST = 3.0
+"""By which a plan is corrected at most, either way."""
+LIKE = 1.25
+"""Within which factor two rates are the same."""
+LEAST_PLANNED_S = 0.5
+"""Of a step as the formulas have it: in a shorter one what a step costs whatever its size (Python, DeepSpeed, latency)
+is what takes the time, and says nothing of how fast the machines are."""
+OFF = 0.4
+"""Of the planned seconds: a run that is further off says so."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One run, or its last start."""
+
+    run_id: str
+    time: float
+    """Seconds since 1970, when it was written."""
+    strategy: str
+    card: str | None
+    """As the driver names it; None where the ranks compute on the CPU."""
+    ranks: int
+    flops: float | None
+    """The card's rate its plan went by."""
+    bytes_per_s: float | None
+    """The link's."""
+    steps: int
+    """That were counted."""
+    step_s: float
+    """Their median."""
+    planned_step_s: float | None
+    """As the plan said; None where it estimated none."""
+    model_step_s: float | None
+    """As it would have said without any correction."""
+    memory_gib: float
+    """The most that any rank held."""
+    planned_memory_gib: float | None
+    dtype: str
+    """The recipe's."""
+    tuning: str
+
+    @property
+    def factor(self) -> float | None:
+        """By which the plan's own formulas were too fast; bounded. None where its steps are too short to tell."""
+        if self.model_step_s is None or self.model_step_s < LEAST_PLANNED_S:
+            return None
+        return min(MOST, max(1 / MOST, self.step_s / self.model_step_s))
+
+
+def counted(rows: Sequence[Mapping[str, Any]], resumed: Iterable[int] = ()) -> list[Mapping[str, Any]]:
+    """Of a run's steps those of its last start, its first ones left out. `resumed`: the steps it went on from."""
+    begun = max(resumed, default=0)
+    return [row for row in rows if "loss" in row and row["step"] > begun + WARM_UP]
+
+
+def measure(
+    run_id: str,
+    rows: Sequence[Mapping[str, Any]],
+    predicted: Mapping[str, Any],
+    *,
+    time: float,
+    strategy: str,
+    ranks: int,
+    dtype: str,
+    tuning: str,
+    resumed: Iterable[int] = (),
+) -> MeasuredRun | None:
+    """What came of a run; None where too few undisturbed steps are left, or it ran on other ranks than were planned."""
+    left = counted(rows, resumed)
+    if len(left) < LEAST or predicted.get("ranks") != ranks:
+        return None
+    rates = predicted.get("rates") or {}
+    planned = predicted.get("step_s")
+    return MeasuredRun(
+        run_id=run_id,
+        time=time,
+        strategy=strategy,
+        card=predicted.get("card"),
+        ranks=ranks,
+        flops=rates.get("flops"),
+        bytes_per_s=rates.get("bytes_per_s"),
+        steps=len(left),
+        step_s=statistics.median(row["step_s"] for row in left),
+        planned_step_s=planned,
+        model_step_s=predicted.get("model_step_s", planned),
+        memory_gib=max(row["memory_gib"] for row in left),
+        planned_memory_gib=predicted.get("memory_gib"),
+        dtype=dtype,
+        tuning=tuning,
+    )
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a plan's seconds are multiplied with, and because of which runs."""
+
+    factor: float
+    run_ids: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        return f"x {self.factor:.2f}, as {', '.join(self.run_ids)} took"
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """For one kind of machines."""
+
+    runs: tuple[MeasuredRun, ...] = ()
+    """On such machines, by the same rates; the newest first."""
+
+    def of(self, strategy: str, dtype: str, tuning: str) -> Correction | None:
+        """Its own; else the median of the others': what is known of these cards and this network, so that a strategy
+        does not seem fast because nobody has tried it."""
+        by_strategy = self.by_strategy(dtype, tuning)
+        if strategy in by_strategy or not by_strategy:
+            return by_strategy.get(strategy)
+        others = by_strategy.values()
+        return Correction(
+            statistics.median(each.factor for each in others), tuple(i for each in others for i in each.run_ids)
+        )
+
+    def by_strategy(self, dtype: str, tuning: str) -> dict[str, Correction]:
+        """Of each strategy the newest runs' median; of runs that computed and tuned alike."""
+        runs: dict[str, list[MeasuredRun]] = {}
+        for each in self.runs:
+            if (each.dtype, each.tuning) == (dtype, tuning):
+                runs.setdefault(each.strategy, []).append(each)
+        return {strategy: _correction(its[:NEWEST]) for strategy, its in runs.items()}
+
+
+def _correction(runs: Sequence[MeasuredRun]) -> Correction:
+    factors = [each.factor for each in runs if each.factor is not None]
+    return Correction(statistics.median(factors), tuple(each.run_id for each in runs))
+
+
+NO_CORRECTIONS = Corrections()
+"""Where nothing was measured."""
+
+
+def corrections(runs: Iterable[MeasuredRun], card: str | None, rates: Rates, ranks: int) -> Corrections:
+    """What runs on such machines say that were planned by the same rates, and long enough."""
+    telling = (each for each in runs if each.factor is not None and _alike(each, card, rates, ranks))
+    return Corrections(tuple(sorted(telling, key=lambda each: each.time, reverse=True)))
+
+
+def _alike(run: MeasuredRun, card: str | None, rates: Rates, ranks: int) -> bool:
+    same_link = ranks == 1 or _like(run.bytes_per_s, rates.bytes_per_s)
+    same_place = same_kind(run.card, card) and (run.ranks == 1) == (ranks == 1)
+    return same_place and _like(run.flops, rates.flops) and same_link
+
+
+def _like(one: float | None, other: float | None) -> bool:
+    return bool(one and other and 1 / LIKE <= one / other <= LIKE)
+
+
+class PaceWatch:
+    """Takes each step's seconds while a run goes; says once that they are far from what was planned. Of steps too short
+    to learn from it says nothing."""
+
+    def __init__(self, planned_s: float | None) -> None:
+        self._planned_s, self._taken, self._said = planned_s, list[float](), False
+
+    def take(self, step: int, step_s: float) -> OffPlan | None:
+        self._taken.append(step_s)
+        left = self._taken[WARM_UP:]
+        if self._said or not self._planned_s or self._planned_s < LEAST_PLANNED_S or len(left) < LEAST:
+            return None
+        median = statistics.median(left)
+        if abs(median / self._planned_s - 1) <= OFF:
+            return None
+        self._said = True
+        return OffPlan(step, self._planned_s, median)
+
+
+def measured_text(measured: MeasuredRun) -> str:
+    """As the JSON of MEASURED."""
+    return json.dumps(asdict(measured), indent=1) + "\n"
+
+
+MEASURED_RANGES = {"flops": FLOPS, "bytes_per_s": BYTES_PER_S} | dict.fromkeys(
+    ("planned_step_s", "model_step_s"), (0.0, ANY[1])
+)
+"""A plan's seconds were once rounded, to 0 where they were short."""
+
+
+def parse_measured(content: str) -> MeasuredRun:
+    """What a run left. Raises ValueError where it is none."""
+    return read_record(MeasuredRun, content, MEASURED_RANGES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 
-from training.cost.money import HOUR_S
+from training.cost.pace import HOUR_S
 from training.cost.shape import ModelShape
 from training.plan.machines import PlannedMachines, Workload
 from training.plan.options import AS_FAST, Option, choose

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, with_reserve
+from training.cost.pipeline import stages_of
 from training.cost.shape import ModelShape
 from training.cost.strategies import LEANEST, LEANEST_WHOLE, SIMPLEST, STRATEGIES, cost_of
-from training.cost.strategies.pipeline import stages_of
 from training.counting import size_text
 from training.recipe import Recipe, with_changes
 

@@ -11,16 +11,14 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, packed_weights, with_reserve
-from training.cost.money import HOUR_S
-from training.cost.pace import Pace, pace, validation_steps
+from training.cost.pace import HOUR_S, Pace, pace, validation_steps
+from training.cost.schedule import Split
 from training.cost.shape import ModelShape
-from training.cost.split import Split
 from training.cost.strategies import LEANEST_WHOLE, STRATEGIES, cost_of
-from training.cost.strategies.zero0 import MicroBatch, part_misfit
+from training.cost.zero import MicroBatch, part_misfit
 from training.counting import size_text
-from training.plan.machines import PlannedMachines, Workload
-from training.plan.staging import Staging
-from training.plan.stand_in import assumed, stood_in
+from training.plan.layout import Staging
+from training.plan.machines import PlannedMachines, Workload, assumed, stood_in
 from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
 from training.recipe_tables import PipelineTable
 

@@ -1,26 +1,111 @@
-"""A run's plan: what it is expected to need, and what is to be said about it before it starts. Pure."""
+"""A run's plan: what the recipe leaves open is decided, what it needs is estimated, the checks are run. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from training.cost.memory import GIB, micro_batch_tokens
 from training.cost.pace import pace
-from training.cost.shape import PlanError
+from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
-from training.plan import slow_link
-from training.plan.checks import run_checks
-from training.plan.deciding import decided
+from training.counting import size_text
+from training.plan import fits, notes, teaches
 from training.plan.facts import Facts
-from training.plan.fewer import cheaper
-from training.plan.four_bits import Rounded, much_faster
+from training.plan.fits import Check, Situation
 from training.plan.ladder import ladder
-from training.plan.options import Search
-from training.plan.situation import Check, Situation
-from training.plan.teaching import tokens_each_step
-from training.recipe import Recipe
+from training.plan.machines import PlannedMachines, Workload
+from training.plan.notes import Rounded, fewer_nodes, four_bits_faster
+from training.plan.options import Search, choose
+from training.plan.teaches import tokens_each_step
+from training.recipe import Recipe, flat, with_changes
+from training.recipe_tables import OF_A_STRATEGY
+
+CHECKS: Sequence[Callable[[Situation], Check]] = (
+    teaches.records,
+    teaches.skipped,
+    teaches.truncated,
+    teaches.duplicates,
+    teaches.leaks,
+    teaches.special_tokens,
+    teaches.template,
+    teaches.end_of_turn,
+    teaches.padding_token,
+    teaches.warmup,
+    teaches.epochs,
+    teaches.tokens_per_step,
+    fits.saving,
+    fits.gpu_memory,
+    fits.host_ram,
+    fits.disk,
+    fits.number_type,
+    fits.isolation,
+    fits.rates,
+    fits.duration,
+    fits.machines,
+    fits.tracking,
+)
+
+
+def run_checks(it: Situation, anyway: bool = False) -> list[Check]:
+    """Every check, in the table's order; `anyway` turns errors that are only estimates into warnings."""
+    found = [check(it) for check in CHECKS]
+    if anyway:
+        found = [replace(c, severity="warning") if c.estimated and c.severity == "error" else c for c in found]
+    return found
+
+
+# What a recipe leaves to the plan is decided from the same facts as the rest of it, before the launch. Pure.
+
+
+def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe with nothing left open, and what was chosen, why; that is empty where nothing was open.
+
+    Where nothing fits it is what lacks least: the plan says so then. Raises PlanError where no strategy can run it.
+    """
+    if not recipe.left_open:
+        return recipe, {}
+    choice = choose(facts.shape, recipe, facts.machines, facts.work, recipe.auto)
+    if all(option.refused for option in choice.options):
+        raise PlanError(choice.reason)
+    chosen = choice.chosen or min(choice.options, key=lambda option: (bool(option.refused), option.missing_gib))
+    values = {key: value for key, value in chosen.values.items() if key in recipe.left_open}
+    return with_changes(recipe, **values, auto=()), {"settings": values, "reason": choice.reason}
+
+
+def decided_again(
+    recipe: Recipe, shape: ModelShape, machines: PlannedMachines, work: Workload, left: Collection[str]
+) -> tuple[Recipe, str]:
+    """A run's recipe for the machines it goes on with: as it is, while that fits them, but for what the table of a
+    strategy that was named for this resume leaves open; else with the keys in `left` decided anew, and why. Where
+    nothing fits it stays as it is, and the reason says that."""
+    now = Search(shape, recipe, machines, work).option(recipe)
+    if now.fits:
+        left = [key for key in recipe.left_open if key in left]
+    if not left:
+        return recipe, ""
+    now_is = flat(recipe.model_dump())
+    if "strategy" in left:
+        left = {*left, *(key for key in OF_A_STRATEGY if not now_is[key])}
+    emptied = with_changes(recipe, **{key: value for key, value in OF_A_STRATEGY.items() if key in left})
+    choice = choose(shape, emptied, machines, work, left)
+    lacks = now.refused or f"{size_text(now.missing_gib * 2**30)} of memory are missing a rank"
+    if choice.chosen is None:
+        return recipe, f"{lacks}, and {choice.reason}"
+    values = {key: value for key, value in choice.chosen.values.items() if key in left}
+    why = choice.reason if now.fits else f"as it was, {lacks} on {machines.ranks} ranks; {choice.reason}"
+    return with_changes(emptied, **values), why
+
+
+def layout_keys(recipe: Recipe, shape: ModelShape, ranks: int) -> tuple[str, ...]:
+    """The keys of a pipeline's table where so many ranks cannot be its stages; empty where they can."""
+    if not recipe.staged or not cost_of(recipe).misfit(shape, recipe, ranks):
+        return ()
+    return tuple(f"pipeline.{key}" for key, _ in recipe.pipeline)
+
+
+# A run's plan: what it is expected to need, and what is to be said about it before it starts. Pure.
 
 DATA = ("shape", "records", "bad", "empty", "truncated", "samples", "tokens", "learned_tokens", "rows", "content_hash")
 
@@ -58,7 +143,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
     if correction := at.corrections.of(recipe.strategy, recipe.dtype, recipe.tuning):
         speed = model.scaled(correction.factor)
     factor = correction.factor if correction else 1.0
-    sparing = slow_link.advice(recipe, facts.shape, facts.ranks, tokens, rates, span=facts.span, factor=factor)
+    sparing = notes.slow_link_note(recipe, facts.shape, facts.ranks, tokens, rates, span=facts.span, factor=factor)
     total = recipe.total_steps(report["rows"])
     each = cost_of(recipe).memories(facts.shape, recipe, facts.ranks, tokens)
     _, tightest = at.tightest(each)
@@ -74,7 +159,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
         four_bits=None if "base_precision" in named else _four_bits(asked, recipe, facts),
         flops_from=at.flops_from,
         correction=correction,
-        fewer=cheaper(asked, facts, speed.step_s),
+        fewer=fewer_nodes(asked, facts, speed.step_s),
     )
     predicted = {
         "memory_gib": round(memory.held(gpu=facts.card is not None) / GIB, 3),
@@ -113,7 +198,7 @@ def make_plan(recipe: Recipe, facts: Facts, anyway: bool = False, named: Collect
 def _four_bits(asked: Recipe, recipe: Recipe, facts: Facts) -> Rounded | None:
     """For a recipe that was decided from the one that was asked for."""
     search = Search(facts.shape, asked, facts.machines, facts.work, asked.auto)
-    return much_faster(search, search.option(recipe))
+    return four_bits_faster(search, search.option(recipe))
 
 
 def _rounded(seconds: float | None) -> float | None:

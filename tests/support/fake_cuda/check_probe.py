@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from training.node import commcheck
-from training.node.prove import kernels
+from training.node.prove import devices
 
 init, bound = dist.init_process_group, []
 
@@ -25,10 +25,10 @@ def noted(*args, **how):
 if __name__ == "__main__":
     dist.init_process_group = noted
     commcheck.PAIRS_BUDGET_S = commcheck.SWEEP_BUDGET_S = 0.1
-    kernels.VOCABULARY = {"cuda": 512}
+    devices.VOCABULARY = {"cuda": 512}
     code = commcheck.main()
     card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    given = {tensor.device.type for tensor in kernels._given(card)}
-    rows = {row.name: row.state for row in kernels.check(card)[0]}
+    given = {tensor.device.type for tensor in devices._given(card)}
+    rows = {row.name: row.state for row in devices.check_kernels(card)[0]}
     print(f"\ngiven on {given}, bound to {bound}, {rows}", flush=True)
     sys.exit(code)

@@ -57,7 +57,7 @@ def generate(
     with sentences():
         from training.errors import AdapterError
         from training.laptop import rental
-        from training.laptop.adapter import chat, pipeline, tuned_model
+        from training.laptop.adapter import ask, tuned_model
         from training.laptop.open_cluster import opened
         from training.questions import Sampling, from_prompts, read_questions
 
@@ -82,18 +82,18 @@ def generate(
             if room.too_big and not across:
                 print(f"{about.model} does not fit one card ({room.words()}): it is spread over all ranks")
             if not (across or room.too_big):
-                found = chat.on_head(cluster.head, about, questions, sampling)
+                found = ask.on_head(cluster.head, about, questions, sampling)
             elif questions:
-                found = pipeline.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
+                found = ask.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
             else:
                 raise AdapterError("a chat needs the model on one card; ask all ranks with --prompt or --prompts")
         if target and found:
-            target.write_text(chat.json_lines(found), encoding="utf-8")
+            target.write_text(ask.json_lines(found), encoding="utf-8")
             print(
                 f"{target}: {many(len(found), 'answer')} of base and tuned model, step {about.step} of {about.run_id}"
             )
         else:
-            chat.show(found)
+            ask.print_answers(found)
 
 
 @task(
@@ -124,7 +124,7 @@ def evaluate(
 
     with sentences(), opened(here) as cluster, rental.in_use(cluster):
         from training.errors import AdapterError
-        from training.laptop.adapter import report, tuned_model
+        from training.laptop.adapter import ask, tuned_model
 
         if skip_bad and not data:
             raise AdapterError("--skip-bad is for --data: the run's own validation split has no bad records")
@@ -133,7 +133,7 @@ def evaluate(
         if room.too_big:
             raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
         split = "" if data else tuned_model.validation_folder(cluster.head, about)
-        on = report.checked(data, skip_bad) if data else report.Measurable(split)
+        on = ask.data_to_measure_on(data, skip_bad) if data else ask.Measurable(split)
         argv, out = on.argv, f"{about.launch.run_dir}/{on.kept_as}"
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
         argv += ["--out", out, "--attached"]
@@ -143,7 +143,7 @@ def evaluate(
         print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
         with tuned_model.start(cluster.head, about, "evaluate", argv, on.files) as talk:
             for message in talk.messages():
-                report.show(message["evaluation"])
+                ask.print_evaluation(message["evaluation"])
         home = "" if here else f"; bring it home with: fab fetch --run {about.run_id}"
         print(f"kept in {out}{home}")
 
@@ -258,8 +258,7 @@ def publish(
 
 def _hub(name: str) -> ModelHub:
     from training.errors import AdapterError
-    from training.laptop.adapter.modelscope import ModelScope
-    from training.laptop.adapter.publish import HuggingFace
+    from training.laptop.adapter.publish import HuggingFace, ModelScope
 
     known: dict[str, type[ModelHub]] = {"hub": HuggingFace, "modelscope": ModelScope}
     if name not in known:

@@ -11,8 +11,7 @@ from inventory.shown import console, table
 from training.errors import TrainingError
 from training.laptop.machines import fleet, machines
 from training.laptop.open_cluster import OpenCluster, opened
-from training.plan.machines import PlannedMachines
-from training.plan.stand_in import with_network
+from training.plan.machines import PlannedMachines, with_network
 from training.sums import ORIGIN
 
 

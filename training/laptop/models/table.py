@@ -6,14 +6,13 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from training.cost.disk import file_bytes
-from training.cost.memory import NF4
+from training.cost.memory import NF4, file_bytes
 from training.cost.shape import ModelShape, known_shape
 from training.cost.strategies import LEANEST, SIMPLEST
 from training.counting import plain, size_text
 from training.model_names import load_recipe, recipe_names
-from training.plan.four_bits import much_faster
 from training.plan.machines import PlannedMachines
+from training.plan.notes import four_bits_faster
 from training.plan.options import Search, choose
 from training.recipe import Recipe
 
@@ -93,7 +92,7 @@ def fits(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> str:
 def _far_faster(shape: ModelShape, recipe: Recipe, machines: PlannedMachines) -> bool:
     """Whether four bits a weight would make it so, each way as fast as it can be."""
     taken = choose(shape, recipe, machines).chosen
-    return much_faster(Search(shape, recipe, machines), taken) is not None
+    return four_bits_faster(Search(shape, recipe, machines), taken) is not None
 
 
 def as_json(found: Iterator[ModelRow]) -> str:

@@ -252,7 +252,7 @@ def _keep(cluster: OpenCluster, launch: Launch, outcomes: Sequence[Outcome], mad
     proof = {"run_id": launch.run_id, "cluster": cluster.name, "time": time.time(), "outcomes": as_rows(outcomes)}
     files = {"prove.json": json.dumps(proof, ensure_ascii=False, indent=1) + "\n"}
     if made:
-        files[calibration.FILE] = calibration.text(made)
+        files[calibration.FILE] = calibration.calibration_text(made)
     make_run.put(cluster.head, launch, files)
     if made:
         there = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")

@@ -14,9 +14,12 @@ import argparse
 import gc
 import json
 import math
+import re
 import sys
 import time
-from collections.abc import Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -25,14 +28,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from training.data import IGNORED, Sample
+from training.data import IGNORED, DataError, Sample, pairs
+from training.data.answers import Rendered
+from training.data.bad_records import CURE, Bad
 from training.data.build import TRAIN
+from training.data.encode import Encoder
+from training.data.readers import records
+from training.data.sample import BadRecord
 from training.errors import AdapterError
 from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
-from training.node.adapter.held_out import exchange_of, held_out_at, learned_before
-from training.node.adapter.models import BASE, TUNED, load_base, load_tuned, reader
-from training.node.adapter.scores import score
+from training.node.adapter.generate import BASE, TUNED, load_base, load_tuned, reader
 from training.node.device import device
 from training.node.metrics.report import make_report
 from training.questions import Sampling
@@ -213,3 +219,132 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# What a model is measured on: records it has not learned from, as samples. Runs on a node.
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Samples to be said; of pairs those of the chosen answers, and beside each that of the rejected one."""
+
+    samples: Sequence[Sample]
+    rejected: Sequence[Sample] = ()
+
+
+def held_out_at(
+    path: Path,
+    tokenizer: Any,
+    max_length: int,
+    template_args: Mapping[str, Any] | None = None,
+    skip_bad: bool = False,
+) -> HeldOut:
+    """What data files hold, or a prepared folder; with `skip_bad` without the records that cannot be used. Raises
+    DataError."""
+    if (path / "report.json").is_file():
+        from training.data.prepared import open_prepared
+
+        prepared = open_prepared(path)
+        samples = [sample for number in range(prepared.rows) for sample in prepared.row(number)]
+        return HeldOut(samples[::2], samples[1::2]) if prepared.report.pairs else HeldOut(samples)
+    encoder = Encoder(tokenizer, max_length, "assistant", template_args)
+    texts, paired = _rendered(path, encoder, skip_bad)
+    samples = [sample for sample, _ in encoder.samples(texts)]
+    if paired:
+        both = zip(samples[::2], samples[1::2], strict=True)
+        kept = [pair for pair in both if not pairs.fault(pair, max_length)]
+        found = HeldOut([chosen for chosen, _ in kept], [rejected for _, rejected in kept])
+    else:
+        found = HeldOut([sample for sample in samples if sample.learned])
+    if not found.samples:
+        raise DataError(f"{path}: no record has an answer within {max_length} tokens")
+    return found
+
+
+def learned_before(given: HeldOut, trained: Path) -> int | None:
+    """How many of the samples are, token for token, among the prepared ones; None where those do not lie there."""
+    if not (trained / "report.json").is_file():
+        return None
+    from training.data.prepared import open_prepared
+
+    prepared = open_prepared(trained)
+    asked = Counter(tuple(sample.ids) for sample in given.samples)
+    lengths = set(map(len, asked))
+    there = (sample.ids for number in range(prepared.rows) for sample in prepared.row(number))
+    return sum(asked.pop(tuple(ids), 0) for ids in there if len(ids) in lengths)
+
+
+def _rendered(path: Path, encoder: Encoder, skip_bad: bool) -> tuple[list[Rendered], bool]:
+    """The texts, and whether each two of them are a pair."""
+    bad, texts, paired = Bad(skip_bad, cure=CURE), list[Rendered](), False
+    for where, record in records(path, bad):
+        paired = record.rejected is not None
+        try:
+            texts += pairs.rendered(encoder, record) if paired else encoder.rendered(record)
+        except BadRecord as error:
+            bad.add(where, str(error))
+    bad.refuse(len(texts))
+    return texts, paired
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a sample asks, and the answer it has."""
+
+    prompt: Sequence[int]
+    reference: Sequence[int]
+
+
+def exchange_of(sample: Sample) -> Exchange | None:
+    """A sample's last answer and all before it; None where it is learned from its beginning, and asks nothing."""
+    end = len(sample.labels)
+    while end and sample.labels[end - 1] == IGNORED:
+        end -= 1
+    start = end
+    while start and sample.labels[start - 1] != IGNORED:
+        start -= 1
+    return Exchange(sample.ids[:start], sample.ids[start:end]) if 0 < start < end else None
+
+
+# How close an answer is to what it should have been: exact match and ROUGE-L, for any script. No torch.
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
+_WORDS = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Means over all answers, each from 0 to 1."""
+
+    exact_match: float
+    rouge_l: float
+
+
+class WordScores:
+    """Words for rouge-score: letters and digits of any script, Chinese, Japanese and Korean character by character.
+
+    The library's own tokenizer keeps a-z and 0-9 alone, so that every Chinese answer scores 0.
+    """
+
+    def tokenize(self, text: str) -> list[str]:
+        """The words of a text, in order."""
+        return _WORDS.findall(normalised(text))
+
+
+def normalised(text: str) -> str:
+    """One form of what looks the same: width, case, spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def score(answers: Sequence[str], references: Sequence[str]) -> AnswerScores:
+    """Exact match after `normalised`, and the F-measure of ROUGE-L."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise AdapterError(f"ROUGE-L needs the rouge-score library: {error}") from error
+    scorer = RougeScorer(["rougeL"], tokenizer=WordScores())
+    pairs = list(zip(answers, references, strict=True))
+    return AnswerScores(
+        fmean(normalised(answer) == normalised(reference) for answer, reference in pairs),
+        fmean(scorer.score(reference, answer)["rougeL"].fmeasure for answer, reference in pairs),
+    )

@@ -36,9 +36,8 @@ from training.model_files import (
     weight_bytes,
 )
 from training.node import attached
-from training.node.adapter.end_of_turn import name_end_of_turn
-from training.node.adapter.experts import Experts
-from training.node.adapter.weights import Adapter, refuse_damaged
+from training.node.adapter.decoding import name_end_of_turn
+from training.node.adapter.weights import Adapter, Experts, refuse_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import base_model_hash
 from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of

@@ -31,14 +31,13 @@ from torch import nn
 from transformers import AutoConfig, DynamicCache
 
 from training.causes import OF_CODE
-from training.cost.strategies.pipeline import SPLITTABLE
+from training.cost.pipeline import SPLITTABLE
 from training.counting import size_text
 from training.errors import AdapterError
 from training.events import Failed, emit
 from training.node.adapter.decoding import Choose, Chooser, Forward, Voice
-from training.node.adapter.generate import answers
+from training.node.adapter.generate import BASE, TUNED, answers, speaking, stretch_as_trained
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
-from training.node.adapter.models import BASE, TUNED, speaking, stretch_as_trained
 from training.node.adapter.weights import PREFIX, Adapter
 from training.node.architecture import build
 from training.node.base_weights import refuse_other_weights

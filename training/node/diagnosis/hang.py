@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.node.diagnosis.progress import PREPARE, STEP, Mark
+from training.node.diagnosis.on_rank import PREPARE, STEP, Mark
 
 PATIENCE = 10
 """Steps of usual length that may pass without one being finished."""
@@ -22,7 +22,7 @@ LONG = 5
 is 1500 s, less than a collective's own time-out, after which there are no ranks left to be asked."""
 PACES = 50
 OWN_WAITS = {
-    ("training/node/metrics/communication.py", "timed"): "wait",
+    ("training/node/metrics/steps.py", "timed"): "wait",
     ("training/node/strategies/crossing.py", "take"): "a receive from a neighbouring stage",
     ("training/node/strategies/crossing.py", "settle"): "a send to a neighbouring stage",
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 from training.events import EVENTS, Resumed, parse_rows
 from training.launch import parse_launch
-from training.plan.measured import MeasuredRun, PaceWatch, measure, text
+from training.plan.calibration import MeasuredRun, PaceWatch, measure, measured_text
 from training.run_folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
 
 PLAIN = {"goal": "sft", "base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the run folder")
     run: Path = parser.parse_args().run.resolve()
     if (found := measured(run, time.time())) is not None:
-        write_atomically(run / MEASURED, text(found))
+        write_atomically(run / MEASURED, measured_text(found))
 
 
 if __name__ == "__main__":

@@ -19,26 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from training.bounded import object_in
-from training.card_facts import read_facts
 from training.causes import parse_cause
-from training.cost.money import cost
+from training.cost.pace import cost_so_far
 from training.data.build import VALIDATION
 from training.data.look.content import LOOK, Look, look_from
 from training.data.look.survey import NAMES
 from training.evaluations import read_evaluations
 from training.events import EVENTS, Resumed, parse_rows
-from training.model_card import loading
+from training.model_card import loading, read_facts
 from training.money import HOUR, bare, money
 from training.node.metrics import run_tables
 from training.node.metrics.plots import Drawn, PlotMark, draw, plots
-from training.node.metrics.run_numbers import (
-    NOT_KNOWN,
-    RunCost,
-    correction,
-    moment,
-    plan_against_actual,
-    tiles,
-)
+from training.node.metrics.run_tables import NOT_KNOWN, RunCost, correction, moment, plan_against_actual, tiles
 from training.node.supervision.failure import ASKED
 from training.run_folder import (
     CHECKPOINTS,
@@ -169,7 +161,7 @@ def _cost(status: Row, now: float) -> str:
         read = parse_status(json.dumps(status))
     except (TypeError, ValueError):  # of no run that was started
         return ""
-    return money(cost(read, now), read.currency)
+    return money(cost_so_far(read, now), read.currency)
 
 
 def _reason(status: Row, say: Say) -> str:

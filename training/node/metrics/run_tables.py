@@ -1,11 +1,15 @@
-"""What the report of a run says in tables besides its numbers: machines, data, held-out answers.
+"""What the report of a run says besides its curves: tiles, plan against measured, machines, data, answers.
 
 Pure but for the checksums of the data's files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,155 @@ from training.data.look.content import Look
 from training.data.look.survey import own_name
 from training.evaluations import measured_on, scored, trained_on
 from training.money import HOUR, bare
+from training.plan.calibration import counted
 from training.sums import sha256_of
-from training.words import EMPTY_ANSWER, Say
+from training.words import EMPTY_ANSWER, ENGLISH, Say
+
+NumberRow = dict[str, Any]
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run took."""
+
+    seconds: float | None
+    starts: int
+    """0 where they were not counted."""
+    money: str
+    an_hour: str
+    here: bool = False
+    """On a machine of one's own, for which nobody sends a bill."""
+
+
+def tiles(
+    steps: Sequence[NumberRow], evaluations: Sequence[NumberRow], spent: RunCost, say: Say = ENGLISH
+) -> list[tuple[str, str, str]]:
+    """What one wants to know first: name, value, a remark."""
+    found: list[tuple[str, str, str]] = []
+    if steps:
+        last = steps[-1]
+        done = say("{step} of {total}", step=last["step"], total=last["total_steps"])
+        found.append((say("steps"), done, say("{epoch} epochs", epoch=f"{last['epoch']:.2f}")))
+        began = say("from {first}", first=number(steps[0]["loss"]))
+        found.append((say("training loss"), number(last["loss"]), began))
+    if best := min(
+        (row for row in evaluations if row["validation_loss"] is not None),
+        key=itemgetter("validation_loss"),
+        default=None,
+    ):
+        name = "best validation loss (DPO)" if of_pairs(evaluations) else "best validation loss"
+        found.append((say(name), number(best["validation_loss"]), _remark(best, say)))
+    if steps:
+        speed = statistics.median(row["tokens_per_s"] for row in steps)
+        mfu = [row["mfu"] for row in steps if row.get("mfu") is not None]
+        share = f"MFU {statistics.median(mfu):.0%}" if mfu else say("median")
+        found.append((say("useful tokens/s"), f"{speed:,.0f}", share))
+        most = size_text(max(row["memory_gib"] for row in steps) * 2**30)
+        found.append((say("memory"), most, say("most, of any rank")))
+    over = say("over {count} starts", count=spent.starts) if spent.starts > 1 else ""
+    found.append((say("time"), duration(spent.seconds, say), over if spent.starts else say("of the last start")))
+    found.append((say("cost"), *_cost(spent, say)))
+    return found
+
+
+def of_pairs(evaluations: Sequence[NumberRow]) -> bool:
+    """Whether it is the loss of DPO that was measured."""
+    return any(row.get("reward_accuracy") is not None for row in evaluations)
+
+
+def _cost(spent: RunCost, say: Say) -> tuple[str, str]:
+    if not spent.money:
+        return (say("nothing billed"), say("this machine")) if spent.here else (say(NOT_KNOWN), "")
+    rate = say("{price} an hour", price=spent.an_hour) if spent.an_hour else say("machines, over all starts")
+    return spent.money, rate
+
+
+def _remark(best: NumberRow, say: Say) -> str:
+    if (perplexity := best.get("perplexity")) is not None:
+        return say("perplexity {value}, step {step}", value=f"{perplexity:.2f}", step=best["step"])
+    if (preferred := best.get("reward_accuracy")) is not None:
+        return say("{share} preferred, step {step}", share=f"{preferred:.0%}", step=best["step"])
+    return say("step {step}", step=best["step"])
+
+
+def plan_against_actual(
+    predicted: NumberRow,
+    steps: Sequence[NumberRow],
+    seconds: float | None,
+    resumed: Sequence[int] = (),
+    say: Say = ENGLISH,
+) -> list[tuple[str, str, str, str]]:
+    """What, planned, actual, and actual over planned; empty without a plan or without steps. A step is as long as those
+    after the warm-up of the last start, where there are some; the whole is planned for the steps that were made."""
+    if not predicted or not steps:
+        return []
+    settled = counted(steps, resumed) or steps
+    first = predicted.get("total_steps")
+    total = steps[-1].get("total_steps", first)
+    minutes = predicted.get("minutes")
+    of_step = "a step of the last start" if resumed else "a step"
+    made = steps[-1]["step"]
+    planned_s = minutes and 60 * minutes * (made / first if first else 1)
+    whole = "the whole run" if made == total else "the steps made"
+    rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
+        ("memory of a rank", predicted.get("memory_gib"), max(row["memory_gib"] for row in steps), _gib),
+        (of_step, predicted.get("step_s"), statistics.median(row["step_s"] for row in settled), _step_s),
+        (whole, planned_s, seconds, lambda value: duration(value, say)),
+        ("tokens a step", predicted.get("tokens_per_step"), steps[-1]["tokens"] / made, number),
+        ("steps", total, made, number),
+    ]
+    return [
+        (
+            say(name),
+            "-" if planned is None else form(planned),
+            "-" if value is None else form(value),
+            f"{value / planned:.0%}" if value is not None and planned else "",
+        )
+        for name, planned, value, form in rows
+    ]
+
+
+def _gib(value: float) -> str:
+    return f"{number(value)} GiB"
+
+
+def _step_s(value: float) -> str:
+    return f"{number(value)} s"
+
+
+def correction(predicted: NumberRow, say: Say) -> str:
+    """What earlier runs changed of the planned seconds; empty where they changed nothing."""
+    made = predicted.get("correction") or {}
+    text = "the planned seconds are times {factor}, as earlier runs were: {runs}"
+    return say(text, factor=f"{made['factor']:.2f}", runs=", ".join(made["run_ids"])) if made else ""
+
+
+def moment(seconds: float | None, say: Say) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC" if seconds else say(NOT_KNOWN)
+
+
+def duration(seconds: float | None, say: Say) -> str:
+    if seconds is None:
+        return say(NOT_KNOWN)
+    hours, minutes = divmod(round(seconds) // 60, 60)
+    if hours:
+        return say("{hours} h {minutes} min", hours=hours, minutes=f"{minutes:02d}")
+    if not minutes:
+        return say("{seconds} s", seconds=round(seconds))
+    return say("{minutes} min {seconds} s", minutes=minutes, seconds=f"{round(seconds) % 60:02d}")
+
+
+def number(value: float | None) -> str:
+    """Four significant digits, no exponent for what a person reads as a number."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+# What the report of a run says in tables besides its numbers: machines, data, held-out answers.
+#
+# Pure but for the checksums of the data's files.
 
 Row = dict[str, Any]
 COUNTS = {

@@ -1,12 +1,17 @@
 """metrics.jsonl: one object per optimizer step and per evaluation, appended by rank 0, safe to read while it grows.
 
-A step has the key `loss`, an evaluation `validation_loss`; both have `step`.
+A step has the key `loss`, an evaluation `validation_loss`; both have `step`. Two of a step's numbers are measured
+here too: how long the rank waited for others, and how busy its GPU was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,3 +155,110 @@ def _step(line: str) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+# How much of a step a rank spends waiting for the others.
+#
+# Every collective of torch.distributed, DeepSpeed's included, ends in `Work.wait`. Without a GPU that call blocks
+# for as long as the computation stands still, so its time is the answer. On GPUs it only orders streams, and what
+# the streams overlap cannot be told from outside: not measured.
+
+
+class CommunicationClock:
+    """`with clock:` around a step; then `share()`. One a process; a wait costs it two readings of a clock."""
+
+    def __init__(self, device: str, world_size: int) -> None:
+        self._known = world_size == 1 or device == "cpu"
+        self._waited = self._began = self._lasted = 0.0
+        if self._known and world_size > 1:
+            self._install()
+
+    def __enter__(self) -> CommunicationClock:
+        self._waited, self._began = 0.0, time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lasted = time.perf_counter() - self._began
+
+    def share(self) -> float | None:
+        """Of the last step, 0 to 1; None where it cannot be measured."""
+        if not self._known or self._lasted <= 0:
+            return None
+        return min(1.0, self._waited / self._lasted)
+
+    def _install(self) -> None:
+        from torch.distributed import Work
+
+        wait = Work.wait
+
+        def timed(work: Any, *args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return wait(work, *args, **options)
+            finally:
+                self._waited += time.perf_counter() - began
+
+        Work.wait = timed
+
+
+# What the GPU of this rank is doing, by NVML, looked at between steps in a thread of its own.
+
+LOOK_EVERY_S = 0.5
+"""NVML averages utilisation over up to a second; a look costs well under a millisecond."""
+
+
+class DeviceWatch:
+    """`with DeviceWatch(local_rank) as watch:`; without NVML or such a GPU it sees nothing and says None."""
+
+    def __init__(self, local_rank: int, every_s: float = LOOK_EVERY_S) -> None:
+        self._nvml, self._handle = _open(local_rank)
+        self._every_s = every_s
+        self._busy: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    @property
+    def card(self) -> str:
+        """The GPU's name; empty without one."""
+        return str(self._nvml.nvmlDeviceGetName(self._handle)) if self._handle else ""
+
+    def __enter__(self) -> DeviceWatch:
+        if self._handle:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def utilization(self) -> float | None:
+        """Mean since the last call, 0 to 1; None where nothing was seen."""
+        seen, self._busy = self._busy, []
+        return sum(seen) / len(seen) / 100 if seen else None
+
+    def _look(self) -> None:
+        while not self._over.wait(self._every_s):
+            with contextlib.suppress(self._nvml.NVMLError):  # not every card tells
+                self._busy.append(float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu))
+
+
+def visible_name(local_rank: int, visible: str) -> str:
+    """What CUDA_VISIBLE_DEVICES calls a rank's GPU, an index or a UUID: NVML counts those that CUDA hides too."""
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return names[local_rank] if local_rank < len(names) else str(local_rank)
+
+
+def _open(local_rank: int) -> tuple[Any, Any]:
+    try:
+        import pynvml
+    except ImportError:
+        return None, None
+    name = visible_name(local_rank, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    try:
+        pynvml.nvmlInit()
+        if name.isdigit():
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
+    except pynvml.NVMLError:
+        return None, None

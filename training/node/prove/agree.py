@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from training.node.adapter.decoding import Voice
-from training.node.adapter.generate import Pair
+from training.node.adapter.generate import BASE, TUNED, Pair, speaking
 from training.node.adapter.merge import merge
-from training.node.adapter.models import BASE, TUNED, speaking
 from training.outcome import as_rows, judged
 from training.questions import Sampling
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from training.cost.strategies.pipeline import held_of_stages, stages_of
+from training.cost.pipeline import held_of_stages, stages_of
 from training.data.collate import Batch
 from training.node import model
 from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState, numbers_of

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from training.cost.memory import NF4
-from training.cost.strategies.pipeline import SPLITTABLE, layers_of_stages, misfit
+from training.cost.pipeline import SPLITTABLE, layers_of_stages, misfit
 from training.errors import AdapterError
 from training.node import dpo, log_probs, model
 from training.node.adapter.weights import PREFIX

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from training.began_with import FOLDER as BEGAN_WITH
 from training.launch import NO_DATA_DISK, Host, Launch, sweep_command
-from training.node.diagnosis.progress import FOLDER as PROGRESS
+from training.node.diagnosis.on_rank import FOLDER as PROGRESS
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.node_ssh import on_hosts, output_of, ssh
 from training.run_folder import CHECKPOINTS, HANG, PROFILE, STATUS, STOP

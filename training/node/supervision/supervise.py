@@ -37,8 +37,8 @@ from training.launch import (
     sweep_command,
 )
 from training.node.diagnosis.hang import StallWatch
-from training.node.diagnosis.progress import FOLDER as PROGRESS
-from training.node.diagnosis.progress import read_progress
+from training.node.diagnosis.on_rank import FOLDER as PROGRESS
+from training.node.diagnosis.on_rank import read_progress
 from training.node.diagnosis.xid import parse_xid
 from training.node.supervision import afterwards, hung_run
 from training.node.supervision.end_processes import sweep

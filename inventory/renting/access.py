@@ -1,0 +1,388 @@
+"""Who reaches the machines: from which addresses, with which ssh key, and which host keys are theirs. Nothing is
+trusted on first sight."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import secrets
+import shlex
+import subprocess
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import TypeVar
+
+from inventory import hostkeys
+from inventory.cloud.errors import CloudError, Kind, RentError
+from inventory.cloud.port import Cloud
+from inventory.cloud.values import Rule, Subnet, Vpc
+from inventory.renting import tags
+from inventory.renting.intents import Intents
+from inventory.renting.state_files import StateFiles
+from inventory.settings import Settings
+
+KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+
+IMPORTED = tuple(kind for kind in KINDS if kind != "ssh-ed25519")
+"""Kinds of key the vendor says a key pair can be made of."""
+
+
+def pair_name(cluster: str, public_key: str) -> str:
+    """The name of a key's pair in the cloud: another key is another pair, so none is ever taken for another."""
+    digest = hashlib.sha256(" ".join(public_key.split()[:2]).encode()).hexdigest()
+    return f"spotune-{cluster}-{digest[:12]}"
+
+
+def private_key(settings: Settings, pair: str = "") -> Path:
+    """The private key of a machine: the one its pair was made of, else the settings' own where the cloud
+    takes it, else the cluster's."""
+    own_key = StateFiles.of(settings.name).own_key
+    for key in (settings.ssh.key, own_key):
+        if pair and (told := public(key)) and pair_name(settings.name, told) == pair:
+            return key
+    return settings.ssh.key if settings.ssh.key.is_file() and not _refused_kind(settings) else own_key
+
+
+def public(key: Path) -> str:
+    """The key's public half; empty where it cannot be read."""
+    try:
+        return key.with_name(f"{key.name}.pub").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _refused_kind(settings: Settings) -> str:
+    """What kind of key the settings' own is, where that is none the cloud takes; else empty."""
+    kind = public(settings.ssh.key).partition(" ")[0]
+    return "" if kind in IMPORTED else kind
+
+
+def note(settings: Settings) -> str:
+    """A sentence where new machines are not reached with the settings' key; empty where they are."""
+    kind, own_key = _refused_kind(settings) if settings.ssh.key.is_file() else "", StateFiles.of(settings.name).own_key
+    if not kind:
+        return ""
+    return f"the cloud takes no {kind} key, as {settings.ssh.key} is: new machines get the cluster's, {own_key}"
+
+
+def ensure_key(settings: Settings) -> str:
+    """The public key for new machines; where ssh.key does not exist or is of a kind the cloud does not
+    take, one of the cluster's own is made, once.
+
+    Raises RentError where the settings' key has no public half that can be read.
+    """
+    key = private_key(settings)
+    if not key.exists():
+        StateFiles.of(settings.name).make()
+        _make_key(key, f"spotune-{settings.name}")
+    if told := public(key):
+        return told
+    file = key.with_name(f"{key.name}.pub")
+    make = f"ssh-keygen -y -f {shlex.quote(str(key))} > {shlex.quote(str(file))}"
+    raise RentError(f"ssh.key: {key} has no public half beside it; make it: {make}")
+
+
+def _make_key(key: Path, comment: str) -> None:
+    """Both halves, made aside: where we are killed, ssh-keygen goes on and would write beside the next one's."""
+    fresh = key.with_name(f".{key.name}.{secrets.token_hex(4)}")
+    halves = (fresh.with_name(f"{fresh.name}.pub"), key.with_name(f"{key.name}.pub")), (fresh, key)
+    try:
+        argv = ["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-C", comment, "-f", str(fresh)]
+        subprocess.run(argv, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if not key.exists():  # another command may have been faster
+            for made, place in halves:
+                made.replace(place)
+    except FileNotFoundError:
+        raise RentError("there is no ssh-keygen here; it comes with the OpenSSH client") from None
+    except subprocess.CalledProcessError as error:
+        raise RentError(f"ssh-keygen made no key: {error.stderr.strip() or error.stdout.strip()}") from None
+    finally:
+        for made, _ in halves:
+            made.unlink(missing_ok=True)
+
+
+def ensure_pair(cloud: Cloud, settings: Settings) -> str:
+    """The name of the key pair new machines are given; imported where the cloud does not have it."""
+    public_key = ensure_key(settings)
+    name = pair_name(settings.name, public_key)
+    if not cloud.key_pairs(name):
+        cloud.import_key_pair(name, public_key, tags.of_cluster(settings.name))
+    return name
+
+
+def shown(output: str) -> tuple[hostkeys.HostKey, ...]:
+    """The host keys in what a machine printed of its .pub files. Pure."""
+    words = [line.split() for line in output.splitlines()]
+    return tuple(sorted(hostkeys.HostKey(w[0], w[1]) for w in words if len(w) >= 2 and w[0] in KINDS))
+
+
+def pinned(known_hosts: str, address: str, instance_id: str, keys: Sequence[hostkeys.HostKey]) -> str:
+    """known_hosts with exactly these keys for an address: whoever had it before is another machine. Pure."""
+    kept = hostkeys.without_host(known_hosts, address)
+    return kept + "".join(f"{address} {key.kind} {key.blob} {instance_id}\n" for key in keys)
+
+
+def is_pinned(known_hosts: str, address: str, instance_id: str) -> bool:
+    """Whether the keys known for an address are this machine's. Pure."""
+    lines = [line.split() for line in known_hosts.splitlines()]
+    return any(len(w) == 4 and w[0] == address and w[3] == instance_id for w in lines)
+
+
+def asked(cloud: Cloud, instance_id: str) -> tuple[hostkeys.HostKey, ...]:
+    """A machine's host keys, as the cloud tells them. Raises CloudError where it tells none."""
+    found = shown(cloud.host_keys(instance_id))
+    if not found:
+        raise CloudError(f"{instance_id} shows no ssh host key; again: fab up", Kind.WAIT)
+    return found
+
+
+def pin_all(cloud: Cloud, settings: Settings, addresses: Mapping[str, str], *, again: bool = False) -> None:
+    """Pin the host keys of machines (their addresses by id) whose address was another's, or none's, until now;
+    `again`: of all. Raises CloudError.
+    """
+    before = known(settings)
+    new = [each for each, address in addresses.items() if again or not is_pinned(before, address, each)]
+    with ThreadPoolExecutor(max_workers=max(1, min(16, len(new)))) as pool:
+        for each, found in zip(new, pool.map(lambda i: asked(cloud, i), new), strict=True):
+            pin(settings, each, addresses[each], found)
+
+
+def known(settings: Settings) -> str:
+    """What the cluster's known_hosts says."""
+    return hostkeys.read(StateFiles.of(settings.name).known_hosts)
+
+
+def pin(settings: Settings, instance_id: str, address: str, found: Sequence[hostkeys.HostKey]) -> None:
+    """Write a machine's host keys down, before anything connects to it."""
+    files = StateFiles.of(settings.name)
+    files.make()
+    hostkeys.write(files.known_hosts, pinned(known(settings), address, instance_id, found))
+
+
+def forget(settings: Settings, addresses: Sequence[str]) -> None:
+    """Drop the host keys at addresses whose machines are gone: they will be somebody else's."""
+    text = before = known(settings)
+    for address in filter(None, addresses):
+        text = hostkeys.without_host(text, address)
+    if text != before:
+        hostkeys.write(StateFiles.of(settings.name).known_hosts, text)
+
+
+# The network machines are put into, and who reaches them: one VPC, a switch in each zone where there are machines,
+# and a security group that lets in ssh from here, and the machines among themselves. All of it is free of charge.
+
+Network = TypeVar("Network", Vpc, Subnet)
+NAME = "spotune"
+CIDR = "172.16.0.0/12"
+SWITCH_PREFIX, SMALLEST_PREFIX = 20, 28
+READY_S = 60.0
+
+
+def free_network(cidr: str, taken: Sequence[str], key: str) -> str:
+    """The first network in `cidr` of a switch's size, else of a smaller one, that overlaps none of those taken. Pure;
+    raises RentError, which names the setting `key`."""
+    whole = IPv4Network(cidr)
+    used = [IPv4Network(each) for each in taken]
+    # A small VPC is not given to one zone whole; what is left between other switches may be smaller still.
+    for prefix in range(max(SWITCH_PREFIX, min(whole.prefixlen + 2, SMALLEST_PREFIX)), SMALLEST_PREFIX + 1):
+        for candidate in whole.subnets(new_prefix=max(prefix, whole.prefixlen)):
+            if not any(candidate.overlaps(each) for each in used):
+                return str(candidate)
+    raise RentError(f"{key}: no room for a vSwitch is left in {cidr}; name another VPC")
+
+
+def chosen(vpcs: Sequence[Vpc], wanted: str, key: str) -> Vpc | None:
+    """The configured VPC, else spotune's own; None where that is still to make. Pure; raises RentError."""
+    if not wanted:
+        return next((vpc for vpc in vpcs if vpc.name == NAME), None)
+    for vpc in vpcs:
+        if wanted in (vpc.vpc_id, vpc.name):
+            return vpc
+    there = ", ".join(vpc.vpc_id for vpc in vpcs) or "none"
+    raise RentError(f"{key}: there is no VPC {wanted!r} in the region; there is: {there}")
+
+
+def ensure_vpc(cloud: Cloud, settings: Settings, intents: Intents) -> Vpc:
+    """The VPC, made where it is spotune's own and not there yet."""
+    vpc = chosen(cloud.vpcs(), settings.rental.vpc, settings.rental.key("vpc"))
+    if vpc is None:
+        with intents.begun("vpc", [cloud.region_id, NAME, CIDR]) as token:
+            vpc_id = cloud.create_vpc(NAME, CIDR, token)
+    else:
+        intents.forget("vpc")  # of a call that was cut off
+        vpc_id = vpc.vpc_id
+        if vpc.status == "Available":
+            return vpc
+    return _available(cloud, cloud.vpcs, lambda vpc: vpc.vpc_id == vpc_id, f"the VPC {vpc_id}")
+
+
+def _available(
+    cloud: Cloud, look: Callable[[], Sequence[Network]], is_it: Callable[[Network], bool], what: str
+) -> Network:
+    def ready() -> Network | None:
+        return next((each for each in look() if is_it(each) and each.status == "Available"), None)
+
+    return cloud.pace.until(ready, f"{what} is not Available", cloud.pace.limit_s(READY_S))
+
+
+def ensure_subnet(cloud: Cloud, settings: Settings, vpc: Vpc, zone_id: str, intents: Intents) -> str:
+    """A switch of the VPC in a zone, the one with most room; made where there is none."""
+    switches = cloud.subnets(vpc.vpc_id)
+    own = [s for s in switches if s.zone_id == zone_id]
+    key = f"vswitch {zone_id}"
+    if own:
+        intents.forget(key)  # of a call that was cut off
+        switch = max(own, key=lambda s: (s.status == "Available", s.free_addresses, s.subnet_id))
+        if switch.status == "Available":
+            return switch.subnet_id
+        switch_id = switch.subnet_id
+    else:
+        cidr = free_network(vpc.cidr, [s.cidr for s in switches], settings.rental.key("vpc"))
+        with intents.begun(key, [vpc.vpc_id, zone_id, cidr]) as token:
+            switch_id = cloud.create_subnet(vpc.vpc_id, zone_id, cidr, f"{NAME}-{zone_id}", token)
+    made = _available(
+        cloud, lambda: cloud.subnets(vpc.vpc_id), lambda s: s.subnet_id == switch_id, f"the vSwitch {switch_id}"
+    )
+    return made.subnet_id
+
+
+SSH = "22/22"
+DESCRIPTION = "spotune ssh"
+"""Marks the rules that are ours to take back."""
+
+
+@dataclass(frozen=True)
+class RuleChanges:
+    """How a group's rules differ from what they should be."""
+
+    add: tuple[Rule, ...]
+    revoke: tuple[Rule, ...]
+    foreign: tuple[Rule, ...]
+    """Made by somebody else: they stay, and are said."""
+
+
+def networks(addresses: Sequence[str]) -> tuple[str, ...]:
+    """Addresses and networks in CIDR notation. Pure."""
+    return tuple(sorted({str(IPv4Network(each, strict=False)) for each in addresses}))
+
+
+def rule_changes(rules: Sequence[Rule], ssh_from: Sequence[str]) -> RuleChanges:
+    """ssh from exactly these networks; addresses that are no longer ours are taken back. Pure.
+
+    Nothing is said of the group's own machines: those of a normal group reach each other by default.
+    """
+    wanted = networks(ssh_from)
+    there = {_cidr(r.source) for r in rules if _is_ssh(r)}
+    ours = [r for r in rules if r.description == DESCRIPTION]
+    return RuleChanges(
+        add=tuple(Rule("tcp", SSH, cidr, description=DESCRIPTION) for cidr in wanted if cidr not in there),
+        revoke=tuple(r for r in ours if not (_is_ssh(r) and _cidr(r.source) in wanted)),
+        foreign=tuple(r for r in rules if r not in ours and not (_is_ssh(r) and _cidr(r.source) in wanted)),
+    )
+
+
+def _is_ssh(rule: Rule) -> bool:
+    return rule.protocol.lower() == "tcp" and rule.ports == SSH
+
+
+def _cidr(source: str) -> str:
+    try:
+        return str(IPv4Network(source, strict=False))
+    except ValueError:
+        return source
+
+
+def ssh_sources(settings: Settings) -> tuple[str, ...]:
+    """Where ssh may come from, in CIDR notation. Raises RentError where it cannot be found out."""
+    own = settings.rental
+    if own.ssh_from:
+        return networks(own.ssh_from)
+    if settings.on_this_machine:  # the hosts see us as their gateway
+        return networks([str(IPv4Network(settings.local.subnet)[1])])
+    return networks([public_address(own.key("ssh_from"))])
+
+
+def ensure_group(cloud: Cloud, settings: Settings, vpc_id: str, intents: Intents) -> str:
+    """The cluster's security group in a VPC; made where there is none."""
+    own = tags.of_cluster(settings.name)
+    groups = cloud.security_groups(tags=own, vpc_id=vpc_id)
+    key = f"security group {vpc_id}"
+    if groups:
+        intents.forget(key)  # of a call that was cut off
+        return min(group.security_group_id for group in groups)
+    name = f"{NAME}-{settings.name}"
+    with intents.begun(key, [vpc_id, name]) as token:
+        return cloud.create_security_group(vpc_id, name, own, token)
+
+
+def ensure_rules(cloud: Cloud, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
+    """Bring a group's rules to what they should be; what was done and found, a sentence each."""
+    changes = rule_changes(cloud.rules(group_id), ssh_from)
+    said = []
+    for rule in changes.add:
+        cloud.allow(group_id, rule)
+        said.append(f"ssh is open to {rule.source}")
+    for rule in changes.revoke:
+        cloud.revoke(group_id, rule)
+        said.append(f"ssh is no longer open to {rule.source}")
+    for rule in changes.foreign:
+        said.append(f"{group_id} also lets in {rule.protocol} {rule.ports} from {rule.source}; that rule is not ours")
+    return tuple(said)
+
+
+SERVICES = (
+    "https://checkip.amazonaws.com",
+    "https://api.ipify.org",
+    "https://4.ipw.cn",
+    "https://myip.ipip.net",
+)
+"""The last two answer from within China. Two of all must agree: a single one could open the door to itself."""
+TIMEOUT_S = 5
+LONGEST = 1000
+
+
+def agreed(answers: Sequence[str], key: str) -> str:
+    """The public IPv4 address most answers name, two at least. Pure. `key`: the setting that spares the question.
+
+    Raises RentError: none answered, or they saw different ones (a VPN for some of the ways out).
+    """
+    seen = Counter(address for answer in answers if (address := _address(answer)))
+    best = seen.most_common(2)
+    if best and best[0][1] >= 2 and (len(best) == 1 or best[0][1] > best[1][1]):
+        return best[0][0]
+    saw = f"they saw {', '.join(sorted(seen))}" if seen else "no service told it"
+    raise RentError(f'which address this machine is seen from is not clear ({saw}); set {key} = ["ADDRESS"]')
+
+
+def _address(answer: str) -> str | None:
+    for text in re.findall(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", answer):
+        try:
+            address = ipaddress.IPv4Address(text)
+        except ValueError:
+            continue
+        if address.is_global:
+            return str(address)
+    return None
+
+
+def public_address(key: str) -> str:
+    """This machine's public IPv4 address. Raises RentError where two services do not agree on one."""
+    with ThreadPoolExecutor(max_workers=len(SERVICES)) as pool:
+        return agreed(tuple(pool.map(_ask, SERVICES)), key)
+
+
+def _ask(url: str) -> str:
+    # Not through a proxy: ssh does not go through it either, so its address would be the wrong one.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers={"User-Agent": "curl/8"})  # others get a page of HTML
+    try:
+        with direct.open(request, timeout=TIMEOUT_S) as answer:
+            return str(answer.read(LONGEST).decode("utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return ""
