@@ -678,9 +678,9 @@ def test_neither_torch_nor_the_clouds_sdk_is_imported_for_a_plan(place):
     code = (
         "import sys\n"
         "from inventory.settings import load_settings\n"
-        "from training.laptop import plan_options, plan_table, start_run\n"
+        "from training.laptop import plan_options, plan_view, start_run\n"
         "recipe = start_run.chosen_recipe('qwen2.5-7b', (), '')\n"
-        "plan_table.show(plan_options.look(load_settings(), recipe, plan_options.PlanWish(card='A10')))\n"
+        "plan_view.print_plan(plan_options.plan_question(load_settings(), recipe, plan_options.PlanWish(card='A10')))\n"
         "print(sorted({'torch', 'deepspeed', 'transformers', 'alibabacloud_ecs20140526'} & set(sys.modules)))"
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},

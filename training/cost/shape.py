@@ -93,13 +93,6 @@ def utilization(
     return model * useful_per_s / (peak * cards), hardware * executed_per_s / (peak * cards)
 
 
-# A model's shape, layer by layer: how many parameters it has, multiplies with, and gets from LoRA. Pure, but for
-# `outlines`, which reads outlines.json.
-#
-# A shape is counted on the model itself, without its weights (training/node/outline.py), and kept as an outline: of
-# each
-# kind of layer its sums, and which layer is of which kind.
-
 SHIPPED = Path(__file__).parents[1] / "recipes" / "outlines.json"
 ADDED = SHIPPED.with_name("outlines-added.json")
 """Of recipes that `fab models.add` wrote, apart from those that are shipped."""
