@@ -198,17 +198,17 @@ CASES = {
         [Decision(SNAPSHOT, True, f"{LONG} ({DISK_ID})")], GIB_PRICE
     ),
     "snapshots/show.py print_where_things_live": lambda *_: snapshots.print_where_things_live(),
-    "training/laptop/adapter/ask.py show": lambda *_: an_evaluation(),
+    "training/laptop/adapter/ask.py print_evaluation": lambda *_: an_evaluation(),
     "training/laptop/look_table.py show": lambda *_: some_data(),
     "training/laptop/models/around.py show": lambda *_: all_models(),
-    "training/laptop/plan_view.py show": lambda folder, _: all_plans(
+    "training/laptop/plan_view.py print_plan": lambda folder, _: all_plans(
         folder,
         lambda settings: plan_view.print_plan(
             plan_options.plan_question(settings, load_recipe("qwen2.5-14b"), PlanWish(hours=8.0))
         ),
     ),
     "training/laptop/prove/tasks.py _show": lambda *_: a_proof(),
-    "training/laptop/rent_view.py show": lambda folder, _: all_plans(
+    "training/laptop/rent_view.py print_choices": lambda folder, _: all_plans(
         folder,
         lambda settings: rent_view.print_choices(
             rent_view.rent_choices(settings, load_recipe("qwen2.5-3b"), PlanWish())
