@@ -119,9 +119,9 @@ LONE_RANK = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from training.node.diagnosis import debug
+from training.node.diagnosis import on_rank
 rank = SimpleNamespace(launch={"debug_rank": int(sys.argv[1])}, place=SimpleNamespace(rank=0, node="te1"))
-debug.wait(rank)
+on_rank.wait_for_debugger(rank)
 answer = 41
 breakpoint()
 print("answer", answer, flush=True)

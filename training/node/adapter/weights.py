@@ -207,12 +207,6 @@ class Adapter:
         return tensor.float()
 
 
-# Where the experts that an adapter changes lie in a base model's files, and what it makes of them there.
-#
-# PEFT adapts one parameter of all experts. Files hold it whole or, as most models were released, a matrix an expert,
-# its
-# gate and its up apart; which of both, and under what name, is what transformers' own conversions say (5.23).
-
 NUMBER = re.compile(r"\.experts\.(\d+)\.")
 """In the names of files that have a matrix an expert."""
 INSTEAD = "ask it beside its base (fab generate), or merge it with PEFT's own merge_and_unload"

@@ -28,9 +28,7 @@ from training.exit_codes import FINISHED
 from training.node import commcheck, liger
 from training.node.device import device
 from training.node.diagnosis.on_rank import STEP
-from training.node.prove import curve
-from training.node.prove import devices as kernels
-from training.node.prove import devices as probes
+from training.node.prove import curve, devices
 from training.node.rank import Rank
 from training.node.strategies.zero import init_process_group
 from training.outcome import Outcome, as_rows, failed, judged
@@ -92,8 +90,8 @@ class Walk:
 
     def devices(self) -> list[Outcome]:
         """What each rank's device does, and whether its kernels are right."""
-        outcomes, rates = probes.measure_device(self.on)
-        right, seconds = kernels.check_kernels(self.on)
+        outcomes, rates = devices.measure_device(self.on)
+        right, seconds = devices.check_kernels(self.on)
         outcomes += right
         rates |= seconds
         mine = (str(self.rank.place), as_rows(outcomes), rates)
