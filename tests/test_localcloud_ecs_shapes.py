@@ -267,10 +267,10 @@ def test_what_our_code_reads_of_answers_is_there(answers):
         "DescribePrice": ("offers", "price_in"),
         "DescribeImages": ("disks", "images_in"),
         "DescribeKeyPairs": ("machines", "key_pairs_in"),
-        "DescribeSecurityGroups": ("networks", "security_groups_in"),
-        "DescribeSecurityGroupAttribute": ("networks", "rules_in"),
-        "DescribeVpcs": ("networks", "vpcs_in"),
-        "DescribeVSwitches": ("networks", "subnets_in"),
+        "DescribeSecurityGroups": ("network", "security_groups_in"),
+        "DescribeSecurityGroupAttribute": ("network", "rules_in"),
+        "DescribeVpcs": ("network", "vpcs_in"),
+        "DescribeVSwitches": ("network", "subnets_in"),
     }
     for action, (module, name) in readers.items():
         read = getattr(importlib.import_module(f"inventory.aliyun_ecs.{module}"), name)

@@ -207,7 +207,7 @@ def test_a_cloud_that_does_not_answer_is_a_line_and_ends_no_command(opened, caps
 
 def test_who_follows_a_run_is_told_beforehand_what_comes_after_it(opened, capsys, monkeypatch):
     cluster, at_hand = opened(hours_idle=1.5)
-    monkeypatch.setattr(lease, "kept", lambda *_: nullcontext())
+    monkeypatch.setattr(lease, "keep_machines", lambda *_: nullcontext())
     monkeypatch.setattr(rental, "RemoteHead", lambda node: HereHead(Path()))
     with rental.kept(Cluster(at_hand.head, (None,), cluster.settings)):
         assert "they are released 1.5 h later (hours_idle)" in capsys.readouterr().out

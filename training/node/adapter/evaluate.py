@@ -217,10 +217,6 @@ def main() -> int:
     return attached.run(lambda: work(args), args.attached)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # What a model is measured on: records it has not learned from, as samples. Runs on a node.
 
 
@@ -348,3 +344,7 @@ def score(answers: Sequence[str], references: Sequence[str]) -> AnswerScores:
         fmean(normalised(answer) == normalised(reference) for answer, reference in pairs),
         fmean(scorer.score(reference, answer)["rougeL"].fmeasure for answer, reference in pairs),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -154,10 +154,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # Where a profiled rank's time went: operators by self time, and the share of communication. Pure.
 
 TOP = 15
@@ -245,3 +241,7 @@ def summary_text(summaries: Mapping[int, Summary]) -> str:
     for name, own_us in sorted(self_us.items(), key=lambda item: -item[1])[:TOP]:
         lines.append(f"{own_us / 1000:>21.2f} ms  {own_us / whole:>6.1%}  {calls[name]:>7}  {name[:90]}")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -148,10 +148,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # Whether the kernels that training stands on compute what they should, on this device. Runs on the nodes.
 #
 # Attention over rows of several samples is held against a dense mask in fp32 on the CPU, forward and backward, and one
@@ -289,3 +285,7 @@ def _liger(on: torch.device, dtype: torch.dtype, rates: dict[str, Any]) -> Outco
         rates |= {"own_loss_s": own_s, "liger_loss_s": seconds}
     kept = "ours" if own_s < seconds or not found.within(dtype) else "Liger's"
     return judged(LIGER, found.within(dtype), f"{words}; {against}; training takes {kept}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
