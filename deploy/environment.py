@@ -79,7 +79,7 @@ def _name(line: str) -> str:
     return match.group(1).lower()
 
 
-# conda on a node: which installer, from where, and the shell that installs it. Pure.
+# conda on a node: which installer, from where, and the shell that installs it.
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def written_by_cloud_init(text: str) -> bool:
     return "manage_etc_hosts" in text
 
 
-# The network interface training talks over, and why it is that one. Pure.
+# The network interface training talks over, and why it is that one.
 
 
 class InterfaceError(ValueError):

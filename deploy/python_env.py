@@ -17,7 +17,6 @@ from pyinfra.api import FileUploadCommand, deploy
 from pyinfra.facts.files import Directory
 
 from deploy import environment, fan_out, node_files
-from deploy import environment as conda
 from deploy.environment import LOCK, NO_INTERNET, Environment, environment_from
 from deploy.node_files import MOUNT_POINT, refuse_unless, refuse_unless_mounted, refuse_while_running
 from deploy.node_operation import Commands, node_operation
@@ -51,12 +50,12 @@ def interpreter_commands(wanted: Environment, at: EnvPaths) -> Iterator[str]:
         yield remove
         yield shlex.join(["python3", "-m", "venv", at.env])
         return
-    urls = conda.installer_urls(wanted.distribution, wanted.miniforge)
-    yield conda.install_command(conda.INSTALLERS[wanted.distribution], urls, at.conda)
-    yield f"printf %s {shlex.quote(conda.condarc(wanted.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
+    urls = environment.installer_urls(wanted.distribution, wanted.miniforge)
+    yield environment.install_command(environment.INSTALLERS[wanted.distribution], urls, at.conda)
+    yield f"printf %s {shlex.quote(environment.condarc(wanted.conda))} > {shlex.quote(f'{at.conda}/.condarc')}"
     yield remove
     packages = f"{at.conda}/python.txt"
-    yield f"printf %s {shlex.quote(conda.explicit_list(wanted.conda))} > {shlex.quote(packages)}"
+    yield f"printf %s {shlex.quote(environment.explicit_list(wanted.conda))} > {shlex.quote(packages)}"
     yield shlex.join([f"{at.conda}/bin/conda", "create", "-y", "-p", at.env, "--file", packages])
 
 
@@ -155,7 +154,7 @@ def build_environment() -> None:
     head = host.data.cluster[0]
     if host.data.node.rank == 0:
         if wanted.provider == "conda" and wanted.distribution == "miniconda":
-            host.log_styled(conda.LICENCE_NOTE, fg="yellow")
+            host.log_styled(environment.LICENCE_NOTE, fg="yellow")
         environment_on_head(name="Built on the head", wanted=wanted)
     else:
         fan_out.copy(

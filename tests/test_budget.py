@@ -5,7 +5,7 @@ from collections import Counter
 
 from tests.test_layers import ROOT, SOURCES
 
-LINES, FILES, SHORT_FILES, INNER_IMPORTS = 57_372, 400, 56, 318
+LINES, FILES, SHORT_FILES, INNER_IMPORTS = 57_334, 400, 56, 318
 """The aim: 44,000 lines, 280 files, 25 of them short, 80 imports inside functions."""
 SHORT = 60
 RECIPE_LINES = 150

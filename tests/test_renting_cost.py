@@ -185,8 +185,6 @@ def test_a_look_that_was_not_told_its_account_ends_and_takes_over_nothing_of_a_k
 
 # What a month's budget refuses, what is said to be left of it, and how it bounds spot prices and release times.
 
-MIDDAY = datetime(2026, 11, 20, 12, tzinfo=UTC)
-ONE_HOUR = timedelta(hours=1)
 KEY = "aliyun.budget"
 
 
@@ -219,11 +217,11 @@ def test_the_limit_is_what_the_budget_bears_without_the_disks_rounded_down():
 def demo(name, hours, price="2.00"):
     told = {tags.PRICE_TAG: price, tags.CURRENCY_TAG: "CNY"}
     told[CLUSTER_TAG] = "demo"
-    return Instance(name, f"demo-{name}", "Running", "t", "h", MIDDAY, release_at=MIDDAY + hours * ONE_HOUR, tags=told)
+    return Instance(name, f"demo-{name}", "Running", "t", "h", NOON, release_at=NOON + hours * HOUR, tags=told)
 
 
 def test_keeping_what_is_there_can_be_too_much_too():
-    there, until = [demo("te1", 2), demo("te2", 2.5)], MIDDAY + 4 * ONE_HOUR
+    there, until = [demo("te1", 2), demo("te2", 2.5)], NOON + 4 * HOUR
     paid = cost.Spent(0, 10, 0, 45.62)
     assert cost.over_budget_longer(KEY, 50, paid, there, until) == (
         "aliyun.budget: keeping te1, te2 2 h 00 min longer costs 7.00 CNY more, and this month's 50.00 CNY "
@@ -256,25 +254,25 @@ def test_a_budget_that_is_exceeded_already_is_no_negative_amount():
 
 def test_the_budget_ends_when_the_running_machines_have_used_it_up():
     money = cost.Spent(past=20, running=10, disks=0, planned=1000)
-    assert cost.budget_end(50, money, 4.0, MIDDAY) == MIDDAY + 5 * ONE_HOUR
-    assert cost.budget_end(25, money, 4.0, MIDDAY) == MIDDAY
-    assert cost.budget_end(0, money, 4.0, MIDDAY) is None
+    assert cost.budget_end(50, money, 4.0, NOON) == NOON + 5 * HOUR
+    assert cost.budget_end(25, money, 4.0, NOON) == NOON
+    assert cost.budget_end(0, money, 4.0, NOON) is None
 
 
 def kept_disk(k, instance_id, **more):
     more = {"instance_id": instance_id, "delete_with_instance": False, **more}
-    return Disk(f"d-{k}", instance_id, "data", 100, "ssd", "In_use", "h", MIDDAY, f"demo-te{k}-data", **more)
+    return Disk(f"d-{k}", instance_id, "data", 100, "ssd", "In_use", "h", NOON, f"demo-te{k}-data", **more)
 
 
 def test_a_disk_that_stays_costs_from_its_machines_release_until_the_month_ends():
     there = [demo("te1", 2), demo("te2", 999)]
     disks = [kept_disk(1, "te1"), kept_disk(2, "te2"), kept_disk(3, "te1", delete_with_instance=True)]
     months = dict.fromkeys(("d-1", "d-2", "d-3"), 73.0)
-    kept = cost.kept_by_machines(disks, months, there, MIDDAY)
+    kept = cost.kept_by_machines(disks, months, there, NOON)
     assert kept.shares == {"te1": pytest.approx(0.1 * (10.5 * 24 - 2))}, "te2 is there longer than the month"
-    assert cost.kept_by_machines(disks, {}, there, MIDDAY) == cost.NONE, "the cloud tells no price"
-    assert cost.kept_by_new({1: 0.1}, MIDDAY + 2 * ONE_HOUR, MIDDAY) == kept
-    assert cost.kept_by_new({1: 0.1}, MIDDAY + 999 * ONE_HOUR, MIDDAY) == cost.NONE
+    assert cost.kept_by_machines(disks, {}, there, NOON) == cost.NONE, "the cloud tells no price"
+    assert cost.kept_by_new({1: 0.1}, NOON + 2 * HOUR, NOON) == kept
+    assert cost.kept_by_new({1: 0.1}, NOON + 999 * HOUR, NOON) == cost.NONE
 
 
 def test_a_disk_that_breaks_the_budget_by_staying_is_named_with_what_ends_that():

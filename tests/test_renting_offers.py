@@ -71,7 +71,6 @@ def test_types_nobody_sells_there_are_named():
 
 # What is bought is what was priced: disks of their own size, and machines whose price no tag tells.
 
-MIDDAY = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LARGE = SMALL.replace("data_disk_gib = 20", "data_disk_gib = 400")
 
 
@@ -125,14 +124,14 @@ def test_a_kept_disk_is_in_neither_the_price_nor_the_list_price_beside_it(cluste
 
 def test_what_is_ordered_costs_by_up_what_the_bill_adds_up_to():
     machines = [paper_machine(k) for k in (1, 2, 3, 4)]
-    paid = cost.spent(machines, [], [], MIDDAY)
+    paid = cost.spent(machines, [], [], NOON)
     assert paid.planned == cost.Purchase(4, 0.27735, 4).total == 4.44
 
 
 def paper_machine(k):
     told = {CLUSTER_TAG: "demo", tags.PRICE_TAG: "0.27735", tags.CURRENCY_TAG: "CNY"}
-    until = MIDDAY + timedelta(hours=4)
-    return Instance(f"i-{k}", f"demo-te{k}", "Running", "t", "h", MIDDAY, release_at=until, tags=told)
+    until = NOON + timedelta(hours=4)
+    return Instance(f"i-{k}", f"demo-te{k}", "Running", "t", "h", NOON, release_at=until, tags=told)
 
 
 def test_the_bill_says_minutes_and_currencies_and_calls_machines_as_everything_does(cluster):

@@ -19,7 +19,6 @@ from inventory.cloud.values import Disk, Instance, InstanceType, Price, Snapshot
 from inventory.nodes import Node
 from inventory.phases import Phase
 from inventory.renting import report
-from inventory.renting import report as renting
 from inventory.renting.cost import SnapshotPrice
 from inventory.renting.ledger import Entry
 from inventory.renting.offers import Offer, Quote, Range
@@ -179,12 +178,12 @@ CASES = {
         [Finding("Python environment", name, "broken", LONG, "fab up") for name in ("te1", "te2")], console()
     ),
     "deploy/tasks.py _show": lambda *_: processes(),
-    "inventory/renting/report.py _up": lambda *_: renting.display(renting.up_table(UP)),
-    "inventory/renting/report.py cost_table": lambda *_: renting.display(report.cost_table([MACHINE], NOW)),
-    "inventory/renting/report.py machines_table": lambda *_: renting.display(
-        renting.machines_table([MACHINE], Settings(), NOW)
+    "inventory/renting/report.py _up": lambda *_: report.display(report.up_table(UP)),
+    "inventory/renting/report.py cost_table": lambda *_: report.display(report.cost_table([MACHINE], NOW)),
+    "inventory/renting/report.py machines_table": lambda *_: report.display(
+        report.machines_table([MACHINE], Settings(), NOW)
     ),
-    "inventory/renting/report.py past_table": lambda *_: renting.display(
+    "inventory/renting/report.py past_table": lambda *_: report.display(
         report.past_table(
             [Entry(INSTANCE_ID, "te1", TYPE, NOW - timedelta(days=9), Amount(12.3456), "CNY", ended=NOW)], "demo", NOW
         )

@@ -34,12 +34,12 @@ from training.plan.calibration import (
     MeasuredRun,
     PaceWatch,
     calibration_file,
+    calibration_text,
     corrections,
     measure,
     measured_text,
     parse_measured,
 )
-from training.plan.calibration import measured_text as calibration_text
 from training.plan.facts import Card, NodeHardware
 from training.plan.options import choose
 from training.plan.predict import make_plan

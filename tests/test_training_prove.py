@@ -29,15 +29,15 @@ needs_torch = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def kernels():
+def devices():
     pytest.importorskip("deepspeed", reason="needs the [train] extra")
-    from training.node.prove import devices as kernels
+    from training.node.prove import devices
 
-    return kernels
+    return devices
 
 
 @needs_torch
-def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(kernels, tmp_path):
+def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(devices, tmp_path):
     from training.node.prove import curve
 
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29878"}
@@ -58,10 +58,10 @@ def test_the_stored_curve_is_what_one_process_on_a_cpu_computes(kernels, tmp_pat
 
 
 @needs_torch
-def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
+def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(devices):
     import torch
 
-    outcomes, rates = kernels.check_kernels(torch.device("cpu"))
+    outcomes, rates = devices.check_kernels(torch.device("cpu"))
     found = {outcome.name: outcome for outcome in outcomes}
     states = {name: outcome.state for name, outcome in found.items()}
     assert states == {"attention in packed rows": "pass", "our fused loss": "pass", "Liger's fused loss": "not here"}
@@ -69,17 +69,15 @@ def test_the_kernels_of_a_cpu_are_right_and_what_needs_a_gpu_is_said(kernels):
 
 
 @needs_torch
-def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
+def test_a_card_without_bfloat16_is_tried_in_float16(devices, monkeypatch):
     import torch
-
-    from training.node.prove import devices
 
     used = []
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     for name in ("_attention", "_own_loss", "_liger"):
-        monkeypatch.setattr(kernels, name, lambda on, dtype=None, rates=None: used.append(dtype))
-    kernels.check_kernels(torch.device("cuda"))
-    assert used == [torch.float16] * 3 and torch.float16 in kernels.TOLERANCE
+        monkeypatch.setattr(devices, name, lambda on, dtype=None, rates=None: used.append(dtype))
+    devices.check_kernels(torch.device("cuda"))
+    assert used == [torch.float16] * 3 and torch.float16 in devices.TOLERANCE
     operands = []
     monkeypatch.setattr(torch, "randn", lambda *_, dtype, **__: operands.append(dtype))
     monkeypatch.setattr(devices, "sustained", lambda *_: 1.0)
@@ -88,10 +86,8 @@ def test_a_card_without_bfloat16_is_tried_in_float16(kernels, monkeypatch):
 
 
 @needs_torch
-def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(kernels, monkeypatch):
+def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(devices, monkeypatch):
     import torch
-
-    from training.node.prove import devices
 
     spreads, product, began = [], torch.mm, time.perf_counter()
     monkeypatch.setattr(torch, "mm", lambda a, b: (spreads.append((a.std(), b.std())), product(a, b)))
@@ -104,15 +100,15 @@ def test_the_matrix_rate_is_that_of_random_numbers_for_a_while(kernels, monkeypa
 
 
 @needs_torch
-def test_attention_that_sees_its_neighbours_fails(kernels, monkeypatch):
+def test_attention_that_sees_its_neighbours_fails(devices, monkeypatch):
     import torch
 
     def leaky(module, query, key, value, mask, *, segments, sliding_window):
         whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return whole.transpose(1, 2), None
 
-    monkeypatch.setattr(kernels, "segment_attention", leaky)
-    outcome = kernels.check_kernels(torch.device("cpu"))[0][0]
+    monkeypatch.setattr(devices, "segment_attention", leaky)
+    outcome = devices.check_kernels(torch.device("cpu"))[0][0]
     assert outcome.state == "fail" and "LEAKS" in outcome.found
 
 
@@ -121,20 +117,18 @@ def _breaks(*_, **__):
 
 
 @needs_torch
-def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(kernels, monkeypatch):
+def test_a_kernel_that_breaks_is_a_row_and_the_others_are_tried(devices, monkeypatch):
     import torch
 
-    monkeypatch.setattr(kernels, "segment_attention", _breaks)
-    rows = {outcome.name: outcome for outcome in kernels.check_kernels(torch.device("cpu"))[0]}
+    monkeypatch.setattr(devices, "segment_attention", _breaks)
+    rows = {outcome.name: outcome for outcome in devices.check_kernels(torch.device("cpu"))[0]}
     assert rows["attention in packed rows"].found == "RuntimeError: no kernel image is available"
     assert [row.state for row in rows.values()] == ["fail", "pass", "not here"]
 
 
 @needs_torch
-def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(kernels, monkeypatch):
+def test_on_a_card_too_old_its_capability_is_said_although_no_kernel_runs(devices, monkeypatch):
     import torch
-
-    from training.node.prove import devices
 
     old = {"get_device_name": "Tesla V100", "get_device_capability": (7, 0), "get_arch_list": ["sm_75", "sm_80"]}
     for name, said in old.items():
@@ -300,7 +294,7 @@ def test_a_pipeline_is_timed_with_kernels_loaded_late_and_all_at_once(tmp_path, 
 
 
 @needs_torch
-def test_what_was_found_before_a_part_broke_is_kept(kernels, tmp_path, monkeypatch):
+def test_what_was_found_before_a_part_broke_is_kept(devices, tmp_path, monkeypatch):
     from types import SimpleNamespace
 
     from training.node.prove import walk

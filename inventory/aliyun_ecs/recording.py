@@ -54,7 +54,7 @@ def _salt(path: Path) -> bytes:
     return salt
 
 
-# Answers of the API without what they tell about their owner, in the same shape. Pure.
+# Answers of the API without what they tell about their owner, in the same shape.
 #
 # Everything is replaced but what is known to be harmless: numbers, booleans, times, and texts of the API's own
 # vocabulary. The same original gets the same replacement as long as the salt is the same, so that answers still fit

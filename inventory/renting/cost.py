@@ -250,7 +250,7 @@ def with_price_tags(cloud: Cloud, settings: Settings, instances: Sequence[Instan
 
 
 # A month's budget: what is left of it, what it refuses, how much a spot machine may cost by it, and until when it
-# lasts. Pure.
+# lasts.
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ def budget_end(budget: float, paid: Spent, price_h: float, now: datetime) -> dat
 
 
 # Data disks that outlive their machines: what they cost from then until the month ends, and what that makes of a
-# month's budget, which ends machines and deletes no disk. Pure.
+# month's budget, which ends machines and deletes no disk.
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,7 @@ def _time_left(needed: timedelta, end: datetime, now: datetime) -> str:
 # `hours_idle`: machines that nothing uses are released sooner than planned, and as planned once something does again.
 #
 # A machine that is shut down is billed on, so the release time is moved: by this machine, when a run that it
-# followed is
-# over and with the next command that uses the machines. The planned time waits in a tag.
+# followed is over and with the next command that uses the machines. The planned time waits in a tag.
 
 
 def released_at(cloud: Cloud, settings: Settings) -> datetime | None:

@@ -10,7 +10,6 @@ from inventory.cloud.errors import RentError
 from inventory.cloud.port import Ability, Cloud
 from inventory.cloud.values import CLUSTER_TAG, DATA_DISK, Disk, Instance, Price, Snapshot
 from inventory.renting import access, cost, disks, lease, ledger, members, offers, recovery
-from inventory.renting import ledger as elsewhere
 from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
@@ -153,7 +152,7 @@ def plan_up(cloud: Cloud, settings: Settings, wish: RentalWish) -> UpPlan:
         releases=Ability.RELEASE_TIME in cloud.abilities,
     )
     _refuse_endless(settings, plan)
-    notes += (*elsewhere.other_billing(cloud, settings, there), *_surprises(there.instances))
+    notes += (*ledger.other_billing(cloud, settings, there), *_surprises(there.instances))
     if plan.numbers:
         _refuse_untagged(cloud, settings, there.instances)
         disks.refuse_claimed(there.disks, there.instances, plan.numbers)

@@ -96,9 +96,6 @@ def snapshot_words(snapshot: Snapshot | None) -> str:
     return f"snapshot {snapshot.snapshot_id} ({name}{clock(snapshot.created)})"
 
 
-# The machines of a cluster as a command works on them; where there are none, a sentence that says what brings them.
-
-
 def rented_nodes(cloud: Cloud, settings: Settings) -> tuple[Node, ...]:
     """The cluster's machines, in rank order. Raises CloudError, and SettingsError where there are none or no te1.
 

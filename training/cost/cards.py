@@ -126,7 +126,7 @@ def has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:
     return False
 
 
-# Which kind of card somebody means who types `4090`, `A 100` or `A100-40G`. Pure.
+# Which kind of card somebody means who types `4090`, `A 100` or `A100-40G`.
 
 LEAST_GB = 8
 """From which on a bare number behind a kind is its memory."""

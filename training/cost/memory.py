@@ -241,7 +241,7 @@ def layer_activations(shape: ModelShape, recipe: Recipe) -> LayerActivations:
     return LayerActivations(2 * hidden * wide, kept * wide, working * wide)
 
 
-# What a trained parameter weighs in a checkpoint. Pure.
+# What a trained parameter weighs in a checkpoint.
 
 MASTER = 4
 """Bytes of a trained parameter in fp32."""
@@ -262,7 +262,7 @@ def checkpoint_bytes(trained: int, width: int, apart: bool = False) -> int:
     return state_bytes(trained, apart) + width * trained
 
 
-# What a base model and its run need on the data disk, before any of it is there. Pure.
+# What a base model and its run need on the data disk, before any of it is there.
 
 FILE_WIDTH = 2
 """Bytes of a parameter as hubs have it."""

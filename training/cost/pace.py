@@ -116,8 +116,6 @@ def pace(
     )
 
 
-# What a run costs: the time of its machines. Pure.
-
 HOUR_S = 3600
 
 

@@ -85,7 +85,7 @@ def shared_out(layers: int, stages: Sequence[Sequence[Filling]]) -> list[Filling
 
 
 # How long a pipeline takes for the micro-batches of an optimizer step: every stage's computing and every message
-# between neighbours, one after another. Pure.
+# between neighbours, one after another.
 #
 # A closed formula, micro-batches and stages times the slowest stage, is as good where messages are short, and a third
 # too short where they are not: 14B on four A10s at 1 Gbit/s.

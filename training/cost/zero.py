@@ -32,7 +32,7 @@ def unpacking_s(weights: float, passes: float, memory_bytes_per_s: float) -> flo
     return passes * weights * UNPACKED / (MEMORY_SHARE * memory_bytes_per_s)
 
 
-# zero0: every rank holds everything; the gradients cross once a step. Pure.
+# zero0: every rank holds everything; the gradients cross once a step.
 
 SUMMED = {"fp32": 4, "bf16": 2}
 """Bytes of a gradient on the network, by the recipe's `gradient_sum`."""
@@ -221,7 +221,7 @@ def _unpackable(shape: ModelShape) -> str:
     return ""
 
 
-# zero1: the optimizer's state is divided too. Pure.
+# zero1: the optimizer's state is divided too.
 
 BUCKET = 50_000_000
 """Most elements of a gradient bucket, which is summed at once."""
@@ -255,7 +255,7 @@ class Zero1(Zero0):
         return Wire((ranks - 1) / ranks * (summed + WIDTH[recipe.dtype]) * shape.facts(recipe).trainable, unhidden=1.0)
 
 
-# zero2: the gradients are divided too, in buckets. Pure.
+# zero2: the gradients are divided too, in buckets.
 
 
 class Zero2(Zero1):
@@ -272,7 +272,7 @@ class Zero2(Zero1):
         return micro_steps
 
 
-# zero3: every weight is divided too, and gathered in every micro-batch. Pure.
+# zero3: every weight is divided too, and gathered in every micro-batch.
 
 
 class Zero3Cost(Zero0):

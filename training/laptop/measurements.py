@@ -15,7 +15,6 @@ from training.comm_report import Result
 from training.laptop.head_node import ANSWER_S, Head, HeadError, RemoteHead
 from training.laptop.runs import CHECK
 from training.plan import calibration
-from training.plan import calibration as measured
 from training.plan.calibration import Calibration, MeasuredRun
 from training.run_folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
 
@@ -109,6 +108,6 @@ def _checks(name: str, content: str) -> Iterable[Result]:
 def _runs(contents: Iterable[tuple[str, str]]) -> Iterable[MeasuredRun]:
     for where, content in contents:
         try:
-            yield measured.parse_measured(content)
+            yield calibration.parse_measured(content)
         except ValueError as error:
             print(f"{where}: a run's {MEASURED} is left out: {error}", file=sys.stderr)

@@ -67,8 +67,6 @@ def _four_bits(asked: PlanQuestion, choice: Choice) -> Rounded | None:
     return None if "base_precision" in asked.wish.named else four_bits_faster(search, choice.chosen)
 
 
-# What `fab plan` prints: every strategy on the machines, what that rests on, and what to type next.
-
 WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
 WORDS = ("GiB a rank", "bound by")
 """The columns that may wrap: the first says too why a strategy is refused."""

@@ -63,7 +63,7 @@ def _checked(name: str, value: Any, hint: Any, ranges: Mapping[str, Range]) -> A
     return value
 
 
-# What `fab prove` measured of a cluster: the plan goes by it instead of by its table of cards. Pure.
+# What `fab prove` measured of a cluster: the plan goes by it instead of by its table of cards.
 #
 # The file lies on the head beside the runs and in the folder of the run that made it. It is of one kind of card and one
 # number of ranks, and says nothing of others.
@@ -156,7 +156,7 @@ def parse_calibration(content: str) -> Calibration:
 
 
 # What runs took against what their plans had foreseen: the next plan of such cards, such a network and such a strategy
-# goes by it. Pure.
+# goes by it.
 #
 # Each run leaves one MEASURED in its folder. Plans read the newest ones of the head and of what was fetched from it.
 

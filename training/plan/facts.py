@@ -157,9 +157,6 @@ def _measured(base: PlannedMachines, made: Calibration, card: str | None) -> Pla
     return base
 
 
-# What the plan is made from, besides the recipe: the data's report, the model's own metadata, the machines. Pure.
-
-
 @dataclass(frozen=True)
 class ModelMetadata:
     """What a base model's folder says of it."""

@@ -72,8 +72,6 @@ class Situation:
         return self.pace.minutes(self.total_steps + looks)
 
 
-# Will it run? What memory, disk, the cards and the clock say. Pure.
-
 UNSAVED_MINUTES = 30
 LONG_MINUTES = 24 * 60
 

@@ -186,7 +186,7 @@ def least_fillings(place: Place) -> tuple[Filling, ...]:
     return tuple(fillings(place.layers, lambda n: place.again.of(n)[-1:], lambda n, again: True, place.lacks))
 
 
-# In which order nodes should stand, so that stages that talk are neighbours over quick links. Pure.
+# In which order nodes should stand, so that stages that talk are neighbours over quick links.
 
 MOST = 8
 """Nodes of which every order is tried: with the first kept at its place, 5,040."""

@@ -126,7 +126,7 @@ class Workload:
 
 
 # What is not known of machines: a rate for each that nobody knows, to choose by and not to show, with the words that
-# say so. `fab plan` alone shows figures that rest on a network it takes for so fast. Pure.
+# say so. `fab plan` alone shows figures that rest on a network it takes for so fast.
 
 CARD_FLOPS, CARD_MEMORY = 40e12, 600e9
 """An A10's."""

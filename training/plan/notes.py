@@ -44,7 +44,7 @@ def fewer_nodes(recipe: Recipe, facts: Facts, step_s: float | None) -> Fewer | N
     return best if best and AS_FAST * best.money <= 1 else None
 
 
-# What four bits a weight would win where 16 fit: said, never taken, for they round what is learned beside. Pure.
+# What four bits a weight would win where 16 fit: said, never taken, for they round what is learned beside.
 
 SETTING = "base_precision=nf4"
 """As `--set` takes it."""
@@ -86,7 +86,7 @@ def four_bits_faster(search: Search, taken: Option | None) -> Rounded | None:
     return Rounded(found, found.tokens_per_s, taken.tokens_per_s)
 
 
-# What would spare a slow network: gradients in half the bytes, and replicas that seldom meet. Pure.
+# What would spare a slow network: gradients in half the bytes, and replicas that seldom meet.
 #
 # Said, never taken: both change what is computed.
 

@@ -56,7 +56,7 @@ def run_checks(it: Situation, anyway: bool = False) -> list[Check]:
     return found
 
 
-# What a recipe leaves to the plan is decided from the same facts as the rest of it, before the launch. Pure.
+# What a recipe leaves to the plan is decided from the same facts as the rest of it, before the launch.
 
 
 def decided(recipe: Recipe, facts: Facts) -> tuple[Recipe, dict[str, Any]]:
@@ -104,8 +104,6 @@ def layout_keys(recipe: Recipe, shape: ModelShape, ranks: int) -> tuple[str, ...
         return ()
     return tuple(f"pipeline.{key}" for key, _ in recipe.pipeline)
 
-
-# A run's plan: what it is expected to need, and what is to be said about it before it starts. Pure.
 
 DATA = ("shape", "records", "bad", "empty", "truncated", "samples", "tokens", "learned_tokens", "rows", "content_hash")
 

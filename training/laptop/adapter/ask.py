@@ -129,7 +129,7 @@ def print_answers(answers: Sequence[Mapping[str, Any]]) -> None:
         terminal.print(side_by_side({who: answer[who] for who in ("base", "tuned") if answer[who] is not None}))
 
 
-# Start the answers of a model over all ranks of a cluster, as trainings are started. The control side; no torch.
+# Start the answers of a model over all ranks of a cluster, as trainings are started.
 
 STOP_GRACE_S = 1
 """There is nothing to save."""
@@ -176,7 +176,7 @@ def _made_ready(
     return launch
 
 
-# An evaluation in a table. The control side; no torch.
+# An evaluation in a table.
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def main() -> int:
     return attached.run(lambda: work(args), args.attached)
 
 
-# What a model is measured on: records it has not learned from, as samples. Runs on a node.
+# What a model is measured on: records it has not learned from, as samples.
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def exchange_of(sample: Sample) -> Exchange | None:
     return Exchange(sample.ids[:start], sample.ids[start:end]) if 0 < start < end else None
 
 
-# How close an answer is to what it should have been: exact match and ROUGE-L, for any script. No torch.
+# How close an answer is to what it should have been: exact match and ROUGE-L, for any script.
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003134f"
 _WORDS = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")

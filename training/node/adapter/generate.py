@@ -141,14 +141,6 @@ def reader(model: Any) -> Forward:
     return forward
 
 
-# Ask the base model and the tuned one the same things.
-#
-# python -m training.node.adapter.generate --model DIR [--adapter DIR] --prompt TEXT [--prompt TEXT] [--json]
-# python -m training.node.adapter.generate --model ... --prompts FILE.jsonl --json > ANSWERS.jsonl
-# python -m training.node.adapter.generate --model ... --serve    one JSON conversation a line on standard input
-#
-# Greedy unless a temperature is given. It ends with its standard input when it serves: nothing is left behind.
-
 SHOWN_EVERY = 4
 """Tokens between two looks at a growing answer."""
 

@@ -127,7 +127,7 @@ class Profile:
         self.rank.say(f"profiled steps {self.first} to {min(self._done, self.last)}")
 
 
-# A debugger on one rank: `fab train --debug-rank N`. Runs on a node.
+# A debugger on one rank: `fab train --debug-rank N`.
 #
 # That rank listens on its own 127.0.0.1, which only a tunnel reaches, and waits; the others wait for it wherever they
 # need it, without a time-out. While it is stopped it does not beat, so nobody may take silence for death either.

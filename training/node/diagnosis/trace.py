@@ -154,7 +154,7 @@ def main() -> int:
     return 0
 
 
-# Where a profiled rank's time went: operators by self time, and the share of communication. Pure.
+# Where a profiled rank's time went: operators by self time, and the share of communication.
 
 TOP = 15
 _COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "c10d::")

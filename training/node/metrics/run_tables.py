@@ -164,10 +164,6 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-# What the report of a run says in tables besides its numbers: machines, data, held-out answers.
-#
-# Pure but for the checksums of the data's files.
-
 Row = dict[str, Any]
 COUNTS = {
     "shape": "shape",

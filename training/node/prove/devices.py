@@ -148,7 +148,7 @@ def main() -> int:
     return 0
 
 
-# Whether the kernels that training stands on compute what they should, on this device. Runs on the nodes.
+# Whether the kernels that training stands on compute what they should, on this device.
 #
 # Attention over rows of several samples is held against a dense mask in fp32 on the CPU, forward and backward, and one
 # sample's neighbours are changed to see that it does not notice. The fused loss is held against torch's own.
