@@ -1,5 +1,7 @@
 """The map of spotune: `fab --list`."""
 
+import sys
+
 from invoke import Collection
 
 import deploy.tasks
@@ -12,6 +14,7 @@ import training.laptop.prove.tasks
 import training.laptop.run_list.tasks
 import training.laptop.tasks
 from inventory.command_line import end_quietly_without_a_reader, read_command_line, refuse_malformed_flags
+from inventory.localcloud.places import any_cloud
 
 namespace = Collection()
 folders = (
@@ -25,12 +28,15 @@ folders = (
     training.laptop.prove.tasks,
     training.laptop.run_list.tasks,
 )
+# Most users have no local cloud: its tasks are listed where there is one, and by `fab --list=local`.
+hidden = ["local"] if sys.argv[1:] in (["--list"], ["-l"]) and not any_cloud() else []
 for folder in folders:
     part = folder.namespace
     for task in part.tasks.values():
         namespace.add_task(task)
-    for collection in part.collections.values():
-        namespace.add_collection(collection)
+    for name, collection in part.collections.items():
+        if name not in hidden:
+            namespace.add_collection(collection)
 end_quietly_without_a_reader()
 refuse_malformed_flags(namespace)
 of_a_run = ("evaluate", "fetch", "generate", "logs", "merge", "runs.delete", "stop")

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from deploy.survey import Login, NodeAnswer, NodeSurvey, running
 from inventory.nodes import Node
-from inventory.shown import table
-from training.framed import SHELL_ADVICE
-from training.launch import MASTER_PORTS
+from inventory.terminal import table
+from training.run.launch import MASTER_PORTS
+from training.text.files import SHELL_ADVICE
 
 SKEW_WARNING_S = 1.0
 SKEW_BROKEN_S = 30.0
@@ -150,7 +150,7 @@ def _internet(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
     if far := survey.far.get(node.name):
         mend = '[mirrors] preset = "china" in cluster.toml, or a way to the internet for the node'
         return "broken", f"does not reach {', '.join(far)}, which the base deploy fetches from", mend
-    return "fine", "reaches all that the base deploy has still to fetch from"
+    return "fine", "can reach every site that the base deploy still needs to download from"
 
 
 def _gpus(node: Node, answer: NodeAnswer, survey: NodeSurvey) -> Result:
@@ -304,7 +304,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         if finding.mend and finding.node not in mends.setdefault(finding.mend, []):
             mends[finding.mend].append(finding.node)
     if mends:
-        console.print("\nTo mend it:")
+        console.print("\nTo fix it:")
     for command, nodes in mends.items():
         console.print(f"  {', '.join(nodes)}: {command}", soft_wrap=True)
 

@@ -3,7 +3,7 @@
 spotune-model.json is written last and says which repository, revision and commit lie there; SHA256SUMS has
 every file. Sizes are compared on each run, contents too with `--data deep_verify=true`; what is wrong is
 fetched again. A gated model needs HF_TOKEN in the environment of whoever runs pyinfra; it reaches the
-head's standard input only, and the hub only when that asks for it (training/hub_access.py).
+head's standard input only, and the hub only when that asks for it (training/models/hub.py).
 
 A folder of the user's is sent file by file; what of it lies there already is not sent again.
 
@@ -31,12 +31,12 @@ from deploy import fan_out
 from deploy.node_files import MOUNT_POINT, refuse, refuse_unless, refuse_unless_mounted
 from deploy.node_operation import Commands, node_operation
 from deploy.on_node.probe import MODEL_STAMP as STAMP
-from training.hub_access import TOKEN_HOST
-from training.model_lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
-from training.model_names import NamedModel, named_model
-from training.own_model import FOLDER, files_of, folder_of, state_of
-from training.recipe import RecipeError
-from training.sums import parse_sums, sha256_of
+from training.models.folder import FOLDER, files_of, folder_of, state_of
+from training.models.hub import TOKEN_HOST
+from training.models.lock import BUILT_IN, LOCK, Pins, pinned, read_pins, remember
+from training.models.names import NamedModel, named_model
+from training.recipe.recipe import RecipeError
+from training.text.files import parse_sums, sha256_of
 
 HALF = ".sending"
 """The file that is on its way."""
@@ -138,7 +138,7 @@ def _wanted(named: NamedModel, pins: Pins) -> ModelFolder:
 
 def code_hash(training: Path) -> str:
     """sha256 of the module that makes the built-in model: another one makes another model."""
-    return hashlib.sha256((training / "tiny.py").read_bytes()).hexdigest()
+    return hashlib.sha256((training / "models" / "tiny.py").read_bytes()).hexdigest()
 
 
 def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CODE, token_host: str = "") -> str:
@@ -157,7 +157,7 @@ def fetch_command(model: ModelFolder, python: str, endpoint: str, code: str = CO
 def make_commands(model: ModelFolder, python: str, code: str) -> Iterator[str]:
     """Shell that makes and seals a built-in model with the code unpacked at `code`."""
     yield shlex.join(["rm", "-rf", model.path])
-    module = f"training.{model.repo.removeprefix(BUILT_IN)}"
+    module = f"training.models.{model.repo.removeprefix(BUILT_IN)}"
     yield f"cd {shlex.quote(code)} && {shlex.join([python, '-m', module, model.path])}"
     yield f"{seal_command(model, python)} commit={shlex.quote(model.commit)}"
 

@@ -27,7 +27,7 @@ from pyinfra.operations import files
 
 from deploy.node_files import refuse
 from inventory.shown import shown_in_colour
-from training.framed import SFTP_GARBAGE, SHELL_ADVICE, Frame
+from training.text.files import SFTP_GARBAGE, SHELL_ADVICE, Frame
 
 Run = Callable[..., tuple[bool, CommandOutput]]
 

@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parent / "on_node" / "spot_watch.py"
 
 
 def notice_address(settings: Settings) -> str:
-    """Where the nodes ask whether they are being taken back; empty where there is no such place."""
+    """Where the nodes ask whether they are being reclaimed; empty where there is no such place."""
     if not settings.is_rented:
         return ""
     return settings.local.metadata_address if settings.rental.is_local else settings.rental.notice_address

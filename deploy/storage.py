@@ -21,7 +21,7 @@ from deploy.disk_plan import (
 )
 from deploy.node_files import MOUNT_POINT, refuse, refuse_unless_mounted
 from deploy.node_operation import Commands, file_text, node_operation, put_text
-from training.lineage import RECORD, next_record, parse_record, record_text
+from training.run.notices import RECORD, next_record, parse_record, record_text
 
 
 class NodeDisks(FactBase[DiskLinks]):

@@ -26,10 +26,10 @@ from inventory.nodes import Node
 from inventory.renting.members import Lacking, lacking
 from inventory.settings import Settings
 from inventory.ssh import SshError, connect, on_all
-from training.hub_access import hub_at
-from training.launch import MASTER_PORTS
-from training.model_lock import LOCAL
-from training.model_names import NamedModel
+from training.models.hub import hub_at
+from training.models.lock import LOCAL
+from training.models.names import NamedModel
+from training.run.launch import MASTER_PORTS
 
 
 class Said(BaseModel):

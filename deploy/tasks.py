@@ -2,67 +2,67 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
 from inventory.command_line import ask, sentences, yes_command
+from training.text.deferred import deferred
+
+with deferred():
+    from deploy import doctor as examination
+    from deploy import survey
+    from inventory import cluster as clusters
+    from inventory import terminal
+    from inventory.renting import report
+    from training.models import names
+    from training.recipe import recipe
 
 if TYPE_CHECKING:
     from deploy.survey import GpuAnswer, Held
     from inventory.cluster import Cluster
-    from training.model_names import NamedModel
+    from training.models.names import NamedModel
 
 
 def _cluster() -> Cluster:
-    from inventory.cluster import load_cluster
-
     with sentences():
-        return load_cluster()
+        return clusters.load_cluster()
 
 
-@task(help={"json": "print the findings as JSON instead of a table"})
+@task(help={"json": "print the findings as JSON"})
 def doctor(c: Any, json: bool = False) -> None:
     """Check every prerequisite on every node; exits 0, 1 or 2.
 
     0: fine, 1: warnings, 2: something is broken.
     """
-    import sys
-    from dataclasses import asdict
-    from json import dumps
-
-    from deploy.doctor import EXIT_CODES, examine, print_findings, worst
-    from deploy.survey import survey
-    from inventory.renting.report import elsewhere_lines
-    from inventory.shown import console
 
     cluster = _cluster()
     with sentences():
-        for line in elsewhere_lines(cluster.settings):
+        for line in report.elsewhere_lines(cluster.settings):
             print(line, file=sys.stderr if json else sys.stdout)
-    findings = examine(survey(cluster, _models(cluster)))
+    findings = examination.examine(survey.survey(cluster, _models(cluster)))
     if json:
         print(dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        print_findings(findings, console())
-    if code := EXIT_CODES[worst(findings)]:
+        examination.print_findings(findings, terminal.console())
+    if code := examination.EXIT_CODES[examination.worst(findings)]:
         raise Exit(code=code)
 
 
 def _models(cluster: Cluster) -> list[NamedModel]:
     """Those that cluster.toml names."""
-    from training.model_names import named_model
-    from training.recipe import RecipeError
-
     try:
-        return [named_model(name) for name in cluster.settings.models.names]
-    except RecipeError as error:
+        return [names.named_model(name) for name in cluster.settings.models.names]
+    except recipe.RecipeError as error:
         raise Exit(f"models.names: {error}", code=2) from None
 
 
 @task(name="list")
 def list_gpus(c: Any) -> None:
-    """Processes on every node's GPUs: whose, how long, how big."""
+    """List the processes on every node's GPUs: owner, age, memory."""
     answers, found, silent = _held()
     _show(answers, found)
     if silent:
@@ -73,13 +73,11 @@ def list_gpus(c: Any) -> None:
     help={
         "node": "only on this node",
         "yes": "do not ask",
-        "runs-too": "also processes of active runs (better: fab stop)",
+        "runs-too": "also kill processes of active runs (prefer fab stop)",
     }
 )
 def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> None:
-    """End GPU processes that belong to no active run; asks first."""
-    from deploy.survey import kill_command, tell
-
+    """Kill GPU processes that belong to no active run; asks first."""
     cluster = _cluster()
     if node and node not in {known.name for known in cluster.nodes}:
         raise Exit(f"there is no node {node}; there are {', '.join(n.name for n in cluster.nodes)}", code=2)
@@ -95,19 +93,18 @@ def kill(c: Any, node: str = "", yes: bool = False, runs_too: bool = False) -> N
     noun = "process" if len(chosen) == 1 else "processes"
     ask(yes, f"end {len(chosen)} {noun}?", yes_command("gpu.kill", kill, node=node, runs_too=runs_too))
     commands = {
-        name: kill_command(one.process for one in chosen if one.node == name) for name in {one.node for one in chosen}
+        name: survey.kill_command(one.process for one in chosen if one.node == name)
+        for name in {one.node for one in chosen}
     }
-    if failed := tell(cluster.nodes, commands):
+    if failed := survey.tell(cluster.nodes, commands):
         raise Exit(_reasons(failed), code=1)
     print(f"ended {len(chosen)}")
 
 
 def _held() -> tuple[dict[str, GpuAnswer], list[Held], dict[str, str]]:
     """What each node says of its GPUs, who holds them, and why the other nodes say nothing."""
-    from deploy.survey import ask_gpus, held
-
-    answers, silent = ask_gpus(_cluster().nodes)
-    return answers, held(answers), silent
+    answers, silent = survey.ask_gpus(_cluster().nodes)
+    return answers, survey.held(answers), silent
 
 
 def _reasons(by_node: dict[str, str]) -> str:
@@ -115,8 +112,6 @@ def _reasons(by_node: dict[str, str]) -> str:
 
 
 def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
-    from inventory.shown import console, table
-
     without = [name for name, answer in answers.items() if not answer.pci_gpus]
     idle = [name for name in answers if name not in without and name not in {one.node for one in found}]
     if without:
@@ -131,7 +126,7 @@ def _show(answers: dict[str, GpuAnswer], found: list[Held]) -> None:
         memory = "?" if process.memory_mib is None else str(process.memory_mib)
         run = f"{process.run or '-'}{' (active)' if one.protected else ''}"
         rows.append((one.node, str(process.pid), process.user, process.age, memory, run, process.command))
-    console().print(table(("node", "pid", "user", "age", "MiB", "run", "command"), rows, {"command"}))
+    terminal.console().print(terminal.table(("node", "pid", "user", "age", "MiB", "run", "command"), rows, {"command"}))
 
 
 gpu = Collection("gpu")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from inventory.rental_settings import Rental, Strings
 from inventory.setting_types import spelled
-from training.money import HOUR, money
+from training.text.counts import HOUR, money
 
 LOCAL = "local"
 LOCAL_TYPES = ("ecs.local.small",)

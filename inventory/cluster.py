@@ -15,6 +15,11 @@ from inventory.cloud.errors import CloudError, RentError
 from inventory.known_hosts import KnownHosts, read_known_hosts
 from inventory.nodes import Node, pyinfra_hosts, pyinfra_ssh_config, static_nodes, unreachable_nodes, users_ssh_config
 from inventory.settings import Settings, SettingsError, load_settings
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory.cloud import opening
+    from inventory.renting import recovery
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,8 @@ def _with_nodes(settings: Settings) -> Cluster:
         if faults := list(unreachable_nodes(nodes)):
             raise SettingsError("\n".join(faults))
         return Cluster(settings, nodes)
-    from inventory.cloud.opening import open_cloud
-    from inventory.renting.recovery import rented_nodes
 
-    return Cluster(settings, rented_nodes(open_cloud(settings), settings))
+    return Cluster(settings, recovery.rented_nodes(opening.open_cloud(settings), settings))
 
 
 def inventory_hosts(inventory: str) -> list[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inventory.settings import SettingsError, settings_in
-from training.encoding import EncodingError, text_of
+from training.text.problems import EncodingError, text_of
 
 Value = int | str | Sequence[str]
 

@@ -21,7 +21,7 @@ from paramiko.channel import ChannelFile, ChannelStdinFile
 from inventory import ssh
 from inventory.errors import USER_MISTAKE, InventoryError
 from inventory.nodes import Node
-from training.framed import Frame
+from training.text.files import Frame
 
 LAST_WORDS = 5
 LEAVE_S = 10.0

@@ -33,7 +33,7 @@ class Rental(Section):
     table: ClassVar[str]
     """Its name in cluster.toml, which is the provider's."""
     notice_address: ClassVar[str] = ""
-    """Where a machine asks whether it is being taken back (deploy/on_node/spot_watch.py); empty: nowhere."""
+    """Where a machine asks whether it is being reclaimed (deploy/on_node/spot_watch.py); empty: nowhere."""
 
     region: str
     nodes: Annotated[int, Field(ge=1, le=100)] = 4

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, ValidationError
 from inventory.aliyun_settings import Aliyun
 from inventory.aliyun_settings import contradictions as aliyun_contradictions
 from inventory.rental_settings import Rental
-from inventory.setting_faults import of_an_open_quote, of_another_width, sentences
 from inventory.setting_types import (
     HostName,
     IpAddress,
@@ -27,9 +26,12 @@ from inventory.setting_types import (
     address_text,
     is_address,
     network_text,
+    of_an_open_quote,
+    of_another_width,
+    sentences,
     spelled,
 )
-from training.encoding import EncodingError, text_of
+from training.text.problems import EncodingError, text_of
 
 DEFAULT_PATH = Path("cluster.toml")
 PATH_VARIABLE = "SPOTUNE_CLUSTER"

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, Exit, task
 
 from inventory.command_line import agreed, say, sentences
 from inventory.localcloud.tasks import local
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory import cluster as clusters
+    from inventory import hostkeys, known_hosts, ssh_program
+    from inventory import nodes as node_list
+    from inventory import settings as cluster_toml
+    from training.laptop import rental
 
 if TYPE_CHECKING:
     from inventory.hostkeys import HostKey, KeyChange
@@ -23,34 +33,29 @@ _OTHER_KEYS = (
 
 @task(
     help={
-        "yes": "trust machines of which no key is known yet without asking; never another key of a known one",
-        "fingerprint": "SHA256:... as the provider's console shows it; accepts the key that has it, also a replaced "
-        "one, without asking; may be repeated",
+        "yes": "accept keys of new machines without asking; a changed key is never accepted",
+        "fingerprint": "SHA256:... from the provider's console; accepts that key, also a changed one, without asking; "
+        "repeatable",
     },
     iterable=["fingerprint"],
 )
 def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
-    """Show the machines' host keys, remember those you accept."""
+    """Show the machines' host keys and store those you accept."""
     with sentences():
-        from inventory import hostkeys
-        from inventory.known_hosts import parse_known_hosts
-        from inventory.nodes import static_nodes, users_ssh_config
-        from inventory.settings import SettingsError, load_settings
-
-        settings = load_settings()
+        settings = cluster_toml.load_settings()
         if not settings.is_listed:
-            raise SettingsError(
+            raise cluster_toml.SettingsError(
                 "fab trust is for machines listed in cluster.toml; the keys of rented ones come with `fab up`"
             )
         for given in fingerprint:
             if not _FINGERPRINT.fullmatch(given):
-                raise SettingsError(
+                raise cluster_toml.SettingsError(
                     f"--fingerprint {given!r}: SHA256: and 43 letters are expected, as ssh-keygen -l prints"
                 )
         known = settings.ssh.known_hosts
-        if note := parse_known_hosts(hostkeys.read(known)).note:
+        if note := known_hosts.parse_known_hosts(hostkeys.read(known)).note:
             say(f"{known}: {note}")
-        nodes = static_nodes(settings, users_ssh_config())
+        nodes = node_list.static_nodes(settings, node_list.users_ssh_config())
         hops = {(hop.address, hop.port): hop for node in nodes for hop in node.hops}
         silent = [node.name for node in (*hops.values(), *nodes) if not _trust_node(node, yes, fingerprint)]
     if silent:
@@ -59,15 +64,12 @@ def trust(c: Any, fingerprint: list[str], yes: bool = False) -> None:
 
 def _trust_node(node: Any, yes: bool, fingerprints: list[str]) -> bool:
     """Bring known_hosts up to date for one machine; whether it is trusted now."""
-    from inventory import hostkeys
-    from inventory.known_hosts import known_host_name
-
     shown = hostkeys.ask(node)
     if not shown:
         say(f"{node.name} ({node.address}:{node.port}) shows no host key: is it up, and its port {node.port} open?")
         return False
     text = hostkeys.read(node.known_hosts)
-    change = hostkeys.compare(text, known_host_name(node.address, node.port), shown)
+    change = hostkeys.compare(text, known_hosts.known_host_name(node.address, node.port), shown)
     if not change.new:
         say(f"{node.name}: {node.known_hosts} revokes every key that it shows")
         return False
@@ -107,22 +109,15 @@ def _accepted(name: str, change: KeyChange, yes: bool, fingerprints: list[str]) 
     name="ssh",
     auto_shortflags=False,
     help={
-        "node": "which one, as te2; it may be said without the flag: fab ssh te2. Without it the head",
-        "command": "instead of a shell; the same: fab ssh te2 -- nvidia-smi",
+        "node": "node name, such as te2; can be given without the flag: fab ssh te2. Default: the head",
+        "command": "run this command instead of a shell; same as: fab ssh te2 -- nvidia-smi",
     },
 )
 def open_shell(c: Any, node: str = "", command: str = "") -> None:
     """Open a shell on a node, or run a command there, its host key verified."""
     with sentences():
-        import os
-        import sys
-
-        from inventory.cluster import load_cluster
-        from inventory.ssh_program import node_named, ssh_argv
-        from training.laptop import rental
-
-        cluster = load_cluster()
-        argv = ssh_argv(node_named(cluster.nodes, node), command)
+        cluster = clusters.load_cluster()
+        argv = ssh_program.ssh_argv(ssh_program.node_named(cluster.nodes, node), command)
         rental.used(cluster.settings)
         sys.stdout.flush()
         try:

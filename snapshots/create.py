@@ -32,8 +32,7 @@ from inventory.ssh import SshError, connect, run
 from snapshots import listing
 from snapshots.listing import PROGRESSING, UNFROZEN_TAG, YES, SnapshotError, progress, wait, whole
 from snapshots.node_disks import CHECKOUT, keep_packages, look
-from training.counting import many, size_text
-from training.money import MONTH, money
+from training.text.counts import MONTH, many, money, size_text
 
 Say = Callable[[str], None]
 INTENT = "snapshot"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
 from inventory.cloud.errors import RentError
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot, Tags
@@ -19,7 +21,7 @@ from inventory.errors import InventoryError
 from inventory.renting import recovery
 from inventory.renting.tags import WRITTEN_TAG, number
 from inventory.settings import Settings
-from inventory.shown import console
+from inventory.terminal import console
 
 PREFIX = "spotune:"
 KEEP_TAG = f"{PREFIX}keep"
@@ -279,8 +281,6 @@ def progress() -> Iterator[Show]:
     if not terminal.is_terminal:
         yield _plain()
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     with Progress(
         BarColumn(30), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=terminal
     ) as bar:

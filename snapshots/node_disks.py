@@ -19,7 +19,7 @@ from inventory.node_program import started
 from inventory.nodes import Node
 from inventory.ssh import SshError, ask, on_all
 from snapshots.listing import Show
-from training.counting import size_text
+from training.text.counts import size_text
 
 CHECKOUT = Path(__file__).parents[1]
 COPY_TIMEOUT_S = 300

@@ -48,7 +48,8 @@ def what_is_left(verdicts: Sequence[Decision], *, everything: bool) -> Iterator[
     staying = [v.snapshot for v in verdicts if not v.delete]
     if everything and staying:
         names = ", ".join(s.snapshot_id for s in staying)
-        yield f"{names} cost on, as disks were made from them: fab down --disks, then fab snapshots.prune --all again"
+        disks = "because disks were created from them; run fab down --disks, then fab snapshots.prune --all"
+        yield f"{names} remain and are billed {disks}"
     elif everything:
         yield "no snapshot is left; machines and disks that are: fab cost"
     elif staying:
@@ -119,5 +120,5 @@ def _verdict(snapshot: Snapshot, disks: Sequence[Disk], recent: set[str], keep_l
 def delete(cloud: Cloud, going: Sequence[Snapshot], say: Say) -> None:
     """One after the other, never by force: one that a disk was made from meanwhile is refused by the cloud."""
     for snapshot in going:
-        cloud.delete_snapshot(snapshot.snapshot_id, force=False)
+        cloud.delete("snapshot", [snapshot.snapshot_id])
         say(f"deleted {snapshot.snapshot_id} ({snapshot.name})")

@@ -140,7 +140,7 @@ class Rebuilding:
     def _deploy(self, there: Existing) -> None:
         self._begin_reading(there)
         if code := base_deploy(self.settings, self.phases):
-            raise SnapshotError(f"the base deploy ended with {code}; mend what it named, then go on: fab rebuild")
+            raise SnapshotError(f"the base deploy ended with {code}; fix what it named, then continue: fab rebuild")
         self.cloud.tag("instance", [each.instance_id for each in there.instances], {DEPLOYED_TAG: YES})
 
     def _warm(self, there: Existing) -> None:

@@ -9,11 +9,12 @@ from inventory.cloud.values import Disk, Snapshot
 from inventory.phases import PARTS, Phase
 from inventory.renting.cost import ABOUT, AT_MOST, SnapshotPrice, certainty, snapshot_gib
 from inventory.renting.report import display, up_table
-from inventory.shown import age, table
+from inventory.shown import age
+from inventory.terminal import table
 from snapshots.listing import from_tags, made_from, newest_first, of_data, usable, whole
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild
-from training.counting import decimals, many
+from training.text.counts import decimals, many
 
 LIST_HEADER = (
     *("snapshot", "name", "age", "GiB", "a month", "state", "run", "models", "torch", "kept", "disks from it"),
@@ -143,7 +144,7 @@ def phase_rows(phases: Sequence[Phase], total_s: float) -> list[list[str]]:
             continue
         whole, _, part = each.name.partition(PARTS)
         rows.append([f"  {part}" if part else whole, f"{each.began_s:.1f}", f"{each.took_s:.1f}"])
-    return [*rows, ["all of it", "0.0", f"{total_s:.1f}"]]
+    return [*rows, ["total", "0.0", f"{total_s:.1f}"]]
 
 
 def print_phases(phases: Sequence[Phase], total_s: float) -> None:

@@ -17,7 +17,7 @@ from inventory.renting.members import Existing
 from inventory.renting.plan import RentalWish, UpPlan
 from inventory.renting.recovery import holds, snapshot_words
 from snapshots.listing import PREFIX, UNFROZEN_TAG, YES, size_note, usable
-from training.money import HOUR, money
+from training.text.counts import HOUR, money
 
 DEPLOYED_TAG = f"{PREFIX}deployed"
 """On machines whose base deploy has succeeded."""

@@ -16,47 +16,48 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)
 
 LONGEST_FIRST = (
-    "test_cluster.py",
-    "test_cycle.py",
-    "test_training_strategies.py",
-    "test_training_pipeline.py",
-    "test_training_folder_model.py",
-    "test_training_types_zero3.py",
-    "test_drill_rebuild.py",
-    "test_drill_faults.py",
-    "test_localcloud_ecs_hosts.py",
-    "test_localcloud_hosts.py",
-    "test_training_engine.py",
-    "test_training_endings.py",
-    "test_training_second_stage.py",
-    "test_training_slow_links.py",
-    "test_training_fake_cuda.py",
-    "test_training_experts_ranks.py",
-    "test_training_nf4_ranks.py",
-    "test_training_models_add.py",
-    "test_training_dpo_trl.py",
-    "test_training_adapter_pipeline.py",
-    "test_training_checkpoint_saver.py",
-    "test_training_alone.py",
-    "test_deploy_python_env.py",
-    "test_drill_kill.py",
-    "test_drill_kept.py",
+    "stories/test_cluster.py",
+    "stories/test_cycle.py",
+    "training/node/test_strategies.py",
+    "training/node/test_pipeline.py",
+    "training/laptop/test_folder_model.py",
+    "proof/test_types_zero3.py",
+    "proof/test_drill_rebuild.py",
+    "proof/test_drill_faults.py",
+    "inventory/localcloud/test_ecs_hosts.py",
+    "inventory/localcloud/test_hosts.py",
+    "training/node/test_engine.py",
+    "training/node/test_endings.py",
+    "training/laptop/test_second_stage.py",
+    "proof/test_slow_links.py",
+    "training/node/test_fake_cuda.py",
+    "training/node/test_experts_ranks.py",
+    "training/node/test_nf4_ranks.py",
+    "training/laptop/test_models_add.py",
+    "proof/test_dpo_trl.py",
+    "training/node/adapter/test_pipeline.py",
+    "training/node/test_checkpoint_saver.py",
+    "training/node/test_alone.py",
+    "deploy/test_python_env.py",
+    "proof/test_drill_kill.py",
+    "proof/test_drill_kept.py",
 )
 """Files of a minute and more. A file is one worker's (`--dist loadfile`), so a long one begun late is waited for alone;
 `--quick` leaves them out."""
 
-PROOF_FILES = ("test_cluster.py", "test_training_dpo_trl.py", "test_training_slow_links.py")
+PROOF_FILES = ("stories/test_cluster.py", "proof/test_dpo_trl.py", "proof/test_slow_links.py")
 """Four hosts, parity with TRL, slow links: `make proof` alone runs them."""
-TYPE_FILES = ("test_training_types_zero3.py",)
+TYPE_FILES = ("proof/test_types_zero3.py",)
 """Of these `make test` runs the representatives of the model types."""
 REPRESENTATIVES = ("llama", "qwen3", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3", "qwen3_5_text", "ministral3")
-DRILL_FILES = ("test_drill_faults.py", "test_drill_kept.py", "test_drill_rebuild.py")
+DRILL_FILES = ("proof/test_drill_faults.py", "proof/test_drill_kept.py", "proof/test_drill_rebuild.py")
 """Of these `make test` runs one case in TENTH, always the same, and `make proof` the others and the pages."""
 TENTH = 10
 
 TRAIN = ("torch", "transformers", "deepspeed", "peft")
 
-ACCEPTANCE = Path(__file__).with_name("acceptance")
+HERE = Path(__file__).parent
+ACCEPTANCE = HERE / "acceptance"
 
 
 def pytest_addoption(parser):
@@ -84,27 +85,32 @@ def pytest_ignore_collect(collection_path, config):
     return None if any(path.is_relative_to(ACCEPTANCE) for path in asked) else True
 
 
+def place(path):
+    """A file's path in tests/, as the lists above name it; elsewhere as it is."""
+    return path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else str(path)
+
+
 def takes_long(path):
-    return path.name in LONGEST_FIRST or "import subprocess" in path.read_text(encoding="utf-8")
+    return place(path) in LONGEST_FIRST or "import subprocess" in path.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Workers take files in this order where xdist does not reorder them (--no-loadscope-reorder)."""
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    places = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(place(item.path), len(places)))
     for item in items:
         if is_proof(item):
             item.add_marker("proof")
 
 
 def is_proof(item):
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if item.path.name in TYPE_FILES:
+    file, parameters = place(item.path), item.callspec.params if hasattr(item, "callspec") else {}
+    if file in TYPE_FILES:
         return parameters.get("kind", "llama") not in REPRESENTATIVES
-    if item.path.name in DRILL_FILES:
+    if file in DRILL_FILES:
         return "kind" not in parameters or crc32(item.name.encode()) % TENTH != 0
-    return item.path.name in PROOF_FILES
+    return file in PROOF_FILES
 
 
 def pytest_terminal_summary(terminalreporter):

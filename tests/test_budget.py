@@ -5,10 +5,11 @@ from collections import Counter
 
 from tests.test_layers import ROOT, SOURCES
 
-LINES, FILES, SHORT_FILES, INNER_IMPORTS = 57_334, 400, 56, 318
-"""The aim: 44,000 lines, 280 files, 25 of them short, 80 imports inside functions."""
+LINES, FILES, SHORT_FILES, INNER_IMPORTS = 56_660, 331, 20, 80
+"""The aim: 44,000 lines in 280 files. SHORT_FILES: of less than SHORT lines."""
 SHORT = 60
 RECIPE_LINES = 150
+PORT_METHODS = 22
 
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in SOURCES}
 
@@ -35,3 +36,12 @@ def test_few_imports_stand_inside_functions():
 def test_recipes_are_short():
     recipes = [ROOT / "training" / "models.toml", ROOT / "training" / "recipes" / "tiny.toml"]
     assert sum(path.read_text(encoding="utf-8").count("\n") for path in recipes) <= RECIPE_LINES
+
+
+def test_another_cloud_has_little_to_answer():
+    port = next(node for node in SOURCES["inventory/cloud/port.py"].body if getattr(node, "name", "") == "Cloud")
+    functions = [node for node in port.body if isinstance(node, ast.FunctionDef)]
+    methods = [node.name for node in functions if not node.decorator_list]
+    assert len(methods) <= PORT_METHODS
+    double = (ROOT / "tests" / "support" / "memory_cloud.py").read_text(encoding="utf-8")
+    assert double.count("\n") <= 200

@@ -21,8 +21,8 @@ import pytest
 from inventory.settings import load_settings
 from training.laptop import plan_options, plan_view
 from training.laptop.plan_options import PlanWish
-from training.model_names import load_recipe, recipe_names
-from training.recipe import Recipe, flat
+from training.models.names import load_recipe, recipe_names
+from training.recipe.recipe import Recipe, flat
 
 GOLDEN = Path(__file__).parent / "golden" / "plans.json"
 CLUSTER = """\

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def collected(folder, *argv):
     """Files of tests/acceptance that pytest would run; the files beside it are left out to be quick."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", f"--ignore-glob={ROOT}/tests/test_*.py", *argv],
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", f"--ignore-glob={ROOT}/tests/[!a]*", *argv],
         cwd=ROOT / folder,
         capture_output=True,
         text=True,
@@ -52,29 +52,25 @@ def pytest_of(target):
     return [word for word in words if word not in ("--dist", "loadfile", "--no-loadscope-reorder", "-q")]
 
 
-LONG, PURE, OF_PROCESSES = "test_drill_kept.py", "test_inventory_cluster.py", "test_inventory_command_line.py"
+LONG, PURE = "proof/test_drill_kept.py", "inventory/test_cluster.py"
+OF_PROCESSES, WITH_TORCH = "inventory/test_command_line.py", "training/node/test_alone.py"
 
 
 @pytest.mark.parametrize(
-    ("target", "torch", "files"), [("test", "a*", [LONG, PURE, OF_PROCESSES]), ("quick", "a[!l]*", [PURE])]
+    ("target", "shown", "files"),
+    [
+        ("test", [OF_PROCESSES, PURE, LONG], [LONG, PURE, OF_PROCESSES]),
+        ("quick", [OF_PROCESSES, PURE, LONG, WITH_TORCH], [PURE]),
+    ],
 )
-def test_the_longest_files_come_first_and_make_quick_leaves_out_what_takes_long(target, torch, files):
-    """A file is one worker's: a long one that begins last is waited for alone. `make quick` is shown a file that
-    imports torch as well, test_training_alone.py."""
-    others = [
-        "[!dit]*",
-        "d[!r]*",
-        "drill_[!k]*",
-        "drill_ki*",
-        "inventory_[!c]*",
-        "inventory_cloud*",
-        "t[!r]*",
-        "training_[!a]*",
-    ]
-    some = [f"--ignore-glob={ROOT}/tests/test_{pattern}" for pattern in [*others, f"training_{torch}"]]
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", *pytest_of(target), *some]
+def test_the_longest_files_come_first_and_make_quick_leaves_out_what_takes_long(target, shown, files):
+    """A file is one worker's: a long one that begins last is waited for alone."""
+    wanted = {ROOT / "tests" / name for name in shown}
+    others = [path for path in (ROOT / "tests").rglob("test_*.py") if path not in wanted]
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", *pytest_of(target)]
+    words += [f"--ignore={path}" for path in others]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert list(dict.fromkeys(re.findall(r"^tests/(test_\w+\.py)", done.stdout, re.MULTILINE))) == files
+    assert list(dict.fromkeys(re.findall(r"^tests/([\w/]+\.py)::", done.stdout, re.MULTILINE))) == files
 
 
 def test_the_long_files_are_there():

@@ -11,9 +11,9 @@ from pydantic_core import PydanticUndefined
 import fabfile
 from inventory.settings import load_settings
 from tests.support.pages import CHINESE, ROOT, english_of, figures_of, led_to, sections, text_of
-from training.model_names import recipe_names
-from training.recipe import NOT_PART_OF_THE_MATHS, Recipe
-from training.recipe_tables import Table
+from training.models.names import recipe_names
+from training.recipe.recipe import NOT_PART_OF_THE_MATHS, Recipe
+from training.recipe.tables import Table
 
 READMES = ("README.md", "README.zh.md")
 MESSAGES = ("docs/troubleshooting.md", "docs/own-machines.md", "docs/aliyun-errors.md")
@@ -78,7 +78,7 @@ def flags_of(task):
 
 @pytest.mark.parametrize("words", of_program("fab"))
 def test_a_fab_command_is_a_task_with_these_flags(words):
-    if words[1] == "--list":
+    if words[1].startswith("--list"):
         return
     if words[1] == "--help":
         words = ["fab", *words[2:]]
@@ -178,7 +178,7 @@ def test_the_commands_are_found_at_all():
 
 def test_the_policy_in_the_docs_allows_every_action_that_is_called_and_no_other():
     calls = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "inventory/aliyun_ecs").glob("*.py"))
-    called = set(re.findall(r'(?:\bcall|pages|\bowned|_move|\bremove)\(\s*"([A-Z]\w+)"', calls))
+    called = set(re.findall(r'(?:\bcall|pages|\bowned|\bremove)\(\s*"([A-Z]\w+)"', calls))
     (policy,) = map(json.loads, re.findall(r"```json\n(.*?)```", text_of("docs/aliyun.md"), re.DOTALL))
     assert {word.split(":")[1] for word in policy["Statement"][0]["Action"]} == called
 

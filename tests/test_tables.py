@@ -14,7 +14,7 @@ import pytest
 import deploy.tasks
 from deploy.doctor import Finding, print_findings
 from deploy.survey import GpuProcess, Held
-from inventory import shown
+from inventory import terminal
 from inventory.cloud.values import Disk, Instance, InstanceType, Price, Snapshot, SpotAdvice
 from inventory.nodes import Node
 from inventory.phases import Phase
@@ -24,27 +24,26 @@ from inventory.renting.ledger import Entry
 from inventory.renting.offers import Offer, Quote, Range
 from inventory.renting.plan import RentalWish, UpPlan
 from inventory.settings import Settings, load_settings
-from inventory.shown import Grid, console, table
+from inventory.terminal import Grid, console, table
 from snapshots import show as snapshots
 from snapshots.pruning import Decision
 from snapshots.steps import Rebuild, Step
 from tests.support.amount import Amount
 from training.data.look.content import Look as DataLook
-from training.data.look.lengths import lengths_of
 from training.data.look.survey import FileSurvey, Survey
-from training.laptop import look_table, plan_options, plan_view, rent_view, status, terminal
+from training.data.look.watch import lengths_of
+from training.laptop import data_view, plan_options, plan_view, rent_view, status
 from training.laptop.adapter import ask
 from training.laptop.follow import RunLook
-from training.laptop.models import around
 from training.laptop.models import table as models
 from training.laptop.plan_options import PlanWish
 from training.laptop.prove import tasks as prove
 from training.laptop.run_list import listing
 from training.laptop.run_list import tasks as run_list
-from training.model_names import load_recipe
-from training.outcome import Outcome
+from training.models.names import load_recipe
 from training.plan.fits import Check
-from training.run_folder import Status
+from training.run.folder import Status
+from training.run.outcome import Outcome
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("deploy", "inventory", "snapshots", "training")
@@ -151,7 +150,7 @@ def a_cluster():
 
 def some_data():
     files = (FileSurvey("conversations/2026-01-31/part-00017.jsonl", 123456789, {"sharegpt": 12345, "text": 3}, 12),)
-    look_table.show(DataLook(Survey(files, 12, ()), 12, (), False, lengths=lengths_of([10, 20, 64, 10000], 64)))
+    data_view.show(DataLook(Survey(files, 12, ()), 12, (), False, lengths=lengths_of([10, 20, 64, 10000], 64)))
 
 
 def a_proof():
@@ -170,7 +169,7 @@ def processes():
 def all_models():
     row = models.ModelRow("qwen2.5-vl-72b", "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "apache-2.0", "mistral3",
                      int(24e9), int(24e9), 48e9, ("te1", "te2"), 4, f"divided among them, {models.FASTER}")  # fmt: skip
-    around.show(models.lines(iter([row])), [])
+    models.show(models.lines(iter([row])), [])
 
 
 CASES = {
@@ -198,8 +197,8 @@ CASES = {
     ),
     "snapshots/show.py print_where_things_live": lambda *_: snapshots.print_where_things_live(),
     "training/laptop/adapter/ask.py print_evaluation": lambda *_: an_evaluation(),
-    "training/laptop/look_table.py show": lambda *_: some_data(),
-    "training/laptop/models/around.py show": lambda *_: all_models(),
+    "training/laptop/data_view.py show": lambda *_: some_data(),
+    "training/laptop/models/table.py show": lambda *_: all_models(),
     "training/laptop/plan_view.py print_plan": lambda folder, _: all_plans(
         folder,
         lambda settings: plan_view.print_plan(
@@ -215,9 +214,9 @@ CASES = {
     ),
     "training/laptop/run_list/tasks.py list_runs": lambda _, patch: a_listed_run(patch),
     "training/laptop/status.py show": lambda *_: a_cluster(),
-    "training/laptop/terminal.py check_report": lambda *_: terminal.check_report(CHECK, None, None),
-    "training/laptop/terminal.py runs_table": lambda *_: terminal.runs_table([a_run()]),
-    "training/laptop/terminal.py show_plan": lambda *_: terminal.show_plan(
+    "training/laptop/status.py check_report": lambda *_: status.check_report(CHECK, None, None),
+    "training/laptop/status.py runs_table": lambda *_: status.runs_table([a_run()]),
+    "training/laptop/status.py show_plan": lambda *_: status.show_plan(
         SimpleNamespace(
             checks=[Check("GPU memory", "error", f"23.1 of 22.1 GiB: {LONG}", f"--set lora.rank=8; {LONG}")]
         ),
@@ -264,12 +263,12 @@ def test_every_table_is_among_these():
     for path in (
         path for folder in ("deploy", "inventory", "snapshots", "training") for path in (ROOT / folder).rglob("*.py")
     ):
-        if path == Path(shown.__file__):
+        if path == Path(terminal.__file__):
             continue
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(function, ast.FunctionDef):
                 calls = (each.func for each in ast.walk(function) if isinstance(each, ast.Call))
-                if any(isinstance(call, ast.Name) and call.id == "table" for call in calls):
+                if {"table", "terminal.table"} & {ast.unparse(call) for call in calls}:
                     found.add(f"{path.relative_to(ROOT)} {function.name}")
     assert found == set(CASES)
 
@@ -316,6 +315,6 @@ def test_a_table_without_rows_is_its_heading():
 def test_where_no_terminal_is_tables_are_wide_but_for_what_columns_says(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    assert console(file=io.StringIO()).width == shown.WIDE
+    assert console(file=io.StringIO()).width == terminal.WIDE
     monkeypatch.setenv("COLUMNS", "80")
     assert console(file=io.StringIO()).width == AT_80

@@ -7,6 +7,6 @@ head and around the ranks, outliving every terminal: `node.supervision`.
 
 `laptop/` is on your machine: the tasks, and what makes, starts, follows and fetches runs. It alone knows inventory.
 
-Both read the rest, which is shipped too: `recipe`, `launch`, `run_folder`, `data/`, `cost/` (what a run needs), `plan/`
-(whether it will fit and teach), `sums`, `exit_codes`, `causes` (why a run ended), `events` (what ranks tell).
+Both read the rest, which is shipped too: `text/` (errors, counts, files), `recipe/`, `models/`, `run/` (a run's folder,
+launch, events, causes), `data/`, `cost/` (what a run needs), `plan/` (whether it will fit and teach).
 """

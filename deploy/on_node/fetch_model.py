@@ -7,7 +7,7 @@ the one that the revision stood for when it was first fetched, "" where this is 
     python3 -m deploy.on_node.fetch_model REPO REVISION COMMIT FOLDER < token
 
 What a hub answers is data: a name that leads out of the folder ends the fetch, and the token is shown only to a
-hub that asks for one and that it is meant for (training/hub_access.py).
+hub that asks for one and that it is meant for (training/models/hub.py).
 
 A file of the wrong size or content is removed and fetched again. `hf` continues a broken transfer as long
 as it runs; since huggingface_hub 1.18 it keeps no half files for the next start, so few files are fetched
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.on_node.probe import MODEL_STAMP
-from training.hub_access import (
+from training.models.hub import (
     OWN_HOST,
     Hub,
     HubError,
@@ -42,7 +42,7 @@ from training.hub_access import (
     place_of,
     without_tokens,
 )
-from training.sums import SUMS
+from training.text.files import SUMS
 
 OUR_FILES = (MODEL_STAMP, SUMS, ".cache")
 """What is written beside a model; a file of its own that begins so is left out."""

@@ -7,10 +7,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from inventory.aliyun_ecs.errors import DRY_SUCCESS
 from inventory.aliyun_ecs.fields import filters, given
@@ -31,6 +34,22 @@ WHOLE_MINUTE = timedelta(minutes=1)
 """Some lists tell times without seconds."""
 SAME_TIME = timedelta(seconds=2)
 PAGE, NUMBERED_PAGE = 100, 50
+NOT_SERVED = "the local cloud that cluster.toml names does not run: fab local.serve"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the API is, and whose credentials it takes."""
+
+    host: str
+    """With the port; empty: the region's own."""
+    protocol: str = "https"
+    credentials: Path | None = None
+    """The local cloud's; None: the SDK's chain."""
+
+    @property
+    def is_loopback(self) -> bool:
+        return (urlsplit(f"//{self.host}").hostname or "") in ("127.0.0.1", "localhost", "::1")
 
 
 def ids_in(answer: Any) -> Iterator[str]:

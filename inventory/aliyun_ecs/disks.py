@@ -56,41 +56,35 @@ class Disks(Caller):
                 raise CloudError(f"{disk_id} is attached to {disk.instance_id}: detach it there first", Kind.INPUT)
             return disk.status == "In_use"
 
-        self._move("AttachDisk", fields, "Available", attached, f"{disk_id}: not attached to {instance_id}")
+        disk = self._attach(fields, attached, f"{disk_id}: not attached to {instance_id}")
+        if disk.delete_with_instance != delete_with_instance:
+            kept = {"DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
+            self.call("ModifyDiskAttribute", {"RegionId": self.region_id, **kept})
 
-    def detach_disk(self, disk_id: str, instance_id: str) -> None:
-        fields: Fields = {"DiskId": disk_id, "InstanceId": instance_id}
-        what = f"{disk_id}: not detached from {instance_id}"
-        self._move("DetachDisk", fields, "In_use", lambda disk: disk.status == "Available", what)
-
-    def _move(self, action: str, fields: Fields, before: str, done: Callable[[Disk], bool], what: str) -> None:
-        """Make the call whenever the disk is still as before, so that a lost answer or a busy disk does no harm."""
+    def _attach(self, fields: Fields, done: Callable[[Disk], bool], what: str) -> Disk:
+        """Make the call whenever the disk is still free, so that a lost answer or a busy disk does no harm."""
         disk_id = str(fields["DiskId"])
 
-        def look() -> bool | None:
+        def look() -> Disk | None:
             found = self.disks(ids=[disk_id])
             if not found and self.is_new(fields):
                 return None
             if not found:
                 raise CloudError(f"{disk_id}: there is no such disk in {self.region_id}", Kind.NOT_FOUND)
             if done(found[0]):
-                return True
-            if found[0].status == before:
+                return found[0]
+            if found[0].status == "Available":
                 try:
-                    self.call(action, fields, waits=False)
+                    self.call("AttachDisk", fields, waits=False)
                 except CloudError as error:
                     if error.kind is not Kind.WAIT:
                         raise
             return None
 
-        self.pace.until(look, what)
+        return self.pace.until(look, what)
 
     def delete_disk(self, disk_id: str) -> None:
         self.remove("DeleteDisk", {"DiskId": disk_id})
-
-    def keep_disk(self, disk_id: str, delete_with_instance: bool) -> None:
-        fields = {"RegionId": self.region_id, "DiskId": disk_id, "DeleteWithInstance": delete_with_instance}
-        self.call("ModifyDiskAttribute", fields)
 
     def snapshots(
         self, *, tags: Tags | None = None, ids: Sequence[str] | None = None, disk_id: str = ""
@@ -101,8 +95,8 @@ class Disks(Caller):
         fields = {"DiskId": disk_id, "SnapshotName": name, "Tag": tag_list(tags), "ClientToken": token}
         return str(self.call("CreateSnapshot", fields, waits=waits)["SnapshotId"])
 
-    def delete_snapshot(self, snapshot_id: str, force: bool = True) -> None:
-        self.remove("DeleteSnapshot", {"SnapshotId": snapshot_id, "Force": force})
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        self.remove("DeleteSnapshot", {"SnapshotId": snapshot_id, "Force": False})
 
     def image(self, name: str) -> Image:
         for key in ("ImageFamily",) if ":" in name else ("ImageId", "ImageFamily"):

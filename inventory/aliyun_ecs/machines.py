@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from inventory.aliyun_ecs.caller import Caller
 from inventory.aliyun_ecs.disks import kind_fields
@@ -15,6 +18,7 @@ from inventory.aliyun_ecs.fields import (
     Fields,
     batches,
     first,
+    flag,
     given,
     listed,
     moment,
@@ -26,15 +30,15 @@ from inventory.aliyun_ecs.fields import (
     tags,
     whole,
 )
-from inventory.aliyun_ecs.offers import WITH_LIMIT, priced_fields
+from inventory.aliyun_ecs.offers import WITH_LIMIT, Offers, priced_fields
 from inventory.cloud.errors import CloudError, Kind
-from inventory.cloud.values import Instance, KeyPair, MachineRequest, NewDisk, Tags
+from inventory.cloud.values import Instance, MachineRequest, NewDisk, Tags
 
 TAGGED_AT_ONCE = 50
 TAKEN = ("KeyPair.AlreadyExist", "InvalidKeyPairName.Duplicate")
 
 
-class Machines(Caller):
+class Machines(Offers):
     """Instances and key pairs of one region."""
 
     def instances(self, *, tags: Tags | None = None, ids: Sequence[str] | None = None) -> tuple[Instance, ...]:
@@ -43,10 +47,17 @@ class Machines(Caller):
         return found
 
     def run(self, launch: MachineRequest, token: str, *, attempts: Callable[[], None] | None = None) -> tuple[str, ...]:
-        answer = self.call("RunInstances", launch_fields(self.region_id, launch, token), attempts=attempts)
+        try:
+            answer = self.call("RunInstances", launch_fields(self.region_id, launch, token), attempts=attempts)
+        except CloudError as error:
+            if error.kind is Kind.DISK_KIND:
+                with suppress(CloudError):
+                    error.possible = self.disk_categories(launch.zone_id, launch.instance_type)
+            raise
         return listed(answer, "InstanceIdSets", "InstanceIdSet")
 
-    def delete(self, instance_ids: Sequence[str], token: str) -> None:
+    def delete_instances(self, instance_ids: Sequence[str], token: str) -> None:
+        """Release machines. Where one may not be, none is (CloudError)."""
         for batch, some in enumerate(batches(instance_ids)):
             self._delete(tuple(some), f"{token[:56]}-{batch}" if batch else token)
 
@@ -77,22 +88,26 @@ class Machines(Caller):
             fields = {"RegionId": self.region_id, "ResourceType": kind, "ResourceId": list(some)}
             self.call("TagResources", {**fields, "Tag": tag_list(tags)})
 
-    def key_pairs(self, name: str = "", *, tags: Tags | None = None) -> tuple[KeyPair, ...]:
-        fields = given(KeyPairName=name, Tag=tag_list(tags))
-        found = self.numbered_pages("DescribeKeyPairs", fields, key_pairs_in)
-        return tuple(each for each in found if name in ("", each.name))
+    def key_pairs(self, tags: Tags) -> tuple[str, ...]:
+        return tuple(self.numbered_pages("DescribeKeyPairs", given(Tag=tag_list(tags)), key_pairs_in))
 
-    def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> KeyPair:
+    def key_pair(self, name: str) -> str | None:
+        """The key pair of this name, if there is one: the list finds longer names too."""
+        found = self.numbered_pages("DescribeKeyPairs", given(KeyPairName=name), key_pairs_in)
+        return next((each for each in found if each == name), None)
+
+    def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> str:
+        """Bring a public key. A pair of this name is returned as it is: name it by its key."""
         fields = {"RegionId": self.region_id, "KeyPairName": name, "PublicKeyBody": public_key}
 
-        def imported() -> KeyPair | None:
+        def imported() -> str | None:
             try:
                 return key_pair_in(self.call("ImportKeyPair", {**fields, "Tag": tag_list(tags)}))
             except CloudError as error:
                 if not error.code.startswith(TAKEN):
                     raise
                 # The action has no ClientToken: this is also what a repetition after a lost answer says.
-                return next(iter(self.key_pairs(name)), None)
+                return self.key_pair(name)
 
         taken = f"the cloud still holds the name of the key pair {name}, which was deleted (for up to an hour)"
         return self.pace.until(imported, taken, self.pace.listed_s)
@@ -172,11 +187,71 @@ def _instance(each: Answer) -> Instance:
     )
 
 
-def key_pairs_in(answer: Answer) -> tuple[KeyPair, ...]:
+def key_pairs_in(answer: Answer) -> tuple[str, ...]:
     """DescribeKeyPairs"""
     return tuple(key_pair_in(each) for each in listed(answer, "KeyPairs", "KeyPair"))
 
 
-def key_pair_in(each: Answer) -> KeyPair:
+def key_pair_in(each: Answer) -> str:
     """ImportKeyPair"""
-    return KeyPair(needed(each, "KeyPairName"), each.get("KeyPairFingerPrint") or "")
+    return str(needed(each, "KeyPairName"))
+
+
+RUNNING = ("", "Pending", "Running", "Scheduled", "Stopping")
+
+
+SHOW_HOST_KEYS = "cloud-init status --wait >/dev/null 2>&1; cat /etc/ssh/ssh_host_*_key.pub"
+"""cloud-init makes the keys anew at the first boot, and the image's are there before it does."""
+SHOWN_S = 300.0
+
+
+class Assistant(Caller):
+    """Scripts in the machines of one region."""
+
+    def run_command(self, instance_id: str, script: str, timeout_s: float = 60) -> str:
+        """What a shell script, run as root by the machine's Cloud Assistant, printed; over the API's own channel,
+        so it can be trusted before any ssh. Waits for the assistant and the end. Raises CloudError where it fails.
+        """
+        self.pace.until(lambda: self._has_assistant(instance_id), f"{instance_id}: its Cloud Assistant does not run")
+        asked = {
+            "RegionId": self.region_id,
+            "InstanceId": [instance_id],
+            "Type": "RunShellScript",
+            "CommandContent": base64.b64encode(script.encode()).decode(),
+            "ContentEncoding": "Base64",
+            "Timeout": max(10, round(timeout_s)),
+            "ClientToken": uuid.uuid4().hex,
+        }
+        invocation = self.call("RunCommand", asked)["InvokeId"]
+        what = f"{instance_id}: the command {invocation} has not ended"
+        result = self.pace.until(lambda: self._ended(instance_id, invocation), what, timeout_s + self.pace.read_s)
+        return _output(instance_id, result)
+
+    def host_keys(self, instance_id: str) -> str:
+        """What a machine's public host key files say, read by its agent: the API has authenticated the cloud to us."""
+        try:
+            return self.run_command(instance_id, SHOW_HOST_KEYS, SHOWN_S)
+        except CloudError as error:
+            if error.code or error.kind is not Kind.INPUT:
+                raise
+            raise CloudError(f"{error}; again: fab up", Kind.WAIT) from None  # the script failed, not the call
+
+    def _has_assistant(self, instance_id: str) -> bool | None:
+        answer = self.call("DescribeCloudAssistantStatus", {"RegionId": self.region_id, "InstanceId": [instance_id]})
+        found = listed(answer, "InstanceCloudAssistantStatusSet", "InstanceCloudAssistantStatus")
+        return any(flag(each.get("CloudAssistantStatus")) for each in found) or None
+
+    def _ended(self, instance_id: str, invocation: str) -> dict[str, Any] | None:
+        asked = {"RegionId": self.region_id, "InstanceId": instance_id, "InvokeId": invocation}
+        answer = self.call("DescribeInvocationResults", asked)
+        found = listed(answer, "Invocation", "InvocationResults", "InvocationResult")
+        return next((each for each in found if each.get("InvocationStatus", "") not in RUNNING), None)
+
+
+def _output(instance_id: str, result: dict[str, Any]) -> str:
+    output = base64.b64decode(result.get("Output") or "").decode(errors="replace")
+    code = result.get("ExitCode")
+    if code in (0, "0") or (code is None and result.get("InvocationStatus") == "Success"):
+        return output
+    reason = result.get("ErrorInfo") or result.get("ErrorCode") or output.strip()[-300:] or result["InvocationStatus"]
+    raise CloudError(f"{instance_id}: the command ended with {code}: {reason}", Kind.INPUT)

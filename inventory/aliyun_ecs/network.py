@@ -4,13 +4,53 @@ sends and hears."""
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass, field
 
 from inventory.aliyun_ecs.caller import VPC, Caller
 from inventory.aliyun_ecs.fields import Answer, Fields, given, listed, needed, tag_list, tags, whole
 from inventory.cloud.errors import CloudError
-from inventory.cloud.values import Rule, SecurityGroup, Subnet, Tags, Vpc
+from inventory.cloud.values import Tags
 
 SOURCES = ("SourceCidrIp", "Ipv6SourceCidrIp", "SourceGroupId", "SourcePrefixListId")
+
+
+@dataclass(frozen=True)
+class SecurityGroup:
+    security_group_id: str
+    vpc_id: str
+    tags: Tags = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An ingress rule of a security group."""
+
+    protocol: str
+    """tcp, udp, icmp or all"""
+    ports: str
+    """As 22/22; -1/-1 for all."""
+    source: str
+    """CIDR"""
+    rule_id: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Vpc:
+    vpc_id: str
+    name: str
+    cidr: str
+    status: str
+
+
+@dataclass(frozen=True)
+class Subnet:
+    subnet_id: str
+    vpc_id: str
+    zone_id: str
+    cidr: str
+    status: str
+    free_addresses: int = 0
 
 
 class Networks(Caller):

@@ -34,7 +34,10 @@ PARTS = {"instanceType": MACHINE, "systemDisk": SYSTEM_DISK, "dataDisk": DATA_DI
 class Offers(Caller):
     """Types, stock and prices of one region."""
 
-    def types(self, names: Sequence[str]) -> tuple[InstanceType, ...]:
+    def types(self, names: Sequence[str] | None = None) -> tuple[InstanceType, ...]:
+        if names is None:
+            every = self.pages("DescribeInstanceTypes", {"MinimumGPUAmount": 1}, types_in)
+            return tuple(each for each in every if each.gpus)
         return tuple(
             each
             for some in batches(names, TYPES_AT_ONCE)
@@ -42,16 +45,12 @@ class Offers(Caller):
             if each.name in some
         )
 
-    def gpu_types(self) -> tuple[InstanceType, ...]:
-        return tuple(
-            each for each in self.pages("DescribeInstanceTypes", {"MinimumGPUAmount": 1}, types_in) if each.gpus
-        )
-
     def stock(self, instance_type: str, spot: bool) -> tuple[Stock, ...]:
         answer = self._available("InstanceType", instance_type, {"SpotStrategy": "SpotAsPriceGo" if spot else "NoSpot"})
         return tuple(each for each in stock_in(answer) if instance_type in ("", each.instance_type))
 
     def disk_categories(self, zone_id: str, instance_type: str) -> tuple[str, ...]:
+        """The kinds of data disk that are sold there for the type."""
         return disk_categories_in(self._available("DataDisk", instance_type, {"ZoneId": zone_id}))
 
     def _available(self, what: str, instance_type: str, more: dict[str, str]) -> dict[str, object]:
@@ -62,6 +61,12 @@ class Offers(Caller):
             "IoOptimized": "optimized",
         }
         return self.call("DescribeAvailableResource", {**fields, **given(InstanceType=instance_type), **more})
+
+    def spot_market(
+        self, instance_types: Sequence[str], hours: float = 72, duration_h: int = 1
+    ) -> tuple[tuple[SpotPrice, ...], tuple[SpotAdvice, ...]]:
+        prices = [each for name in instance_types for each in self.spot_prices(name, hours, duration_h)]
+        return tuple(prices), self.spot_advice(instance_types) if instance_types else ()
 
     def spot_prices(self, instance_type: str, hours: float = 72, duration_h: int = 1) -> tuple[SpotPrice, ...]:
         """The type's spot prices of the last hours (at most 30 days) in all zones, the oldest first."""

@@ -49,6 +49,7 @@ class CloudError(InventoryError, RuntimeError):
         retry_after_s: float = 0,
         setting: str = "",
         undecided: bool = False,
+        possible: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -56,6 +57,8 @@ class CloudError(InventoryError, RuntimeError):
         self.request_id = request_id
         self.setting = setting
         """Which one of the rental's settings is refused, where that is clear."""
+        self.possible = possible
+        """What would be accepted instead, where the cloud tells."""
         self.undecided = undecided
         """An attempt before the one that was refused had no answer: the cloud may have done what it asked."""
         self.retry_after_s = retry_after_s

@@ -20,7 +20,7 @@ def open_cloud(settings: Settings, record: Path | None = None) -> Cloud:
 
 
 def _aliyun(settings: Settings, record: Path | None) -> Cloud:
-    from inventory.aliyun_ecs.client import Ecs
+    from inventory.aliyun_ecs.client import Ecs  # slow; threads ask for it at once, so it is not deferred
 
     return Ecs.open(settings, record)
 

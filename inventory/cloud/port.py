@@ -8,9 +8,10 @@ what is gone already is no error. Lists may lag behind what was made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from inventory.cloud.pace import CallPace
 from inventory.cloud.values import (
@@ -18,22 +19,30 @@ from inventory.cloud.values import (
     Image,
     Instance,
     InstanceType,
-    KeyPair,
     MachineRequest,
+    NetworkRequest,
     NewDisk,
+    PreparedNetwork,
     Price,
-    Rule,
-    SecurityGroup,
     Snapshot,
     SpotAdvice,
     SpotPrice,
     Stock,
-    Subnet,
     Tags,
-    Vpc,
 )
 
 Tagged = Literal["instance", "disk", "snapshot"]
+Deletable = Literal["instance", "disk", "snapshot", "key pair"]
+
+
+class Journal(Protocol):
+    """Remembers the calls that make something, so that a cut-off one is repeated with its token."""
+
+    def begun(self, key: str, request: Any, count: int = 1) -> AbstractContextManager[str]:
+        """The token for a call; forgotten once the block ends with an answer."""
+
+    def forget(self, key: str) -> None:
+        """The call is known to be over."""
 
 
 class Ability(Enum):
@@ -63,6 +72,16 @@ class Cloud(Protocol):
     def tag(self, kind: Tagged, ids: Sequence[str], tags: Tags) -> None:
         """Set tags on things; other tags stay."""
 
+    def delete(self, kind: Deletable, ids: Sequence[str], token: str = "") -> None:
+        """Delete things; what is gone already is no error.
+
+        Machines are powered off as they are, and need a token; where one may not be deleted, none is. Disks must be
+        free, and of a snapshot no disk must have been made. Raises CloudError.
+        """
+
+    def in_region(self, region_id: str) -> Cloud:
+        """Another region of the same account. Raises RentError where it cannot be asked from here."""
+
     # Machines
 
     def instances(self, *, tags: Tags | None = None, ids: Sequence[str] | None = None) -> tuple[Instance, ...]:
@@ -76,12 +95,6 @@ class Cloud(Protocol):
 
         `attempts` is called before each attempt: from then on the cloud may have heard it.
         """
-
-    def in_region(self, region_id: str) -> Cloud:
-        """Another region of the same account. Raises RentError where it cannot be asked from here."""
-
-    def delete(self, instance_ids: Sequence[str], token: str) -> None:
-        """Release machines, running or not, powered off as they are. Where one may not be, none is (CloudError)."""
 
     def start(self, instance_ids: Sequence[str]) -> None:
         """Switch stopped machines on. Raises CloudError (WAIT) at once where one cannot be just now."""
@@ -114,16 +127,8 @@ class Cloud(Protocol):
         """A new disk's id; it is being made at first, and maybe not listed. `attempts`: called before each attempt."""
 
     def attach_disk(self, disk_id: str, instance_id: str, delete_with_instance: bool) -> None:
-        """Attach a disk and wait until the machine has it. One that is attached there already is no error."""
-
-    def detach_disk(self, disk_id: str, instance_id: str) -> None:
-        """Detach a disk (unmounted before) and wait until it is free. One that is free already is no error."""
-
-    def delete_disk(self, disk_id: str) -> None:
-        """Delete a free disk."""
-
-    def keep_disk(self, disk_id: str, delete_with_instance: bool) -> None:
-        """Whether the disk goes when its machine does."""
+        """Attach a disk and wait until the machine has it; whether it goes when its machine does. For one that is
+        attached there already only the latter changes."""
 
     # Snapshots, and the image that machines are made from
 
@@ -138,31 +143,23 @@ class Cloud(Protocol):
         `waits`: for a disk that is busy; else that is a CloudError (WAIT) at once.
         """
 
-    def delete_snapshot(self, snapshot_id: str, force: bool = True) -> None:
-        """Delete a snapshot; forced also where disks made from it exist."""
-
     def image(self, name: str) -> Image:
         """The vendor's or one's own image with this id, or the newest one of this family."""
 
     # Offers and prices
 
-    def types(self, names: Sequence[str]) -> tuple[InstanceType, ...]:
-        """What these types are; ones the region does not know are left out."""
-
-    def gpu_types(self) -> tuple[InstanceType, ...]:
-        """Every type of machine with GPUs that the region knows, whether or not it can be had."""
+    def types(self, names: Sequence[str] | None = None) -> tuple[InstanceType, ...]:
+        """What these types are; ones the region does not know are left out. None: every type with GPUs that the region
+        knows, whether or not it can be had."""
 
     def stock(self, instance_type: str, spot: bool) -> tuple[Stock, ...]:
         """Zone by zone, whether the type can be had: a hint. An empty name: all types, in one call."""
 
-    def disk_categories(self, zone_id: str, instance_type: str) -> tuple[str, ...]:
-        """The kinds of data disk that are sold there for the type."""
-
-    def spot_prices(self, instance_type: str, hours: float = 72, duration_h: int = 1) -> tuple[SpotPrice, ...]:
-        """The type's spot prices of the last hours in all zones, the oldest first."""
-
-    def spot_advice(self, instance_types: Sequence[str]) -> tuple[SpotAdvice, ...]:
-        """How the types fared as spot machines lately, by zone; none where the cloud does not tell."""
+    def spot_market(
+        self, instance_types: Sequence[str], hours: float = 72, duration_h: int = 1
+    ) -> tuple[tuple[SpotPrice, ...], tuple[SpotAdvice, ...]]:
+        """The types' spot prices of the last hours in all zones, the oldest first, and how the types fared as spot
+        machines lately; nothing where the cloud does not tell."""
 
     def price(self, launch: MachineRequest) -> Price:
         """Of one machine of the order for an hour, its disks included where they have a size."""
@@ -172,38 +169,10 @@ class Cloud(Protocol):
 
     # Who reaches the machines, with which key
 
-    def key_pairs(self, name: str = "", *, tags: Tags | None = None) -> tuple[KeyPair, ...]:
-        """The key pair with this name, if there is one; without a name all that have these tags."""
+    def prepare_network(self, wanted: NetworkRequest, journal: Journal) -> PreparedNetwork:
+        """Make ready what machines are put into: a private network, a subnet in the zone, a firewall that lets in ssh
+        from here only and the machines among themselves, and the key. All of it is free of charge, and is made once.
+        """
 
-    def import_key_pair(self, name: str, public_key: str, tags: Tags | None) -> KeyPair:
-        """Bring a public key. A pair of this name is returned as it is: name it by its key."""
-
-    def delete_key_pair(self, name: str) -> None:
-        """Delete a key pair."""
-
-    def security_groups(self, *, tags: Tags | None = None, vpc_id: str = "") -> tuple[SecurityGroup, ...]:
-        """The security groups with all these tags in this network."""
-
-    def create_security_group(self, vpc_id: str, name: str, tags: Tags | None, token: str) -> str:
-        """A new group's id. Its machines reach each other; nothing else gets in."""
-
-    def rules(self, security_group_id: str) -> tuple[Rule, ...]:
-        """What the group lets in."""
-
-    def allow(self, security_group_id: str, rule: Rule) -> None:
-        """Let something in; what is let in already is no error."""
-
-    def revoke(self, security_group_id: str, rule: Rule) -> None:
-        """Take a rule away."""
-
-    def vpcs(self) -> tuple[Vpc, ...]:
-        """The region's private networks."""
-
-    def create_vpc(self, name: str, cidr: str, token: str) -> str:
-        """A new network's id; it can be used once it is Available."""
-
-    def subnets(self, vpc_id: str) -> tuple[Subnet, ...]:
-        """The subnets of a network."""
-
-    def create_subnet(self, vpc_id: str, zone_id: str, cidr: str, name: str, token: str) -> str:
-        """A new subnet's id; it can be used once it is Available."""
+    def key_pairs(self, tags: Tags) -> tuple[str, ...]:
+        """The names of the key pairs that have all these tags."""

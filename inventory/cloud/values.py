@@ -156,48 +156,32 @@ class Image:
 
 
 @dataclass(frozen=True)
-class KeyPair:
-    name: str
-    fingerprint: str
+class NetworkRequest:
+    """What new machines are put into, and who reaches them."""
+
+    cluster: str
+    tags: Tags
+    """Of what belongs to this cluster alone."""
+    ssh_from: tuple[str, ...]
+    """Networks in CIDR notation that ssh comes from; nothing else gets in from outside."""
+    network: str = ""
+    """Name or id of a private network that is there; empty: spotune's own, which is made where it is missing."""
+    zone_id: str = ""
+    """Where the machines will be. Empty: no subnet is made yet."""
+    key_pair: str = ""
+    """Empty: nothing is made, and what is there already is opened to `ssh_from`."""
+    public_key: str = ""
+    """An OpenSSH line. It is imported under the name `key_pair`, so another key needs another name."""
 
 
 @dataclass(frozen=True)
-class SecurityGroup:
-    security_group_id: str
-    vpc_id: str
-    tags: Tags = field(default_factory=dict)
+class PreparedNetwork:
+    """What an order of machines names."""
 
-
-@dataclass(frozen=True)
-class Rule:
-    """An ingress rule of a security group."""
-
-    protocol: str
-    """tcp, udp, icmp or all"""
-    ports: str
-    """As 22/22; -1/-1 for all."""
-    source: str
-    """CIDR"""
-    rule_id: str = ""
-    description: str = ""
-
-
-@dataclass(frozen=True)
-class Vpc:
-    vpc_id: str
-    name: str
-    cidr: str
-    status: str
-
-
-@dataclass(frozen=True)
-class Subnet:
-    subnet_id: str
-    vpc_id: str
-    zone_id: str
-    cidr: str
-    status: str
-    free_addresses: int = 0
+    security_group_id: str = ""
+    subnet_id: str = ""
+    notes: tuple[str, ...] = ()
+    """What was opened and closed, and what else is open, a sentence each."""
 
 
 @dataclass(frozen=True)

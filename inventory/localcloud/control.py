@@ -11,8 +11,7 @@ from inventory.localcloud import host, served
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs.account import EmulatedInstance
 from inventory.localcloud.ecs.actions import CONTROL, ECS
-from inventory.localcloud.ecs.client_files import control_socket
-from inventory.localcloud.places import Places
+from inventory.localcloud.places import Places, control_socket
 
 TIMEOUT_S = 60
 

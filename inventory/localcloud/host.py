@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from inventory.localcloud import cgroups, disk, shape, wheelhouse
-from inventory.localcloud.commands import LocalCloudError, attempt, run
+from inventory.localcloud import disk, image, inside, shape
+from inventory.localcloud.commands import (
+    MOUNTINFO,
+    LocalCloudError,
+    attempt,
+    mounts_below,
+    remove_tree,
+    run,
+    unmount_below,
+)
 from inventory.localcloud.image import TOOLS
-from inventory.localcloud.mounts import MOUNTINFO, mounts_below, remove_tree, unmount_below
 from inventory.localcloud.network import INTERFACES, gateway, nameservers_file
 from inventory.localcloud.places import Places
 
@@ -74,7 +81,7 @@ def nspawn_command(places: Places, host: LocalHost) -> list[str]:
         "--console=read-only",
         # Pinned memory and raised limits, as on a machine of one's own.
         "--capability=CAP_IPC_LOCK,CAP_SYS_RESOURCE",
-        f"--bind-ro={wheelhouse.folder()}:{WHEELHOUSES}",
+        f"--bind-ro={image.folder()}:{WHEELHOUSES}",
         "systemd.show_status=1",
     ]
 
@@ -145,10 +152,10 @@ def show_wheels(places: Places, name: str) -> None:
 
 def start(places: Places, host: LocalHost) -> None:
     """Power on. Returns at once; the host outlives this process and its terminal."""
-    folders = cgroups.folders(places.group(host.name))
+    folders = inside.folders(places.group(host.name))
     for folder in folders:
         (folder / "keeper").mkdir(parents=True, exist_ok=True)
-    wheelhouse.folder().mkdir(parents=True, exist_ok=True)
+    image.folder().mkdir(parents=True, exist_ok=True)
     groups = [str(folder) for folder in folders]
     with places.console(host.name).open("ab") as console:
         subprocess.Popen(
@@ -173,13 +180,13 @@ def start(places: Places, host: LocalHost) -> None:
 
 def is_running(places: Places, name: str) -> bool:
     """Whether any process of the host lives."""
-    return bool(cgroups.pids(places.group(name)))
+    return bool(inside.pids(places.group(name)))
 
 
 def stop(places: Places, name: str) -> None:
     """Power off at once, as a pulled plug: nothing in the host is asked."""
-    cgroups.kill(places.group(name))
-    cgroups.remove(places.group(name))
+    inside.kill(places.group(name))
+    inside.remove(places.group(name))
     left = PROPAGATION / places.machine(name)
     if left.is_dir():
         left.rmdir()

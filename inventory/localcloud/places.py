@@ -5,8 +5,11 @@ Every name derives from the cluster's, so that `down` finds what is ours without
 
 from __future__ import annotations
 
+import configparser
 import fcntl
+import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +46,15 @@ def _xdg(variable: str, default: str) -> Path:
     return (Path(value) if value else Path.home() / default) / "spotune"
 
 
+def any_cloud() -> bool:
+    """Whether the current user has a local cloud on this machine, running or not."""
+    return any(_clouds().glob("*/api.json"))
+
+
+def _clouds() -> Path:
+    return _xdg("XDG_STATE_HOME", ".local/state") / "localcloud"
+
+
 @dataclass(frozen=True)
 class Places:
     """Paths and names of one cloud. Hosts: m1, m2, ..."""
@@ -53,7 +65,7 @@ class Places:
     @classmethod
     def of(cls, cloud: str) -> Places:
         """The places of the cloud with this name, for the current user."""
-        return cls(cloud, _xdg("XDG_STATE_HOME", ".local/state") / "localcloud" / cloud)
+        return cls(cloud, _clouds() / cloud)
 
     @property
     def lock(self) -> Path:
@@ -113,3 +125,40 @@ class Places:
     def link(self, name: str) -> str:
         """The host's cable: its end on our bridge, as systemd-nspawn names it."""
         return f"vb-{self.machine(name)}"
+
+
+CREDENTIALS, ADDRESS, CONTROL = "credentials.ini", "api.json", "control.sock"
+
+
+def key_of(folder: Path) -> tuple[str, str]:
+    """Access key id and secret of the cloud in this folder, made on the first call.
+
+    The file is in the form of the vendor's SDK: its ProfileCredentialsProvider reads it.
+    """
+    path = folder / CREDENTIALS
+    ini = configparser.ConfigParser(interpolation=None)
+    if not ini.read(path, encoding="utf-8"):
+        key_id, secret = f"LOCAL{secrets.token_hex(8)}", secrets.token_hex(15)
+        ini["default"] = {"type": "access_key", "access_key_id": key_id, "access_key_secret": secret}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            ini.write(file)
+    found = ini["default"]
+    return found["access_key_id"], found["access_key_secret"]
+
+
+@contextmanager
+def control_socket(folder: Path) -> Iterator[str]:
+    """The control socket's path, by a name that is short however deep the folder lies: the system takes 107 bytes."""
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{CONTROL}"
+    finally:
+        os.close(descriptor)
+
+
+def tell(folder: Path, port: int) -> None:
+    """Write where the API listens and which process it is."""
+    half = folder / f"{ADDRESS}.half"
+    half.write_text(json.dumps({"endpoint": f"127.0.0.1:{port}", "pid": os.getpid()}), encoding="utf-8")
+    half.replace(folder / ADDRESS)

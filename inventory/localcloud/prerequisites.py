@@ -64,7 +64,7 @@ def install_command(programs: Collection[str]) -> str:
 
 def probe() -> Machine:
     """Look at this machine."""
-    from inventory.localcloud.cgroups import roots
+    from inventory.localcloud.inside import roots
 
     is_root = os.geteuid() == 0
     if is_root and shutil.which("modprobe"):

@@ -13,12 +13,11 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from inventory.localcloud import cgroups, disk, host, inside, network, prerequisites, shape
-from inventory.localcloud.commands import LocalCloudError, Report
+from inventory.localcloud import disk, host, inside, network, prerequisites, shape
+from inventory.localcloud.commands import LocalCloudError, Report, remove_tree, unmount_below
 from inventory.localcloud.ecs import account
 from inventory.localcloud.ecs.account import EmulatedInstance
 from inventory.localcloud.image import TOOLS, ensure_image, recipe_for
-from inventory.localcloud.mounts import remove_tree, unmount_below
 from inventory.localcloud.places import Places, alone
 from inventory.settings import Settings
 
@@ -155,7 +154,7 @@ def down(places: Places) -> None:
     with alone(places.lock):
         end(places)
         _end_what_it_ran(places)
-        for group in cgroups.groups_named(places.group_prefix):
+        for group in inside.groups_named(places.group_prefix):
             host.stop(places, group.removeprefix(places.group_prefix))
         unmount_below(places.folder)
         disk.detach_below(places.folder)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from inventory.localcloud import cgroups, inside, network
+from inventory.localcloud import inside, network
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.places import Places, alone
 
@@ -113,12 +113,12 @@ def apply(places: Places, machine: str) -> None:
     with alone(places.folder / "shape.lock"):  # a boot and a command may meet
         shape = of_host(places, machine)
         network.slow(places.link(machine), inside.leader(places, machine), shape.mbit)
-        cgroups.limit_cpu(places.group(machine), shape.cpu)
+        inside.limit_cpu(places.group(machine), shape.cpu)
 
 
 def in_force(places: Places, machine: str) -> Shape:
     """What the kernel says of a host; without limits where it does not run."""
-    return Shape(network.rate_mbit(places.link(machine)), cgroups.cpu_limit(places.group(machine)))
+    return Shape(network.rate_mbit(places.link(machine)), inside.cpu_limit(places.group(machine)))
 
 
 def at_boot(places: Places, machine: str) -> str:

@@ -11,20 +11,18 @@ import shlex
 import subprocess
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import TypeVar
 
 from inventory import hostkeys
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
-from inventory.cloud.values import Rule, Subnet, Vpc
+from inventory.cloud.values import NetworkRequest
 from inventory.renting import tags
-from inventory.renting.intents import Intents
-from inventory.renting.state_files import StateFiles
+from inventory.renting.tags import StateFiles
 from inventory.settings import Settings
 
 KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
@@ -107,13 +105,15 @@ def _make_key(key: Path, comment: str) -> None:
             made.unlink(missing_ok=True)
 
 
-def ensure_pair(cloud: Cloud, settings: Settings) -> str:
-    """The name of the key pair new machines are given; imported where the cloud does not have it."""
+def network_request(settings: Settings, ssh_from: Sequence[str], *, with_key: bool) -> NetworkRequest:
+    """What new machines need, with the key they are given; without one only from where they are reached. Raises
+    RentError where there is no key to give."""
+    own = tags.of_cluster(settings.name)
+    request = NetworkRequest(settings.name, own, tuple(ssh_from), settings.rental.vpc)
+    if not with_key:
+        return request
     public_key = ensure_key(settings)
-    name = pair_name(settings.name, public_key)
-    if not cloud.key_pairs(name):
-        cloud.import_key_pair(name, public_key, tags.of_cluster(settings.name))
-    return name
+    return replace(request, key_pair=pair_name(settings.name, public_key), public_key=public_key)
 
 
 def shown(output: str) -> tuple[hostkeys.HostKey, ...]:
@@ -174,128 +174,9 @@ def forget(settings: Settings, addresses: Sequence[str]) -> None:
         hostkeys.write(StateFiles.of(settings.name).known_hosts, text)
 
 
-# The network machines are put into, and who reaches them: one VPC, a switch in each zone where there are machines,
-# and a security group that lets in ssh from here, and the machines among themselves. All of it is free of charge.
-
-Network = TypeVar("Network", Vpc, Subnet)
-NAME = "spotune"
-CIDR = "172.16.0.0/12"
-SWITCH_PREFIX, SMALLEST_PREFIX = 20, 28
-READY_S = 60.0
-
-
-def free_network(cidr: str, taken: Sequence[str], key: str) -> str:
-    """The first network in `cidr` of a switch's size, else of a smaller one, that overlaps none of those taken. Pure;
-    raises RentError, which names the setting `key`."""
-    whole = IPv4Network(cidr)
-    used = [IPv4Network(each) for each in taken]
-    # A small VPC is not given to one zone whole; what is left between other switches may be smaller still.
-    for prefix in range(max(SWITCH_PREFIX, min(whole.prefixlen + 2, SMALLEST_PREFIX)), SMALLEST_PREFIX + 1):
-        for candidate in whole.subnets(new_prefix=max(prefix, whole.prefixlen)):
-            if not any(candidate.overlaps(each) for each in used):
-                return str(candidate)
-    raise RentError(f"{key}: no room for a vSwitch is left in {cidr}; name another VPC")
-
-
-def chosen(vpcs: Sequence[Vpc], wanted: str, key: str) -> Vpc | None:
-    """The configured VPC, else spotune's own; None where that is still to make. Pure; raises RentError."""
-    if not wanted:
-        return next((vpc for vpc in vpcs if vpc.name == NAME), None)
-    for vpc in vpcs:
-        if wanted in (vpc.vpc_id, vpc.name):
-            return vpc
-    there = ", ".join(vpc.vpc_id for vpc in vpcs) or "none"
-    raise RentError(f"{key}: there is no VPC {wanted!r} in the region; there is: {there}")
-
-
-def ensure_vpc(cloud: Cloud, settings: Settings, intents: Intents) -> Vpc:
-    """The VPC, made where it is spotune's own and not there yet."""
-    vpc = chosen(cloud.vpcs(), settings.rental.vpc, settings.rental.key("vpc"))
-    if vpc is None:
-        with intents.begun("vpc", [cloud.region_id, NAME, CIDR]) as token:
-            vpc_id = cloud.create_vpc(NAME, CIDR, token)
-    else:
-        intents.forget("vpc")  # of a call that was cut off
-        vpc_id = vpc.vpc_id
-        if vpc.status == "Available":
-            return vpc
-    return _available(cloud, cloud.vpcs, lambda vpc: vpc.vpc_id == vpc_id, f"the VPC {vpc_id}")
-
-
-def _available(
-    cloud: Cloud, look: Callable[[], Sequence[Network]], is_it: Callable[[Network], bool], what: str
-) -> Network:
-    def ready() -> Network | None:
-        return next((each for each in look() if is_it(each) and each.status == "Available"), None)
-
-    return cloud.pace.until(ready, f"{what} is not Available", cloud.pace.limit_s(READY_S))
-
-
-def ensure_subnet(cloud: Cloud, settings: Settings, vpc: Vpc, zone_id: str, intents: Intents) -> str:
-    """A switch of the VPC in a zone, the one with most room; made where there is none."""
-    switches = cloud.subnets(vpc.vpc_id)
-    own = [s for s in switches if s.zone_id == zone_id]
-    key = f"vswitch {zone_id}"
-    if own:
-        intents.forget(key)  # of a call that was cut off
-        switch = max(own, key=lambda s: (s.status == "Available", s.free_addresses, s.subnet_id))
-        if switch.status == "Available":
-            return switch.subnet_id
-        switch_id = switch.subnet_id
-    else:
-        cidr = free_network(vpc.cidr, [s.cidr for s in switches], settings.rental.key("vpc"))
-        with intents.begun(key, [vpc.vpc_id, zone_id, cidr]) as token:
-            switch_id = cloud.create_subnet(vpc.vpc_id, zone_id, cidr, f"{NAME}-{zone_id}", token)
-    made = _available(
-        cloud, lambda: cloud.subnets(vpc.vpc_id), lambda s: s.subnet_id == switch_id, f"the vSwitch {switch_id}"
-    )
-    return made.subnet_id
-
-
-SSH = "22/22"
-DESCRIPTION = "spotune ssh"
-"""Marks the rules that are ours to take back."""
-
-
-@dataclass(frozen=True)
-class RuleChanges:
-    """How a group's rules differ from what they should be."""
-
-    add: tuple[Rule, ...]
-    revoke: tuple[Rule, ...]
-    foreign: tuple[Rule, ...]
-    """Made by somebody else: they stay, and are said."""
-
-
 def networks(addresses: Sequence[str]) -> tuple[str, ...]:
     """Addresses and networks in CIDR notation. Pure."""
     return tuple(sorted({str(IPv4Network(each, strict=False)) for each in addresses}))
-
-
-def rule_changes(rules: Sequence[Rule], ssh_from: Sequence[str]) -> RuleChanges:
-    """ssh from exactly these networks; addresses that are no longer ours are taken back. Pure.
-
-    Nothing is said of the group's own machines: those of a normal group reach each other by default.
-    """
-    wanted = networks(ssh_from)
-    there = {_cidr(r.source) for r in rules if _is_ssh(r)}
-    ours = [r for r in rules if r.description == DESCRIPTION]
-    return RuleChanges(
-        add=tuple(Rule("tcp", SSH, cidr, description=DESCRIPTION) for cidr in wanted if cidr not in there),
-        revoke=tuple(r for r in ours if not (_is_ssh(r) and _cidr(r.source) in wanted)),
-        foreign=tuple(r for r in rules if r not in ours and not (_is_ssh(r) and _cidr(r.source) in wanted)),
-    )
-
-
-def _is_ssh(rule: Rule) -> bool:
-    return rule.protocol.lower() == "tcp" and rule.ports == SSH
-
-
-def _cidr(source: str) -> str:
-    try:
-        return str(IPv4Network(source, strict=False))
-    except ValueError:
-        return source
 
 
 def ssh_sources(settings: Settings) -> tuple[str, ...]:
@@ -306,34 +187,6 @@ def ssh_sources(settings: Settings) -> tuple[str, ...]:
     if settings.on_this_machine:  # the hosts see us as their gateway
         return networks([str(IPv4Network(settings.local.subnet)[1])])
     return networks([public_address(own.key("ssh_from"))])
-
-
-def ensure_group(cloud: Cloud, settings: Settings, vpc_id: str, intents: Intents) -> str:
-    """The cluster's security group in a VPC; made where there is none."""
-    own = tags.of_cluster(settings.name)
-    groups = cloud.security_groups(tags=own, vpc_id=vpc_id)
-    key = f"security group {vpc_id}"
-    if groups:
-        intents.forget(key)  # of a call that was cut off
-        return min(group.security_group_id for group in groups)
-    name = f"{NAME}-{settings.name}"
-    with intents.begun(key, [vpc_id, name]) as token:
-        return cloud.create_security_group(vpc_id, name, own, token)
-
-
-def ensure_rules(cloud: Cloud, group_id: str, ssh_from: Sequence[str]) -> tuple[str, ...]:
-    """Bring a group's rules to what they should be; what was done and found, a sentence each."""
-    changes = rule_changes(cloud.rules(group_id), ssh_from)
-    said = []
-    for rule in changes.add:
-        cloud.allow(group_id, rule)
-        said.append(f"ssh is open to {rule.source}")
-    for rule in changes.revoke:
-        cloud.revoke(group_id, rule)
-        said.append(f"ssh is no longer open to {rule.source}")
-    for rule in changes.foreign:
-        said.append(f"{group_id} also lets in {rule.protocol} {rule.ports} from {rule.source}; that rule is not ours")
-    return tuple(said)
 
 
 SERVICES = (

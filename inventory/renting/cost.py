@@ -24,7 +24,7 @@ from inventory.renting import disks, ledger, members, offers, tags
 from inventory.renting.ledger import Entry
 from inventory.settings import Settings
 from inventory.shown import length
-from training.money import HOUR, MONTH, added, bare, money
+from training.text.counts import HOUR, MONTH, added, bare, money
 
 GIB = 2**30
 ABOUT, AT_MOST = "about", "at most"

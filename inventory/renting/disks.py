@@ -70,7 +70,7 @@ def keep_disk(cloud: Cloud, k: int, disk: Disk) -> bool:
     if not disk.delete_with_instance:
         return False
     cloud.tag("disk", [disk.disk_id], {tags.NODE_TAG: f"te{k}", tags.STATE_TAG: tags.USED})
-    cloud.keep_disk(disk.disk_id, False)
+    cloud.attach_disk(disk.disk_id, disk.instance_id, False)
     return True
 
 
@@ -168,7 +168,7 @@ class DiskKeeper:
 def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers: Collection[int]) -> None:
     """Raises RentError where a machine to be made would get another disk than the one it should have. Pure.
 
-    The kept disk of a machine that is being taken back is free in a few minutes; a blank one now would take its
+    The kept disk of a machine that is being reclaimed is free in a few minutes; a blank one now would take its
     place for good. Of several that wait for the same machine none is taken for the right one.
     """
     there = {each.instance_id: each for each in instances}
@@ -177,7 +177,7 @@ def refuse_claimed(disks: Sequence[Disk], instances: Sequence[Instance], numbers
         for disk in own:
             if _is_still_attached(disk):
                 raise RentError(
-                    f"te{k} is being taken back, and its disk {disk.disk_id} ({disk.size_gib} GiB) is free when it is "
+                    f"te{k} is being reclaimed, and its disk {disk.disk_id} ({disk.size_gib} GiB) is free when it is "
                     "gone: run the same command again in 5 minutes. A new machine now would get another disk"
                 )
         waiting = sorted((d for d in own if d.status == "Available" and not d.instance_id), key=lambda d: d.created)

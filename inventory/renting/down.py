@@ -106,7 +106,7 @@ def plan_down(
         _refuse_unstored(snapshots, going + kept, {*(d.disk_id for d in going), *(i.instance_id for i in machines)})
     months, ledger = cost.disk_months(cloud, kept), Ledger.of(cloud, settings)
     ours = members.own_pairs(settings)
-    pairs = tuple(pair.name for pair in cloud.key_pairs(tags=own) if others or pair.name in ours)
+    pairs = tuple(name for name in cloud.key_pairs(own) if others or name in ours)
     if remaining:  # they are entered with the key pairs
         plan = DownPlan(machines, going, (), kept, snapshots, months, ledger.currency, notes, (), remaining)
     else:
@@ -233,7 +233,7 @@ def remove(cloud: Cloud, instance_ids: Sequence[str], intents: Intents, unlisted
 
 def _ask_to_delete(cloud: Cloud, some: Sequence[str], intents: Intents) -> None:
     with intents.begun(f"{DELETION} {some[0]} x {len(some)}", some) as token:
-        cloud.delete(some, token)
+        cloud.delete("instance", some, token)
 
 
 def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Report) -> None:
@@ -248,7 +248,7 @@ def _delete_disks(cloud: Cloud, settings: Settings, plan: DownPlan, report: Repo
         for disk in disks:
             if disk.disk_id in named - deleted and not disk.instance_id:
                 report(f"deleting {disk.name or disk.disk_id}")
-                cloud.delete_disk(disk.disk_id)
+                cloud.delete("disk", [disk.disk_id])
                 deleted.add(disk.disk_id)
         machines = {i.instance_id for i in there.machines} - remaining
         left = [*sorted(machines), *(d.disk_id for d in disks)]
@@ -269,7 +269,7 @@ def _forget_access(cloud: Cloud, settings: Settings, key_pairs: Sequence[str], r
     access.forget(settings, [line.split()[0] for line in access.known(settings).splitlines() if line.split()])
     for name in key_pairs:
         try:
-            cloud.delete_key_pair(name)
+            cloud.delete("key pair", [name])
         except CloudError as error:
             if error.kind is not Kind.WAIT:
                 raise

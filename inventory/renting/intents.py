@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Cloud
 from inventory.renting import tags
-from inventory.renting.state_files import StateFiles
+from inventory.renting.tags import StateFiles
 from inventory.settings import Settings
 
 REMEMBERED_S = 30 * 60

@@ -18,7 +18,7 @@ from inventory.renting.cost import currency_of
 from inventory.renting.ledger import Ledger
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.money import MONTH, added, money
+from training.text.counts import MONTH, added, money
 
 Report = Callable[[str], None]
 Tell = Callable[[datetime], None]
@@ -77,10 +77,10 @@ def budget_end(
 
 def _spot_now(cloud: Cloud, machines: Sequence[Instance]) -> Iterator[tuple[Instance, float]]:
     """Each machine with its zone's spot price now: prices move after the order."""
-    types = {i.instance_type for i in machines if i.is_spot}
-    by_type = {name: cloud.spot_prices(name, hours=3, duration_h=1) for name in types}
+    prices, _ = cloud.spot_market(sorted({i.instance_type for i in machines if i.is_spot}), hours=3)
     for each in machines:
-        own = [p for p in by_type.get(each.instance_type, ()) if p.zone_id == each.zone_id]
+        kind = (each.instance_type, each.zone_id) if each.is_spot else None
+        own = [p for p in prices if (p.instance_type, p.zone_id) == kind]
         yield each, max(own, key=lambda p: p.at).price if own else 0.0
 
 

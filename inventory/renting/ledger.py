@@ -20,7 +20,7 @@ from inventory.cloud.port import Cloud
 from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.renting import members, tags
 from inventory.renting.members import Existing, existing
-from inventory.renting.state_files import StateFiles
+from inventory.renting.tags import StateFiles
 from inventory.settings import Settings
 from inventory.shown import clock
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import paramiko
+
+from inventory import ssh
 from inventory.cloud.errors import CloudError, Kind
 from inventory.cloud.port import Cloud
 from inventory.cloud.values import Instance
@@ -86,16 +89,15 @@ def _take_back(cloud: Cloud, settings: Settings, machines: Sequence[Instance], i
     made = {each.instance_id: each.created for each in machines}
     for disk in ledger.stays(cloud.disks(tags=tags.of_cluster(settings.name))):
         if disk.instance_id in made and disk.created >= made[disk.instance_id] - timedelta(minutes=1):
-            cloud.keep_disk(disk.disk_id, True)
+            cloud.attach_disk(disk.disk_id, disk.instance_id, True)
     down.remove(cloud, list(made), intents)
 
 
 def _open_door(cloud: Cloud, settings: Settings, report: Report) -> None:
     """ssh from where this machine is now: machines that stand were opened to where it was when they were made."""
-    sources = access.ssh_sources(settings)
-    for group in cloud.security_groups(tags=tags.of_cluster(settings.name)):
-        for line in access.ensure_rules(cloud, group.security_group_id, sources):
-            report(line)
+    wanted = access.network_request(settings, access.ssh_sources(settings), with_key=False)
+    for note in cloud.prepare_network(wanted, Intents.of(settings)).notes:
+        report(note)
 
 
 def _release_later(cloud: Cloud, machines: Sequence[Instance], plan: UpPlan) -> None:
@@ -160,8 +162,6 @@ def _start(cloud: Cloud, machines: Sequence[Instance], started: set[str], report
 def reached(nodes: Sequence[Node], pin_again: Callable[[], None]) -> None:
     """Return when every node answers ssh with the host key that is pinned; where one shows another, the cloud is asked
     once more which it has (`pin_again`). Raises the SshError of one that does not answer."""
-    from inventory import ssh
-
     try:
         _answering(nodes)
     except ssh.SshError as error:
@@ -172,8 +172,6 @@ def reached(nodes: Sequence[Node], pin_again: Callable[[], None]) -> None:
 
 
 def _answering(nodes: Sequence[Node]) -> None:
-    from inventory import ssh
-
     until = time.monotonic() + ANSWER_S
     while True:
         answers = ssh.on_all(nodes, lambda node: ssh.ask(node, "true"))
@@ -190,8 +188,6 @@ def _answering(nodes: Sequence[Node]) -> None:
 
 def _is_other_key(error: BaseException) -> bool:
     """paramiko's word for it lies under ours."""
-    import paramiko
-
     return isinstance(error.__cause__, paramiko.BadHostKeyException)
 
 

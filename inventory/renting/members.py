@@ -16,7 +16,7 @@ from inventory.cloud.values import CLUSTER_TAG, Disk, Instance, Snapshot
 from inventory.hostkeys import HostKey
 from inventory.nodes import Node
 from inventory.renting import access, tags
-from inventory.renting.state_files import StateFiles
+from inventory.renting.tags import StateFiles
 from inventory.settings import Settings
 
 HEAD = "te1"

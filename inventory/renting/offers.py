@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -137,9 +137,7 @@ def market(cloud: Cloud, settings: Settings) -> Market:
     stock = tuple(each for name in own.types for each in _stock(cloud, name, spot))
     if not spot:
         return Market(stock)
-    sold = _sold(own.types, stock)
-    prices = tuple(each for name in sold for each in cloud.spot_prices(name, HISTORY_H, own.spot_duration_h))
-    return Market(stock, prices, cloud.spot_advice(sold) if sold else ())
+    return Market(stock, *cloud.spot_market(_sold(own.types, stock), HISTORY_H, own.spot_duration_h))
 
 
 def _stock(cloud: Cloud, name: str, spot: bool) -> tuple[Stock, ...]:
@@ -264,12 +262,10 @@ def reason(error: CloudError) -> str:
     return NO_STOCK if error.kind is Kind.NO_STOCK else str(error)
 
 
-def disk_kinds(cloud: Cloud, settings: Settings, offer: Offer, error: CloudError) -> str:
+def disk_kinds(settings: Settings, offer: Offer, error: CloudError) -> str:
     """What is said where an offer takes none of the disks that are wanted."""
-    own, there = settings.rental, tuple[str, ...]()
-    with suppress(CloudError):
-        there = cloud.disk_categories(offer.zone_id, offer.instance_type)
-    kinds = f"it takes {', '.join(there)}" if there else "what it takes the cloud does not tell"
+    own = settings.rental
+    kinds = f"it takes {', '.join(error.possible)}" if error.possible else "what it takes the cloud does not tell"
     return f"{own.key('disk_category')}: {offer.words} does not take {own.disk_category} ({error.code}); {kinds}"
 
 
@@ -326,11 +322,14 @@ def on_offer(
     sentence for each that has no price. Raises RentError where nothing is left, CloudError."""
     own = settings.rental
     picked = chosen(own, tuple(sold(own, cloud, wanted)))
-    advice = _advice(cloud, own, picked)
+    prices, advice = tuple[SpotPrice, ...](), tuple[SpotAdvice, ...]()
+    if own.spot != "off":
+        names = [each.machine.name for each, _ in picked]
+        prices, advice = cloud.spot_market(names, PLAN_HISTORY_H, own.spot_duration_h)
     image = cloud.image(own.image)
     found, said = [], []
     for each, also in picked:
-        zone, spot = cheapest_zone(each, _prices_of(cloud, own, each))
+        zone, spot = cheapest_zone(each, prices)
         try:
             price = cloud.price(one_machine(settings, zone, each.machine.name, image))
         except CloudError as error:
@@ -348,7 +347,7 @@ def on_offer(
 
 def sold(own: Rental, cloud: Cloud, wanted: Callable[[InstanceType], bool]) -> Iterator[Sold]:
     """The configured types and those with cards that are `wanted`, as far as the configured zones sell them."""
-    known = {each.name: each for each in cloud.gpu_types() if each.name in own.types or wanted(each)}
+    known = {each.name: each for each in cloud.types() if each.name in own.types or wanted(each)}
     missing = [name for name in own.types if name not in known]
     known |= {each.name: each for each in (cloud.types(missing) if missing else ())}
     zones: dict[str, dict[str, bool]] = {}
@@ -385,14 +384,3 @@ def cheapest_zone(each: Sold, prices: Sequence[SpotPrice]) -> tuple[str, Range |
 
     best = min(each.zones, key=order)
     return best, ranges[best]
-
-
-def _prices_of(cloud: Cloud, own: Rental, each: Sold) -> tuple[SpotPrice, ...]:
-    if own.spot == "off":
-        return ()
-    return cloud.spot_prices(each.machine.name, PLAN_HISTORY_H, own.spot_duration_h)
-
-
-def _advice(cloud: Cloud, own: Rental, picked: Iterable[tuple[Sold, tuple[str, ...]]]) -> tuple[SpotAdvice, ...]:
-    names = [each.machine.name for each, _ in picked]
-    return cloud.spot_advice(names) if names and own.spot != "off" else ()

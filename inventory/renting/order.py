@@ -8,13 +8,13 @@ from datetime import datetime
 
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.port import Ability, Cloud
-from inventory.cloud.values import MachineRequest, Price, Snapshot
+from inventory.cloud.values import MachineRequest, NetworkRequest, PreparedNetwork, Price, Snapshot
 from inventory.renting import access, cost, disks, down, lease, members, offers, tags
 from inventory.renting.intents import MACHINES, Intents, is_heard
 from inventory.renting.offers import Offer, Quote
 from inventory.renting.plan import UpPlan
 from inventory.settings import Settings
-from training.money import HOUR, money
+from training.text.counts import HOUR, money
 
 NAMED_OFFERS = 2
 NAMED_REASONS = 2
@@ -105,23 +105,18 @@ class Orders:
         Raises CloudError (NO_STOCK where no offer has them) or RentError; unless `partial`, whatever this call made
         is removed first.
         """
-        vpc = access.ensure_vpc(self.cloud, self.settings, self.intents)
-        group = access.ensure_group(self.cloud, self.settings, vpc.vpc_id, self.intents)
-        for line in access.ensure_rules(self.cloud, group, self.plan.ssh_from):
-            self.report(line)
-        pair = access.ensure_pair(self.cloud, self.settings)
+        place = access.network_request(self.settings, self.plan.ssh_from, with_key=True)
+        self._prepared(place)  # before any offer: what is refused here, no other type or zone has
         left = tuple(numbers)
         refused: dict[Offer, str] = {}
         for quote in self.plan.quotes:
             try:
-                switch = access.ensure_subnet(self.cloud, self.settings, vpc, quote.offer.zone_id, self.intents)
-                reached = replace(quote.launch, security_group_id=group, subnet_id=switch, key_pair=pair)
-                left = self._from_offer(replace(quote, launch=reached), left)
+                left = self._from_offer(self._reached(quote, place), left)
             except CloudError as error:
                 if not self.plan.wish.partial:
                     self.undo()
                 if error.kind is Kind.DISK_KIND:
-                    raise RentError(offers.disk_kinds(self.cloud, self.settings, quote.offer, error)) from error
+                    raise RentError(offers.disk_kinds(self.settings, quote.offer, error)) from error
                 if error.kind not in NEXT_OFFER:
                     raise
                 refused[quote.offer] = offers.reason(error)
@@ -131,6 +126,18 @@ class Orders:
         if not (self.plan.wish.partial and self.made):
             raise CloudError(_nothing_left(self.settings, refused, self.plan.pinned, self.unlisted), Kind.NO_STOCK)
         self.report(f"{len(left)} of {len(numbers)} machines could not be had; `fab up` tries again")
+
+    def _prepared(self, place: NetworkRequest) -> PreparedNetwork:
+        ready = self.cloud.prepare_network(place, self.intents)
+        for note in ready.notes:
+            self.report(note)
+        return ready
+
+    def _reached(self, quote: Quote, place: NetworkRequest) -> Quote:
+        """The offer with the network, the firewall and the key of its zone. Raises CloudError and RentError."""
+        ready = self._prepared(replace(place, zone_id=quote.offer.zone_id))
+        into = replace(quote.launch, security_group_id=ready.security_group_id, subnet_id=ready.subnet_id)
+        return replace(quote, launch=replace(into, key_pair=place.key_pair))
 
     def _from_offer(self, quote: Quote, numbers: Sequence[int]) -> tuple[int, ...]:
         """Order from one offer; the numbers that are still missing, none unless `partial`."""

@@ -14,7 +14,7 @@ from inventory.renting.intents import Intents, settle
 from inventory.renting.members import Existing, existing
 from inventory.renting.offers import Quote
 from inventory.settings import Settings
-from training.money import HOUR, added
+from training.text.counts import HOUR, added
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _refuse_untagged(cloud: Cloud, settings: Settings, instances: Sequence[Insta
 def _surprises(instances: Sequence[Instance]) -> list[str]:
     there = members.counted(instances)
     said = [
-        f"{members.label(i)} is being taken back by the cloud; it is not counted" for i in instances if i.is_reclaimed
+        f"{members.label(i)} is being reclaimed by the cloud; it is not counted" for i in instances if i.is_reclaimed
     ]
     for k in {members.number(i) for i in there}:
         same = [i.instance_id for i in there if members.number(i) == k]

@@ -7,6 +7,9 @@ from contextlib import nullcontext, suppress
 from datetime import datetime
 from typing import Any
 
+from rich.console import Group
+from rich.text import Text
+
 from inventory.cloud.errors import CloudError
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
@@ -19,8 +22,9 @@ from inventory.renting.offers import Quote
 from inventory.renting.plan import UpPlan
 from inventory.renting.recovery import WayBack, newest
 from inventory.settings import Settings
-from inventory.shown import clock, console, length, table
-from training.money import HOUR, MONTH, added, bare, money, rounded
+from inventory.shown import clock, length
+from inventory.terminal import console, table
+from training.text.counts import HOUR, MONTH, added, bare, money, rounded
 
 
 def report_cost(cloud: Cloud, settings: Settings) -> None:
@@ -96,9 +100,6 @@ def display(*what: Any) -> None:
 
 def up_table(plan: UpPlan) -> Any:
     """What would be ordered, where, at which price, until when; for `show` or any rich console."""
-    from rich.console import Group
-    from rich.text import Text
-
     return Group(*(Text(each) if isinstance(each, str) else each for each in _up(plan)))
 
 
@@ -131,7 +132,7 @@ def _up(plan: UpPlan) -> list[Any]:
         *_stock_lines(plan),
         f"price: {len(plan.numbers)} x {_h(best.trade)}{less} = {money(hour, best.currency, HOUR)}, "
         f"{money(plan.total, best.currency)} for {plan.wish.hours:g} h"
-        + ("" if rounded(hour * plan.wish.hours) == rounded(plan.total) else ", each machine's to its last digit")
+        + ("" if rounded(hour * plan.wish.hours) == rounded(plan.total) else ", from prices that are not rounded")
         + (f" (list price {money(listed, best.currency, HOUR)})" if best.list > best.trade else "")
         + (", and the kept disks as until now" if less else ""),
         *_parts_lines(best, len(plan.numbers)),
@@ -252,7 +253,7 @@ def machines_table(instances: Sequence[Instance], settings: Settings, now: datet
     rows = [
         [
             name,
-            "being taken back" if each.is_reclaimed else each.status,
+            "being reclaimed" if each.is_reclaimed else each.status,
             each.instance_type,
             each.zone_id,
             members.address(settings, each) or "-",
@@ -340,7 +341,7 @@ def cost_table(instances: Sequence[Instance], now: datetime) -> Any:
 
 def released_at(instance: Instance) -> str:
     """When the cloud releases a machine; of one that it is taking back it tells that time to the machine alone."""
-    return "soon: taken back" if instance.is_reclaimed else clock(instance.release_at)
+    return "soon: reclaimed" if instance.is_reclaimed else clock(instance.release_at)
 
 
 def _time(hours: float) -> str:
@@ -363,7 +364,7 @@ def past_table(past: Sequence[Entry], cluster: str, now: datetime) -> Any:
         for hours in [cost.hours_between(max(e.created, cost.month_start(now)), e.ended or now)]
     ]
     currency = next((e.currency for e in gone if e.currency), "")
-    header = ["past machine", "type", "time", *(f"{currency} {what}".lstrip() for what in (HOUR, "cost")), "gone by"]
+    header = ["past machine", "type", "time", *(f"{currency} {what}".lstrip() for what in (HOUR, "cost")), "released"]
     return table(header, rows) if rows else ""
 
 

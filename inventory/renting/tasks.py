@@ -3,49 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke import Collection, task
 
 from inventory.command_line import ask, say, sentences, yes_command
+from inventory.shown import clock
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory import cluster as clusters
+    from inventory import setting_types
+    from inventory import settings as cluster_toml
+    from inventory.cloud import errors, opening
+    from inventory.renting import access, members, report
+    from inventory.renting import down as removal
+    from inventory.renting import machines as rented_machines
+    from inventory.renting import plan as planning
+    from training.laptop import head_node, rental
+    from training.laptop.models import wanted as wanted_models
+    from training.laptop.run_list import giving_back
+    from training.run import folder as run_folder
 
 if TYPE_CHECKING:
     from inventory.cloud.values import Instance
     from inventory.renting.down import DownPlan
     from inventory.settings import Settings
-    from training.laptop.run_list.giving_back import Stake
+    from training.laptop.run_list.giving_back import RunsAtRisk
 
-RECORD = "folder for the cloud's answers, without what they tell about you"
+RECORD = "save the cloud's answers to this folder, with your personal details removed"
 
 
 def _cloud(settings: Any, record: str) -> Any:
     """The cluster's region. Raises RentError, SettingsError where the machines are not rented."""
-    from pathlib import Path
-
-    from inventory.cloud.errors import RentError
-    from inventory.cloud.opening import open_cloud
-    from inventory.setting_types import expanded
-
     try:
-        folder = expanded(Path(record)) if record else None
+        folder = setting_types.expanded(Path(record)) if record else None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
-        raise RentError(f"--record {record}: {error}") from None
+        raise errors.RentError(f"--record {record}: {error}") from None
     except OSError as error:
-        raise RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
-    return open_cloud(settings, folder)
+        raise errors.RentError(f"--record {record}: no folder can be made there: {error.strerror}") from None
+    return opening.open_cloud(settings, folder)
 
 
 @task(
     auto_shortflags=False,
     help={
-        "nodes": "how many machines there are to be; 0: as cluster.toml says",
-        "hours": "until the cloud releases them by itself, also those that stand; 0: as cluster.toml says for new ones",
-        "yes": "rent them without asking",
-        "partial": "rather some machines than none, of several types and zones if need be",
-        "others": "although machines or disks of the cluster are another owner's, by their tag",
-        "dry": "only show what it would do and cost",
+        "nodes": "total number of machines; 0: as in cluster.toml",
+        "hours": "hours until the cloud releases all machines; 0: as in cluster.toml, for new machines only",
+        "yes": "do not ask for confirmation",
+        "partial": "accept fewer machines, of several types and zones if needed",
+        "others": "proceed even if machines or disks are tagged with another owner",
+        "dry": "only show what would be done and its cost",
         "record": RECORD,
     },
 )
@@ -59,22 +72,16 @@ def up(
     dry: bool = False,
     record: str = "",
 ) -> None:
-    """Rent what is missing of the cluster, after showing what it costs."""
+    """Rent the missing machines of the cluster, after showing the cost."""
     with sentences("interrupted; what was made is tagged: `fab up` goes on with it, `fab down` removes it"):
-        from inventory.renting import access, members, report
-        from inventory.renting.machines import apply_plan
-        from inventory.renting.plan import RentalWish, plan_up
-        from inventory.settings import load_settings
-        from training.laptop.models.wanted import perhaps_sent, refuse_incomplete, refuse_unknown, short_names
-
-        settings = load_settings()
-        notes = refuse_unknown(settings.models.names)
+        settings = cluster_toml.load_settings()
+        notes = wanted_models.refuse_unknown(settings.models.names)
         length = hours or settings.rental.hours
-        wish = RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
+        wish = planning.RentalWish(nodes or settings.rental.nodes, length, None, partial, bool(hours), others=others)
         cloud = _cloud(settings, record)
-        plan = plan_up(cloud, settings, wish)
-        refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
-        notes += short_names(settings.models.names) + perhaps_sent(settings.models.names)
+        plan = planning.plan_up(cloud, settings, wish)
+        wanted_models.refuse_incomplete(settings.models.names, sent_before=1 not in plan.numbers or 1 in plan.kept)
+        notes += wanted_models.notes_on(settings.models.names)
         report.display(report.up_table(plan), *notes)
         if settings.on_this_machine:
             report.display("this machine's own cloud takes no money: prices are made up, and nothing is billed")
@@ -91,7 +98,7 @@ def up(
             ask(yes, f"rent {members.so_many(len(plan.numbers))}?", again)
         elif plan.longer:
             ask(yes, f"keep {members.so_many(len(plan.longer))} longer?", again)
-        machines = apply_plan(cloud, settings, plan, say)
+        machines = rented_machines.apply_plan(cloud, settings, plan, say)
         _tell_head(settings, machines)
         report.display(report.machines_table(machines, settings, cloud.now()))
     say(f"next: {settings.deploy_command}")
@@ -101,12 +108,12 @@ def up(
     auto_shortflags=False,
     iterable=["node"],
     help={
-        "node": "only this machine, as te4; may be repeated, and said without the flag: fab down te4",
-        "disks": "the kept data disks too, and what is on them",
-        "yes": "delete without asking",
-        "others": "although machines, disks or snapshots of the cluster are another owner's, by their tag",
-        "anyway": "although a snapshot of a disk is still being stored, which then fails",
-        "force": "with a node: although a run is going on there, or checkpoints on the head did not come home",
+        "node": "delete only this machine, such as te4; repeatable, and can be given without the flag: fab down te4",
+        "disks": "also delete the data disks and everything on them",
+        "yes": "do not ask for confirmation",
+        "others": "proceed even if machines, disks or snapshots are tagged with another owner",
+        "anyway": "proceed even if a snapshot is still being stored; that snapshot then fails",
+        "force": "with a node: proceed even if a run is active or checkpoints have not been fetched",
         "record": RECORD,
     },
 )
@@ -120,21 +127,17 @@ def down(
     force: bool = False,
     record: str = "",
 ) -> None:
-    """Delete the rented machines, or one; says what stays and what that costs."""
+    """Delete the rented machines, or one of them; show what remains and its cost."""
     with sentences("interrupted; `fab down` goes on, `fab cost` shows what is left"):
-        from inventory.renting import report
-        from inventory.renting.down import apply_down, plan_down
-        from inventory.settings import load_settings
-
-        settings = load_settings()
+        settings = cluster_toml.load_settings()
         cloud = _cloud(settings, record)
-        plan = plan_down(cloud, settings, disks, anyway, others, nodes=node)
+        plan = removal.plan_down(cloud, settings, disks, anyway, others, nodes=node)
         report.display(*_at_stake(plan, bool(node), force))
         report.display(*report.down_lines(plan, settings))
         if not plan.is_empty:
             flags = {"disks": disks, "anyway": anyway, "others": others, "force": force, "record": record}
             ask(yes, "delete them?", yes_command(" ".join(["down", *node]), down, **flags))
-            apply_down(cloud, settings, plan, say)
+            removal.apply_down(cloud, settings, plan, say)
     if plan.remaining:
         say(report.remaining_line(plan.remaining))
         return
@@ -146,8 +149,6 @@ def down(
 def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
     """What goes with the machines beside themselves, as far as the head tells within seconds. Raises RentError where
     they were named, and one of them should not go but for `force`."""
-    from inventory.cloud.errors import RentError
-    from inventory.renting import members
 
     everything = members.members((*plan.machines, *plan.remaining))
     by_name = dict(zip(members.names(everything), everything, strict=True))
@@ -163,16 +164,13 @@ def _at_stake(plan: DownPlan, named: bool, force: bool) -> list[str]:
     against += on_disk
     against += [f"whether a run is going on there is not known: {unknown}"] if unknown else []
     if against and not force:
-        raise RentError(f"{'; '.join(against)}; nothing was deleted (--force: all the same)")
+        raise errors.RentError(f"{'; '.join(against)}; nothing was deleted (--force: all the same)")
     return against
 
 
-def _on_heads_disk(plan: DownPlan, stake: Stake | None, unknown: str) -> list[str]:
+def _on_heads_disk(plan: DownPlan, stake: RunsAtRisk | None, unknown: str) -> list[str]:
     """What unfinished runs lose with the head's data disk where that goes and no snapshot has it, a sentence each;
     `stake`: what the head says, None where there is none any more, and only what was fetched is known."""
-    from inventory.renting import members
-    from training.laptop.run_list import giving_back
-    from training.run_folder import LOCAL_RUNS
 
     going = [disk for disk in plan.disks if members.disk_number(disk) == 1]
     if not going:
@@ -184,7 +182,9 @@ def _on_heads_disk(plan: DownPlan, stake: Stake | None, unknown: str) -> list[st
         since = min(each.created for each in going).timestamp()
         lost = _described(
             what,
-            lambda: giving_back.lost_with(disk, giving_back.left_behind(LOCAL_RUNS, since), held, head_is_there=False),
+            lambda: giving_back.lost_with(
+                disk, giving_back.left_behind(run_folder.LOCAL_RUNS, since), held, head_is_there=False
+            ),
         )
         return [*lost, *_saved_since(plan, disk, held)]
     if unknown:
@@ -202,11 +202,6 @@ def _described(what: str, lines: Callable[[], Iterable[str]]) -> list[str]:
 
 def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
     """That a disk, whose head is gone, may have more than its newest snapshot of that time, in seconds since 1970."""
-    from datetime import UTC, datetime
-
-    from inventory.renting import members
-    from inventory.shown import clock
-
     if plan.head_gone is None or plan.head_gone.timestamp() <= held:
         return []
     newest = f"the newest snapshot is of {clock(datetime.fromtimestamp(held, UTC))}" if held else "no snapshot has any"
@@ -214,48 +209,32 @@ def _saved_since(plan: DownPlan, disk: str, held: float) -> list[str]:
     return [f"{until}: what runs saved in between is on {disk} alone; fab up brings it back, to look at or to snapshot"]
 
 
-def _stake() -> tuple[Stake, str]:
+def _stake() -> tuple[RunsAtRisk, str]:
     """What the head says of its runs; why it says nothing."""
-    from contextlib import closing
-
-    from inventory.cluster import load_cluster
-    from training.laptop.head_node import RemoteHead
-    from training.laptop.run_list import giving_back
-    from training.run_folder import LOCAL_RUNS
-
     try:
-        with closing(RemoteHead(load_cluster().head)) as head:
-            return giving_back.at_stake(head, LOCAL_RUNS), ""
+        with closing(head_node.RemoteHead(clusters.load_cluster().head)) as head:
+            return giving_back.at_stake(head, run_folder.LOCAL_RUNS), ""
     except Exception as error:  # as in `_described`
-        return giving_back.Stake(), str(error) or type(error).__name__
+        return giving_back.RunsAtRisk(), str(error) or type(error).__name__
 
 
 def _tell_head(settings: Settings, machines: Sequence[Instance]) -> None:
     """A run that is going on, or will be, saves and leaves before the machines are released."""
-    from contextlib import closing
-
-    from inventory.renting import members
-    from training.laptop.head_node import HeadError, RemoteHead
-    from training.laptop.rental import tell_release
-
     ends = [each.release_at for each in machines if each.release_at]
     if not ends:
         return
     try:
-        with closing(RemoteHead(members.as_nodes(settings, machines, ())[0])) as head:
-            tell_release(head, min(ends))
-    except HeadError as error:
+        with closing(head_node.RemoteHead(members.as_nodes(settings, machines, ())[0])) as head:
+            rental.tell_release(head, min(ends))
+    except head_node.HeadError as error:
         say(f"the head could not be told until when it has time ({error}): the next start of a run does, or fab up")
 
 
 @task(auto_shortflags=False, help={"record": RECORD})
 def cost(c: Any, record: str = "") -> None:
-    """What the cluster has cost, will cost, and what is left of the budget."""
+    """Show what the cluster has cost, will cost, and what is left of the budget."""
     with sentences():
-        from inventory.renting import report
-        from inventory.settings import load_settings
-
-        settings = load_settings()
+        settings = cluster_toml.load_settings()
         report.report_cost(_cloud(settings, record), settings)
 
 

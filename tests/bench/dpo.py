@@ -18,8 +18,8 @@ from typing import Any
 
 from tests.bench import training, training_setup
 from tests.bench.rows import Group, Measure, Row
-from training import tiny
-from training.model_names import load_recipe
+from training.models import tiny
+from training.models.names import load_recipe
 
 STEPS = 6
 RECORDS = 400
@@ -107,9 +107,9 @@ def run_folder(bench: Path, setup: dict[str, Any]) -> Path:
 
 def ours(run: Path, setup: dict[str, Any]) -> training.Measured:
     """As `training.ours`, but for its tokens: a prompt counts for each of its answers."""
-    from training.data import Order
+    from training.data.order import Order
     from training.data.prepared import open_prepared
-    from training.recipe import read_recipe
+    from training.recipe.reading import read_recipe
 
     recipe, data = read_recipe(run / "recipe.toml"), open_prepared(run / "data" / "prepared" / "train")
     rate, peak = training.ours(run, setup)

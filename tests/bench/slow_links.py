@@ -25,13 +25,14 @@ from tests.bench.rows import CommandFailed, Measure, Row, checked, compared
 from tests.support.llama_shape import model_shape
 from tests.support.local_cluster import LocalCluster, run_id_in, wait_for
 from tests.support.ssh_program import ssh_options
-from training.cost.pace import LINE_SHARE, Rates, pace
+from training.cost.cards import Rates
+from training.cost.pace import LINE_SHARE, pace
 from training.cost.shape import ModelShape
 from training.cost.strategies import STRATEGIES
-from training.model_names import load_recipe
+from training.models.names import load_recipe
 from training.plan.machines import PlannedMachines
 from training.plan.options import Choice, choose
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 CPU = 0.5
 OTHER_CPU = 1.0

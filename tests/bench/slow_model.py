@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from training import tiny
-from training.sums import ORIGIN, SUMS, sha256_of, sums_of, sums_text
+from training.models import tiny
+from training.text.files import ORIGIN, SUMS, sha256_of, sums_of, sums_text
 
 VOCABULARY = 512
 LENGTH = 128

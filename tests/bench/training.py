@@ -22,7 +22,7 @@ from typing import Any
 from tests.bench import training_setup
 from tests.bench.rows import Group, Measure, Row, checked
 from tests.support.local_cluster import ROOT
-from training.model_names import load_recipe
+from training.models.names import load_recipe
 
 STEPS = 6
 ROUNDS = 2

@@ -20,9 +20,11 @@ import torch
 
 from training.data.collate import collate
 from training.data.order import micro_batches
-from training.node import finetune, model, strategies
-from training.node.diagnosis.on_rank import STEP, Profile
+from training.node import finetune, model
+from training.node.diagnosis.on_rank import Profile
+from training.node.diagnosis.progress import STEP
 from training.node.rank import Rank
+from training.node.strategies import registry
 from training.node.strategies.zero import init_process_group
 
 PAIRS = 10
@@ -60,7 +62,7 @@ def measure(rank: Rank) -> dict[str, float]:
     """Medians in seconds; `ratio` is bare / ours, pair by pair."""
     work = finetune.open_work(rank)
     init_process_group(rank.place.local_rank, 600)
-    strategy = strategies.build(work.recipe, work.model_dir, 1)
+    strategy = registry.build(work.recipe, work.model_dir, 1)
     progress = finetune.RunProgress()
     with ExitStack() as at_the_end:
         run = finetune.ready(work, rank, strategy, None, at_the_end)

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from training import tiny
+from training.models import tiny
 
 MAX_LENGTH = 1024
 RECORDS = 600

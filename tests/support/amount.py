@@ -1,4 +1,4 @@
-"""Prices that let nobody but training/money.py write them out; a sum, difference or multiple of one is one too.
+"""Prices that let nobody but training/text/counts.py write them out; a sum, difference or multiple of one is one too.
 
 The cloud in memory tells such prices, and the tables of tests/test_tables.py hold them.
 """
@@ -9,14 +9,14 @@ import operator
 import sys
 
 OURS = ("inventory", "snapshots", "deploy", "training")
-MAY = ("training.money", "inventory.renting.tags")
+MAY = ("training.text.counts", "inventory.renting.tags")
 """Who may: the formatter, and the tags of machines, which are read again."""
 
 
 def _refuse_by_hand(depth=2):
     module = sys._getframe(depth).f_globals.get("__name__", "")
     if module.startswith(OURS) and module not in MAY:
-        raise AssertionError(f"{module} writes an amount of money out by hand; training/money.py does that")
+        raise AssertionError(f"{module} writes an amount of money out by hand; training/text/counts.py does that")
 
 
 class Amount(float):

@@ -1,6 +1,6 @@
 """Chat templates of our own with the habits that those of real models have."""
 
-from training import tiny
+from training.models import tiny
 
 HEAD = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
 TAIL = "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"

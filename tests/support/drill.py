@@ -5,7 +5,7 @@ from collections import Counter
 import inventory.renting.tasks as renting
 import snapshots.tasks as keeping
 from inventory.localcloud.ecs.account import Account
-from inventory.localcloud.ecs.clock import reclaim
+from inventory.localcloud.ecs.lifecycle import reclaim
 from tests.support import drill_checks as checks
 from tests.support.drill_plan import DEARER, HEADLESS, KINDS, NOT_APPLICABLE, PINNED, Call, Cell
 from tests.support.drill_range import Range, State

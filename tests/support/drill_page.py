@@ -47,8 +47,8 @@ After each fault the same command is run again without one. Whatever the fault w
 | exit 1 | said what happened and what to do; the same command then ended well |
 | - | cannot happen there: no machine runs yet, or the call makes nothing |
 
-Besides, `tests/test_drill_kill.py` ends `fab up` at 20 random points with Ctrl-C or `kill -9`: the next `fab up` makes
-the cluster whole, the next `fab down` removes it.
+`tests/proof/test_drill_kill.py` also ends `fab up` at 20 random points with Ctrl-C or `kill -9`. The next `fab up`
+completes the cluster, and the next `fab down` removes it.
 """
 HEADERS = {
     "lost-answer": "lost answer",

@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 from invoke import Context, Exit
 
-from inventory.localcloud.ecs import clock
+from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.account import Account
-from inventory.localcloud.ecs.background import wait_until_idle
-from inventory.renting.state_files import StateFiles
+from inventory.localcloud.ecs.power import wait_until_idle
+from inventory.renting.tags import StateFiles
 from snapshots.node_disks import ReadAhead
 from tests.support.ecs_api import EcsApi
 from tests.support.paper_ssh import KeyedPaper, PaperSsh
@@ -146,7 +146,7 @@ class Range:
     def hurry(self, seconds):
         """Put the cloud's clock forward."""
         self.world.clock_offset_s += seconds
-        clock.tick(self.api.cloud)
+        lifecycle.tick(self.api.cloud)
         self.settle()
 
     def state(self):

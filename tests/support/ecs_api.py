@@ -5,11 +5,12 @@ import tempfile
 import threading
 from pathlib import Path
 
-from inventory.localcloud.ecs import client_files, clock
+from inventory.localcloud import places
+from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
-from inventory.localcloud.ecs.background import wait_until_idle
 from inventory.localcloud.ecs.faults import Fault, FaultFile
+from inventory.localcloud.ecs.power import wait_until_idle
 from inventory.localcloud.ecs.server import serving
 from inventory.localcloud.places import Places
 from tests.support.fake_machines import FakeMachines
@@ -24,7 +25,7 @@ class EcsApi:
         self.region = region
         self.calls = []
         self.paper = FakeMachines(self.folder / "paper")
-        self.access_key_id, self.access_key_secret = client_files.key_of(self.folder)
+        self.access_key_id, self.access_key_secret = places.key_of(self.folder)
         self.faults = FaultFile(self.folder / "faults.json")
         self._told = []
 
@@ -55,9 +56,9 @@ class EcsApi:
         """Let endpoint = "local" of the cluster `name` find this API, under the current XDG_STATE_HOME."""
         folder = Places.of(name).folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        client_files.tell(folder, self.port)
-        (folder / client_files.CREDENTIALS).write_bytes((self.folder / client_files.CREDENTIALS).read_bytes())
-        (folder / client_files.CREDENTIALS).chmod(0o600)
+        places.tell(folder, self.port)
+        (folder / places.CREDENTIALS).write_bytes((self.folder / places.CREDENTIALS).read_bytes())
+        (folder / places.CREDENTIALS).chmod(0o600)
         if name not in self._told:
             self._told.append(name)
 
@@ -65,7 +66,7 @@ class EcsApi:
         """Put the cloud's clock forward; what its time has come for is done."""
         with self.cloud.lock:
             self.cloud.account.clock_offset_s += seconds
-        clock.tick(self.cloud)
+        lifecycle.tick(self.cloud)
         self.settle()
 
     def settle(self):

@@ -22,15 +22,17 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedPara
 
 from tests.support import torch_schedule
 from training.cost.strategies import ZERO3
-from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
-from training.model_names import load_recipe
-from training.node import model, rng, strategies
+from training.data.order import Order, micro_batches
+from training.data.sample import Sample
+from training.models.names import load_recipe
+from training.node import model, rng
 from training.node.checkpoint import write_weights
 from training.node.prove import curve
-from training.node.strategies import machine, stage
+from training.node.strategies import machine, registry, stage
 from training.node.strategies.pipeline import Pipeline
 from training.node.strategies.replicated import Replicated
+from training.node.strategies.strategy import OptimizerProgress
 from training.node.strategies.zero import init_process_group
 
 
@@ -53,9 +55,9 @@ def run(case, job, samples, results):
     recipe = load_recipe("tiny", job["recipe"] | case.get("recipe", {}))
     whole, loaded = model.whole_model(recipe, Path(case.get("model", job["model"]))), []
     with watched(loaded), small_limits(case.get("prefetch")), any_dtype(case.get("loss_scale")):
-        strategy = strategies.build(recipe, Path(case.get("model", job["model"])), world)
+        strategy = registry.build(recipe, Path(case.get("model", job["model"])), world)
     if case.get("loss_scale"):
-        strategy.optimizer.scale.restore(strategies.OptimizerProgress(0, case["loss_scale"]))
+        strategy.optimizer.scale.restore(OptimizerProgress(0, case["loss_scale"]))
     if case.get("against torch"):
         results[case["name"]] = torch_schedule.compare(strategy)
         return
@@ -65,9 +67,9 @@ def run(case, job, samples, results):
     if "from" in case:
         first = case["first"]
         source = torch.load(case["from"], weights_only=True) if rank == 0 else None
-        strategy.restore(source, strategies.OptimizerProgress(first))
+        strategy.restore(source, OptimizerProgress(first))
     if case.get("off zero"):
-        strategy.restore(off_zero(strategy.gather()), strategies.OptimizerProgress(0))
+        strategy.restore(off_zero(strategy.gather()), OptimizerProgress(0))
     rows = rows_of(samples, recipe)
     order = Order(len(rows), recipe.seed, recipe.global_batch)
     losses, norms, correct, skipped, looks = [], [], [], [], []

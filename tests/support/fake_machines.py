@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inventory.localcloud import blocks
+from inventory.localcloud import disk as blocks
 from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance, EmulatedSnapshot
 
 GIB = 1 << 30

@@ -1,5 +1,5 @@
 """A rank that tests start: a process of its own, forked from one that has imported what every rank imports, since that
-takes most of a small rank's time. Ranks that are started as on a node: test_training_engine.py.
+takes most of a small rank's time. Ranks that are started as on a node: training/node/test_engine.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from inventory.nodes import Node
 from inventory.settings import Network, Settings
 from training.laptop.head_node import Head, RemoteHead
 from training.laptop.open_cluster import OpenCluster
-from training.run_folder import REMOTE_RUNS
+from training.run.folder import REMOTE_RUNS
 
 
 def node(rank: int = 0, disk: str | None = None, **more: Any) -> Node:

@@ -4,30 +4,12 @@ import base64
 import itertools
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Literal
 
+from inventory.cloud import values
 from inventory.cloud.errors import CloudError, Kind, RentError
 from inventory.cloud.pace import CallPace
 from inventory.cloud.port import Ability
-from inventory.cloud.values import (
-    DATA_DISK,
-    MACHINE,
-    Disk,
-    Image,
-    Instance,
-    InstanceType,
-    KeyPair,
-    Price,
-    SecurityGroup,
-    Snapshot,
-    SpotAdvice,
-    SpotPrice,
-    Stock,
-    Subnet,
-    Vpc,
-)
-from inventory.rental_settings import Rental
-from inventory.settings import Settings
+from inventory.cloud.values import DATA_DISK, MACHINE, Disk, Instance, NetworkRequest, Snapshot
 from tests.support.amount import Amount
 
 ZONES = ("nowhere-1a", "nowhere-1b")
@@ -35,29 +17,6 @@ PRICES_H = {"small": Amount(1.0), "large": Amount(3.0)}
 """What an hour of each type costs as a spot machine."""
 DISK_GIB_H = Amount(0.001)
 HOST_KEY = f"ssh-ed25519 {base64.b64encode(b'a host key').decode()} root@machine\n"
-
-
-class MemoryTable(Rental):
-    """[memory]"""
-
-    table: ClassVar[str] = "memory"
-    region: str = "nowhere-1"
-    types: tuple[str, ...] = ("small", "large")
-    image: str = "system"
-    disk_category: str = "disk"
-    data_disk_gib: int = 40
-    ssh_from: tuple[str, ...] = ("203.0.113.9",)
-
-
-class MemorySettings(Settings):
-    """A cluster.toml of this cloud."""
-
-    provider: Literal["memory"] = "memory"
-    memory: MemoryTable = MemoryTable()
-
-    @property
-    def is_rented(self):
-        return True
 
 
 class MemoryCloud:
@@ -78,7 +37,6 @@ class MemoryCloud:
         """What a token made."""
         self.regions = {}
         """Other regions of the account that can be asked."""
-        self.group_rules = {}
         self.orders = []
         self._count = itertools.count(1)
 
@@ -93,6 +51,12 @@ class MemoryCloud:
     def tag(self, kind, ids, tags):
         for each in ids:
             self.all[each] = replace(self.all[each], tags={**self.all[each].tags, **tags})
+
+    def delete(self, kind, ids, token=""):
+        theirs = [each for each in self._found(Disk) if each.instance_id in ids]
+        self.all |= {each.disk_id: replace(each, instance_id="", status="Available") for each in theirs}
+        for each in [*ids, *(each.disk_id for each in theirs if each.delete_with_instance)]:
+            self.all.pop(each, None)
 
     # Machines
 
@@ -114,33 +78,13 @@ class MemoryCloud:
     def _machine(self, launch, name):
         number = next(self._count)
         machine_id = f"i-{number}"
-        self.all[machine_id] = Instance(
-            machine_id,
-            name,
-            "Running",
-            launch.instance_type,
-            launch.zone_id,
-            self.now(),
-            private_address=f"172.16.0.{number}",
-            public_address=f"198.51.100.{number}",
-            is_spot=launch.is_spot,
-            price_limit=launch.price_limit,
-            release_at=launch.release_at,
-            key_pair=launch.key_pair,
-            tags=launch.tags,
-        )
+        where = (launch.instance_type, launch.zone_id, self.now(), f"172.16.0.{number}", f"198.51.100.{number}")
+        more = {key: getattr(launch, key) for key in ("is_spot", "price_limit", "release_at", "key_pair", "tags")}
+        self.all[machine_id] = Instance(machine_id, name, "Running", *where, **more)
         self._disk(launch.system_disk, launch.zone_id, launch.tags, "system", machine_id)
         for disk in launch.data_disks:
             self._disk(disk, launch.zone_id, launch.tags, "data", machine_id)
         return machine_id
-
-    def delete(self, instance_ids, token):
-        for disk in [each for each in self._found(Disk) if each.instance_id in instance_ids]:
-            self.all[disk.disk_id] = replace(disk, instance_id="", status="Available")
-            if disk.delete_with_instance:
-                del self.all[disk.disk_id]
-        for each in instance_ids:
-            self.all.pop(each, None)
 
     def start(self, instance_ids):
         for each in instance_ids:
@@ -168,36 +112,15 @@ class MemoryCloud:
     def _disk(self, disk, zone_id, tags, kind, instance_id=""):
         disk_id = f"d-{next(self._count)}"
         size = disk.size_gib or (self.all[disk.snapshot_id].disk_gib if disk.snapshot_id else 0)
-        self.all[disk_id] = Disk(
-            disk_id,
-            disk_id[2:],
-            kind,
-            size,
-            disk.category,
-            "In_use" if instance_id else "Available",
-            zone_id,
-            self.now(),
-            disk.name,
-            disk.performance_level,
-            instance_id,
-            disk.delete_with_instance,
-            disk.snapshot_id,
-            tags,
-        )
+        state = "In_use" if instance_id else "Available"
+        its = (disk_id, disk_id[2:], kind, size, disk.category, state, zone_id, self.now(), disk.name)
+        its += (disk.performance_level, instance_id, disk.delete_with_instance, disk.snapshot_id, tags)
+        self.all[disk_id] = Disk(*its)
         return disk_id
 
     def attach_disk(self, disk_id, instance_id, delete_with_instance):
         more = {"instance_id": instance_id, "status": "In_use", "delete_with_instance": delete_with_instance}
         self.all[disk_id] = replace(self.all[disk_id], **more)
-
-    def detach_disk(self, disk_id, instance_id):
-        self.all[disk_id] = replace(self.all[disk_id], instance_id="", status="Available")
-
-    def delete_disk(self, disk_id):
-        self.all.pop(disk_id, None)
-
-    def keep_disk(self, disk_id, delete_with_instance):
-        self.all[disk_id] = replace(self.all[disk_id], delete_with_instance=delete_with_instance)
 
     # Snapshots, and the image that machines are made from
 
@@ -212,88 +135,43 @@ class MemoryCloud:
             self.heard[token] = snapshot_id
         return self.heard[token]
 
-    def delete_snapshot(self, snapshot_id, force=True):
-        self.all.pop(snapshot_id, None)
-
     def image(self, name):
-        return Image(name, 20)
+        return values.Image(name, 20)
 
     # Offers and prices
 
-    def gpu_types(self):
-        return tuple(self.gpus.values())
-
-    def types(self, names):
-        return tuple(self.gpus.get(name, InstanceType(name, 2, 8)) for name in names if name in self.prices_h)
+    def types(self, names=None):
+        if names is None:
+            return tuple(self.gpus.values())
+        return tuple(self.gpus.get(name, values.InstanceType(name, 2, 8)) for name in names if name in self.prices_h)
 
     def stock(self, instance_type, spot):
         names = [name for name in self.prices_h if instance_type in ("", name)]
-        return tuple(Stock(zone, name, True) for name in names for zone in ZONES)
+        return tuple(values.Stock(zone, name, True) for name in names for zone in ZONES)
 
-    def disk_categories(self, zone_id, instance_type):
-        return ("ssd",)
-
-    def spot_prices(self, instance_type, hours=72, duration_h=1):
-        at = self.now() - timedelta(minutes=5)
-        return tuple(SpotPrice(zone, instance_type, at, self.prices_h[instance_type]) for zone in ZONES)
-
-    def spot_advice(self, instance_types):
-        return tuple(SpotAdvice(zone, each, 20, 1) for zone in ZONES for each in instance_types)
+    def spot_market(self, instance_types, hours=72, duration_h=1):
+        at, places = self.now() - timedelta(minutes=5), [(zone, name) for zone in ZONES for name in instance_types]
+        prices = tuple(values.SpotPrice(zone, name, at, self.prices_h[name]) for zone, name in places)
+        return prices, tuple(values.SpotAdvice(zone, name, 20, 1) for zone, name in places)
 
     def price(self, launch):
         machine = self.prices_h[launch.instance_type]
         disks = sum(each.size_gib for each in (launch.system_disk, *launch.data_disks)) * DISK_GIB_H
-        return Price(machine + disks, 2 * machine + disks, "EUR", {MACHINE: machine, DATA_DISK: disks})
+        return values.Price(machine + disks, 2 * machine + disks, "EUR", {MACHINE: machine, DATA_DISK: disks})
 
     def disk_price_month(self, category, size_gib, performance_level, zone_id):
         month = size_gib * DISK_GIB_H * 730
-        return Price(month, month, "EUR")
+        return values.Price(month, month, "EUR")
 
     # Who reaches the machines, with which key
 
-    def key_pairs(self, name="", *, tags=None):
-        pairs = [each for each in self.all.values() if isinstance(each, KeyPair)]
-        return tuple(each for each in pairs if name in ("", each.name))
+    def prepare_network(self, wanted, journal):
+        if wanted.key_pair:
+            self.all[wanted.key_pair] = wanted
+        return values.PreparedNetwork(f"sg-{wanted.cluster}", f"net-{wanted.zone_id}")
 
-    def import_key_pair(self, name, public_key, tags):
-        return self.all.setdefault(name, KeyPair(name, public_key))
-
-    def delete_key_pair(self, name):
-        self.all.pop(name, None)
-
-    def security_groups(self, *, tags=None, vpc_id=""):
-        return tuple(each for each in self._found(SecurityGroup, tags) if vpc_id in ("", each.vpc_id))
-
-    def create_security_group(self, vpc_id, name, tags, token):
-        group_id = f"sg-{next(self._count)}"
-        self.all[group_id] = SecurityGroup(group_id, vpc_id, tags or {})
-        self.group_rules[group_id] = []
-        return group_id
-
-    def rules(self, security_group_id):
-        return tuple(self.group_rules[security_group_id])
-
-    def allow(self, security_group_id, rule):
-        self.group_rules[security_group_id].append(rule)
-
-    def revoke(self, security_group_id, rule):
-        self.group_rules[security_group_id].remove(rule)
-
-    def vpcs(self):
-        return tuple(each for each in self.all.values() if isinstance(each, Vpc))
-
-    def create_vpc(self, name, cidr, token):
-        vpc_id = f"vpc-{next(self._count)}"
-        self.all[vpc_id] = Vpc(vpc_id, name, cidr, "Available")
-        return vpc_id
-
-    def subnets(self, vpc_id):
-        return tuple(each for each in self.all.values() if isinstance(each, Subnet) and each.vpc_id == vpc_id)
-
-    def create_subnet(self, vpc_id, zone_id, cidr, name, token):
-        subnet_id = f"net-{next(self._count)}"
-        self.all[subnet_id] = Subnet(subnet_id, vpc_id, zone_id, cidr, "Available", 4000)
-        return subnet_id
+    def key_pairs(self, tags):
+        return tuple(name for name, each in self.all.items() if isinstance(each, NetworkRequest))
 
     def _found(self, kind, tags=None, ids=None):
         """The things of a kind with all these tags and one of these ids."""

@@ -1,5 +1,5 @@
 """The tables of docs/models.md, from the recipes and from what the tests try. `python -m tests.support.models_page`
-writes them; tests/test_training_new_recipe.py holds the page against them."""
+writes them; tests/training/models/test_new_recipe.py holds the page against them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from pathlib import Path
 
 from training.cost.pipeline import SPLITTABLE
 from training.cost.shape import added_outlines, known_shape
-from training.isolation import (
-    DENSE,
-    HYBRIDS,
-    MIXTURES,
-    PADDED_ALONE,
-    READ_AS_EXPERTS,
-    UNTRAINABLE,
-    WRAPPERS,
-)
-from training.model_names import load_recipe, recipe_names
+from training.models.names import load_recipe, recipe_names
+from training.models.types import DENSE, HYBRIDS, MIXTURES, PADDED_ALONE, READ_AS_EXPERTS, UNTRAINABLE, WRAPPERS
 
 GROUPS = {"dense": DENSE, "mixture of experts": MIXTURES, "hybrid": HYBRIDS, "sees images too": WRAPPERS}
 PROOFS = ("packed", "padded", "apart", "gradients", "merged", "counted", "zero3")

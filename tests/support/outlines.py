@@ -1,5 +1,6 @@
 """The outlines of the shipped recipes' base models (training/recipes/outlines.json), counted on what their config.json
-says (configs.toml). `python -m tests.support.outlines` writes them, tests/test_training_outline.py counts them again.
+says (configs.toml). `python -m tests.support.outlines` writes them; tests/training/node/test_outline.py counts them
+again.
 """
 
 from __future__ import annotations

@@ -15,15 +15,15 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from training.data import Order, Sample
-from training.model_names import load_recipe
+from training.data.order import Order
+from training.data.sample import Sample
+from training.models.names import load_recipe
 from training.node.finetune import Run, RunProgress, Work, optimizer_step
-from training.node.measuring import held_gib
+from training.node.measuring import evaluate, held_gib
 from training.node.rank import place_of
-from training.node.strategies import Stepped, Sums
 from training.node.strategies.optimizer import WholeOptimizer
+from training.node.strategies.strategy import Stepped, Sums
 from training.node.strategies.zero import init_process_group
-from training.node.validation import evaluate
 
 LENGTHS = (3, 9, 5, 7, 4, 8)
 SAMPLES = [Sample([number] * length, [number] * length) for number, length in enumerate(LENGTHS, 10)]

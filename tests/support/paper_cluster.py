@@ -12,7 +12,7 @@ from inventory.cloud.pace import CallPace
 from inventory.renting import down, tags
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
-from inventory.renting.state_files import StateFiles
+from inventory.renting.tags import StateFiles
 from inventory.settings import load_settings
 from tests.support.ecs_api import EcsApi
 

@@ -4,8 +4,8 @@ from inventory.renting import down, report, tags
 from inventory.renting.ledger import Ledger
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
-from inventory.renting.state_files import StateFiles
-from tests.support.memory_cloud import MemorySettings
+from inventory.renting.tags import StateFiles
+from tests.support.memory_settings import MemorySettings
 from tests.support.paper_cluster import rsa_key
 
 

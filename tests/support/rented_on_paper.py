@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from inventory.localcloud.ecs import assistant, clock, disks, instances, lifecycle, snapshots  # noqa: F401
+from inventory.localcloud.ecs import assistant, disks, instances, lifecycle  # noqa: F401
 from inventory.localcloud.ecs.account import EmulatedKeyPair, EmulatedSecurityGroup, EmulatedVpc, VSwitch
 from inventory.localcloud.ecs.actions import ACTIONS, ECS, ApiError, EmulatedCloud, Parameters
-from inventory.localcloud.ecs.background import wait_until_idle
+from inventory.localcloud.ecs.power import wait_until_idle
 from tests.support.fake_machines import FakeMachines
 
 GIB = 1 << 30
@@ -57,13 +57,13 @@ class PaperCloud:
 
     def hurry(self, seconds):
         self.cloud.account.clock_offset_s += seconds
-        clock.tick(self.cloud)
+        lifecycle.tick(self.cloud)
         self.settle()
 
     def restarted(self):
         """The same cloud as a server that starts anew sees it."""
         self.cloud = EmulatedCloud(self.cloud.file, self.machines)
-        clock.resume(self.cloud)
+        lifecycle.resume(self.cloud)
         return self
 
     def order(self, **flat):

@@ -2,7 +2,7 @@
 
 import json
 
-from training.run_folder import CLAIM, LAUNCH, METRICS, STATUS, Status, begun, status_text
+from training.run.folder import CLAIM, LAUNCH, METRICS, STATUS, Status, begun, status_text
 
 
 def make_run(folder, run_id, *, state="finished", steps=(), claim="mine", run_dir="", best=""):

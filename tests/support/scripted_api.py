@@ -8,7 +8,7 @@ import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from inventory.localcloud.ecs import contract
+from inventory.localcloud.ecs import api
 from inventory.localcloud.ecs.actions import ApiError
 
 
@@ -29,7 +29,7 @@ def refusal(status, code, message="No.", **headers):
 def undescribed(version, action, fields):
     """The refusal of a call that the vendor does not describe; None of any other."""
     try:
-        contract.check(version, action, fields)
+        api.check(version, action, fields)
     except ApiError as error:
         return refusal(error.status, error.code, error.message)
     return None

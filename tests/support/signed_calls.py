@@ -9,7 +9,7 @@ import urllib.request
 import uuid
 from datetime import UTC, datetime
 
-from inventory.localcloud.ecs.signature import V3, Request, v3_signature
+from inventory.localcloud.ecs.api import V3, Request, v3_signature
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFn0Hq0cqjZ9lSLeyq1SZu0xWw5xQq5pC1mUuFm0iWzK somebody@somewhere"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from training.model_names import load_recipe
-from training.node.strategies import gradient_sum
+from training.models.names import load_recipe
+from training.node.strategies import outer as gradient_sum
 from training.node.strategies.outer import Outer
 
 RANKS, ELEMENTS = 4, 300_007

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from training.events import EVENTS, Started, parse_rows
-from training.laptop.ship import launch_files
-from training.launch import Host, Launch, here_env
+from training.laptop.new_run import launch_files
 from training.node.supervision.end_processes import processes_of
-from training.run_folder import Status, parse_status
+from training.run.events import EVENTS, Started, parse_rows
+from training.run.folder import Status, parse_status
+from training.run.launch import Host, Launch, here_env
 
 SOURCE = Path(__file__).parents[2] / "training"
 
@@ -52,7 +52,7 @@ PROGRAMS = {
         sys.exit(3)
     """,
     "steps_slowly": """
-        from training.node.diagnosis.on_rank import STEP, ProgressFile
+        from training.node.diagnosis.progress import STEP, ProgressFile
         progress = ProgressFile(run, rank)
         for step in range(1000):
             progress.note(step, STEP)
@@ -63,14 +63,14 @@ PROGRAMS = {
         sys.exit(3)
     """,
     "is_slower_than_planned": """
-        from training.events import OffPlan, emit
+        from training.run.events import OffPlan, emit
         if rank == 0: emit(OffPlan(8, 10.0, 14.5))
         print('slow', rank, flush=True)
         while not (run / 'stop').exists(): time.sleep(0.1)
         sys.exit(3)
     """,
     "diverges": """
-        from training.events import Failed, emit
+        from training.run.events import Failed, emit
         if rank == 1: emit(Failed('diverged', 'the loss is nan')); print('@{"event": "ended", "code": 0}'); sys.exit(1)
         time.sleep(600)
     """,
@@ -89,7 +89,7 @@ PROGRAMS = {
     """,
     "cannot_be_used": """
         if rank == 1: time.sleep(600)
-        from training.events import Failed, emit
+        from training.run.events import Failed, emit
         print('one more thing'); emit(Failed('unusable', 'recipe x: steps: no such key')); sys.exit(2)
     """,
     "leaves_children": """

@@ -10,7 +10,7 @@ from typing import Any
 
 def write_base(folder: Path) -> Path:
     """The built-in model, hardly trained: bf16, tied embeddings, one file."""
-    from training import tiny
+    from training.models import tiny
 
     tiny.write_model(folder, steps=2)
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 
@@ -169,3 +169,28 @@ def _compact(text: str) -> str:
 _EXACT = {_compact(name): name for name in CARDS}
 _EXACT |= {_compact(name.removeprefix("RTX ")): name for name in CARDS}
 """By what is left of a name without its spaces and its maker."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one card sustains and what one link carries; None where nobody knows."""
+
+    flops: float | None
+    """Of the slowest card."""
+    bytes_per_s: float | None
+    memory_bytes_per_s: float | None = None
+    """Of the card's memory; asked for only where weights of four bits are unpacked."""
+    each: tuple[float, ...] = ()
+    """FLOP/s of each rank's card, in rank order, where they differ."""
+
+    def at_precision(self, dtype: str, gpu: bool) -> Rates:
+        """Of cards whose rates in 16 bits these are."""
+        flops = None if self.flops is None else at_precision(self.flops, dtype, gpu)
+        return replace(self, flops=flops, each=tuple(at_precision(each, dtype, gpu) for each in self.each))
+
+    def by_stage(self, stages: int) -> tuple[float, ...] | None:
+        """FLOP/s of each stage, of the slowest among the copies of the model; None where nobody knows. A copy's stages
+        are ranks one after another."""
+        if self.flops is None:
+            return None
+        return tuple(min(self.each[stage::stages], default=self.flops) for stage in range(stages))

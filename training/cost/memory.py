@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from training.cost.shape import ModelShape
+from training.cost.shape import ModelFacts, ModelShape
+from training.recipe.tables import NF4
 
 if TYPE_CHECKING:
-    from training.cost.shape import ModelFacts, ModelShape
-    from training.recipe import Recipe
-
+    from training.recipe.recipe import Recipe
 
 GIB = 2**30
 WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of a parameter or an activation."""
-NF4 = "nf4"
-"""A recipe's base_precision that keeps the layers' matrices in four bits each."""
 NF4_WIDTH = 0.516
 """Bytes of such a weight: half a byte, a byte of scale for 64 weights, and 4 bytes for 256 of those (arXiv 2305.14314,
 double quantisation)."""

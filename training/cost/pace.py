@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from training.cost.cards import at_precision
+from training.cost.cards import Rates
 from training.cost.memory import WIDTH, checkpoint_bytes, file_bytes
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
 from training.cost.zero import MicroBatch
-from training.launch import STOP_GRACE_S
-from training.recipe import Recipe
-from training.run_folder import Status
+from training.recipe.recipe import Recipe
+from training.run.folder import Status
+from training.run.launch import STOP_GRACE_S
 
 FIRST_STEP_S = 60.0
 """Python, CUDA and NCCL, and what the first step takes longer: guessed, not measured."""
@@ -25,31 +25,6 @@ LINE_SHARE = 0.85
 """Of the line rate, over TCP."""
 DISK_BYTES_PER_S = 150e6
 """What a slow cloud disk takes of a checkpoint, and gives of a model."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What one card sustains and what one link carries; None where nobody knows."""
-
-    flops: float | None
-    """Of the slowest card."""
-    bytes_per_s: float | None
-    memory_bytes_per_s: float | None = None
-    """Of the card's memory; asked for only where weights of four bits are unpacked."""
-    each: tuple[float, ...] = ()
-    """FLOP/s of each rank's card, in rank order, where they differ."""
-
-    def at_precision(self, dtype: str, gpu: bool) -> Rates:
-        """Of cards whose rates in 16 bits these are."""
-        flops = None if self.flops is None else at_precision(self.flops, dtype, gpu)
-        return replace(self, flops=flops, each=tuple(at_precision(each, dtype, gpu) for each in self.each))
-
-    def by_stage(self, stages: int) -> tuple[float, ...] | None:
-        """FLOP/s of each stage, of the slowest among the copies of the model; None where nobody knows. A copy's stages
-        are ranks one after another."""
-        if self.flops is None:
-            return None
-        return tuple(min(self.each[stage::stages], default=self.flops) for stage in range(stages))
 
 
 @dataclass(frozen=True)

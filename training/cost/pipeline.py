@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from training.cost.memory import (
-    NF4,
     WIDTH,
     LayerActivations,
     Memory,
@@ -27,11 +26,12 @@ from training.cost.schedule import Split, StageTime, even, first_so_many, step_s
 from training.cost.shape import EMBEDDING, HEAD, attention_flops
 from training.cost.zero import SUMMED, MicroBatch, Timing, Zero0, part_misfit, unpacking_s
 from training.data.order import micro_steps
+from training.recipe.tables import NF4
 
 if TYPE_CHECKING:
-    from training.cost.pace import Rates
+    from training.cost.cards import Rates
     from training.cost.shape import ModelShape
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
 
 SPLITTABLE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.cost.cards import peak_flops
-from training.errors import TrainingError
-from training.exit_codes import UNUSABLE
+from training.text.problems import UNUSABLE, TrainingError
 
 if TYPE_CHECKING:
-    from training.recipe import Recipe
-    from training.recipe_tables import Lora
+    from training.recipe.recipe import Recipe
+    from training.recipe.tables import Lora
 
 
 @dataclass(frozen=True)

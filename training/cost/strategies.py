@@ -1,7 +1,7 @@
 """What each strategy costs: a module each, by the name that recipes use. Pure; its engine is in
 training/node/strategies/.
 
-A strategy is added here, in `training.node.strategies.engines` and in the recipe's `strategy`; a test holds the three
+A strategy is added here, in `training.node.strategies.registry` and in the recipe's `strategy`; a test holds the three
 together.
 """
 
@@ -13,10 +13,10 @@ from training.cost.pipeline import PipelineCost
 from training.cost.zero import BUCKET, Zero0, Zero1, Zero2, Zero3Cost, bucket_elements
 
 if TYPE_CHECKING:
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
 
-__all__ = ["BUCKET", "LEANEST", "LEANEST_WHOLE", "SIMPLEST", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
+__all__ = ["BUCKET", "SIMPLEST", "STRATEGIES", "ZERO3", "bucket_elements", "cost_of"]
 
 ZERO3 = Zero3Cost()
 STRATEGIES: dict[str, Zero0] = {
@@ -27,10 +27,6 @@ STRATEGIES: dict[str, Zero0] = {
     "pipeline": PipelineCost(),
 }
 SIMPLEST = "zero0"
-LEANEST = "zero3"
-"""The one that holds least on a rank."""
-LEANEST_WHOLE = "zero2"
-"""The one that holds least of those that keep every weight whole on a rank."""
 
 
 def cost_of(recipe: Recipe) -> Zero0:

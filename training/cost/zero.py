@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.cost.memory import GRADIENT, MOST_UNPACKED, NF4, WIDTH, Memory, Shares, packed_weights, rank_memory
+from training.cost.memory import GRADIENT, MOST_UNPACKED, WIDTH, Memory, Shares, packed_weights, rank_memory
 from training.cost.shape import flops_per_token
 from training.data.order import micro_steps
-from training.isolation import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
+from training.models.types import EXPERTS_NAMES, PACKED_EXPERTS, READ_AS_EXPERTS, past_the_adapter, text_alone
+from training.recipe.tables import NF4
 
 if TYPE_CHECKING:
-    from training.cost.pace import Rates
+    from training.cost.cards import Rates
     from training.cost.schedule import Split
     from training.cost.shape import ModelShape
-    from training.recipe import Recipe
-    from training.recipe_tables import Lora
+    from training.recipe.recipe import Recipe
+    from training.recipe.tables import Lora
 
 
 UNPACKED = 4.7
@@ -321,7 +322,7 @@ class Zero3Cost(Zero0):
 
     def gathered_elements(self, shape: ModelShape) -> int:
         """Elements that may lie together: a small model whole, else the embedding or two layers, with the next layer
-        and what is gathered ahead. The engine is told so (training/node/strategies/zero3.py), and was measured to keep
+        and what is gathered ahead. The engine is told so (training/node/strategies/zero.py), and was measured to keep
         to it within 7 %."""
         if shape.parameters <= self.WHOLE:
             return shape.parameters

@@ -4,19 +4,3 @@
 `encode`, `packing` and `prepared` are used on the head by training.node.prepare; `order`, `prepared` and `collate` on
 every rank.
 """
-
-from training.data.order import Order, micro_batches, micro_steps
-from training.data.readers import DataSummary, can_check_here, check
-from training.data.sample import IGNORED, DataError, Sample
-
-__all__ = [
-    "IGNORED",
-    "DataError",
-    "DataSummary",
-    "Order",
-    "Sample",
-    "can_check_here",
-    "check",
-    "micro_batches",
-    "micro_steps",
-]

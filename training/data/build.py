@@ -15,20 +15,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from training.data import pairs
+from training.data import encode
 from training.data.answers import Rendered
-from training.data.bad_records import Bad
-from training.data.cache import drop_unused, half_made, mark_used
 from training.data.encode import Encoder
 from training.data.look.content import LOOK, surveyed
 from training.data.look.survey import survey
 from training.data.look.watch import Watch
-from training.data.preference import refuse_other_goal
 from training.data.prepared import SUMS, DataReport, Prepared, Writer, open_prepared
 from training.data.readers import Source, called, data_sha256, records
-from training.data.sample import IGNORED, BadRecord, DataError, NothingLeftError
-from training.recipe import Recipe
-from training.recipe_tables import Validation
+from training.data.sample import IGNORED, Bad, BadRecord, DataError, NothingLeftError
+from training.data.shapes import refuse_other_goal
+from training.recipe.recipe import Recipe
+from training.recipe.tables import Validation
+from training.text.files import drop_unused, half_made, mark_used
 
 VERSION = 7
 """Of what these modules make of the same data: raised when that changes, so that older caches are not used."""
@@ -131,7 +130,7 @@ class Build:
         return {part: writer.finish(facts) for part, writer in self._writers.items()}
 
     def _rendered(self, source: Source) -> Iterator[Waiting]:
-        rendered_of = pairs.rendered if self.recipe.prefers else Encoder.rendered
+        rendered_of = encode.rendered if self.recipe.prefers else Encoder.rendered
         validation = held_out(self.watch.expected, self.recipe.seed, self.recipe.validation)
         for number, (where, record) in enumerate(islice(records(source, self.bad, self.files), self.most)):
             refuse_other_goal(record.shape, self.recipe.goal)
@@ -155,7 +154,7 @@ class Build:
             writer = self._writers[one.part]
             samples = [next(made) for _ in one.rendered]
             pair = [sample for sample, _ in samples] if self.recipe.prefers else []
-            if pair and (wrong := pairs.fault(pair, self.recipe.max_length)):
+            if pair and (wrong := encode.fault(pair, self.recipe.max_length)):
                 self.bad.add(one.where, wrong)
                 continue
             writer.records += 1
@@ -167,7 +166,7 @@ class Build:
                     writer.add(sample)
                     self.teaches_end = self.teaches_end or end in sample.labels[1:]
             writer.empty += not learnable
-            self.watch.made(one.where, one.part == VALIDATION, samples, pairs.SIDES if pair else ())
+            self.watch.made(one.where, one.part == VALIDATION, samples, encode.SIDES if pair else ())
 
     def _nothing(self, source: Source, part: str, writer: Writer) -> str:
         name, fraction = called(source), self.recipe.validation.fraction

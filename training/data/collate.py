@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from training.data.pairs import shared_prefix
+from training.data.encode import shared_prefix
 from training.data.sample import IGNORED, Sample
 
 

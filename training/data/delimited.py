@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from training.counting import many
 from training.data.sample import BadRecord, DataError
 from training.data.shapes import is_known, known_shapes
+from training.text.counts import many
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 """By suffix."""
@@ -54,7 +54,7 @@ def _header(file: Path, reader: Iterator[list[str]]) -> list[str]:
     except csv.Error as error:
         raise DataError(f"{file}: line 1, which should name the columns, cannot be read: {error}") from error
     if not is_known(names):
-        raise DataError(f"{file}: line 1 must name the columns of {known_shapes()}; it has {', '.join(names)}")
+        raise DataError(f"{file}: its header is {', '.join(names)}; spotune needs the columns of {known_shapes()}")
     if twice := next((name for name in names if name and names.count(name) > 1), ""):
         raise DataError(f"{file}: line 1 names the column {twice!r} twice")
     return names

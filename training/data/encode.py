@@ -1,4 +1,4 @@
-"""Records as samples: the model's own chat template, and which of its tokens are learned.
+"""Records and pairs of answers as samples: the model's own chat template, and which of its tokens are learned.
 
 A rendered conversation is tokenised once, whole; what is learned is found in its characters and carried over by
 each token's place in the text. So no token depends on where a turn begins.
@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+
+import numpy as np
 
 from training.data.answers import Answers, Rendered
 from training.data.probe import words_of
@@ -127,3 +129,53 @@ def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) 
         behind = bisect_left(offsets, stop, key=lambda place: place[0])
         labels[first:behind] = ids[first:behind]
     return labels
+
+
+SIDES = ("chosen", "rejected")
+
+
+def rendered(encoder: Encoder, record: Record) -> list[Rendered]:
+    """The texts of a preference, the chosen one first. Raises BadRecord."""
+    assert record.rejected is not None, "the record is a preference"
+    return [_one(encoder, side, name) for side, name in zip((record, record.rejected), SIDES, strict=True)]
+
+
+def _one(encoder: Encoder, side: Record, name: str) -> Rendered:
+    """The single text of a side: several would be several prompts, and no pair."""
+    try:
+        texts = encoder.rendered(side)
+    except BadRecord as error:
+        raise BadRecord(f"{name}: {error}") from error
+    if len(texts) != 1:
+        raise BadRecord(
+            f"{name} has {len(texts)} answers of which the model's chat template shows some otherwise once others "
+            "follow; leave one answer, and what is before it in the prompt"
+        )
+    return texts[0]
+
+
+def shared_prefix(chosen: Sample, rejected: Sample) -> int:
+    """Tokens that both begin with and that predict nothing which is learned: computed once for both, where a row holds
+    samples one behind another (arXiv 2410.20305)."""
+    most = min(_first_learned(chosen), _first_learned(rejected)) - 1
+    alike = np.asarray(chosen.ids[:most]) == np.asarray(rejected.ids[:most])
+    return most if alike.all() else int(alike.argmin())
+
+
+def _first_learned(sample: Sample) -> int:
+    """Its place; the first token is never predicted."""
+    return 1 + int((np.asarray(sample.labels[1:]) != IGNORED).argmax())
+
+
+def fault(pair: Sequence[Sample], max_length: int) -> str:
+    """Why two samples, cut to `max_length`, teach no preference; empty where they do."""
+    for sample, name in zip(pair, SIDES, strict=True):
+        if not sample.learned:
+            return (
+                f"the prompt fills max_length {max_length}, so that nothing of {name} is left; raise max_length, or "
+                "shorten the prompt"
+            )
+    chosen, rejected = pair
+    if list(chosen.ids) == list(rejected.ids):
+        return f"chosen and rejected have the same first {max_length} tokens, and the rest is cut off; raise max_length"
+    return ""

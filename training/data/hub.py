@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from training.data.delimited import DELIMITERS
 from training.data.readers import ARROW, JSON_LINES, NO_DATA, PARQUET, SPLITS, SUFFIXES, words_in
 from training.data.sample import DataError
-from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name, hub_of
+from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name, hub_of
 
 POINTER = ".hub"
 """Suffix of a run's data file that holds a data set's name instead of records."""

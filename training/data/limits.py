@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from training.data.sample import DataError
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 
 def check_settings(config: Mapping[str, Any], recipe: Recipe, tokenizer: Any, pad_id: int, end_id: int | None) -> None:
@@ -24,7 +24,7 @@ def check_settings(config: Mapping[str, Any], recipe: Recipe, tokenizer: Any, pa
         vocabulary = tokenizer.get_vocab()
         for token in recipe.lora.trainable_tokens:
             if token not in vocabulary:
-                raise DataError(f"lora.trainable_tokens: {name} has no token {token!r}; take it out, or mend its name")
+                raise DataError(f"lora.trainable_tokens: {name} has no token {token!r}; remove it, or correct its name")
             cure = "take it out of lora.trainable_tokens"
             _refuse_beyond(config, name, f"the trainable token {token!r}", vocabulary[token], cure)
     if end_id is not None:

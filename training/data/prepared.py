@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +19,39 @@ from typing import IO, Any
 
 import numpy as np
 
-from training.data.packing import pack
-from training.data.pairs import shared_prefix
+from training.data.encode import shared_prefix
 from training.data.sample import IGNORED, DataError, Sample
-from training.sums import SUMS, parse_sums, seal, sums_of
+from training.text.files import SUMS, parse_sums, seal, sums_of
+
+
+def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
+    """Sample numbers of each row: the longest first, each into the fullest row that still has room for it.
+
+    Sorting apart, the time grows with the number of samples alone, and equal lengths always give equal rows.
+    """
+    rows: list[list[int]] = []
+    rooms: list[int] = []  # that some open row has left, ascending
+    open_rows: dict[int, list[int]] = {}
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        length = lengths[number]
+        if not 0 < length <= max_length:
+            raise ValueError(f"sample {number} has {length} tokens; a row holds 1 to {max_length}")
+        place = bisect_left(rooms, length)
+        if place == len(rooms):
+            row, left = len(rows), max_length - length
+            rows.append([])
+        else:
+            room = rooms[place]
+            row, left = open_rows[room].pop(), room - length
+            if not open_rows[room]:
+                del rooms[place], open_rows[room]
+        rows[row].append(number)
+        if left:
+            if left not in open_rows:
+                insort(rooms, left)
+            open_rows.setdefault(left, []).append(row)
+    return rows
+
 
 REPORT = "report.json"
 IDS, LEARNED = "ids.i32", "learned.u8"

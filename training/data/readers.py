@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.bad_records import Bad
 from training.data.delimited import DELIMITERS, rows
 from training.data.json_text import json_value, values
-from training.data.sample import BadRecord, DataError
+from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import Record, Shape, recognised
-from training.encoding import foreign_sample, refusal
-from training.sums import sha256_of
+from training.text.files import sha256_of
+from training.text.problems import foreign_sample, refusal
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
 PARQUET, ARROW = ".parquet", ".arrow"
@@ -149,14 +148,14 @@ def _visible(folder: Path) -> list[Path]:
     return [file for file in inner if not any(part[0] in "._" for part in file.relative_to(folder).parts)]
 
 
-def left_aside(source: Source) -> str:
+def ignored_files_note(source: Source) -> str:
     """A line about the files of folders that nothing is read of, and about those that are read and look as if they were
     to be held out; empty where there are none."""
     folders = [path for path in (source if isinstance(source, tuple) else (source,)) if path.is_dir()]
     read = {file: words_in(str(file.relative_to(folder))) for folder in folders for file in _files_in(folder)}
     aside = [str(file.relative_to(folder)) for folder in folders for file in _visible(folder) if file not in read]
     splits = [file.name for file, words in read.items() if words & SPLITS] if _has_train(read.values()) else []
-    told = {"left aside": aside, "learned too, although their names are those of held-out data": splits}
+    told = {"ignored": aside, "learned too, although their names are those of held-out data": splits}
     return "; ".join(f"{what}: {_some(names)}" for what, names in told.items() if names)
 
 

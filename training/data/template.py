@@ -14,7 +14,7 @@ from typing import Any
 from training.data import probe
 from training.data.sample import BadRecord, DataError
 from training.data.turns import THOUGHT, THOUGHT_KEYS, Turn
-from training.template_args import USUAL
+from training.recipe.tables import USUAL
 
 RENDER_S = 10.0
 """For a conversation; one of a million characters takes a tenth of a second."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import FrameType
 
 from inventory.cloud.opening import open_cloud
 from inventory.cloud.port import Cloud
@@ -14,15 +18,14 @@ from inventory.renting import members, tags
 from inventory.renting.plan import RentalWish, plan_up
 from inventory.settings import Settings
 from inventory.shown import clock
-from training.causes import CauseKind
 from training.laptop import attach, rental, runs
 from training.laptop.follow import RunLook
 from training.laptop.head_node import HeadError
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.signals import signals_as_ctrl_c
-from training.launch import LaunchError
-from training.money import HOUR, added, money
-from training.reclaim import ALL_AGAIN
+from training.run.causes import CauseKind
+from training.run.launch import LaunchError
+from training.run.notices import ALL_AGAIN
+from training.text.counts import HOUR, added, money
 
 LOSSES: frozenset[CauseKind] = frozenset(
     {"reclaimed", "node_lost", "peer_lost", "not_ready", "not_launched", "hung", "unheard"}
@@ -66,26 +69,26 @@ class Loss:
     def lines(self, run_id: str) -> Iterator[str]:
         """The ways on, a sentence each."""
         lost = [f"{', '.join(self.gone)} {_are(self.gone)} gone"] if self.gone else []
-        lost += [f"{', '.join(self.leaving)} {_are(self.leaving)} being taken back"] if self.leaving else []
-        yield f"{', '.join(lost)}; {', '.join(self.standing) or 'none'} still stand{'s' * (len(self.standing) == 1)}"
+        lost += [f"{', '.join(self.leaving)} {_are(self.leaving)} being reclaimed"] if self.leaving else []
+        yield f"{', '.join(lost)}; {', '.join(self.standing) or 'none'} {_are(self.standing)} still running"
         resume = f"fab train --resume {run_id}"
         once = f"once {', '.join(self.leaving)} {_are(self.leaving)} gone, " if self.leaving else ""
         if members.HEAD not in (*self.gone, *self.leaving):
             yield (
-                f"{once}{resume} goes on from the last checkpoint on {', '.join(self.standing)} alone; "
+                f"{once}{resume} continues from the last checkpoint on {', '.join(self.standing)} alone; "
                 f"{self._made_again}"
             )
             return
-        yield f"nothing goes on without {members.HEAD}; {self._kept}"
+        yield f"nothing continues without {members.HEAD}; {self._kept}"
         yield f"{once}{self._made_again}; then {resume}"
 
     @property
     def _made_again(self) -> str:
         again = f"fab {'rebuild' if self.snapshot else 'up'}{f' --nodes {self.nodes}' if self.nodes else ''}"
-        deployed = "" if self.snapshot else " and the base deploy"
-        costs = f" at {self.price}" if self.price else ""
+        deployed = "" if self.snapshot else ", then the base deploy"
+        costs = f" ({self.price})" if self.price else ""
         not_now = f" (not now: {self.refused})" if self.refused else ""
-        return f"{again}{deployed} make{'s' * bool(self.snapshot)} {self.missing} again{costs}{not_now}"
+        return f"to replace {self.missing}{costs}: {again}{deployed}{not_now}"
 
     @property
     def _kept(self) -> str:
@@ -97,7 +100,7 @@ class Loss:
         lost = "goes with it" if goes else "is gone too"
         if self.snapshot:
             return f"its data disk {lost}: what there is was kept at {clock(self.snapshot.created)}"
-        return f"its data disk {lost}, and there is no snapshot: what came home is what there is"
+        return f"its data disk {lost}, and there is no snapshot: only what was fetched is left"
 
 
 def _are(names: Sequence[str]) -> str:
@@ -110,14 +113,14 @@ def followed(cluster: OpenCluster, run_id: str) -> RunLook | None:
     try:
         with signals_as_ctrl_c():
             if (seen := attach.attach(cluster.head, run_id)) is None:
-                rental.say_until(cluster)
+                rental.print_release_time(cluster)
     except HeadError as error:
         standing = say(cluster, run_id)
         if standing is Standing.WITHOUT_HEAD or _head_is_another(cluster):
             gone = "which is gone: deleted by fab down, or taken back by the cloud"
             raise HeadError(f"{run_id} ended with {members.HEAD}, {gone}") from error
         if standing is Standing.ALL:
-            rental.say_until(cluster)
+            rental.print_release_time(cluster)
         raise
     return seen
 
@@ -149,8 +152,8 @@ def say(cluster: OpenCluster, run_id: str) -> Standing:
         loss = loss_of(open_cloud(settings), settings, _hosts(cluster, run_id))
     except InventoryError as error:
         print(
-            f"which machines still stand is not known: {error}; fab train --resume {run_id} goes on on those that do; "
-            f"to go on with all of them, first: {ALL_AGAIN}"
+            f"which machines are still running is not known: {error}; fab train --resume {run_id} "
+            f"continues on those that are; to continue with all of them, first: {ALL_AGAIN}"
         )
         return Standing.UNKNOWN
     if loss is None:
@@ -236,3 +239,34 @@ def _price(cloud: Cloud, settings: Settings, wish: RentalWish) -> tuple[str, str
     if not plan.quotes:
         return "", ""
     return money(plan.hour, plan.quotes[0].price.currency, HOUR), ""
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """Inside, the first of these signals raises KeyboardInterrupt and others are not heard; then this program ends by
+    that signal after all, so that whoever waits for it sees what ended it. One that is ignored, as under nohup, stays
+    so."""
+    mine = [each for each in ENDING if signal.getsignal(each) is signal.SIG_DFL]
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        for each in mine:
+            signal.signal(each, signal.SIG_IGN)
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    for each in mine:
+        signal.signal(each, hear)
+    try:
+        yield
+    finally:
+        for each in mine:
+            signal.signal(each, signal.SIG_DFL)
+        if heard:
+            try:
+                sys.stdout.flush()
+            finally:  # also where the terminal is gone
+                signal.raise_signal(heard[0])

@@ -1,33 +1,35 @@
-"""Stay with a run at the terminal: follow it, say how it ended, bring it home."""
+"""Stay with a run at the terminal: follow it, say how it ended, fetch it, and read NCCL's log where it is asked for."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.causes import CauseKind
 from training.cost.shape import read_outline
-from training.counting import size_text
-from training.exit_codes import FAILED
-from training.laptop import checkpoints, runs
+from training.laptop import runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently
 from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError, RemoteHead
-from training.laptop.nccl_log import fact_lines, read_log
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.terminal import progress, stopping
-from training.launch import LaunchError
+from training.laptop.status import progress, stopping
 from training.plan.ladder import ladder, ladder_lines
-from training.recipe import Recipe
-from training.reclaim import ALL_AGAIN
-from training.run_folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, REPORT, STATUS, parse_status
+from training.recipe.recipe import Recipe
+from training.run.causes import CauseKind
+from training.run.folder import LAUNCHER_LOG, LOCAL_RUNS, METRICS, REPORT, STATUS, parse_status
+from training.run.launch import LaunchError
+from training.run.notices import ALL_AGAIN
+from training.text.counts import many, size_text
+from training.text.problems import FAILED
 
 WATCH_EVERY_S = 5.0
 ROOT = Path(__file__).parents[2]
@@ -53,7 +55,7 @@ def attach(head: Head, run_id: str) -> RunLook | None:
         with progress(run_id) as show:
             return follow(lambda: runs.look(head, run_id), show, HeadError)
     except KeyboardInterrupt:
-        say_detached(run_id, head.here)
+        print_detached(run_id, head.here)
         return None
     except HeadError as error:
         raise HeadError(
@@ -62,20 +64,20 @@ def attach(head: Head, run_id: str) -> RunLook | None:
         ) from error
 
 
-def say_detached(run_id: str, here: bool) -> None:
+def print_detached(run_id: str, here: bool) -> None:
     """The run needs no terminal; how to see and end it."""
     where = f"--run {run_id}{' --here' if here else ''}"
-    print(f"{run_id} goes on by itself. See it: fab logs --follow {where}\nEnd it: fab stop {where}")
+    print(f"{run_id} continues on its own. Follow it: fab logs --follow {where}\nEnd it: fab stop {where}")
 
 
 @contextmanager
-def said_to_go_on(run_id: Callable[[], str | None], here: bool) -> Iterator[None]:
+def detached_on_interrupt(run_id: Callable[[], str | None], here: bool) -> Iterator[None]:
     """Inside, Ctrl-C says that a run which was started goes on. `run_id`: None while none was."""
     try:
         yield
     except KeyboardInterrupt:
         if started := run_id():
-            say_detached(started, here)
+            print_detached(started, here)
         raise
 
 
@@ -129,7 +131,7 @@ def nccl_lines(head: Head, run_id: str) -> list[str]:
     return fact_lines(read_log(runs.nccl_log(head, run_id).splitlines()))
 
 
-def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
+def collect_results(head: Head, run_id: str, full: bool = False) -> int | None:
     """Fetch a run, verify it, say what came; gives the step of its checkpoint. `full`: the optimizer's state too."""
     if isinstance(head, RemoteHead):
         fetched = fetch_patiently(head.open_sftp, head.close, str(head.runs / run_id), LOCAL_RUNS / run_id, full)
@@ -154,19 +156,19 @@ def bring_home(head: Head, run_id: str, full: bool = False) -> int | None:
     return fetched.step
 
 
-def say_where_it_is(head: Head, run_id: str) -> None:
+def print_results_place(head: Head, run_id: str) -> None:
     """After a run that was only followed: what it learned, verified, where it ran on this machine; else the command
     that brings it home. Nothing of a check, and nothing where there is no checkpoint."""
-    if not runs.trains(run_id) or checkpoints.checkpoint_step(head, run_id) is None:
+    if not runs.trains(run_id) or runs.checkpoint_step(head, run_id) is None:
         return
     if head.here:
-        bring_home(head, run_id)
-        say_what_to_ask(head, run_id)
+        collect_results(head, run_id)
+        print_next_commands(head, run_id)
     else:
         print(f"next: fab fetch --run {run_id} brings home what it learned")
 
 
-def say_what_to_ask(head: Head, run_id: str) -> None:
+def print_next_commands(head: Head, run_id: str) -> None:
     """What to type once an adapter is home."""
     where = f"--run {run_id}{' --here' if head.here else ''}"
     home = head.runs if head.here else LOCAL_RUNS
@@ -198,16 +200,16 @@ def fetch_until_over(head: Head, run_id: str, step: int | None, full: bool = Fal
     def look_and_fetch() -> RunLook:
         nonlocal step
         seen = runs.look(head, run_id)
-        if (wanted := checkpoints.checkpoint_step(head, run_id)) != step:
+        if (wanted := runs.checkpoint_step(head, run_id)) != step:
             try:
-                bring_home(head, run_id, full)
+                collect_results(head, run_id, full)
             except FetchInterrupted as error:
                 raise HeadError(str(error)) from error  # to be patient with
             step = wanted  # what came may be another, where this one is damaged
         return seen
 
     follow(look_and_fetch, lambda seen: None, HeadError, every_s=WATCH_EVERY_S)
-    bring_home(head, run_id, full)
+    collect_results(head, run_id, full)
 
 
 def show_log(cluster: OpenCluster, run_id: str, rank: int, facts: bool) -> None:
@@ -251,3 +253,116 @@ def make_page(run: Path) -> Path | None:
         print(f"{page} cannot be made of what the head sent: {why}")
         return None
     return page
+
+
+_OURS = re.compile(r"\bNCCL (INFO|WARN) (?P<text>.*)$")
+_VERSION = re.compile(r"\bNCCL version (?P<version>\d+\.\d+\.\d+)\S*")
+_BOOTSTRAP = re.compile(r"^Bootstrap ?:.*? (?:\[\d+\])?(?P<interface>[\w.@-]+):")
+_DEVICE = re.compile(r"\[\d+\](?P<device>[\w.-]+):[^\s;\[]*")
+_NETWORK = re.compile(r"^Using network (?P<network>.+)$")
+_CHANNEL = re.compile(r"^Channel \d+(?:/\d+)? : \d+\[\w+\] -> \d+\[\w+\].*? via (?P<via>\S+)")
+_PLUGIN = re.compile(r"^(?:NET/Plugin: Loaded net plugin|P2P plugin|NET/OFI (?:Using|Initializing)) (?P<name>[^(,]+)")
+_SIZE = re.compile(r"\brank (?P<rank>\d+) nranks (?P<size>\d+)\b")
+_SETTING = re.compile(r"^(?P<key>NCCL_\w+) set by environment to (?P<value>.+?)\.?$")
+
+
+@dataclass
+class NcclFacts:
+    """What the log of one rank, or of several together, tells."""
+
+    version: str = ""
+    bootstrap: set[str] = field(default_factory=set)
+    """Interfaces the ranks met over."""
+    devices: set[str] = field(default_factory=set)
+    """Interfaces or RDMA devices the data go over."""
+    network: set[str] = field(default_factory=set)
+    """Socket, IB, or a plugin's name."""
+    plugin: str = ""
+    transports: Counter[str] = field(default_factory=Counter)
+    """Connections by kind: NET/Socket, NET/IB, NET/IB/GDRDMA, P2P, SHM."""
+    world_size: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+    """NCCL_* variables it found."""
+    warnings: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        """One line of a log; anything but NCCL's own is passed over."""
+        if match := _VERSION.search(line):
+            self.version = match["version"]
+        ours = _OURS.search(line)
+        if ours is None:
+            return
+        text = ours["text"].strip()
+        if ours[1] == "WARN":
+            if text not in self.warnings:
+                self.warnings.append(text)
+            return
+        self._take_info(text)
+
+    def _take_info(self, text: str) -> None:
+        if match := _BOOTSTRAP.match(text):
+            self.bootstrap.add(match["interface"])
+        elif match := _CHANNEL.match(text):
+            self.transports[transport_kind(match["via"])] += 1
+        elif text.startswith(("NET/Socket : Using", "NET/IB : Using")):
+            self.devices.update(found["device"] for found in _DEVICE.finditer(text))
+        elif match := _NETWORK.match(text):
+            self.network.add(match["network"].strip())
+        elif match := _PLUGIN.match(text):
+            self.plugin = match["name"].strip()
+        elif match := _SETTING.match(text):
+            self.settings[match["key"]] = match["value"]
+        elif match := _SIZE.search(text):
+            self.world_size = max(self.world_size, int(match["size"]))
+
+
+def transport_kind(via: str) -> str:
+    """NET/Socket of `NET/Socket/0`, NET/IB/GDRDMA of `NET/IB/3/GDRDMA`, P2P of `P2P/CUMEM`, SHM of `SHM/direct`."""
+    head, *rest = via.split("/")
+    if head != "NET" or not rest:
+        return head
+    direct = "/GDRDMA" if "GDRDMA" in rest else ""
+    return f"NET/{rest[0]}{direct}"
+
+
+def read_log(lines: Iterable[str]) -> NcclFacts:
+    """The facts of a log."""
+    facts = NcclFacts()
+    for line in lines:
+        facts.take(line)
+    return facts
+
+
+def fact_lines(facts: NcclFacts) -> list[str]:
+    """The facts in words, one line each; the first says where there are none."""
+    if not (facts.version or facts.transports or facts.bootstrap):
+        return ["no word of NCCL in the log; it speaks with NCCL_DEBUG=INFO in the ranks' environment"]
+    lines = [f"NCCL {facts.version or 'of unknown version'}{_ranks(facts)}"]
+    if facts.bootstrap:
+        lines.append(f"meets over {', '.join(sorted(facts.bootstrap))}")
+    if facts.network or facts.devices:
+        over = ", ".join(sorted(facts.devices)) or "devices it does not name"
+        lines.append(f"network {', '.join(sorted(facts.network)) or 'unknown'} over {over}{_plugin(facts)}")
+    if facts.transports:
+        lines.append("connections: " + ", ".join(f"{count} {kind}" for kind, count in facts.transports.most_common()))
+    lines += [f"{key}={value}" for key, value in sorted(facts.settings.items())]
+    return [*lines, *(f"warning: {text}" for text in facts.warnings), *suspicions(facts)]
+
+
+def _ranks(facts: NcclFacts) -> str:
+    return f", {many(facts.world_size, 'rank')}" if facts.world_size else ""
+
+
+def _plugin(facts: NcclFacts) -> str:
+    return f", plugin {facts.plugin}" if facts.plugin else ""
+
+
+def suspicions(facts: NcclFacts) -> Sequence[str]:
+    """What is probably not meant, one sentence each."""
+    found = []
+    if facts.devices & {"lo"} and facts.world_size > 1 and any(kind.startswith("NET") for kind in facts.transports):
+        found.append("the data go over lo: only ranks of one node can talk; set NCCL_SOCKET_IFNAME")
+    virtual = sorted(device for device in facts.devices if re.match(r"(docker|virbr|veth|br-)", device))
+    if virtual:
+        found.append(f"{', '.join(virtual)} is a virtual bridge's interface, which no other node sees")
+    return found

@@ -9,27 +9,37 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import tiny
-from training.bounded import bounded_json, object_in
 from training.cost.memory import file_bytes
 from training.cost.shape import known_shape
-from training.counting import size_text
-from training.errors import AdapterError
-from training.laptop import folder_model
 from training.laptop.head_node import Head
 from training.laptop.hub import download_command, mirror
-from training.launch import ENV_FOLDER, Launch, LaunchError
-from training.model_files import described
-from training.model_lock import LOCK, disagreement, read_pins
-from training.model_names import name_of_folder
-from training.own_model import FOLDER, folder_of, state_of
-from training.recipe import Recipe
-from training.run_folder import MODEL_RECORD, MODEL_SUMS
-from training.sums import ORIGIN, SUMS, parse_sums, sha256_of, sums_of, sums_text
+from training.models import tiny
+from training.models.folder import FOLDER, described, files_of, folder_of, state_of
+from training.models.lock import LOCK, disagreement, read_pins
+from training.models.names import name_of_folder
+from training.recipe.derive import MERGED
+from training.recipe.recipe import Recipe, RecipeError
+from training.run.folder import MODEL_RECORD, MODEL_SUMS, is_run_id, was_made_in
+from training.run.launch import ENV_FOLDER, Launch, LaunchError
+from training.text.counts import size_text
+from training.text.files import (
+    ORIGIN,
+    SUMS,
+    bounded_json,
+    object_in,
+    parse_sums,
+    read_origin,
+    seal_model,
+    sha256_of,
+    sums_of,
+    sums_text,
+)
+from training.text.problems import AdapterError
 
 BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
@@ -98,7 +108,7 @@ def base_model_on_head(
     if not record.strip():
         what = f"{head.name} has no model {model_dir} at {launch.models}"
         if name := name_of_folder(names, model_dir):
-            raise LaunchError(f"{what}, which [models] names in cluster.toml has as {name!r}; {deploy}")
+            raise LaunchError(f"{what} yet, although [models] names in cluster.toml lists {name!r}; {deploy}")
         raise LaunchError(
             f"{what}; add what --model said to [models] names in cluster.toml, then {deploy}{_to_fetch(base_model)}"
         )
@@ -135,7 +145,7 @@ def here_base_model(recipe: Recipe, launch: Launch) -> str:
     refuse_unable_here()
     folder = Path(launch.models) / recipe.model_dir
     if recipe.base_model.startswith(FOLDER):
-        return folder_model.place(recipe, Path(launch.models))["hash"]
+        return link_model(recipe, Path(launch.models))["hash"]
     record, damage = _record(folder), _damage(folder)
     if recipe.base_model == BUILT_IN and (damage or record.get("commit") != sha256_of(TINY)):
         _make_tiny(folder, launch.python)
@@ -174,10 +184,10 @@ def refuse_gone(head: Head, launch: Launch, model_dir: str, base_model: str, nam
             _refuse_changed(folder_of(base_model), Path(place), launch.run_id)
         return
     if dead[0] != GONE:
-        raise LaunchError(folder_model.gone(launch.run_id, Path(dead[0])))
+        raise LaunchError(model_gone(launch.run_id, Path(dead[0])))
     merged = folder_of(base_model)
-    if head.here and folder_model.is_merged(merged) and not merged.is_dir():
-        raise LaunchError(folder_model.gone(launch.run_id, merged / CONFIG))
+    if head.here and is_merged(merged) and not merged.is_dir():
+        raise LaunchError(model_gone(launch.run_id, merged / CONFIG))
     what = f"the base model of {launch.run_id} is gone: {head.name} has it no more at {place}"
     if not head.here:
         name = name_of_folder(names, model_dir)
@@ -211,12 +221,12 @@ def _make_tiny(folder: Path, python: str) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     print(f"making the tiny model at {folder} (once, about a minute)", flush=True)
-    argv = [python, "-m", "training.tiny", str(fresh)]
+    argv = [python, "-m", "training.models.tiny", str(fresh)]
     try:
-        subprocess.run(argv, check=True, capture_output=True, text=True, cwd=TINY.parent.parent, timeout=MAKING_S)
+        subprocess.run(argv, check=True, capture_output=True, text=True, cwd=TINY.parents[2], timeout=MAKING_S)
     except subprocess.CalledProcessError as error:
         print(error.stderr.rstrip(), file=sys.stderr)
-        raise LaunchError(f"the tiny model could not be made: training.tiny ended with {error.returncode}") from error
+        raise LaunchError(f"the tiny model could not be made: its program ended with {error.returncode}") from error
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"the tiny model was not made within {MAKING_S:.0f} s") from error
     (fresh / SUMS).write_text(sums_text(sums_of(fresh)), encoding="utf-8")
@@ -225,3 +235,61 @@ def _make_tiny(folder: Path, python: str) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
+
+
+def made_by(folder: Path) -> str:
+    """The command that makes a folder of a run that is there; empty of any other folder."""
+    run = folder.parent
+    if not (is_run_id(run.name) and run.is_dir()):
+        return ""
+    here = was_made_in(run.absolute())
+    if folder.name == MERGED:
+        return f"; fab merge --run {run.name} {'--here' if here else '--fetch'} makes it"
+    if folder.name == "model":
+        return f"; fab fetch --run {run.name}{' --here' * here} brings it, where that run trained the whole model"
+    return ""
+
+
+def is_merged(folder: Path) -> bool:
+    """Whether it is called as a run's merged model is."""
+    return folder.name == MERGED and is_run_id(folder.parent.name)
+
+
+def model_gone(run_id: str, file: Path) -> str:
+    """That a file of a folder is not there which a run was trained from."""
+    lost = file.parent if not file.parent.is_dir() else file
+    return f"the base model of {run_id} is gone: there is no {lost} any more{put_back(file.parent)}"
+
+
+def put_back(folder: Path) -> str:
+    """What brings a base model's folder back: a run's merged model is made of what it learned, while that is there."""
+    run = folder.parent
+    if not is_merged(folder):
+        return "; put it back there"
+    if made := made_by(folder):
+        return made
+    return (
+        f": it was merged from {run.name}, which is no longer on this machine. Where nodes still have that run, "
+        f"fab merge --run {run.name} --fetch makes it again; else only a copy of it put there does, and without one "
+        "a new run from another model has to take its place"
+    )
+
+
+def link_model(recipe: Recipe, models: Path) -> dict[str, str]:
+    """Links to the folder's files where models lie, sealed; gives the record. Hashed anew where a file has changed."""
+    folder, target = folder_of(recipe.base_model), models / recipe.model_dir
+    if not folder.is_dir():
+        raise RecipeError(f"the base model {folder} is gone{put_back(folder)}")
+    commit = state_of(folder)
+    with suppress(ValueError):  # a damaged record is made again
+        if (known := read_origin(target)).get("commit") == commit:
+            return known
+    fresh = target.with_name(f".{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for path in files_of(folder):
+        (fresh / path.name).symlink_to(path)
+    seal_model(fresh, repo=recipe.base_model, revision="main", commit=commit)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+    return read_origin(target)

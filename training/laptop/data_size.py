@@ -3,31 +3,37 @@ else estimated from their characters."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from training import tiny
-from training.data import DataError
-from training.data.bad_records import CURE, Bad
+from inventory.settings import Settings
+from training.cost.memory import data_disk_gib, file_bytes
+from training.cost.shape import ModelShape
+from training.data.build import TRAIN, Build
+from training.data.encode import Encoder
 from training.data.hub import is_dataset_name
+from training.data.look.take import load_tokenizer
 from training.data.look.watch import Watch
-from training.data.packing import pack
-from training.data.preference import refuse_other_goal
+from training.data.prepared import pack
 from training.data.probe import words_of
 from training.data.readers import Source, none_in, paths_of, records
-from training.data.sample import NothingLeftError
-from training.data.shapes import Record
-from training.laptop import tokenizer_here
+from training.data.sample import CURE, Bad, DataError, NothingLeftError
+from training.data.shapes import Record, refuse_other_goal
 from training.laptop.base_model import BUILT_IN
+from training.models import tiny
+from training.models.folder import FOLDER
 from training.plan.machines import Workload
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
+from training.text.counts import size_text
 
 BYTES_A_TOKEN = 4.0
 """Of text in UTF-8: English has about four letters a token, Chinese one and a half characters of three bytes."""
@@ -80,17 +86,14 @@ def _counted(source: Source, recipe: Recipe, skip_bad: bool = False) -> Size:
     bad.refuse(len(sizes))
     if not sizes:
         raise none_in(source, bad)
-    home = tokenizer_here.home_of(recipe)
-    if tokenizer_here.missing() or (home is None and recipe.base_model != BUILT_IN):
+    home = home_of(recipe)
+    if missing() or (home is None and recipe.base_model != BUILT_IN):
         return _estimated(sizes, recipe, bad)
-    return _tokenised(source, sizes, recipe, bad, tokenizer_here.loaded(home)[0])
+    return _tokenised(source, sizes, recipe, bad, loaded(home)[0])
 
 
 def _tokenised(source: Source, sizes: Sequence[tuple[int, int]], recipe: Recipe, bad: Bad, tokenizer: Any) -> Size:
     """By a run's own preparation, of the first records where the text is long."""
-    from training.data.build import TRAIN, Build
-    from training.data.encode import Encoder
-
     read = list(accumulate(size for size, _ in sizes))
     kept = list(accumulate(min(size, MOST_BYTES_A_TOKEN * recipe.row_length) for size, _ in sizes))
     enough = min(bisect_left(kept, SAMPLE_BYTES) + 1, bisect_left(read, MOST_READ * SAMPLE_BYTES))
@@ -139,3 +142,66 @@ def _texts(record: Record) -> Iterator[str]:
         yield from (text for turn in record.turns for _, text in words_of(turn))
     else:
         yield record.prompt + record.completion
+
+
+NEEDED = ("transformers", "tokenizers", "numpy")
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Without any of them transformers loads a tokenizer that knows no word, and says nothing."""
+
+
+def missing() -> list[str]:
+    """Packages that tokenising needs and this Python lacks."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def home_of(recipe: Recipe) -> Path | None:
+    """The folder on this machine that has a model's tokenizer and config.json whole; `tiny` needs none."""
+    if recipe.base_model.startswith(FOLDER):
+        return Path(recipe.base_model.removeprefix(FOLDER))
+    own = Path.home() / ".cache" / "spotune" / "models" / recipe.model_dir
+    if (own / TOKENIZER).is_file() and (own / CONFIG).is_file() and _knows_words(own):
+        return own
+    return None if recipe.base_model == BUILT_IN else _in_hub_cache(recipe)
+
+
+def loaded(home: Path | None) -> tuple[Any, Mapping[str, Any]]:
+    """Tokenizer and config.json; those of `tiny` without its folder, which takes a minute and torch to make. Raises
+    DataError."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch here is no news
+    if home is None:
+        return tiny.tokenizer(), tiny.LIMITS
+    try:
+        config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{home / CONFIG} cannot be read: {error}") from error
+    return load_tokenizer(home), config
+
+
+def _in_hub_cache(recipe: Recipe) -> Path | None:
+    """In the cache of huggingface_hub; only with a chat template, as parts of a snapshot may be missing there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = [try_to_load_from_cache(recipe.base_model, name, revision=recipe.revision) for name in (TOKENIZER, CONFIG)]
+    if not all(isinstance(path, str) for path in cached):
+        return None
+    folder = Path(str(cached[0])).parent
+    if not _knows_words(folder):
+        return None
+    inside = (folder / TOKENIZER).read_text(encoding="utf-8")
+    return folder if '"chat_template"' in inside or (folder / "chat_template.jinja").is_file() else None
+
+
+def _knows_words(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in VOCABULARIES)
+
+
+def too_small(settings: Settings, recipe: Recipe, shape: ModelShape) -> tuple[str, ...]:
+    """A sentence with the size to ask for; none where the disk is large enough, or is not rented."""
+    if not settings.is_rented or recipe.base_model == BUILT_IN:
+        return ()
+    own, need = settings.rental, data_disk_gib(shape, recipe)
+    if own.data_disk_gib >= need:
+        return ()
+    files = f"its files need {size_text(file_bytes(shape))} on the data disk"
+    return (f"{files}, {own.key('data_disk_gib')} = {own.data_disk_gib}: with environment and checkpoints {need}",)

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.began_with import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
-from training.bounded import bounded_json
-from training.goal import DPO
-from training.laptop import checkpoints, make_run, runs
+from training.laptop import new_run, runs
 from training.laptop.head_node import Head, HereHead
-from training.launch import Launch, LaunchError
-from training.recipe import Recipe, parse_recipe
-from training.recipe_tables import Lora
-from training.run_folder import LOCAL_RUNS, checkpoint_folder, is_run_id
-from training.sums import ADAPTER_WEIGHTS, STATE, SUMS, parse_sums
+from training.recipe.reading import parse_recipe
+from training.recipe.recipe import Recipe
+from training.recipe.tables import DPO, Lora
+from training.run.folder import LOCAL_RUNS, checkpoint_folder, is_run_id
+from training.run.history import RECORD, WEIGHTS, EarlierStage, parse_record, record_text
+from training.run.launch import Launch, LaunchError
+from training.text.files import ADAPTER_WEIGHTS, STATE, SUMS, bounded_json, parse_sums
 
 IN_THE_WEIGHTS = ("base_model", "tuning", *(f"lora.{key}" for key in Lora.model_fields if key != "dropout"))
 """Keys of a recipe on which depend which tensors an adapter has, and what they mean."""
@@ -88,7 +87,7 @@ class EarlierAdapter:
             head.shell(f'mkdir -p "$(dirname {there})" && cp {shlex.quote(str(self.weights))} {there}', 600)
         else:
             files[WEIGHTS] = self.weights
-        make_run.put(head, launch, files)
+        new_run.put(head, launch, files)
         wanted = self.stages[-1].adapter
         if head.shell(f"sha256sum {shlex.quote(f'{launch.run_dir}/{WEIGHTS}')}", 60).split()[0] != wanted:
             raise LaunchError(f"--from-adapter {self.run_id}: {self.weights} is damaged on {self.head.name}")
@@ -99,7 +98,7 @@ def find(head: Head, run_id: str) -> EarlierAdapter:
     if not is_run_id(run_id):
         raise LaunchError(f"--from-adapter {run_id}: the id of a run is expected, as fab status lists them")
     for place in (head, HereHead(LOCAL_RUNS)):
-        if (step := checkpoints.checkpoint_step(place, run_id)) is not None:
+        if (step := runs.checkpoint_step(place, run_id)) is not None:
             return _read(place, run_id, step)
     raise LaunchError(f"--from-adapter {run_id}: no checkpoint of it is on {head.name} or below {LOCAL_RUNS.resolve()}")
 

@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.began_with import RECORD as BEGAN_WITH
-from training.evaluations import is_evaluation
-from training.exit_codes import FAILED
-from training.laptop.download import Download, FileGone
-from training.laptop.same_run import another, refuse_another
-from training.learned import check_sums, lay_down, parsed_sums, planned_base_model, point, sums_at, take_whole
-from training.run_folder import (
+from paramiko import SSHException
+
+from training.laptop.download import Download, FileGone, another, refuse_another
+from training.run.checkpoint_files import (
+    DamagedError,
+    FetchError,
+    check_sums,
+    link_checkpoint,
+    parsed_sums,
+    part_of,
+    planned_base_model,
+    point,
+    sums_at,
+    take_undamaged,
+    verify_checkpoint,
+)
+from training.run.evaluations import is_evaluation
+from training.run.folder import (
     CHECKPOINTS,
     CLAIM,
     FETCHED,
@@ -35,9 +46,10 @@ from training.run_folder import (
     checkpoint_folder,
     newest_step,
 )
-from training.starts import STARTS
-from training.sums import BEST, OPTIMIZER, SUMS, sums_text
-from training.verify import DamagedError, FetchError, part_of, verify_checkpoint
+from training.run.history import RECORD as BEGAN_WITH
+from training.run.history import STARTS
+from training.text.files import BEST, OPTIMIZER, SUMS, sums_text
+from training.text.problems import FAILED
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -117,7 +129,7 @@ def fetch_remote(open_sftp: Callable[[], SFTPClient], remote: str, local: Path, 
     download.all([(name, local / name, None) for name in logs])
     names = download.names(CHECKPOINTS)
     best = download.text(f"{CHECKPOINTS}/{BEST}") if BEST in names else ""
-    step, damaged = take_whole(names, best, lambda step: _fetch_checkpoint(download, local, step, full))
+    step, damaged = take_undamaged(names, best, lambda step: _fetch_checkpoint(download, local, step, full))
     return Fetched(local, step, download.moved, newest_step(names), damaged)
 
 
@@ -125,8 +137,6 @@ def fetch_patiently(
     open_sftp: Callable[[], SFTPClient], reconnect: Callable[[], None], remote: str, local: Path, full: bool = False
 ) -> Fetched:
     """`fetch_remote`, gone on with after a broken connection or when a checkpoint gave way to a newer one."""
-    from paramiko import SSHException
-
     for left in reversed(range(TRIES)):
         try:
             return fetch_remote(open_sftp, remote, local, full)
@@ -150,7 +160,7 @@ def fetch_patiently(
 
 def fetch_here(folder: Path) -> Fetched:
     """The same for a run on this machine, which is home already: find its checkpoint and verify it."""
-    laid = lay_down(folder)
+    laid = link_checkpoint(folder)
     return Fetched(folder, laid.step, 0, laid.newest, laid.damaged)
 
 

@@ -1,29 +1,64 @@
 """A base model that is a folder on this machine: `fab train --model ./my-model`.
 
-Its recipe is derived from its config.json. With --here it gets a folder of links to its files where models lie, with
-the stamp and the sums that a fetched one has; the folder itself is never written into.
+Its recipe is derived from its config.json. Its layers are counted by building it without weights: on this machine where
+its Python has torch, else on the head.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.cost.shape import ModelShape
-from training.errors import AdapterError
-from training.isolation import untrainable
-from training.laptop.end_tokens import end_notes, spare_pad
-from training.laptop.small_files import in_16_bits, notes, positions, read_json, template_of
-from training.model_files import entries, refuse_no_tokenizer, shard_names
-from training.model_names import base_model_of
-from training.new_recipe import MERGED, Source, new_recipe, uncounted
-from training.own_model import files_of, folder_of, state_of
-from training.recipe import Recipe, RecipeError, parse_recipe
-from training.run_folder import is_run_id, was_made_in
-from training.sums import read_origin, seal_model
+from inventory.errors import InventoryError
+from inventory.node_program import ProgramError
+from inventory.shown import shown
+from training.cost.shape import ModelShape, PlanError
+from training.laptop import new_run, preparing
+from training.laptop.base_model import CONFIG, made_by, refuse_no_environment
+from training.laptop.head_node import HeadError, within
+from training.laptop.hub import (
+    cached_outlines,
+    end_notes,
+    in_16_bits,
+    notes,
+    positions,
+    read_json,
+    spare_pad,
+    template_of,
+)
+from training.laptop.open_cluster import OpenCluster, opened
+from training.laptop.starting import turn
+from training.models.folder import (
+    CURE,
+    OUTLINE,
+    TENSORS,
+    Ask,
+    ask_here,
+    described,
+    entries,
+    folder_of,
+    lacking,
+    last_object,
+    refuse_no_tokenizer,
+    shape_of,
+    shard_names,
+)
+from training.models.names import base_model_of
+from training.models.types import untrainable
+from training.recipe.derive import Source, new_recipe, uncounted
+from training.recipe.reading import parse_recipe
+from training.recipe.recipe import Recipe, RecipeError
+from training.run.launch import LaunchError
+from training.text.problems import UNUSABLE, AdapterError
+
+KIND = "count"
+"""What the folder of a count on the head is called by."""
 
 
 def folder_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
@@ -40,7 +75,7 @@ def recipe_text(model: str) -> str:
     template = template_of(folder, f"--model {folder}")
     note = " ".join([*notes(config, template), *end_notes(folder, template)])
     source = Source(base_model, positions(config), note=note, typed=model, pad_token=spare_pad(folder, template))
-    return new_recipe(source.name, source, _counted(folder, model))
+    return new_recipe(source.name, source, counted(folder, model))
 
 
 def uncounted_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
@@ -55,13 +90,7 @@ def uncounted_recipe(model: str, overrides: Mapping[str, str]) -> Recipe:
 def folder_shape(base_model: str) -> ModelShape:
     """Of a recipe's base model that is a folder. Raises PlanError."""
     folder = folder_of(base_model)
-    return _counted(folder, str(folder))
-
-
-def _counted(folder: Path, whose: str) -> ModelShape:
-    from training.laptop.model_builder import counted  # here: a run is started by it, which needs this module
-
-    return counted(folder, whose)
+    return counted(folder, str(folder))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -76,7 +105,7 @@ def whole_config(folder: Path, whose: str) -> dict[str, Any]:
     """The config.json of a folder that holds a model, whole as far as names and lengths tell. RecipeError where it does
     not; `whose`: how the user calls it, last the folder."""
     if not folder.is_dir():
-        raise RecipeError(f"{whose}: there is no such folder{_made_by(folder)}")
+        raise RecipeError(f"{whose}: there is no such folder{made_by(folder)}")
     try:
         names = shard_names(folder)
         config = read_json(folder / "config.json", whose)
@@ -88,59 +117,51 @@ def whole_config(folder: Path, whose: str) -> dict[str, Any]:
     return config
 
 
-def _made_by(folder: Path) -> str:
-    """The command that makes a folder of a run that is there; empty of any other folder."""
-    run = folder.parent
-    if not (is_run_id(run.name) and run.is_dir()):
-        return ""
-    here = was_made_in(run.absolute())
-    if folder.name == MERGED:
-        return f"; fab merge --run {run.name} {'--here' if here else '--fetch'} makes it"
-    if folder.name == "model":
-        return f"; fab fetch --run {run.name}{' --here' * here} brings it, where that run trained the whole model"
-    return ""
+@contextmanager
+def builder(whose: str) -> Iterator[Ask]:
+    """Inside the `with`, what asks the programs that build a model. `whose`: how the user calls it. PlanError where
+    neither this machine nor a head can."""
+    if not (lacks := lacking()):
+        yield ask_here
+        return
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(opened(False))
+            refuse_no_environment(cluster.head, cluster.launch(KIND, OUTLINE))
+        except (InventoryError, LaunchError) as error:
+            raise PlanError(
+                f"{whose}: {lacks}: {CURE}, or fab up and the base deploy first, so that the head counts them; "
+                f"it cannot now: {error}"
+            ) from error
+        print(f"{whose}: {lacks}; {cluster.head.name} counts them by its config.json", file=sys.stderr)
+        yield partial(_ask_head, cluster)
 
 
-def is_merged(folder: Path) -> bool:
-    """Whether it is called as a run's merged model is."""
-    return folder.name == MERGED and is_run_id(folder.parent.name)
+def counted(folder: Path, whose: str) -> ModelShape:
+    """The shape of a folder's model. `whose`: how the user calls it. Raises PlanError and HeadError."""
+
+    def ask(module: str, folder: Path, limit_s: float) -> Mapping[str, Any]:
+        with builder(whose) as told:
+            return told(module, folder, limit_s)
+
+    return shape_of(folder, cached_outlines(), ask)
 
 
-def gone(run_id: str, file: Path) -> str:
-    """That a file of a folder is not there which a run was trained from."""
-    lost = file.parent if not file.parent.is_dir() else file
-    return f"the base model of {run_id} is gone: there is no {lost} any more{_put_back(file.parent)}"
-
-
-def _put_back(folder: Path) -> str:
-    """What brings a base model's folder back: a run's merged model is made of what it learned, while that is there."""
-    run = folder.parent
-    if not is_merged(folder):
-        return "; put it back there"
-    if made := _made_by(folder):
-        return made
-    return (
-        f": it was merged from {run.name}, which is no longer on this machine. Where nodes still have that run, "
-        f"fab merge --run {run.name} --fetch makes it again; else only a copy of it put there does, and without one "
-        "a new run from another model has to take its place"
-    )
-
-
-def place(recipe: Recipe, models: Path) -> dict[str, str]:
-    """Links to the folder's files where models lie, sealed; gives the record. Hashed anew where a file has changed."""
-    folder, target = folder_of(recipe.base_model), models / recipe.model_dir
-    if not folder.is_dir():
-        raise RecipeError(f"the base model {folder} is gone{_put_back(folder)}")
-    commit = state_of(folder)
-    with suppress(ValueError):  # a damaged record is made again
-        if (known := read_origin(target)).get("commit") == commit:
-            return known
-    fresh = target.with_name(f".{target.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    for path in files_of(folder):
-        (fresh / path.name).symlink_to(path)
-    seal_model(fresh, repo=recipe.base_model, revision="main", commit=commit)
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
-    return read_origin(target)
+def _ask_head(cluster: OpenCluster, module: str, folder: Path, limit_s: float) -> dict[str, Any]:
+    """In a folder like a run's, which is gone afterwards; a run that goes on is not disturbed."""
+    head, place = cluster.head, f"model/{folder.name}"
+    with turn(head), new_run.claimed(head, KIND, datetime.now(UTC)) as run_id:
+        launch = cluster.launch(run_id, module)
+        tensors = {f"{place}/{TENSORS}": json.dumps(found)} if (found := described(folder)) else {}
+        new_run.put_new(head, launch, {f"{place}/{CONFIG}": folder / CONFIG, **tensors})
+        arguments = ["--config", f"{launch.run_dir}/{place}", "--attached"]
+        command = preparing.program_command(launch, module, arguments, from_hub=False)
+        with head.talk(command) as program:
+            try:
+                return last_object(within(limit_s, program.last_words), module)
+            except ProgramError as error:
+                if error.code == UNUSABLE and error.said:
+                    raise PlanError(shown(error.said[-1])) from error
+                raise HeadError(shown(str(error))) from error
+            except TimeoutError as error:
+                raise HeadError(f"{head.name}: {module} did not end within {limit_s:.0f} s") from error

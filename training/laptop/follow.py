@@ -11,11 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training.bounded import figure_in, is_figure
 from training.cost.pace import cost_so_far
-from training.counting import size_text
-from training.money import money
-from training.run_folder import (
+from training.run.folder import (
     ENDED,
     LAUNCH,
     METRICS,
@@ -27,6 +24,8 @@ from training.run_folder import (
     parse_status,
     unit_of,
 )
+from training.text.counts import money, size_text
+from training.text.files import figure_in, is_figure
 
 SEPARATOR = "\x1e"
 LOOK_EVERY_S = 1.5

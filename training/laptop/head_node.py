@@ -1,7 +1,4 @@
-"""The head as the control side sees it: a shell, a way to put files, and channels to fetch them.
-
-Two of a kind: a node over ssh, and this machine for `--here`.
-"""
+"""The head as the laptop sees it: a shell, files put and fetched, and what its nodes have."""
 
 from __future__ import annotations
 
@@ -14,19 +11,25 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from paramiko import SFTPError, SSHException
 
 from inventory import node_program, ssh
 from inventory.node_program import Program
 from inventory.nodes import Node
-from training.exit_codes import FAILED
-from training.framed import SFTP_GARBAGE
-from training.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
-from training.run_folder import REMOTE_RUNS, STATUS, STOP
+from training.plan.facts import Card, NodeHardware, slowest_first
+from training.run.folder import REMOTE_RUNS, STATUS, STOP
+from training.run.launch import NO_DATA_DISK, Launch, LaunchError, supervisor_argv, unit_argv
+from training.text.files import SFTP_GARBAGE, figure_in
+from training.text.problems import FAILED
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
+
 
 T = TypeVar("T")
 ANSWER_S = 20.0
@@ -110,8 +113,6 @@ class RemoteHead:
 
     def _send(self, archive: Path, there: str) -> None:
         """To a file that must not exist before and is the login user's alone, in a folder that is everybody's."""
-        from paramiko import SSHException
-
         try:
             with self.open_sftp() as sftp, archive.open("rb") as source:
                 if channel := sftp.get_channel():
@@ -137,7 +138,6 @@ class RemoteHead:
 
     def open_sftp(self) -> SFTPClient:
         """A new channel on the connection. Raises HeadError where the node's shell speaks first."""
-        from paramiko import SFTPError
 
         def opened() -> SFTPClient:
             if not self._reads_runs:
@@ -255,3 +255,64 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if not outcome:
         raise TimeoutError(f"no answer within {seconds:.0f} s")
     return outcome[0]
+
+
+QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null"
+CARDS = f'cards=$({QUERY}) && echo "$cards" | sed s/^/card=/'
+"""Nothing where it fails, whatever it says then."""
+RAM = "{ awk '/^MemTotal:/ {print $2}' /proc/meminfo || echo $(($(sysctl -n hw.memsize) / 1024)); } 2>/dev/null"
+ASK = f"{{ {CARDS}; printf ram=; {RAM}; }}"
+"""A line for each card, then the KiB of RAM."""
+REACH = "timeout 20 ssh -n -o BatchMode=yes -o ConnectTimeout=5"
+NODES_S = 30.0
+SEPARATOR = "\x1e"
+
+
+DISK = "df -Pk {disk} 2>/dev/null | awk 'END {{print \"disk=\" $4}}'; "
+"""KiB that are free where runs lie."""
+
+
+def of_nodes(head: Head, launch: Launch) -> tuple[NodeHardware, ...]:
+    """In rank order. A node that does not say is taken for one like the head: the start will name it. Raises HeadError.
+
+    Where the ranks compute on the CPU no node has cards, whatever it has.
+    """
+    first, *others = launch.hosts
+    ask = DISK.format(disk=shlex.quote(launch.data_disk)) * bool(launch.data_disk) + ASK
+    asks = {first.name: f"sh -c {shlex.quote(ask)}"}
+    asks |= {host.name: f"{REACH} {shlex.quote(host.name)} {shlex.quote(ask)}" for host in others}
+    said = head.shell(" ".join(_block(name, ask) for name, ask in asks.items()) + " wait", NODES_S)
+    blocks = [block.partition("\n") for block in said.split(SEPARATOR)[1:]]
+    found = {name: _hardware(name, content) for name, _, content in blocks}
+    its = found.get(first.name) or NodeHardware(first.name, 1, (), inf)
+    nodes = [replace(found.get(host.name) or its, name=host.name, slots=host.slots) for host in launch.hosts]
+    on_cpus = launch.env.get("DS_ACCELERATOR") == "cpu"
+    return tuple(replace(node, cards=()) if on_cpus else node for node in nodes)
+
+
+def _block(name: str, ask: str) -> str:
+    """Asks meanwhile; prints a node's answer in one piece, with its name before it."""
+    return f"{{ out=$({ask} 2>/dev/null); printf '\\036%s\\n%s\\n' {shlex.quote(name)} \"$out\"; }} &"
+
+
+def _hardware(name: str, content: str) -> NodeHardware | None:
+    """From what a node printed; None where that is not an answer. What its shell adds is read over."""
+    told: dict[str, list[str]] = {"card": [], "ram": [""], "disk": [""]}
+    for key, _, value in (line.partition("=") for line in content.splitlines()):
+        if key in told and value:
+            told[key].append(value)
+    ram, free = figure_in(told["ram"][-1]) * 1024.0, told["disk"][-1]
+    disk_free = figure_in(free) * 1024.0 if free else inf
+    return NodeHardware(name, 1, tuple(map(_card, told["card"])), ram, disk_free) if ram else None
+
+
+def _card(line: str) -> Card:
+    name, _, mib = line.rpartition(",")
+    return Card(name.strip(), figure_in(mib) * 2**20 or inf)
+
+
+def with_slowest_first(launch: Launch, nodes: tuple[NodeHardware, ...]) -> tuple[Launch, tuple[NodeHardware, ...]]:
+    """The launch with nodes of different cards in the order that suits the stages of a model; the head stays first."""
+    ordered = slowest_first(nodes)
+    hosts = {host.name: host for host in launch.hosts}
+    return replace(launch, hosts=tuple(hosts[node.name] for node in ordered)), ordered

@@ -5,7 +5,7 @@ anybody knows. Nothing is asked of the nodes themselves: what was measured of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from inventory.cloud.errors import CloudError, RentError
@@ -16,12 +16,16 @@ from inventory.settings import Settings
 from training.cost.cards import SAME_MEMORY, card_bytes, card_named, same_kind, sustained_flops, unknown_card
 from training.cost.memory import GIB
 from training.laptop import measurements, preparing
-from training.laptop.fleet import Fleet
 from training.laptop.measurements import Measurements
-from training.launch import LaunchError
 from training.plan.calibration import Calibration, Ranks
 from training.plan.facts import Card, NodeHardware, machines_of, rank_cards, slowest_first
 from training.plan.machines import PlannedMachines
+from training.run.launch import LaunchError
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory.cloud import opening
+    from inventory.renting import members, offers, tags
 
 
 def fleet(settings: Settings, nodes: int = 0, card: str = "", node_price_h: float = 0.0, model: str = "NAME") -> Fleet:
@@ -145,10 +149,8 @@ def _without_price(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 
 def _rented(settings: Settings, wanted: int) -> Fleet:
-    from inventory.cloud.opening import open_cloud
-    from inventory.renting import members, tags
 
-    cloud = open_cloud(settings)
+    cloud = opening.open_cloud(settings)
     there = members.present(cloud.instances(tags=tags.of_cluster(settings.name)))
     if there and wanted in {0, len(there)}:
         return _standing(cloud, settings, there)
@@ -158,7 +160,6 @@ def _rented(settings: Settings, wanted: int) -> Fleet:
 
 def _standing(cloud: Cloud, settings: Settings, there: Sequence[Instance]) -> Fleet:
     """Machines of one type, or of several: `types` is a list of what to try one after another."""
-    from inventory.renting import members, tags
 
     names = tuple(dict.fromkeys(each.instance_type for each in there))
     told = {kind.name: kind for kind in cloud.types(names)}
@@ -184,7 +185,6 @@ def _standing(cloud: Cloud, settings: Settings, there: Sequence[Instance]) -> Fl
 
 
 def _to_be_rented(cloud: Cloud, settings: Settings, count: int) -> Fleet:
-    from inventory.renting import offers
 
     quotes, _ = offers.quotes(cloud, settings, cloud.image(settings.rental.image))
     best = quotes[0]
@@ -265,3 +265,44 @@ def _says_no_card(settings: Settings, missing: Sequence[bool], model: str) -> st
         f"nothing says which cards {names} {'have' if len(listed) > 1 else 'has'}: {key}measure them: fab prove; "
         f"or name the kind for this plan: fab plan --model {model} --card A10"
     )
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Machines of one kind."""
+
+    nodes: int
+    cards: int
+    """Of a node; 0: the ranks compute on its CPU."""
+    card: str | None = None
+    """What kind they are; None where nobody says."""
+    ram_gib: float | None = None
+    """Of a node."""
+    line_rate_gbps: float | None = None
+    price_h: float | None = None
+    """Of all together."""
+    currency: str = ""
+    about: str = ""
+    """Where they come from, for people."""
+    head: Node | None = None
+    """The first of them, where they stand."""
+    names: frozenset[str] = frozenset()
+    """Of all, where they stand."""
+    kinds: tuple[str, ...] = ()
+    """Of each node's cards, where not all nodes have the same; `card` is then empty."""
+    each: tuple[int, ...] = ()
+    """How many cards each node has, where not all have as many; `cards` is then the most."""
+    own: bool = True
+    """Whether a start would find just these: not machines as somebody wishes them."""
+    notes: tuple[str, ...] = ()
+    """What is not known of them, and how to say it."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Ranks of each node, as a launch starts them: one a card, one on a node without any."""
+        return tuple(max(1, count) for count in self.each or (self.cards,) * self.nodes)
+
+    @property
+    def cards_text(self) -> str:
+        """How many cards the nodes have each, for people."""
+        return " or ".join(map(str, dict.fromkeys(self.each or (self.cards,))))

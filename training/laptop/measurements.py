@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from inventory.nodes import Node
-from training import comm_report
-from training.comm_report import Result
 from training.laptop.head_node import ANSWER_S, Head, HeadError, RemoteHead
 from training.laptop.runs import CHECK
 from training.plan import calibration
 from training.plan.calibration import Calibration, MeasuredRun
-from training.run_folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
+from training.run import comm_report
+from training.run.comm_report import Result
+from training.run.folder import LOCAL_RUNS, MEASURED, PROVE, RESULT
 
 HEAD_S = 4.0
 """What `fab plan` waits for a head at most."""

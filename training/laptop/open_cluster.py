@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from inventory import ssh
@@ -17,9 +20,8 @@ from inventory.errors import InventoryError
 from inventory.nodes import Node, price_of
 from inventory.settings import Settings, SettingsError, load_settings, settings_path
 from training.laptop.head_node import Head, HereHead, RemoteHead
-from training.laptop.ranks_here import launch_here
-from training.launch import ENV_FOLDER, Host, Launch, LaunchError, debug_env, rank_env
-from training.run_folder import DATA_DISK, LOCAL_RUNS, was_made_in
+from training.run.folder import DATA_DISK, LOCAL_RUNS, was_made_in
+from training.run.launch import ENV_FOLDER, VISIBLE, Host, Launch, LaunchError, debug_env, here_env, rank_env
 
 TRAINS_HERE = "--here trains on this machine"
 LOOKS_HERE = "--here looks at the data on this machine"
@@ -184,3 +186,41 @@ def language_here(settings: Settings | None = None) -> str:
             print(f"{error}\npages are in the terminal's language: the file cannot be read", file=sys.stderr)
         said = ""
     return language_of(os.environ, said)
+
+
+HERE_RANKS = 2
+_GPU = re.compile(r"nvidia\d+")
+_BUILT_FOR = re.compile(r"^cuda\b[^=\n]*= '", re.MULTILINE)
+
+
+def launch_here(run_dir: Path, module: str, path: str, home: Path) -> Launch:
+    """How the ranks of a run are started: on GPUs, of which NCCL wants one a rank, else two on the CPU."""
+    gpus = here_gpus()
+    env = here_env(str(run_dir), str(Path(sys.executable).parent), path, bool(gpus), str(home))
+    env |= {VISIBLE: ",".join(gpus[:HERE_RANKS])} if gpus and VISIBLE in os.environ else {}
+    return Launch(
+        run_id=run_dir.name,
+        run_dir=str(run_dir),
+        hosts=(Host("localhost", "127.0.0.1", min(HERE_RANKS, len(gpus) or HERE_RANKS)),),
+        module=module,
+        arguments=(),
+        python=sys.executable,
+        env=env,
+        models=str(home / ".cache" / "spotune" / "models"),
+        here=True,
+    )
+
+
+def here_gpus(devices: Path = Path("/dev"), torch: Path | None = None) -> list[str]:
+    """GPUs of this machine that this Python's torch was built for and CUDA_VISIBLE_DEVICES leaves, as that names them.
+    Torch is not imported: the control side is light."""
+    found = importlib.util.find_spec("torch") if torch is None else None
+    torch = Path(found.origin).parent if found and found.origin else torch
+    version = torch / "version.py" if torch else None
+    if version is None or not version.is_file() or not _BUILT_FOR.search(version.read_text(encoding="utf-8")):
+        return []
+    there = [str(n) for n in range(sum(_GPU.fullmatch(path.name) is not None for path in devices.iterdir()))]
+    if VISIBLE not in os.environ:
+        return there
+    named = [name.strip() for name in os.environ[VISIBLE].split(",")]
+    return list(takewhile(lambda name: name not in {"", "-1"}, named))[: len(there)]  # as CUDA reads it

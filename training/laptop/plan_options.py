@@ -1,25 +1,32 @@
-"""`fab plan`: what every strategy for a model on the cluster's machines is reckoned from."""
+"""`fab plan`: what every strategy is computed from, and the command that starts the chosen one."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
 from inventory.settings import Settings
 from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.shape import ModelShape, PlanError, known_shape
-from training.laptop import data_disk
+from training.laptop import data_size
 from training.laptop.data_size import Size, size_of
-from training.laptop.fleet import Fleet
 from training.laptop.folder_model import folder_shape
-from training.laptop.machines import fleet, machines
+from training.laptop.machines import Fleet, fleet, machines
 from training.laptop.measurements import known
 from training.laptop.models.wanted import folder_faults
-from training.model_names import has_recipe, typed
-from training.own_model import FOLDER, own_name
+from training.models.folder import FOLDER, own_name
+from training.models.names import has_recipe, typed
 from training.plan.machines import PlannedMachines, with_network
-from training.recipe import LEFT_TO_THE_PLAN, Recipe
+from training.plan.notes import SETTING
+from training.plan.options import Choice, Search, choose, in_four_bits
+from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
+from training.text.counts import many
+from training.text.deferred import deferred
+
+with deferred():
+    from training.laptop.models import adding
 
 ABOVE_0 = "it has to be above 0, and finite"
 
@@ -94,7 +101,7 @@ def plan_question(settings: Settings, recipe: Recipe, wish: PlanWish) -> PlanQue
     measured = known(settings.name, found.head if as_it_is else None)
     at = with_network(machines(settings, found, as_it_is, measured, shlex.quote(typed(recipe))))
     faults = folder_faults(settings.models.names, sent_before=found.head is not None)
-    notes = (*found.notes, *measured.notes, *data_disk.too_small(settings, recipe, shape), *faults)
+    notes = (*found.notes, *measured.notes, *data_size.too_small(settings, recipe, shape), *faults)
     asked = PlanQuestion(wish, recipe, shape, found, at, size, notes)
     if old := next(filter(too_old, asked.cards), ""):
         raise PlanError(f"torch has no kernels for {old}: take cards from T4 on")
@@ -122,7 +129,6 @@ def _shape(recipe: Recipe) -> ModelShape | None:
     derived = recipe.name == own_name(model) and not has_recipe(model)  # no file was edited to say so
     if (shape := known_shape(model)) or not derived:
         return shape
-    from training.laptop.models import adding
 
     return adding.derived(model).shape
 
@@ -138,3 +144,72 @@ def amount(flag: str, text: str) -> float:
     if not 0 < value < inf:
         raise PlanError(f"{flag} {value:g}: {ABOVE_0}")
     return value
+
+
+MORE = (2, 4, 8)
+"""Numbers of nodes that are tried where nothing fits."""
+
+
+def start(asked: PlanQuestion) -> str:
+    """The start that decides the same. It is left to it: what is pinned cannot be laid out anew when a node is gone."""
+    its, wish = asked.fleet, asked.wish
+    if not its.own:
+        return (
+            f"a what-if, so no start is proposed: {many(its.nodes, 'node')}, each {asked.each_node}; fab train decides "
+            "anew for the cluster's own machines"
+        )
+    left = [f"{key}=auto" for key in wish.free if key not in asked.recipe.auto]
+    settings = [*wish.settings, *(["dtype=float16"] if asked.lacks_dtype else []), *left]
+    words = ["fab", "train", "--model", typed(asked.recipe), *_data(wish)]
+    return f"next: {shlex.join([*words, *_repeated('--set', settings)])}"
+
+
+def where_nothing_fits(asked: PlanQuestion, choice: Choice) -> str | None:
+    """What would fit; None where the recipe itself is what no machine can run."""
+    if all(option.refused for option in choice.options):
+        return None
+    work = asked.size.work if asked.size else None
+    if in_four_bits(Search(asked.shape, asked.recipe, asked.machines, work, asked.wish.free)):
+        return f"next: {in_four_bits_too(asked)}"
+    each = asked.machines.ranks_per_node
+    counts = () if asked.machines.mixed else (n for n in MORE if n > asked.fleet.nodes)
+    for count in counts:
+        more = replace(asked.machines, ranks=count * each)
+        if (
+            more.ranks <= asked.recipe.global_batch
+            and choose(asked.shape, asked.recipe, more, work, asked.wish.free).chosen
+        ):
+            return f"next: {many(count, 'such node')} would do: {_plan(asked, asked.wish.settings, count)}"
+    return "next: a larger card, with --card"
+
+
+def in_four_bits_too(asked: PlanQuestion) -> str:
+    """The same plan with the frozen layers rounded."""
+    return _plan(asked, [*asked.wish.settings, SETTING])
+
+
+def _plan(asked: PlanQuestion, settings: Iterable[str], nodes: int = 0) -> str:
+    """This plan with other values."""
+    wish = asked.wish
+    flags: dict[str, str | float] = {
+        "--nodes": nodes or wish.nodes,
+        "--hours": wish.hours,
+        "--card": wish.card,
+        "--line-rate-gbps": wish.line_rate_gbps,
+        "--price-per-hour": wish.price_per_hour,
+    }
+    said = [word for flag, value in flags.items() if value for word in (flag, _text(value))]
+    words = ["fab", "plan", "--model", typed(asked.recipe), *_data(wish)]
+    return shlex.join([*words, *said, *_repeated("--set", settings)])
+
+
+def _text(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _data(wish: PlanWish) -> list[str]:
+    return [*_repeated("--data", wish.data), *(["--skip-bad"] if wish.skip_bad else [])]
+
+
+def _repeated(flag: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]

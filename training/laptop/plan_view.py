@@ -7,23 +7,22 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from inventory.shown import console, table
+from inventory.terminal import console, table
 from training.cost.cards import lacks_bfloat16
 from training.cost.memory import micro_batch_tokens
-from training.counting import decimals, many, plain
-from training.goal import DPO
-from training.isolation import once_a_sample
-from training.laptop import next_step
+from training.laptop import plan_options
 from training.laptop.data_size import Size
-from training.laptop.figures import NONE, duration, figure, finite
 from training.laptop.plan_options import PlanQuestion
-from training.money import HOUR, money
+from training.models.types import once_a_sample
 from training.plan import notes
 from training.plan.machines import NETWORK, TAKEN
 from training.plan.notes import SETTING, Rounded, four_bits_faster
 from training.plan.options import Choice, Option, Search, choose
 from training.plan.teaches import enough
-from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
+from training.recipe.reading import with_changes
+from training.recipe.recipe import LEFT_TO_THE_PLAN, Recipe
+from training.recipe.tables import DPO
+from training.text.counts import HOUR, NONE, decimals, duration, figure, finite, many, money, plain
 
 
 def advice(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
@@ -32,14 +31,14 @@ def advice(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
         return
     yield from _sparing(asked, choice, choice.chosen)
     if faster := _four_bits(asked, choice):
-        yield faster.sentence(next_step.in_four_bits_too(asked))
+        yield faster.sentence(plan_options.in_four_bits_too(asked))
 
 
 def four_bits_values(asked: PlanQuestion, choice: Choice) -> dict[str, Any] | None:
     """For programs: what four bits a weight would win; None where they would not much."""
     if (faster := _four_bits(asked, choice)) is None:
         return None
-    how = {"set": SETTING, "command": next_step.in_four_bits_too(asked)}
+    how = {"set": SETTING, "command": plan_options.in_four_bits_too(asked)}
     return {**how, "times_as_fast": faster.times, "option": asdict(faster.option)}
 
 
@@ -67,12 +66,12 @@ def _four_bits(asked: PlanQuestion, choice: Choice) -> Rounded | None:
     return None if "base_precision" in asked.wish.named else four_bits_faster(search, choice.chosen)
 
 
-WHAT = ("", "strategy", "micro_batch", "layers again", "GiB a rank", "bound by")
+WHAT = ("", "strategy", "micro_batch", "recomputed layers", "GiB a rank", "bound by")
 WORDS = ("GiB a rank", "bound by")
 """The columns that may wrap: the first says too why a strategy is refused."""
 BESIDES = (
-    "time and money are of the run alone, loading the model and the first step are in it: booting, the base deploy and "
-    "fetching the model come on top, and are paid for on every machine"
+    "time and cost cover the run itself, including model loading and the first step; booting, the base deploy and "
+    "the model download come on top, on every machine"
 )
 LONGER = 1.1
 """Than the mean a row has to be for padding to count."""
@@ -251,7 +250,7 @@ def _stages(option: Option, asked: PlanQuestion) -> str:
     """How the layers lie, first stage to last."""
     assert option.split
     split, cards = option.split, [card.card for card in asked.machines.mixed]
-    lists = {"layers": split.layers, "of them again": split.checkpointed, "micro-batches held": split.held}
+    lists = {"layers": split.layers, "of them recomputed": split.checkpointed, "micro-batches held": split.held}
     each = "; ".join(f"{what} {', '.join(map(str, values))}" for what, values in lists.items())
     on = f" on {', '.join(cards[: split.stages])}" if cards else ""
     stages = f"{split.stages} stage{'s' * (split.stages > 1)}"
@@ -284,13 +283,13 @@ def _after(asked: PlanQuestion, choice: Choice) -> Iterator[str]:
         yield BESIDES
     yield f"{'take' if chosen else 'none'}: {choice.reason}"
     if chosen is None:
-        if said := next_step.where_nothing_fits(asked, choice):
+        if said := plan_options.where_nothing_fits(asked, choice):
             yield said
         return
     if not left and now.fits and now.tokens_per_s and chosen.tokens_per_s:
         yield f"that is {chosen.tokens_per_s / now.tokens_per_s:.1f} times what the recipe does as it is"
     yield from advice(asked, choice)
-    yield next_step.start(asked)
+    yield plan_options.start(asked)
 
 
 def _figures_rest_on(asked: PlanQuestion, choice: Choice) -> Iterator[str]:

@@ -1,34 +1,38 @@
-"""On the head, before a run starts: its data tokenised and packed, the facts that its plan is made from."""
+"""Before a run starts, on the head: data prepared, facts for its plan, and the check that its nodes talk."""
 
 from __future__ import annotations
 
+import json
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from inventory.node_program import ProgramError
-from training import comm_report
-from training.bounded import bounded_json
-from training.comm_report import Result
 from training.cost.pace import LINE_SHARE
 from training.cost.pipeline import stages_of
-from training.counting import plain
-from training.data import DataError
 from training.data.hub import POINTER
-from training.exit_codes import UNUSABLE
-from training.laptop import measurements
-from training.laptop.comm_check import fetched_results
+from training.data.sample import DataError
+from training.laptop import attach, measurements, new_run
 from training.laptop.head_node import Head, HeadError, within
 from training.laptop.hub import hub_address
 from training.laptop.open_cluster import OpenCluster
-from training.launch import RUN_VARIABLE, Launch
+from training.laptop.runs import CHECK
+from training.laptop.status import check_report
 from training.plan.calibration import Calibration, Ranks
 from training.plan.facts import Facts, Known, ModelMetadata, NodeHardware, rank_cards, read_facts
 from training.plan.layout import between, in_a_row
-from training.recipe import Recipe
-from training.run_folder import LOCAL_RUNS
+from training.recipe.recipe import Recipe
+from training.run import comm_report
+from training.run.comm_report import Result, parse_result
+from training.run.folder import LOCAL_RUNS
+from training.run.launch import RUN_VARIABLE, Launch
+from training.text.counts import plain
+from training.text.files import bounded_json
+from training.text.problems import UNUSABLE
 
 PREPARE_S = 3 * 3600.0
 """Tokenising takes about a minute for 100 MB; what is larger was not meant for an evening."""
@@ -190,3 +194,41 @@ def _are_of(result: Result, whose: Ranks) -> bool:
     same = (result.get("cluster"), result["world_size"]) == (whose.cluster, whose.count)
     on_cards = result["backend"] == "nccl"
     return same and on_cards == bool(whose.cards) and whose.are_on(comm_report.node_names(result))
+
+
+def check(cluster: OpenCluster, now: datetime, line_rate_gbps: float, as_json: bool) -> None:
+    """Run it, bring its result home and show it; Ctrl-C leaves it to go on. Raises RunFailed for wrong results."""
+    run_id = start(cluster, now)
+    seen = attach.attach(cluster.head, run_id)
+    if seen is None:
+        return
+    attach.conclude(cluster.head, run_id, seen)
+    attach.collect_results(cluster.head, run_id)
+    results, unreadable = fetched_results(LOCAL_RUNS)
+    for phrase in unreadable:
+        print(phrase, file=sys.stderr)
+    if run_id not in {result["run_id"] for result in results}:
+        raise attach.RunFailed(f"{run_id} left no result that can be read")
+    result, previous = comm_report.this_and_previous(results, run_id)
+    if as_json:
+        print(json.dumps(result, indent=1))
+    else:
+        check_report(result, previous, line_rate_gbps or cluster.line_rate_gbps)
+    if comm_report.wrong_results(result):
+        raise attach.RunFailed("the collectives compute wrong results; do not train on these nodes")
+
+
+def start(cluster: OpenCluster, now: datetime) -> str:
+    """Start a communication check; gives its run id."""
+    return new_run.start_ranks(cluster, CHECK, now, "training.node.commcheck").run_id
+
+
+def fetched_results(folder: Path) -> tuple[list[Result], list[str]]:
+    """Every communication check fetched so far, and one phrase for each that cannot be read."""
+    results, unreadable = [], []
+    for path in sorted(folder.glob(f"{CHECK}-*/result.json")):
+        try:
+            results.append(parse_result(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            unreadable.append(f"{path} cannot be read and is left out ({error})")
+    return results, unreadable

@@ -17,26 +17,23 @@ from inventory.nodes import static_nodes, users_ssh_config
 from inventory.renting import members, tags
 from inventory.renting.offers import OnOffer, on_offer
 from inventory.settings import Settings, settings_path
-from inventory.shown import console, table
+from inventory.terminal import console, table
 from training.cost.cards import SAME_MEMORY, card_bytes, lacks_bfloat16, rates_of, too_old
 from training.cost.shape import ModelShape, PlanError
 from training.cost.zero import part_misfit
-from training.counting import decimals, many, plain
-from training.laptop import data_disk, measurements
+from training.laptop import data_size, measurements
 from training.laptop.data_size import Size
-from training.laptop.figures import NONE, duration, figure, finite
-from training.laptop.fleet import Fleet
-from training.laptop.machines import card_of, fleet, machines, named_cards
+from training.laptop.machines import Fleet, card_of, fleet, machines, named_cards
 from training.laptop.measurements import Measurements
 from training.laptop.models.wanted import folder_faults
 from training.laptop.plan_options import PlanWish, subject
 from training.laptop.plan_view import BESIDES, at_worst, data_line, steps_of
-from training.launch import LaunchError
-from training.model_names import typed
-from training.money import HOUR, bare, money
+from training.models.names import typed
 from training.plan.frontier import Offered, Way, cheaper_in_numbers, has_rows, rows, ways
 from training.plan.options import AS_FAST, Search, in_four_bits
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
+from training.run.launch import LaunchError
+from training.text.counts import HOUR, NONE, bare, decimals, duration, figure, finite, many, money, plain
 
 COUNTS = (1, 2, 3, 4, 6, 8)
 """Of machines, besides the number in cluster.toml."""
@@ -109,7 +106,7 @@ def rent_choices(settings: Settings, recipe: Recipe, wish: PlanWish) -> Choices:
             raise PlanError(f"--card {wish.card}: no machine with such cards is offered")
         offered, left_out = _offered(settings, wish, offers, known)
         faults = folder_faults(settings.models.names, sent_before=False)
-        notes = (*notes, *said, *left_out, *data_disk.too_small(settings, recipe, shape), *faults)
+        notes = (*notes, *said, *left_out, *data_size.too_small(settings, recipe, shape), *faults)
     found = ways(shape, recipe, offered, size.work if size else None)
     choices = Choices(settings, wish, recipe, shape, size, found, {each.machine.name: each for each in offers}, notes)
     if not choices.rows:
@@ -240,7 +237,7 @@ def take(choices: Choices, which: str, out: TextIO | None = None) -> None:
     """Write one row's types and nodes into cluster.toml; says what changed, on `out`. Raises PlanError for what is no
     row that can be rented and for a data disk that is too small, SettingsError where the file cannot be changed."""
     way = _asked_for(choices, which)
-    for line in data_disk.too_small(choices.settings, choices.recipe, choices.shape):
+    for line in data_size.too_small(choices.settings, choices.recipe, choices.shape):
         raise PlanError(f"--take {which}: {line}; set it, since prices are with the disk")
     own = choices.settings.rental
     offer = choices.offers[way.offered.type_name]
@@ -277,7 +274,7 @@ def _asked_for(choices: Choices, which: str) -> Way:
 
 # What `fab plan --rent` prints: the machines worth renting, and what that rests on.
 
-WHAT = ("", "machines", "cards", "runs (micro_batch, layers again)", "GiB a rank", "bound by")
+WHAT = ("", "machines", "cards", "runs (micro_batch, recomputed layers)", "GiB a rank", "bound by")
 WORDS = (WHAT[3], "bound by", "30 days: reclaimed")
 """The columns that may wrap."""
 SPOT = (f"list, {HOUR}", f"spot, {HOUR}, 24 h", "30 days: reclaimed")
@@ -380,11 +377,10 @@ def _in_numbers(choices: Choices) -> Iterator[str]:
         fewer, more = pair
         yield (
             f"{words(more)} {'are cheaper' if priced else 'take fewer machine-hours'} than {fewer.offered.nodes} of "
-            "them, which are too small for this model to be trained well; apart from that more machines buy time, not "
-            f"{expense}"
+            "them, because so few are too small for this model; apart from that, more machines save time, not {expense}"
         )
     elif any(way.offered.nodes > 1 for way in choices.ways):
-        yield f"more machines of a type buy time, never {expense}"
+        yield f"more machines of one type save time, never {expense}"
 
 
 def _corrections(choices: Choices) -> Iterator[str]:

@@ -16,7 +16,7 @@ from inventory.shown import clock
 from training.laptop import runs
 from training.laptop.head_node import Head, HeadError, RemoteHead
 from training.laptop.open_cluster import OpenCluster
-from training.reclaim import FOLDER, RELEASE, release_text
+from training.run.notices import FOLDER, RELEASE, release_text
 
 _MODEL = "'[/]data/models/'"
 USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && sleep 3; pgrep -af {_MODEL}; true"
@@ -24,7 +24,7 @@ USERS = f"who | sed 's/ .*/ is logged in/'; pgrep -f {_MODEL} >/dev/null && slee
 own words do not match."""
 
 
-def say_elsewhere(cluster: OpenCluster) -> None:
+def print_other_billing(cluster: OpenCluster) -> None:
     """What is billed beside these machines: a line each."""
     for line in report.elsewhere_lines(cluster.settings) if cluster.settings else ():
         print(line, flush=True)
@@ -113,17 +113,17 @@ def in_use(cluster: OpenCluster) -> Iterator[None]:
 
 
 @contextmanager
-def nothing_started(cluster: OpenCluster) -> Iterator[None]:
+def interrupted_before_start(cluster: OpenCluster) -> Iterator[None]:
     """Around what comes before a start: Ctrl-C is told that nothing was started, and what machines still cost."""
     try:
         yield
     except KeyboardInterrupt:
         print("nothing was started", flush=True)
-        say_until(cluster, goes_on=False)
+        print_release_time(cluster, goes_on=False)
         raise
 
 
-def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
+def print_release_time(cluster: OpenCluster, *, goes_on: bool = True) -> None:
     """Last words where a run goes on that nobody follows, or none does: until when the machines are there."""
     if not (cluster.settings and cluster.settings.is_rented):
         return
@@ -136,8 +136,8 @@ def say_until(cluster: OpenCluster, *, goes_on: bool = True) -> None:
         print(f"The cloud releases the machines at {clock(end)}; sooner: fab down")
     elif end:
         print(
-            f"The cloud releases the machines at {clock(end)}, and nobody extends that now; the run saves and leaves "
-            "before. Longer: follow it, or fab up --hours N"
+            f"The cloud releases the machines at {clock(end)}; while no one follows the run, nothing extends "
+            "that, and it saves and exits before. To keep them longer: fab logs --follow, or fab up --hours N"
         )
         if hours_idle(cluster.settings):
             print("hours_idle waits for the next command of this laptop")

@@ -11,28 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from training import reclaim
 from training.cost.shape import read_outline
-from training.laptop import (
-    attach,
-    base_model,
-    checkpoints,
-    make_run,
-    node_hardware,
-    preparing,
-    rental,
-    runs,
-)
+from training.laptop import attach, base_model, head_node, new_run, preparing, rental, runs
 from training.laptop.follow import mean_step_s
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.start_run import planned_s
-from training.launch import Launch, LaunchError
 from training.plan.facts import NodeHardware, machines_of, rank_cards
 from training.plan.machines import PlannedMachines, Workload
 from training.plan.predict import decided_again, layout_keys
-from training.recipe import Recipe, flat, read_recipe
-from training.run_folder import LOCAL_RUNS
+from training.recipe.reading import read_recipe
+from training.recipe.recipe import Recipe, flat
+from training.run import notices
+from training.run.folder import LOCAL_RUNS
+from training.run.launch import Launch, LaunchError
 
 RECIPE, PLAN = "recipe.toml", "plan.json"
 OTHER_TENSORS = (
@@ -67,9 +59,9 @@ def resume(
         )
         return None
     started: str | None = None
-    with attach.said_to_go_on(lambda: started, head.here):
-        with make_run.alone(cluster) as mine:
-            with rental.nothing_started(cluster):
+    with attach.detached_on_interrupt(lambda: started, head.here):
+        with new_run.alone(cluster) as mine:
+            with rental.interrupted_before_start(cluster):
                 launch = _made_ready(cluster, run_id, overrides, force)
             mine.confirm()
             started = run_id
@@ -79,26 +71,26 @@ def resume(
 
 def _made_ready(cluster: OpenCluster, run_id: str, overrides: Mapping[str, str], force: bool) -> Launch:
     head = cluster.head
-    step, damaged = checkpoints.whole_checkpoint(head, run_id)
+    step, damaged = runs.whole_checkpoint(head, run_id)
     names = ", ".join(f"step-{number}" for number in damaged)
     if step is None and damaged:
         raise LaunchError(f"{run_id} has only damaged checkpoints ({names}); start anew without --resume")
     if step is None:
         raise LaunchError(f"{run_id} ended before its first checkpoint; start anew without --resume")
     change = changed_recipe(runs.recipe_text(head, run_id), overrides, step, force) if overrides else SettingChange()
-    launch = make_run.going_on(cluster, run_id, force)
+    launch = new_run.going_on(cluster, run_id, force)
     was = _read(runs.recipe_text(head, run_id))
     base_model.refuse_gone(head, launch, was.model_dir, was.base_model, cluster.models)
-    launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
+    launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))
     change = fitted(cluster, launch, nodes, change, step=step, said=overrides.keys())
     rental.extend(cluster, left_s(head, launch, change, step))
     runs.wait_for_reports(head, run_id)
-    if (home := reclaim.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
+    if (home := notices.newest_step(LOCAL_RUNS / run_id) or 0) > step and not head.here:
         print(f"{LOCAL_RUNS}/{run_id} has step {home} already, the head step {step}: what is between is learned again")
     print(f"{run_id} goes on from step {step}{f'; damaged and not used: {names}' if damaged else ''}")
     recipe = _read(change.files.get(RECIPE) or runs.recipe_text(head, run_id))
     launch = preparing.in_stage_order(cluster, launch, recipe, nodes)
-    make_run.put_again(head, launch, change.files)
+    new_run.put_again(head, launch, change.files)
     if change.of_data:
         prepare_again(head, launch, change.kept)
     return launch

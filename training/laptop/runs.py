@@ -1,4 +1,4 @@
-"""Runs on a head: which there are, how they go, what their folders say."""
+"""Runs on a head: which there are, how they go, what their folders hold, and which checkpoint counts."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training.bounded import bounded_json
-from training.events import EVENTS, Told, parse_rows
 from training.laptop.follow import RunLook, follow, list_command, look_command, parse_list, parse_look
 from training.laptop.head_node import Head, HeadError
-from training.laptop.ranks_here import launch_here
+from training.laptop.open_cluster import launch_here
 from training.laptop.starting import under_way
-from training.launch import (
-    Launch,
-    LaunchError,
-    parse_launch,
-)
-from training.run_folder import (
+from training.run.checkpoint_files import wanted_step
+from training.run.events import EVENTS, Told, parse_rows
+from training.run.folder import (
     CHECKPOINTS,
     LAUNCH,
     LAUNCHER_LOG,
     PROVE,
     checkpoint_steps,
     is_run_id,
+    newest_step,
     recipe_of,
     was_fetched_to,
 )
+from training.run.launch import Launch, LaunchError, parse_launch
+from training.text.files import ADAPTER, BEST, MODEL_CONFIG, OPTIMIZER, STATE, SUMS, bounded_json
 
 CHECK = "check"
 GENERATE = "generate"
@@ -158,10 +156,10 @@ def read_launch(head: Head, run_id: str) -> Launch:
         launch = parse_launch(head.shell(f"cat {_quoted(head, run_id)}/{LAUNCH}"))
     except ValueError as error:
         raise LaunchError(f"{run_id}: its {LAUNCH} cannot be read ({error})") from error
-    return believed(launch, head, run_id)
+    return trusted_launch(launch, head, run_id)
 
 
-def believed(launch: Launch, head: Head, run_id: str) -> Launch:
+def trusted_launch(launch: Launch, head: Head, run_id: str) -> Launch:
     """A launch without what a fetched file could have made of it: where it runs is known, and on this machine
     which programs it runs too."""
     folder = head.runs / run_id
@@ -193,3 +191,38 @@ def rank_log_command(launch: Launch, rank: int) -> str:
     if not 0 <= rank < launch.world_size:
         raise LaunchError(f"{launch.run_id} has ranks 0 to {launch.world_size - 1}, no {rank}")
     return f"tail -n 200 {shlex.quote(launch.run_dir)}/logs/rank-{rank}.log"
+
+
+def checkpoint_step(head: Head, run_id: str) -> int | None:
+    """The step of a run's best checkpoint, else of its newest: what a fetch would bring."""
+    folder = f"{shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS}"
+    names, _, best = head.shell(f"cd {folder} 2>/dev/null || exit 0; ls; echo; cat {BEST} 2>/dev/null; true").partition(
+        "\n\n"
+    )
+    return wanted_step(names.split(), best)
+
+
+def newest_checkpoint(head: Head, run_id: str) -> int | None:
+    """The step of a run's newest checkpoint, by what its folder is called."""
+    folder = f"{shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS}"
+    return newest_step(head.shell(f"ls {folder} 2>/dev/null; true").split())
+
+
+def whole_checkpoint(head: Head, run_id: str) -> tuple[int | None, list[int]]:
+    """The step of the newest checkpoint whose checksums hold, and the steps of the damaged ones after it."""
+
+    def listed(*names: str) -> str:
+        return " && ".join(f"grep -q '  {name}$' {SUMS}" for name in names)
+
+    answer = head.shell(
+        f"cd {shlex.quote(str(head.runs / run_id))}/{CHECKPOINTS} 2>/dev/null || exit 0; "
+        "for n in $(ls | sed -n 's/^step-\\([0-9][0-9]*\\)$/\\1/p' | sort -rn); do "
+        f"(cd step-$n && sha256sum --check --strict --status {SUMS} && {listed(OPTIMIZER, STATE)} && "
+        f"{{ {{ {listed(*ADAPTER)}; }} || {listed(MODEL_CONFIG)}; }} && "
+        f"test $(find . -type f ! -path ./{SUMS} | wc -l) = $(wc -l < {SUMS})) 2>/dev/null && echo whole $n && break; "
+        "echo damaged $n; done",
+        600,
+    )
+    words = [line.split() for line in answer.splitlines()]
+    whole = [int(step) for state, step in words if state == "whole"]
+    return (whole[0] if whole else None), [int(step) for state, step in words if state == "damaged"]

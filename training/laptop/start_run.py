@@ -13,31 +13,43 @@ from pathlib import Path
 from typing import Any
 
 from inventory.shown import shown
-from training import tiny
 from training.cost.shape import PlanError
-from training.counting import many
-from training.data import DataError, DataSummary, can_check_here, check
-from training.data.bad_records import CURE
 from training.data.hub import POINTER, is_dataset_name
 from training.data.look.survey import NAMES, names_text
-from training.data.preference import refuse_other_goal
-from training.data.readers import Source, called, left_aside, paths_of, placed
-from training.goal import DPO
-from training.laptop import attach, make_run, node_hardware, preparing, rental
+from training.data.readers import (
+    DataSummary,
+    Source,
+    called,
+    can_check_here,
+    check,
+    ignored_files_note,
+    paths_of,
+    placed,
+)
+from training.data.sample import CURE, DataError
+from training.data.shapes import refuse_other_goal
+from training.laptop import attach, head_node, new_run, preparing, rental
 from training.laptop.base_model import BUILT_IN, find_base_model
 from training.laptop.earlier_adapter import EarlierAdapter
 from training.laptop.folder_model import folder_recipe, recipe_text, uncounted_recipe
+from training.laptop.new_run import plan_text
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.ship import plan_text
-from training.laptop.terminal import show_plan
-from training.launch import Launch
-from training.model_lock import LOCK, remember
-from training.model_names import ID, all_listed, has_recipe, is_folder, load_recipe
-from training.new_recipe import EPOCHS, FEW_EPOCHS, MIDDLE
+from training.laptop.status import show_plan
+from training.models import tiny
+from training.models.lock import LOCK, remember
+from training.models.names import ID, all_listed, has_recipe, is_folder, load_recipe
 from training.plan.facts import NodeHardware
 from training.plan.predict import Plan, make_plan
 from training.plan.teaches import for_rows, short_warmup, shortened
-from training.recipe import Recipe, RecipeError
+from training.recipe.derive import EPOCHS, FEW_EPOCHS, MIDDLE
+from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.tables import DPO
+from training.run.launch import Launch
+from training.text.counts import many
+from training.text.deferred import deferred
+
+with deferred():
+    from training.laptop.models import adding
 
 TRAIN = "data/train"
 """Of a run folder: what its data are called there, but for the suffix of a single file."""
@@ -90,7 +102,6 @@ def _how_to_load_uncounted(name: str) -> LoadRecipe:
         return uncounted_recipe
     if not ID.fullmatch(name) or has_recipe(name):
         return load_recipe
-    from training.laptop.models import adding
 
     print(f"{name} has no recipe: looking it up", file=sys.stderr)
     return adding.uncounted_recipe
@@ -103,7 +114,6 @@ def _how_to_load(name: str) -> LoadRecipe:
         return folder_recipe
     if not ID.fullmatch(name) or has_recipe(name):
         return load_recipe
-    from training.laptop.models import adding
 
     said = (
         f"{name} has no recipe: looking it up, counting its layers and proving its type on a small copy (half a minute)"
@@ -216,14 +226,14 @@ def start(
     user set, which stay. Raises PlanError where the plan has errors: nothing is left then.
     """
     started: str | None = None
-    with attach.said_to_go_on(lambda: started, cluster.head.here):
-        with make_run.alone(cluster) as mine, make_run.claimed(cluster.head, recipe.name, now) as run_id:
-            with rental.nothing_started(cluster):
+    with attach.detached_on_interrupt(lambda: started, cluster.head.here):
+        with new_run.alone(cluster) as mine, new_run.claimed(cluster.head, recipe.name, now) as run_id:
+            with rental.interrupted_before_start(cluster):
                 launch = _made_ready(cluster, run_id, recipe, given, earlier, dry=dry, anyway=anyway, named=named)
             if launch is not None:
                 mine.confirm()
                 started = run_id
-                make_run.start(cluster.head, launch)
+                new_run.start(cluster.head, launch)
     return started
 
 
@@ -241,7 +251,7 @@ def _made_ready(
     """Ship, prepare and plan a run; None where only the plan was asked for."""
     head = cluster.head
     launch = cluster.launch(run_id, "training.node.finetune")
-    launch, nodes = node_hardware.with_slowest_first(launch, node_hardware.of_nodes(head, launch))
+    launch, nodes = head_node.with_slowest_first(launch, head_node.of_nodes(head, launch))
     if earlier:
         earlier.refuse_other(recipe)
     base = find_base_model(head, recipe, launch, cluster.models)
@@ -250,10 +260,10 @@ def _made_ready(
     records = many(given.summary.records, "record") if given.summary else "records counted there"
     ranks = f"{many(launch.world_size, 'rank')} on {many(len(launch.hosts), 'node')}"
     print(f"{run_id}: {records}, {ranks}", flush=True)
-    if given.source and (aside := left_aside(given.source)):
+    if given.source and (aside := ignored_files_note(given.source)):
         print(shown(aside), flush=True)
     names = {f"data/{NAMES}": names_text(given.files)}
-    make_run.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files, **names})
+    new_run.put_new(head, launch, {"recipe.toml": recipe.to_toml(), **base.files, **given.files, **names})
     if earlier:
         earlier.put(head, launch)
         print(f"begins with {earlier.stages[-1].words}, and a new optimizer", flush=True)
@@ -266,8 +276,8 @@ def _made_ready(
     rental.extend(cluster, planned_s(plan.predicted))
     digest = str(base.record["hash"])
     if plan.recipe != recipe:
-        make_run.put(head, launch, {"recipe.toml": plan.recipe.to_toml()})
-    make_run.put_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
+        new_run.put(head, launch, {"recipe.toml": plan.recipe.to_toml()})
+    new_run.put_plan(head, launch, plan_text(launch, recipe.model_dir, digest, plan.data, plan.predicted))
     try:
         if remember(base.record, recipe.base_model, recipe.revision):
             print(f"{recipe.base_model}: the commit of {recipe.revision} is in {LOCK.name} from now on")

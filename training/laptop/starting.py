@@ -18,8 +18,8 @@ from typing import Any
 
 from inventory.node_program import Program, ProgramError
 from training.laptop.head_node import ANSWER_S, Head, HeadError, within
-from training.launch import LaunchError
-from training.run_folder import CLAIM, PREPARING, STATUS, is_run_id, new_run_id
+from training.run.folder import CLAIM, PREPARING, STATUS, is_run_id, new_run_id
+from training.run.launch import LaunchError
 
 BEAT_S = 15.0
 SILENCE_S = 90

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from training.bounded import bounded_json
-from training.laptop import attach, checkpoints, runs
+from training.laptop import attach, runs
 from training.laptop.attach import RunFailed
 from training.laptop.head_node import Head
+from training.laptop.new_run import SOURCE
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.ship import SOURCE
-from training.launch import sweep_command
-from training.run_folder import unit_of
+from training.run.folder import unit_of
+from training.run.launch import sweep_command
+from training.text.files import bounded_json
 
 
 def stop(cluster: OpenCluster, run_id: str | None) -> None:
@@ -35,7 +35,7 @@ def stop(cluster: OpenCluster, run_id: str | None) -> None:
 
 def way_on(head: Head, run_id: str) -> str:
     """What is saved of a run that is over, and how it goes on."""
-    step = checkpoints.newest_checkpoint(head, run_id)
+    step = runs.newest_checkpoint(head, run_id)
     if step is None:
         return "it ended before its first checkpoint: start anew with fab train"
     return f"saved at step {step}; go on: {attach.resume_command(run_id, head.here)}"

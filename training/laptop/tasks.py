@@ -5,26 +5,53 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, sentences
-from training.exit_codes import STOPPED
+from inventory.shown import shown
+from training.text.deferred import deferred
+from training.text.problems import STOPPED
+
+with deferred():
+    from inventory import settings as cluster_toml
+    from training.laptop import (
+        after_loss,
+        attach,
+        base_model,
+        data_view,
+        earlier_adapter,
+        open_cluster,
+        plan_options,
+        plan_view,
+        preparing,
+        rent_view,
+        rental,
+        resume_run,
+        runs,
+        start_run,
+        stop_run,
+        tunnels,
+    )
+    from training.laptop import status as status_of
+    from training.run import launch
 
 if TYPE_CHECKING:
     from training.laptop.follow import RunLook
 
-DATA_HELP = (
-    "JSONL, JSON, CSV, TSV or Parquet, a folder of them, or OWNER/NAME of a data set on the Hub; may be repeated"
-)
-HERE_HELP = "on this machine, a rank a GPU or two on its CPU; nothing is provisioned"
-HERE_RUNS_HELP = "the runs of this machine, made with --here"
-RUN_HELP = "run id; without it the newest run"
+DATA_HELP = "JSONL, JSON, CSV, TSV or Parquet file, a folder of them, or OWNER/NAME of a dataset on the Hub; repeatable"
+HERE_HELP = "run on this machine: one rank per GPU, or two on the CPU"
+HERE_RUNS_HELP = "use the runs of this machine, made with --here"
+RUN_HELP = "run id; default: the newest run"
 
 
-def end_as(seen: RunLook) -> None:
+def exit_as(seen: RunLook) -> None:
     """A run that was stopped before its end is not done: whoever waits for the command sees it by its exit code."""
     if seen.state == "stopped":
         raise Exit(code=STOPPED)
@@ -40,23 +67,23 @@ def _ask(yes: bool, question: str) -> None:
     iterable=["data", "set"],
     optional=["resume"],
     help={
-        "model": "recipe name, OWNER/NAME or folder; fab models lists them",
+        "model": "recipe name, OWNER/NAME on the Hub, or folder; see fab models",
         "data": DATA_HELP,
-        "steps": "optimizer steps instead of the recipe's",
-        "epochs": "times through the data instead of the recipe's",
-        "set": "key=value for any recipe key; may be repeated",
-        "from_adapter": "begin with what this run has learned: its adapter, under its own recipe or --model's",
-        "resume": "go on with the newest run of the model, or with the run id given",
-        "force": "resume though recipe, base model or data are not what they were",
+        "steps": "number of optimizer steps; overrides the recipe",
+        "epochs": "passes over the data; overrides the recipe",
+        "set": "KEY=VALUE overrides a recipe key; repeatable",
+        "from_adapter": "start from the adapter of this run, with its recipe or that of --model",
+        "resume": "resume this run, or without an id the newest run of the model",
+        "force": "resume even if recipe, base model or data have changed",
         "here": HERE_HELP,
-        "detach": "start it and come back at once",
-        "yes": "keep rented machines for longer than `hours`, where the run needs that, without asking",
-        "no_fetch": "leave the results on the head",
-        "dry": "only check and plan: will it run, will it teach?",
-        "anyway": "start although an estimate (memory, number of records) says no",
-        "skip_bad": "leave out records that cannot be used, and count them",
-        "debug_rank": "this rank waits for a debugger, to which a tunnel leads; the others wait for it",
-        "profile": "steps to profile on all ranks: 3 (after two of warm-up) or 10-12",
+        "detach": "start the run and return at once",
+        "yes": "extend the rental beyond `hours` without asking if the run needs it",
+        "no_fetch": "do not download the results",
+        "dry": "only check and plan",
+        "anyway": "start even if an estimate (memory, number of records) advises against it",
+        "skip_bad": "skip unusable records and count them",
+        "debug_rank": "this rank waits for a debugger, which connects through a tunnel",
+        "profile": "steps to profile on all ranks: 3 (after two warm-up steps) or 10-12",
     },
 )
 def train(
@@ -80,80 +107,64 @@ def train(
     profile: str = "",
 ) -> None:
     """Fine-tune a model: check, ship, start, follow, fetch."""
-    from contextlib import ExitStack
-    from dataclasses import replace
-    from datetime import UTC, datetime
-    from functools import partial
-
     with sentences("interrupted; fab runs lists what was started"), ExitStack() as stack:
-        from training.laptop import (
-            after_loss,
-            attach,
-            base_model,
-            debugger,
-            earlier_adapter,
-            rental,
-            resume_run,
-            start_run,
-        )
-        from training.laptop.open_cluster import TRAINS_HERE, opened
-        from training.launch import LaunchError
-
         if force and resume is None:
-            raise LaunchError("--force is for --resume: a new run has nothing to differ from")
-        asked_of = {**debugger.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
+            raise launch.LaunchError("--force is for --resume: a new run has nothing to differ from")
+        asked_of = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
         if resume is None:
             if here:
                 base_model.refuse_unable_here()
-            there = stack.enter_context(opened(here)) if from_adapter else None
+            there = stack.enter_context(open_cluster.opened(here)) if from_adapter else None
             earlier = earlier_adapter.find(there.head, from_adapter) if there else None
             load = earlier.recipe if earlier and not model else None
             recipe = start_run.chosen_recipe(model or from_adapter, set or (), steps, epochs, load)
             given = stack.enter_context(start_run.checked_data(recipe, data or (), skip_bad))
-            cluster = replace(there or stack.enter_context(opened(here, TRAINS_HERE)), **asked_of)
-            rental.say_elsewhere(cluster)
+            cluster = replace(
+                there or stack.enter_context(open_cluster.opened(here, open_cluster.TRAINS_HERE)), **asked_of
+            )
+            rental.print_other_billing(cluster)
             now = datetime.now(UTC)
             named = start_run.overrides_of(set or (), steps, epochs)
             run_id = start_run.start(
                 cluster, recipe, given, now, earlier=earlier, dry=dry, anyway=anyway, named=named.keys()
             )
         elif data or dry or anyway or skip_bad or from_adapter:
-            raise LaunchError(
+            raise launch.LaunchError(
                 "a resumed run keeps its data and what it began with; leave --data, --from-adapter, --dry, --anyway "
                 "and --skip-bad out, or start a new run without --resume (--from-adapter RUN_ID)"
             )
         else:
             overrides = start_run.overrides_of(set or (), steps, epochs)
             asked = resume if isinstance(resume, str) else None
-            cluster = replace(stack.enter_context(opened(here)), **asked_of)
-            rental.say_elsewhere(cluster)
+            cluster = replace(stack.enter_context(open_cluster.opened(here)), **asked_of)
+            rental.print_other_billing(cluster)
             run_id = resume_run.resume(cluster, asked, model or None, overrides, force=force)
         if not run_id:
             return  # nothing was started: nothing is extended either
         if detach:
-            attach.say_detached(run_id, here)
-            rental.say_until(cluster)
+            attach.print_detached(run_id, here)
+            rental.print_release_time(cluster)
             return
-        with attach.said_to_go_on(lambda: run_id, here):
+        with attach.detached_on_interrupt(lambda: run_id, here):
             stack.enter_context(rental.kept(cluster))
             if debug_rank:
-                stack.enter_context(debugger.reached(cluster, run_id))
+                stack.enter_context(tunnels.reached(cluster, run_id))
         if seen := after_loss.followed(cluster, run_id):
             after_loss.conclude(cluster, run_id, seen)
-            if not no_fetch and attach.bring_home(cluster.head, run_id) is not None:
-                attach.say_what_to_ask(cluster.head, run_id)
-            end_as(seen)
+            if not no_fetch and attach.collect_results(cluster.head, run_id) is not None:
+                attach.print_next_commands(cluster.head, run_id)
+            exit_as(seen)
 
 
 @task(
     auto_shortflags=False,
     help={
-        "data": f"{DATA_HELP}, and said without the flag: fab data FILE",
-        "model": "recipe name, or a folder with a model; without it only shapes, counts and bad records are shown",
-        "show": "records whose samples are shown, with what is learned of them",
-        "set": "key=value for any recipe key; may be repeated",
-        "skip_bad": "look at the rest as if records that cannot be used were left out",
-        "here": "on this machine alone: the model's tokenizer must be here",
+        "data": f"{DATA_HELP}, and can be given without the flag: fab data FILE",
+        "model": "recipe name or model folder; without it only formats, counts and bad records are shown",
+        "show": "number of samples to show, with the tokens that are trained on",
+        "set": "KEY=VALUE overrides a recipe key; repeatable",
+        "skip_bad": "ignore unusable records",
+        "here": "use this machine only; the model's tokenizer must be on it",
     },
     iterable=["data", "set"],
 )
@@ -166,21 +177,16 @@ def data(
     skip_bad: bool = False,
     here: bool = False,
 ) -> None:
-    """Look into data: what is wrong with them, and what is learned of them."""
+    """Inspect training data: errors, lengths, and which tokens are trained on."""
     with sentences():
-        from datetime import UTC, datetime
-
-        from inventory.shown import shown
-        from training.laptop import data_look, look_table, start_run
-
         recipe = start_run.recipe_for_data(model, set or ()) if model else None
-        asked = data_look.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
-        with look_table.progress() as tell:
-            found = data_look.look(asked, datetime.now(UTC), tell)
-        look_table.show(found)
-        if aside := data_look.aside(asked):
+        asked = data_view.Question(tuple(data or ()), model, recipe, show, skip_bad, here, tuple(set or ()))
+        with data_view.progress() as tell:
+            found = data_view.look(asked, datetime.now(UTC), tell)
+        data_view.show(found)
+        if aside := data_view.aside(asked):
             print(shown(aside))
-        print(data_look.next_step(asked, found))
+        print(data_view.next_step(asked, found))
         if not found.usable:
             raise Exit(code=2)
 
@@ -188,18 +194,18 @@ def data(
 @task(
     auto_shortflags=False,
     help={
-        "model": "recipe name, OWNER/NAME or folder; fab models lists them",
-        "data": "JSONL, JSON, CSV, TSV or Parquet, or a folder: adds time and money of the whole run; may be repeated",
-        "nodes": "how many machines; 0: those that stand, else as cluster.toml says",
-        "hours": "how long they are there: adds what of the run is done by then",
-        "card": "as if the machines had this kind of card, such as A10; or A10,L20: a node each; no cloud is asked",
-        "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
-        "price_per_hour": "what one node costs, instead of what cluster.toml or the cloud says",
-        "set": "key=value for any recipe key; may be repeated",
-        "skip_bad": "plan the rest as if records that cannot be used were left out",
-        "rent": "before any machine is there: which to rent, and how many, by money and time",
-        "take": "with --rent: cheapest, fastest or a row's number; writes its types and nodes into cluster.toml",
-        "json": "print it for other programs",
+        "model": "recipe name, OWNER/NAME on the Hub, or folder; see fab models",
+        "data": "training data, to estimate time and cost of the whole run; repeatable",
+        "nodes": "number of machines; 0: the current ones, else as in cluster.toml",
+        "hours": "show how much of the run finishes within this many hours",
+        "card": "assume this GPU, such as A10, or one per node: A10,L20; no cloud is asked",
+        "line_rate_gbps": "nominal network speed in Gbit/s; overrides cluster.toml",
+        "price_per_hour": "price of one node per hour; overrides cluster.toml and the cloud",
+        "set": "KEY=VALUE overrides a recipe key; repeatable",
+        "skip_bad": "ignore unusable records",
+        "rent": "compare machines to rent, by cost and time",
+        "take": "with --rent: cheapest, fastest or a row number; writes the choice to cluster.toml",
+        "json": "print as JSON",
     },
     iterable=["data", "set"],
 )
@@ -218,28 +224,22 @@ def plan(
     take: str = "",
     json: bool = False,
 ) -> None:
-    """Show every strategy for a model: speed, memory, money; --rent: machines."""
+    """Compare strategies for a model by speed, memory and cost; --rent: machines."""
     with sentences():
-        from inventory.settings import load_settings
-        from training.laptop import plan_options, plan_view, start_run
-        from training.launch import LaunchError
-
         if take and not rent:
-            raise LaunchError(f"--take {take} is for --rent")
+            raise launch.LaunchError(f"--take {take} is for --rent")
         recipe = start_run.chosen_recipe(model, set or ())
         amounts = {"--hours": hours, "--line-rate-gbps": line_rate_gbps, "--price-per-hour": price_per_hour}
         there_h, rate, price = (plan_options.amount(flag, text) for flag, text in amounts.items())
         files, settings = tuple(data or ()), tuple(set or ())
         wish = plan_options.PlanWish(files, nodes, there_h, card, rate, price, settings, skip_bad)
         if rent:
-            from training.laptop import rent_view
-
-            choices = rent_view.rent_choices(load_settings(), recipe, wish)
+            choices = rent_view.rent_choices(cluster_toml.load_settings(), recipe, wish)
             (rent_view.print_choices_json if json else rent_view.print_choices)(choices)
             if take:
                 rent_view.take(choices, take, sys.stderr if json else None)
             return
-        asked = plan_options.plan_question(load_settings(), recipe, wish)
+        asked = plan_options.plan_question(cluster_toml.load_settings(), recipe, wish)
         if not (plan_view.print_plan_json if json else plan_view.print_plan)(asked):
             raise Exit(code=2)
 
@@ -248,20 +248,17 @@ def plan(
     auto_shortflags=False,
     help={
         "run": RUN_HELP,
-        "follow": "go on until the run is over",
-        "rank": "a rank's own log",
-        "facts": "what NCCL said of versions, interfaces, transports and trouble (with NCCL_DEBUG=INFO)",
+        "follow": "follow until the run ends",
+        "rank": "show the log of this rank",
+        "facts": "show what NCCL logged: version, interfaces, transports, warnings (needs NCCL_DEBUG=INFO)",
         "here": HERE_RUNS_HELP,
     },
 )
 def logs(
     c: Context, run: str = "", follow: bool = False, rank: int = -1, facts: bool = False, here: bool = False
 ) -> None:
-    """Show a run's log or one rank's; --follow shows its progress."""
-    from training.laptop import after_loss, attach, rental, runs
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster:
+    """Show the log of a run or of one rank; --follow shows progress."""
+    with sentences(), open_cluster.opened(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
         if rank >= 0 or facts or not follow:
             attach.show_log(cluster, run_id, rank, facts)
@@ -270,31 +267,25 @@ def logs(
             seen = after_loss.followed(cluster, run_id)
         if seen:
             after_loss.conclude(cluster, run_id, seen)
-            attach.say_where_it_is(cluster.head, run_id)
-            end_as(seen)
+            attach.print_results_place(cluster.head, run_id)
+            exit_as(seen)
 
 
 @task(auto_shortflags=False, help={"here": HERE_RUNS_HELP})
 def status(c: Context, here: bool = False) -> None:
-    """All runs; whether every node answers; until when rented machines are there."""
+    """Show runs, nodes, rented machines and when they are released."""
     with sentences():
-        from training.laptop import status as status_of
-        from training.laptop.open_cluster import here_named, opened
-
         if not here:
-            with here_named():
+            with open_cluster.here_named():
                 status_of.show_rented()
-        with opened(here) as cluster:
+        with open_cluster.opened(here) as cluster:
             status_of.show(cluster)
 
 
 @task(auto_shortflags=False, help={"run": RUN_HELP, "here": HERE_RUNS_HELP})
 def stop(c: Context, run: str = "", here: bool = False) -> None:
-    """End a run: it saves, leaves, and no rank is left anywhere."""
-    from training.laptop import rental, stop_run
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster:
+    """Stop a run: it saves a checkpoint, and all its processes end."""
+    with sentences(), open_cluster.opened(here) as cluster:
         stop_run.stop(cluster, run or None)
         rental.leave_idle(cluster)
 
@@ -303,19 +294,16 @@ def stop(c: Context, run: str = "", here: bool = False) -> None:
     auto_shortflags=False,
     help={
         "run": RUN_HELP,
-        "watch": "fetch every new checkpoint until the run is over",
-        "full": "the optimizer's state too: as large as several adapters, and only a resume needs it",
+        "watch": "download every new checkpoint until the run ends",
+        "full": "also download the optimizer state, which is several times larger and only needed to resume",
         "here": HERE_RUNS_HELP,
     },
 )
 def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, here: bool = False) -> None:
-    """Bring a run's newest adapter, metrics and logs home, verified."""
-    from training.laptop import attach, rental, runs
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster:
+    """Download a run's adapter, metrics and logs, and verify them."""
+    with sentences(), open_cluster.opened(here) as cluster:
         run_id = runs.find(cluster.head, run or None)
-        step = attach.bring_home(cluster.head, run_id, full)
+        step = attach.collect_results(cluster.head, run_id, full)
         if watch:
             attach.fetch_until_over(cluster.head, run_id, step, full)
         rental.leave_idle(cluster)
@@ -324,22 +312,18 @@ def fetch(c: Context, run: str = "", watch: bool = False, full: bool = False, he
 @task(
     auto_shortflags=False,
     help={
-        "line_rate_gbps": "what the network promises, in Gbit/s, instead of the settings' own",
+        "line_rate_gbps": "nominal network speed in Gbit/s; overrides cluster.toml",
         "here": HERE_HELP,
-        "json": "print result.json",
+        "json": "print as JSON",
     },
 )
 def check(c: Context, line_rate_gbps: float = 0.0, here: bool = False, json: bool = False) -> None:
-    """Check that the nodes talk correctly, and how fast."""
+    """Check that the nodes communicate correctly, and measure how fast."""
     if not 0 <= line_rate_gbps < inf:
         raise Exit(f"--line-rate-gbps {line_rate_gbps:g}: a rate is above 0, and finite", code=2)
-    from datetime import UTC, datetime
 
-    from training.laptop import comm_check
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster:
-        comm_check.check(cluster, datetime.now(UTC), line_rate_gbps, json)
+    with sentences(), open_cluster.opened(here) as cluster:
+        preparing.check(cluster, datetime.now(UTC), line_rate_gbps, json)
 
 
 namespace = Collection(data, check, plan, train, logs, status, stop, fetch)

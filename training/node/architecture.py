@@ -3,6 +3,7 @@ routers, and what LoRA adapts of it all. Read in transformers 5.23 and peft 0.21
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
+from peft.tuners.lora import LoraModel
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -21,8 +24,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from training.isolation import LIST
-from training.recipe import RecipeError
+from training.models.types import LIST
+from training.recipe.recipe import RecipeError
 
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """What models call the linear modules that send tokens to experts, or weigh what these give: never trained."""
@@ -191,7 +194,6 @@ def left_by_peft(model: PreTrainedModel, names: list[str]) -> list[str]:
     router."""
     if not any(expert_parameters(layer) or experts_modules(layer) for layer in text_layers(model)):
         return names
-    from peft import LoraConfig  # seconds of import, which only mixtures need
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
     asked = LoraConfig(target_modules=sorted({*names, *FUSED}))
@@ -212,3 +214,27 @@ def adapted(model: PreTrainedModel) -> list[str]:
     short = {name.rpartition(".")[2] for name in wanted}
     meant = {name for name in paths.values() if name.rpartition(".")[2] in short}
     return sorted(short if meant == wanted else wanted)
+
+
+WEIGHT = ".weight"
+
+
+def as_peft_takes_them(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of modules as `target_modules`, and the weights of the others as `target_parameters`."""
+    left = left_by_peft(model, list(names))
+    return left, [f"{name}{WEIGHT}" for name in names if name not in left]
+
+
+def in_modules(config: LoraConfig) -> LoraConfig:
+    """`config`, by which linear modules that are named by their weights are adapted as others are: without W + B A in
+    each forward, with a base in four bits too, and with the same result."""
+    config._register_custom_module({nn.Linear: _adapted})
+    return config
+
+
+def _adapted(target: nn.Module, adapter_name: str, *, config: LoraConfig, **how: Any) -> nn.Module:
+    """What PEFT puts around a linear module, in one of whose parameters it believes to be asked."""
+    usual = copy.copy(config)
+    usual._custom_modules = None
+    made: nn.Module = LoraModel._create_new_module(usual, adapter_name, target, **how | {"parameter_name": None})
+    return made

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from training.errors import TrainingError
+from training.text.problems import TrainingError
 
 
 def tell(**message: Any) -> None:

@@ -14,10 +14,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from training.errors import AdapterError
-from training.model_files import described
+from training.models.folder import described
 from training.node import architecture
 from training.node.adapter.weights import first_hole, pieces_of
+from training.text.problems import AdapterError
 
 
 def refuse_other_weights(folder: Path) -> None:

@@ -25,11 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from training.cost.memory import checkpoint_bytes
-from training.counting import size_text
-from training.errors import TrainingError
-from training.exit_codes import UNSAVED, WRONG_CHECKPOINT
-from training.run_folder import checkpoint_name, checkpoint_steps
-from training.sums import (
+from training.run.folder import checkpoint_name, checkpoint_steps
+from training.text.counts import size_text
+from training.text.files import (
     ADAPTER_WEIGHTS,
     OPTIMIZER,
     STATE,
@@ -42,6 +40,7 @@ from training.sums import (
     sums_of,
     sums_text,
 )
+from training.text.problems import UNSAVED, WRONG_CHECKPOINT, TrainingError
 
 ROOM_TO_SPARE = 64 * 2**20
 """Bytes that must stay free beside a checkpoint, for metrics and logs."""

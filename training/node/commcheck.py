@@ -17,6 +17,7 @@ import socket
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,18 +25,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from training.causes import OF_CODE
-from training.comm_report import algbw_gbyte_s, busbw_gbyte_s
-from training.counting import many
-from training.events import Failed, emit
 from training.node.device import DeviceError, device
-from training.node.interfaces import interfaces_in_use
-from training.node.store import join as join_ranks
+from training.node.heartbeat import join as join_ranks
 from training.node.supervision.rank_start import NODE_FILE
-from training.run_folder import RESULT, write_atomically
+from training.run.causes import OF_CODE
+from training.run.comm_report import algbw_gbyte_s, busbw_gbyte_s
+from training.run.events import Failed, emit
+from training.run.folder import RESULT, write_atomically
+from training.text.counts import many
 
 JOINING, TIMEOUT = timedelta(seconds=180), timedelta(seconds=60)
 """A node that reads torch from a cold, slow disk comes a minute late; once all are there, collectives are quick."""
@@ -299,6 +300,22 @@ def main() -> int:
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def interfaces_in_use() -> dict[str, int]:
+    """Interface -> number of this process's established TCP connections, from the busiest on."""
+    names = {
+        address.address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET
+    }
+    local = [
+        connection.laddr.ip.removeprefix("::ffff:")  # how an IPv4 address shows on an IPv6 socket
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_ESTABLISHED
+    ]
+    return dict(Counter(names.get(address, address) for address in local).most_common())
 
 
 if __name__ == "__main__":

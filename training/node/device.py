@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from training.errors import TrainingError
-from training.exit_codes import NO_DEVICE
+from training.text.problems import NO_DEVICE, TrainingError
 
 
 class DeviceError(TrainingError, RuntimeError):

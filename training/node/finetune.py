@@ -3,7 +3,7 @@
     python -m training.node.finetune --run /data/runs/RUN_ID [--resume [--force]]
 
 started once per GPU by DeepSpeed's launcher, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-set. Its exit code is one of training/exit_codes.py.
+set. Its exit code is one of training/text/problems.py.
 """
 
 from __future__ import annotations
@@ -21,34 +21,31 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from training import model_card
-from training.began_with import WEIGHTS, stages_of
-from training.causes import OF_CODE
-from training.cost.memory import NF4, checkpoint_bytes
-from training.counting import many
-from training.data import DataError, Order, micro_batches
+from training.cost.memory import checkpoint_bytes
 from training.data.build import TRAIN, VALIDATION
 from training.data.collate import collate
+from training.data.order import Order, micro_batches
 from training.data.prepared import Prepared, open_prepared
-from training.errors import AdapterError
-from training.events import Failed, Resumed, emit
-from training.exit_codes import FAILED, FINISHED, PEER_LOST, STOPPED
-from training.model_files import AGAIN
-from training.node import checkpoint, kernels, rng, strategies
+from training.data.sample import DataError
+from training.models import card
+from training.models.folder import AGAIN
+from training.node import checkpoint, kernels, rng
 from training.node.adapter.weights import first_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import CheckpointError, TrainerState
 from training.node.device import DeviceError
 from training.node.diagnosis import on_rank
-from training.node.diagnosis.on_rank import STEP, Profile
-from training.node.measuring import Meter, held_gib
+from training.node.diagnosis.on_rank import Profile
+from training.node.diagnosis.progress import STEP
+from training.node.measuring import Meter, evaluate, held_gib
 from training.node.metrics.recorder import Recorder
 from training.node.metrics.steps import CommunicationClock, DeviceWatch, StepMetrics, of_sums
 from training.node.model import Whole, whole_model
 from training.node.prepare import models_folder
 from training.node.rank import Rank
-from training.node.resuming import (
+from training.node.saving import (
     SameRun,
+    Saver,
     Start,
     as_begun,
     beginning,
@@ -57,12 +54,18 @@ from training.node.resuming import (
     refuse_other_shapes,
     starting_point,
 )
-from training.node.saving import Saver
-from training.node.strategies import OptimizerProgress, Stepped, Strategy
+from training.node.strategies.registry import build
+from training.node.strategies.strategy import OptimizerProgress, Stepped, Strategy
 from training.node.strategies.zero import init_process_group
-from training.node.validation import evaluate
-from training.recipe import Recipe, RecipeError, read_recipe
-from training.run_folder import CHECKPOINTS
+from training.recipe.reading import read_recipe
+from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.tables import NF4
+from training.run.causes import OF_CODE
+from training.run.events import Failed, Resumed, emit
+from training.run.folder import CHECKPOINTS
+from training.run.history import WEIGHTS, stages_of
+from training.text.counts import many
+from training.text.problems import FAILED, FINISHED, PEER_LOST, STOPPED, AdapterError
 
 COLLECTIVE_TIMEOUT_S = 1800
 """Generous: a rank that is gone is noticed by the heartbeat, long before."""
@@ -158,12 +161,12 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
     )
     run_as = SameRun(recipe.maths(), work.base_model, work.train.content_hash)
     start = rank.on_head(lambda: starting_point(rank, resume, force, run_as))
-    begun = as_it_was_begun(work, rank, start)
+    begun = with_checkpoint_targets(work, rank, start)
     if begun.whole.unread:
         raise RecipeError(f"{work.model_dir.name}: {begun.whole.unread}")
     work = replace(work, whole=begun.whole)
     kernels.choose(begun.recipe, work.model_dir, rank)
-    strategy = strategies.build(begun.recipe, work.model_dir, rank.place.world_size)
+    strategy = build(begun.recipe, work.model_dir, rank.place.world_size)
     rng.seed_all(recipe.seed + 1 + rank.place.rank)  # dropout: different on every rank
     progress = restore(start, work, strategy, rank)
     with ExitStack() as at_the_end:
@@ -171,7 +174,7 @@ def train(rank: Rank, resume: bool, force: bool) -> int:
         return steps(run, progress)
 
 
-def as_it_was_begun(work: Work, rank: Rank, start: Start | None) -> Work:
+def with_checkpoint_targets(work: Work, rank: Rank, start: Start | None) -> Work:
     """With the modules that the adapter has which it goes on with; the run's recipe, and what it says, stay."""
     recipe = rank.on_head(lambda: as_begun(work.recipe, rank.run, start, work.whole.shapes))
     if recipe == work.recipe:
@@ -238,7 +241,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
 
     def write_config(part: Path) -> None:
         strategy.write_config(part)
-        model_card.complete(part, rank.run, recipe, work.model_dir)
+        card.complete(part, rank.run, recipe, work.model_dir)
 
     saver = Saver(
         rank.run / CHECKPOINTS,
@@ -250,7 +253,7 @@ def ready(work: Work, rank: Rank, strategy: Strategy, resume_step: int | None, a
         on_saved=lambda path: rank.say(f"saved {CHECKPOINTS}/{path.name}"),
     )
     nbytes = checkpoint_bytes(work.whole.facts.trainable, saver.dtype.itemsize, recipe.sync_every > 1)
-    nbytes += sum(path.stat().st_size for path in model_card.tokenizer_files(work.model_dir))
+    nbytes += sum(path.stat().st_size for path in card.tokenizer_files(work.model_dir))
     rank.on_head(lambda: saver.check_room(nbytes))
     recorder = None
     if rank.is_head:

@@ -20,13 +20,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from training.data.collate import collate
 from training.data.sample import IGNORED, Sample
-from training.isolation import CURE, LIST
+from training.models.types import CURE, LIST
 from training.node.architecture import SELF_STRETCHING, build, config_of, text_part
+from training.node.cross_entropy import Logits
 from training.node.liger import LARGE
-from training.node.loss import Logits, learned_rows
+from training.node.loss import learned_rows
 from training.node.model import LossModel, attention_of, inputs
 from training.node.outline import ACTIVE
-from training.recipe import Recipe, RecipeError
+from training.recipe.recipe import Recipe, RecipeError
 
 LIMIT = 1e-4
 """Largest relative difference; models that agree differ by some 1e-6."""

@@ -4,17 +4,25 @@ tried against what takes its place, before the model takes the memory; each rank
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from transformers import AutoConfig
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig
 
-from training.node import liger, mixer_kernels
-from training.node.architecture import config_of
+from training.node import liger
+from training.node.architecture import build, config_of
+from training.node.attention import Segments
+from training.node.head_check import copies
+from training.node.liger import Agreement, LossChoice
+from training.node.mixers import AT_ONCE, at_once, mixers, one_by_one
 from training.node.rank import Rank
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 
 def choose(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
@@ -23,7 +31,7 @@ def choose(recipe: Recipe, model_dir: Path, rank: Rank) -> None:
     if not recipe.prefers:  # Liger's kernels give no log-probability of each token
         choose_loss(model_dir, dtype, device, rank)
     if recipe.batching != "padded":
-        _tell(rank, mixer_kernels.choose(config_of(model_dir), dtype, device))
+        _tell(rank, choose_mixers(config_of(model_dir), dtype, device))
 
 
 def choose_loss(model_dir: Path, dtype: torch.dtype, device: torch.device | str, rank: Rank) -> None:
@@ -34,7 +42,7 @@ def choose_loss(model_dir: Path, dtype: torch.dtype, device: torch.device | str,
     _tell(rank, liger.choose(*head_shape(model_dir), dtype, device))
 
 
-def _tell(rank: Rank, chosen: liger.LossChoice | mixer_kernels.LossChoice | None) -> None:
+def _tell(rank: Rank, chosen: liger.LossChoice | LossChoice | None) -> None:
     """What is taken is said once; what one rank's card does without, by that rank."""
     if chosen and chosen.taken:
         rank.say(chosen.words)
@@ -57,3 +65,110 @@ def head_shape(model_dir: Path) -> tuple[int | None, int | None]:
         decoder=True
     )
     return getattr(config, "hidden_size", None), getattr(config, "vocab_size", None)
+
+
+PACKAGES = ("causal_conv1d", "mamba_ssm")
+"""Of which transformers takes what keeps samples apart; flash-linear-attention beside the first."""
+RATES, RATE = ("A_log",), -3.0
+"""What models call the logarithm of how fast a state fades."""
+LENGTHS = (70, 9, 17, 5)
+"""Of the samples that they are tried on: above a chunk of 64 tokens, and so short that what leaks shows."""
+
+
+def choose_mixers(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> LossChoice | None:
+    """Try each class of mixers of a model on a small copy, and leave to kernels those that agree, for the rest of this
+    process; None where the model has no such layers, or nothing is installed or no GPU there to compute them. Before
+    the model takes the memory."""
+    AT_ONCE.clear()
+    if torch.device(device).type == "cpu" or not any(map(importlib.util.find_spec, PACKAGES)):
+        return None
+    try:
+        return tried(config, dtype, device)
+    finally:
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def tried(config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str) -> LossChoice | None:
+    """`choose` on any device."""
+    try:
+        found, width = small_mixers(config, dtype, device)
+        apart = [agreement(module, width, dtype, device) for module in found]
+    except Exception as error:  # a kernel that does not compile fails as it likes
+        return _one_by_one(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+    if not found:
+        return None
+    value, gradient = max(each.value for each in apart), max(each.gradient for each in apart)
+    difference = f"values differ by {value:.1g}, gradients by {gradient:.1g}"
+    if not all(each.within(dtype) for each in apart):
+        return _one_by_one(difference)
+    AT_ONCE.update((type(module), torch.device(device).type) for module in found)
+    return LossChoice(True, f"a row's samples go through the kernels of its mixers together: {difference}")
+
+
+def _one_by_one(reason: str) -> LossChoice:
+    return LossChoice(
+        False, f"a row's samples go through its mixers one by one; together they were not kept apart: {reason}"
+    )
+
+
+def small_mixers(
+    config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Sequence[nn.Module], int]:
+    """One of each class, of a small copy of the model, and its width. Raises what the libraries do where none can be
+    built."""
+    problem: Exception | None = None
+    cards = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=cards):
+        torch.manual_seed(0)
+        for smaller in copies(config):
+            try:
+                found = mixers(build(copy.deepcopy(smaller)))
+                ones = [each.to(device, dtype) for each in {type(one): one for one in found}.values()]
+                return [_remembering(one) for one in ones], smaller.get_text_config().hidden_size
+            except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+                problem = problem or error  # the next copy is nearer to the model
+    assert problem is not None
+    raise problem
+
+
+def _remembering(module: nn.Module) -> nn.Module:
+    """One whose state fades by a twentieth a token: as they begin, most forget the last token, and nothing leaks."""
+    for name, parameter in module.named_parameters():
+        if name.rpartition(".")[2] in RATES:
+            nn.init.constant_(parameter, RATE)
+    return module
+
+
+def agreement(module: nn.Module, width: int, dtype: torch.dtype, device: torch.device | str) -> Agreement:
+    """Of a row in one call and its samples one by one, on random states: relative differences of the sample that
+    differs most, or of the parameters' gradients."""
+    edges = torch.tensor([0, *LENGTHS]).cumsum(0)
+    segments = Segments(LENGTHS, edges.to(torch.int32).to(device))
+    dice = torch.Generator().manual_seed(0)
+    shape = (1, sum(LENGTHS), width)
+    states, weight = (torch.randn(shape, generator=dice).to(device, dtype) for _ in range(2))
+    values, gradients, learned = [], [], []
+    for way in (at_once, one_by_one):
+        module.zero_grad()
+        leaf = states.clone().requires_grad_()
+        out = way(module.forward, segments, leaf)
+        out = out if isinstance(out, torch.Tensor) else out[0]
+        (out * weight).sum().backward()
+        assert leaf.grad is not None
+        values.append(out.detach())
+        gradients.append(leaf.grad)
+        learned.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
+    gradient = max(_furthest(*gradients), _apart(*learned))
+    return Agreement(_furthest(*values), gradient)
+
+
+def _furthest(found: torch.Tensor, right: torch.Tensor) -> float:
+    """Of (1, length, width) of the samples of a row, the one that differs most. NaN where one is."""
+    samples = zip(found.split(LENGTHS, 1), right.split(LENGTHS, 1), strict=True)
+    return float(torch.tensor([_apart(one, other) for one, other in samples]).max())
+
+
+def _apart(found: torch.Tensor, right: torch.Tensor) -> float:
+    return float((found.float() - right.float()).norm() / right.float().norm())

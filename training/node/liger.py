@@ -89,7 +89,7 @@ def agreement(
     width: int, vocabulary: int, dtype: torch.dtype, device: torch.device | str, rows: int = ROWS
 ) -> Agreement:
     """On random numbers of this shape. RuntimeError where Liger is not there."""
-    from training.node.loss import own_cross_entropy
+    from training.node.cross_entropy import own_cross_entropy
 
     theirs = _loss()
     if theirs is None:

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from training.data.look.survey import survey
-from training.model_files import read_config
+from training.models.folder import read_config
 from training.node import attached
 from training.node.prepare import models_folder, raw_data
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 
 TELL_EVERY_S = 0.5
 

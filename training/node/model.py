@@ -19,27 +19,21 @@ from deepspeed.utils import set_z3_leaf_modules
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from training.cost.memory import NF4
 from training.cost.shape import ENDS, ModelFacts, token_ends
 from training.cost.strategies import cost_of
 from training.cost.zero import built_misfit, unread
-from training.isolation import CURE, mixing, never_trained
+from training.models.types import CURE, mixing, never_trained
 from training.node import architecture
-from training.node.architecture import text_layers
+from training.node.architecture import as_peft_takes_them, in_modules, text_layers
 from training.node.attention import SEGMENTS, Segments
-from training.node.lora_modules import as_peft_takes_them, in_modules
-from training.node.loss import HeadLoss, Logits, fuse
+from training.node.cross_entropy import Logits
+from training.node.loss import HeadLoss, fuse
 from training.node.mixers import keep_apart, mixers
 from training.node.outline import active_experts, shape_of
-from training.recipe import Recipe, RecipeError
-from training.recipe_tables import Lora
+from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.tables import NF4, Lora
 
 if TYPE_CHECKING:
     from training.data.collate import Batch

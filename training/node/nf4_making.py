@@ -20,16 +20,15 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from training.cost.memory import NF4
-from training.counting import size_text
-from training.data.cache import half_made
-from training.errors import AdapterError
-from training.model_files import INDEX, SINGLE, entries, shard_names
+from training.models.folder import INDEX, SINGLE, entries, shard_names
 from training.node.adapter.decoding import GENERATION
 from training.node.adapter.weights import ExpertPart, first_hole, pieces_of
 from training.node.architecture import ROUTERS, build, config_of, expert_parameters, experts_modules, text_layers
-from training.recipe import RecipeError
-from training.sums import seal
+from training.recipe.recipe import RecipeError
+from training.recipe.tables import NF4
+from training.text.counts import size_text
+from training.text.files import half_made, seal
+from training.text.problems import AdapterError
 
 BLOCK, BLOCK_OF_SCALES = 64, 256
 """Weights that share a scale, scales that share one of their own: what bitsandbytes takes by itself."""
@@ -38,7 +37,7 @@ PIECE = 1 << 20
 RECORD = "made-of.json"
 METHOD = "spotune_nf4"
 """What the config.json of a mixture in four bits names as the way: bitsandbytes' own, and its experts in stacks
-(training/node/nf4_experts.py)."""
+(training/node/nf4.py)."""
 PACKED = "_nf4"
 """What the name of a stack ends in, after the parameter's: of that name alone PEFT would take it for a linear layer."""
 

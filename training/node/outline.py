@@ -24,11 +24,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from training.cost.shape import Layer, ModelShape, PlanError
-from training.errors import AdapterError
-from training.exit_codes import FINISHED
 from training.node import attached
 from training.node.architecture import adaptable, build, config_of, expert_parameters, text_layers
 from training.node.base_weights import refuse_other_weights
+from training.text.problems import FINISHED, AdapterError
 
 ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_token", "moe_k")
 """What configurations call the number of experts that a token is sent to."""

@@ -23,15 +23,13 @@ from typing import Any
 
 from training.cost.shape import ModelShape, PlanError
 from training.data import hub, limits
-from training.data.bad_records import CURE, Bad
-from training.data.cache import drop_unused, mark_used
-from training.data.sample import DataError
-from training.errors import AdapterError
-from training.exit_codes import FINISHED
-from training.model_files import read_config
+from training.data.sample import CURE, Bad, DataError
+from training.models.folder import read_config, shape_of
 from training.node import attached
-from training.outline import shape_of
-from training.recipe import Recipe, RecipeError, read_recipe
+from training.recipe.reading import read_recipe
+from training.recipe.recipe import Recipe, RecipeError
+from training.text.files import drop_unused, mark_used
+from training.text.problems import FINISHED, AdapterError
 
 
 def main() -> None:

@@ -30,14 +30,14 @@ from transformers import PretrainedConfig
 
 from training.data.collate import collate
 from training.data.sample import Sample
-from training.exit_codes import FINISHED, UNUSABLE
 from training.node import attached
 from training.node.architecture import ROUTERS, config_of, text_layers
 from training.node.attention import SEGMENTS
 from training.node.head_check import LENGTHS, RECIPE, VOCABULARY, compared, copies, precise
 from training.node.model import LossModel, causal_model, inputs, trainable
 from training.node.outline import BROKEN, model_shape
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
+from training.text.problems import FINISHED, UNUSABLE
 
 LIMIT = 1e-5
 """Largest relative difference that floating point may make."""

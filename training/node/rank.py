@@ -17,15 +17,14 @@ from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from training import foreign
-from training.causes import CauseKind
-from training.events import Failed, emit
-from training.exit_codes import FAILED, PEER_LOST
-from training.launch import MASTER_PORTS
 from training.node.checkpoint import CheckpointError
-from training.node.diagnosis import on_rank
-from training.node.diagnosis.on_rank import ProgressFile
+from training.node.diagnosis.progress import PATIENCE_S, ProgressFile, debugged
 from training.node.heartbeat import LIMIT_S, Heartbeat, HeartbeatPlace
+from training.run import causes
+from training.run.causes import CauseKind
+from training.run.events import Failed, emit
+from training.run.launch import MASTER_PORTS
+from training.text.problems import FAILED, PEER_LOST
 
 T = TypeVar("T")
 
@@ -44,7 +43,7 @@ def place_of(environ: Mapping[str, str]) -> HeartbeatPlace:
 
 def lost_peer(error: BaseException) -> bool:
     """Whether a collective failed only because a partner went away; the cause is to be found on that one."""
-    return isinstance(error, RuntimeError) and foreign.lost_peer(str(error))
+    return isinstance(error, RuntimeError) and causes.lost_peer(str(error))
 
 
 class Rank:
@@ -55,7 +54,7 @@ class Rank:
         launch = run / "launch.json"
         self.launch: dict[str, Any] = json.loads(launch.read_text(encoding="utf-8")) if launch.exists() else {}
         self.place = place_of(os.environ)
-        limit_s = on_rank.PATIENCE_S if on_rank.debugged(self.launch) else LIMIT_S
+        limit_s = PATIENCE_S if debugged(self.launch) else LIMIT_S
         self.heartbeat = Heartbeat(self.place, self.note_failure, limit_s)
         self.progress = ProgressFile(run, self.place.rank)
         self._sigterm = False
@@ -123,7 +122,7 @@ class Rank:
         """End after an error that nobody foresaw: with its traceback, and the others told why."""
         lost = lost_peer(error)
         reason = "lost contact with another rank" if lost else f"{type(error).__name__}: {error}"
-        cause: CauseKind = "peer_lost" if lost else foreign.meaning_of(error)
+        cause: CauseKind = "peer_lost" if lost else causes.meaning_of(error)
         self.note_failure(Failed(cause, reason), traceback.format_exc())
         self.heartbeat.fail(reason.splitlines()[0])
         self.leave(PEER_LOST if lost else FAILED)

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from training.errors import AdapterError
-from training.model_files import places
+from training.models.folder import places
 from training.node.adapter.merge import EMBEDDING, HEAD
+from training.text.problems import AdapterError
 
 LAYERS = "model.layers."
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

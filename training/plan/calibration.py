@@ -13,10 +13,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from training.bounded import bounded_json
-from training.cost.cards import same_kind
-from training.cost.pace import Rates
-from training.events import OffPlan
+from training.cost.cards import Rates, same_kind
+from training.run.events import OffPlan
+from training.text.files import bounded_json
 
 T = TypeVar("T")
 Range = tuple[float, float]

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from training.cost.cards import SAME_MEMORY, memory_rate, same_kind, sustained_flops
+from training.cost.cards import SAME_MEMORY, Rates, memory_rate, same_kind, sustained_flops
 from training.cost.memory import GIB
-from training.cost.pace import Rates
 from training.cost.shape import ModelShape, read_outline
-from training.counting import plain
 from training.plan.calibration import Calibration, MeasuredRun, corrections
 from training.plan.machines import PlannedMachines, RankCard, Workload, room
+from training.text.counts import plain
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from training.cost.cards import lacks_bfloat16, too_old
 from training.cost.memory import Memory, kept_checkpoints, with_reserve
 from training.cost.pace import Pace, validation_steps
 from training.cost.strategies import cost_of
-from training.counting import many, plain, size_text
-from training.isolation import CURE, mixing, never_trained, types_of
+from training.models.types import CURE, mixing, never_trained, types_of
 from training.plan.calibration import Correction
 from training.plan.facts import Facts
 from training.plan.machines import SYSTEM, TIGHT, RankCard
 from training.plan.notes import SETTING, Fewer, Rounded
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
+from training.text.counts import many, plain, size_text
 
 Severity = Literal["ok", "warning", "error"]
 
@@ -206,8 +206,8 @@ def machines(it: Situation) -> Check:
     value = f"{nodes} node{'s' * (nodes > 1)}, {each} rank{'s' * (each > 1)} on each"
     if it.fewer is None:
         return Check("machines", "ok", value)
-    fewer = "one of them costs" if it.fewer.nodes == 1 else f"{it.fewer.nodes} of them cost"
-    instead = f"{fewer} {1 - it.fewer.money:.0%} less for the same run, in {it.fewer.seconds:.1f} times the hours"
+    fewer = "on one of them" if it.fewer.nodes == 1 else f"on {it.fewer.nodes} of them"
+    instead = f"{fewer} the run would cost {1 - it.fewer.money:.0%} less and take {it.fewer.seconds:.1f} times as long"
     return Check("machines", "ok", f"{value}; {instead}", estimated=True)
 
 

@@ -11,7 +11,7 @@ from training.cost.pace import HOUR_S
 from training.cost.shape import ModelShape
 from training.plan.machines import PlannedMachines, Workload
 from training.plan.options import AS_FAST, Option, choose
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 SHOWN = 8
 MILLION = 1e6

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, with_reserve
+from training.cost.memory import GIB, Memory, micro_batch_tokens, with_reserve
 from training.cost.pipeline import stages_of
 from training.cost.shape import ModelShape
-from training.cost.strategies import LEANEST, LEANEST_WHOLE, SIMPLEST, STRATEGIES, cost_of
-from training.counting import size_text
-from training.recipe import Recipe, with_changes
+from training.cost.strategies import SIMPLEST, STRATEGIES, cost_of
+from training.recipe.reading import with_changes
+from training.recipe.recipe import LEANEST, LEANEST_WHOLE, Recipe, RecipeError
+from training.recipe.tables import NF4
+from training.text.counts import size_text
 
 SHORTEST = 512
 """Tokens of a row that the ladder goes down to."""
@@ -74,7 +74,7 @@ def _changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe | None:
     merged = {k: {**values[k], **v} if isinstance(v, dict) else v for k, v in changes.items()}
     try:
         return with_changes(recipe, **merged)
-    except ValidationError:
+    except RecipeError:
         return None
 
 

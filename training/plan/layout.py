@@ -14,8 +14,8 @@ from training.cost.shape import ModelShape
 from training.cost.zero import MicroBatch
 from training.data.order import micro_steps
 from training.plan.machines import CardRoom, PlannedMachines
-from training.recipe import Recipe
-from training.recipe_tables import PipelineTable
+from training.recipe.recipe import Recipe
+from training.recipe.tables import PipelineTable
 
 DEPTHS = (1.0, 1.5, 2.0)
 """Micro-batches held, of those that 1F1B holds: more hide a slow link, and take memory."""

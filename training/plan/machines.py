@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from training.cost.cards import Rates
 from training.cost.memory import PROCESS, RESERVED, Memory
-from training.cost.pace import LINE_SHARE, Rates
+from training.cost.pace import LINE_SHARE
 from training.plan.calibration import NO_CORRECTIONS, Corrections
 
 TIGHT = 0.95

@@ -7,12 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.cost.pace import Pace, Rates, pace
+from training.cost.cards import Rates
+from training.cost.pace import Pace, pace
 from training.cost.shape import ModelShape
 from training.cost.strategies import cost_of
 from training.plan.facts import Facts
 from training.plan.options import AS_FAST, Option, Search, choose, rounded
-from training.recipe import Recipe
+from training.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)

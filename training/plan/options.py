@@ -8,19 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from training.cost.memory import GIB, NF4, Memory, micro_batch_tokens, packed_weights, with_reserve
+from training.cost.memory import GIB, Memory, micro_batch_tokens, packed_weights, with_reserve
 from training.cost.pace import HOUR_S, Pace, pace, validation_steps
 from training.cost.schedule import Split
 from training.cost.shape import ModelShape
-from training.cost.strategies import LEANEST_WHOLE, STRATEGIES, cost_of
+from training.cost.strategies import STRATEGIES, cost_of
 from training.cost.zero import MicroBatch, part_misfit
-from training.counting import size_text
 from training.plan.layout import Staging
 from training.plan.machines import PlannedMachines, Workload, assumed, stood_in
-from training.recipe import LEFT_TO_THE_PLAN, Recipe, with_changes
-from training.recipe_tables import PipelineTable
+from training.recipe.reading import with_changes
+from training.recipe.recipe import LEANEST_WHOLE, LEFT_TO_THE_PLAN, Recipe, RecipeError
+from training.recipe.tables import NF4, PipelineTable
+from training.text.counts import size_text
 
 AS_FAST = 1.03
 """Seconds by which a simpler strategy may be slower and is taken all the same: estimates are no better than that."""
@@ -133,7 +132,7 @@ def rounded(search: Search) -> Search | None:
     whole = {"strategy": LEANEST_WHOLE} if "strategy" in search.free else {}  # its own may divide them
     try:
         return replace(search, recipe=with_changes(recipe, base_precision=NF4, **whole))
-    except ValidationError:
+    except RecipeError:
         return None
 
 
@@ -160,7 +159,7 @@ def _chosen(options: tuple[Option, ...]) -> tuple[Option | None, str]:
         return chosen, f"{chosen.strategy} is simpler than {fastest.strategy} and only {slower:.1%} slower"
     if chosen != fastest and slower > 0:
         return chosen, f"{chosen.strategy} is simpler than {fastest.strategy} and as fast"
-    return chosen, f"{chosen.strategy} is the fastest that fits, and of those as fast the simplest"
+    return chosen, f"{chosen.strategy} is the fastest that fits"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from training.cost.memory import GIB, micro_batch_tokens
 from training.cost.pace import pace
 from training.cost.shape import ModelShape, PlanError
 from training.cost.strategies import cost_of
-from training.counting import size_text
 from training.plan import fits, notes, teaches
 from training.plan.facts import Facts
 from training.plan.fits import Check, Situation
@@ -19,8 +18,10 @@ from training.plan.machines import PlannedMachines, Workload
 from training.plan.notes import Rounded, fewer_nodes, four_bits_faster
 from training.plan.options import Search, choose
 from training.plan.teaches import tokens_each_step
-from training.recipe import Recipe, flat, with_changes
-from training.recipe_tables import OF_A_STRATEGY
+from training.recipe.reading import with_changes
+from training.recipe.recipe import Recipe, flat
+from training.recipe.tables import OF_A_STRATEGY
+from training.text.counts import size_text
 
 CHECKS: Sequence[Callable[[Situation], Check]] = (
     teaches.records,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from training.cost.shape import HEAD
-from training.counting import many, plain
 from training.data.limits import positions
 from training.data.look.content import FEWEST, cure_of_marks
-from training.data.look.lengths import MOST_CUT
+from training.data.look.watch import MOST_CUT
 from training.plan.fits import Check, Situation
-from training.recipe import Recipe, with_changes
+from training.recipe.reading import with_changes
+from training.recipe.recipe import Recipe
+from training.text.counts import many, plain
 
 PLAIN = {"text", "prompt/completion", "preference"}
 """Shapes of data that can be learned without a chat template."""
@@ -71,7 +72,7 @@ def skipped(it: Situation) -> Check:
     if it.facts.share("empty") > MOSTLY:
         return Check("left out", "error", value, "most records lose every learned token; raise max_length")
     if report["bad"] or report["empty"]:
-        return Check("left out", "warning", value, "mend them, or go on without")
+        return Check("left out", "warning", value, "fix them, or continue without them")
     return Check("left out", "ok", value)
 
 
@@ -117,7 +118,7 @@ def leaks(it: Situation) -> Check:
         return Check("held out", "ok", f"{many(held_out, 'record')}, none of them in the training data too")
     value = f"{count} of {many(held_out, 'record')} in the training data too"
     return Check(
-        "held out", "warning", value, "their loss says nothing; take repeated records out: fab data names them"
+        "held out", "warning", value, "their loss is meaningless; remove the repeated records: fab data names them"
     )
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -197,3 +198,28 @@ def action(name: str, version: str = ECS) -> Callable[[Action], Action]:
         return does
 
     return register
+
+
+MINUTE = "%Y-%m-%dT%H:%MZ"
+SECOND = "%Y-%m-%dT%H:%M:%SZ"
+NEVER_OF_A_MACHINE = "2099-12-31T15:59Z"
+NEVER_OF_A_DISK = "2999-09-08T16:00Z"
+
+
+def minute(at: float) -> str:
+    """As of an instance; empty for 0."""
+    return datetime.fromtimestamp(at, UTC).strftime(MINUTE) if at else ""
+
+
+def second(at: float) -> str:
+    """As of a disk or a snapshot; empty for 0."""
+    return datetime.fromtimestamp(at, UTC).strftime(SECOND) if at else ""
+
+
+def parsed(text: str, parameter: str) -> float:
+    """Seconds since 1970 of a time in a request. Raises ApiError naming the parameter."""
+    try:
+        return datetime.strptime(text, SECOND).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        told = f"The specified parameter {parameter} is not valid."
+        raise ApiError(400, f"Invalid{parameter}.Malformed", told) from None

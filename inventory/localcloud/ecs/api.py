@@ -1,25 +1,190 @@
-"""From an HTTP request to its answer: who signed it, whether he may, what became of it."""
+"""From an HTTP request to its answer: who signed it, whether he may, what became of it.
+
+Whether a call is one that the vendor describes: no parameter that its action does not know, none of another type,
+none missing that must be there.
+
+parameters.json has a line for each action that is served, made of the vendor's description of the API: `Amount:i` is a
+whole number (f: a decimal, b: a truth value), `RegionId!` must be there, `DataDisk.N.Size` is of each of a list, and
+`Permissions.N.*` is not described further.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import formatdate
+from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
-from inventory.localcloud.ecs import contract
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud
 from inventory.localcloud.ecs.dispatch import Dispatcher, NoAnswerError
 from inventory.localcloud.ecs.faults import FaultFile
-from inventory.localcloud.ecs.signature import VALID_S, Request, SignedCaller, verified
+
+FILE = Path(__file__).with_name("parameters.json")
+WORD = re.compile(r"(?P<name>[\w.*]+)(?P<needed>!?)(:(?P<kind>[ifb]))?")
+TRUTH = ("true", "false")
+REGION = "RegionId"
+"""The vendor's clients send it with every call."""
+
+
+def _truth(value: str) -> None:
+    if value.lower() not in TRUTH:
+        raise ValueError(value)
+
+
+READ: Mapping[str, Callable[[str], object]] = {"i": int, "f": float, "b": _truth}
+
+
+@dataclass(frozen=True)
+class Described:
+    """The parameters of an action: their kinds, and which must be there."""
+
+    kinds: Mapping[str, str]
+    needed: tuple[str, ...]
+
+
+@cache
+def described() -> dict[str, dict[str, Described]]:
+    """By version and action."""
+    told = json.loads(FILE.read_text(encoding="utf-8"))
+    return {version: {name: _described(line) for name, line in actions.items()} for version, actions in told.items()}
+
+
+def _described(line: str) -> Described:
+    words = [match for word in line.split() if (match := WORD.fullmatch(word))]
+    return Described(
+        {word["name"]: word["kind"] or "" for word in words}, tuple(word["name"] for word in words if word["needed"])
+    )
+
+
+def check(version: str, action: str, flat: Mapping[str, str]) -> None:
+    """Raises the API's refusal of a call that is not as its action is described; an unknown action is not looked at."""
+    if (known := described().get(version, {}).get(action)) is None:
+        return
+    general = {key: re.sub(r"\.\d+(?=\.|$)", ".N", key) for key in flat}
+    for key, name in general.items():
+        if key == REGION:
+            continue
+        kind = known.kinds.get(key, known.kinds.get(name))
+        if kind is None and f"{name.rpartition('.')[0]}.*" not in known.kinds:
+            raise ApiError(400, "UnsupportedParameter", f"{action} knows no parameter {key}.")
+        try:
+            if flat[key]:
+                READ.get(kind or "", str)(flat[key])
+        except ValueError:
+            raise ApiError(400, f"InvalidParameter.{key}", f"The specified parameter {key} is not valid.") from None
+    for name in known.needed:
+        listed, _, part = name.partition(".N.")  # of each of a list: where there is one
+        entries = {key.rpartition(".")[0] for key in flat if part and key.startswith(f"{listed}.")}
+        missing = any(f"{entry}.{part}" not in flat for entry in entries) if part else name not in general.values()
+        if missing:
+            told = f"The input parameter {name} that is mandatory for processing this request is not supplied."
+            raise ApiError(400, f"MissingParameter.{name}", told)
+
+
+V3 = "ACS3-HMAC-SHA256"
+VALID_S = 15 * 60
+"""How old a signed call may be, and how long a nonce is remembered."""
+_MUST_SIGN = frozenset({"host", "x-acs-action", "x-acs-version", "x-acs-date", "x-acs-signature-nonce"})
+_AUTHORIZATION = re.compile(rf"{V3} Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*Signature=([0-9a-f]+)")
+
+
+@dataclass(frozen=True)
+class Request:
+    """An HTTP request as far as it is signed. Header names are in small letters, query and form are decoded."""
+
+    method: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    path: str = "/"
+
+
+@dataclass(frozen=True)
+class SignedCaller:
+    """What a checked request says of itself."""
+
+    action: str
+    version: str
+    access_key_id: str
+    nonce: str
+
+
+def verified(request: Request, secrets: Mapping[str, str], now: float) -> SignedCaller:
+    """The caller of a rightly signed request. `secrets` is access key id -> secret, `now` in seconds since 1970.
+
+    Raises ApiError with the documented codes. Whether the nonce was used before is the server's to remember.
+    """
+    headers = request.headers
+    match = _AUTHORIZATION.fullmatch(headers.get("authorization", "").strip())
+    if not match:
+        raise _incomplete()
+    key_id, names, signature = match.groups()
+    signed = names.split(";")
+    if not set(signed) >= _MUST_SIGN or any(name not in headers for name in signed):
+        raise _incomplete()
+    secret = _secret(secrets, key_id)
+    digest = hashlib.sha256(request.body).hexdigest()
+    right = v3_signature(request, {name: headers[name] for name in signed}, digest, secret)
+    body_told = headers.get("x-acs-content-sha256", digest)
+    if not hmac.compare_digest(right, signature) or not hmac.compare_digest(digest, body_told):
+        raise ApiError(400, "SignatureDoesNotMatch", "Specified signature does not match our calculation.")
+    if not _is_recent(headers["x-acs-date"], now):
+        raise ApiError(400, "InvalidTimeStamp.Expired", "Specified time stamp or date value is expired.")
+    return SignedCaller(headers["x-acs-action"], headers["x-acs-version"], key_id, headers["x-acs-signature-nonce"])
+
+
+def v3_signature(request: Request, headers: Mapping[str, str], digest: str, secret: str) -> str:
+    """The hexadecimal signature of a request over these of its headers; `digest` is the body's SHA-256."""
+    names = sorted(headers)
+    lines = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
+    head = f"{request.method}\n{request.path}\n{_query_text(request.query)}"
+    canonical = f"{head}\n{lines}\n{';'.join(names)}\n{digest}"
+    to_sign = f"{V3}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    return hmac.new(secret.encode(), to_sign.encode(), hashlib.sha256).hexdigest()
+
+
+def _is_recent(text: str, now: float) -> bool:
+    try:
+        at = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return False
+    return abs(now - at) <= VALID_S
+
+
+def _secret(secrets: Mapping[str, str], key_id: str) -> str:
+    if key_id not in secrets:
+        raise ApiError(404, "InvalidAccessKeyId.NotFound", "Specified access key is not found.")
+    return secrets[key_id]
+
+
+def _incomplete() -> ApiError:
+    return ApiError(400, "IncompleteSignature", "The request signature does not conform to Aliyun standards.")
+
+
+def _query_text(query: Mapping[str, str]) -> str:
+    return "&".join(f"{_quoted(name)}={_quoted(query[name])}" for name in sorted(query))
+
+
+def _quoted(text: str) -> str:
+    """RFC 3986"""
+    return quote(text, safe="~")
+
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +212,7 @@ class Api:
             self._use_nonce(caller)
             flat = {**request.query, **request.form}
             self.seen(caller.action, flat)
-            contract.check(caller.version, caller.action, flat)
+            check(caller.version, caller.action, flat)
             loop = asyncio.get_running_loop()
             answer = await loop.run_in_executor(
                 self._threads, self.dispatcher.answer, caller.version, caller.action, flat

@@ -7,10 +7,10 @@ import binascii
 import logging
 from typing import Any
 
-from inventory.localcloud.ecs import lifecycle, listing, times
+from inventory.localcloud.ecs import actions, lifecycle, listing
 from inventory.localcloud.ecs.account import Invocation
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, action, new_id
-from inventory.localcloud.ecs.background import later
+from inventory.localcloud.ecs.power import later
 
 MOST_OUTPUT = 24 * 1024
 KEPT_INVOCATIONS = 200
@@ -84,8 +84,8 @@ def _result(each: Invocation) -> dict[str, Any]:
         "Dropped": 0,
         "ErrorCode": "",
         "ErrorInfo": "",
-        "StartTime": times.second(each.created),
-        "FinishedTime": times.second(each.finished),
+        "StartTime": actions.second(each.created),
+        "FinishedTime": actions.second(each.finished),
         "Username": "root",
     }
     return told if each.exit_code is None else {**told, "ExitCode": each.exit_code}
@@ -103,7 +103,7 @@ def describe_cloud_assistant_status(cloud: EmulatedCloud, p: Parameters) -> dict
             "CloudAssistantStatus": str(each.status == "Running").lower(),
             "CloudAssistantVersion": "2.2.4.1" if each.status == "Running" else "",
             "OSType": "Linux",
-            "LastHeartbeatTime": times.second(cloud.now()) if each.status == "Running" else "",
+            "LastHeartbeatTime": actions.second(cloud.now()) if each.status == "Running" else "",
         }
         for each in some
     ]

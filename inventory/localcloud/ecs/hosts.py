@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from inventory.localcloud import blocks, disk, host, inside, network
+from inventory.localcloud import disk, host, inside, network
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.ecs import metadata
 from inventory.localcloud.ecs.account import EmulatedDisk, EmulatedInstance, EmulatedSnapshot
@@ -53,7 +53,7 @@ class Hosts:
         if source is None:
             disk.make_disk(image, disk_.size_gib)
         else:
-            blocks.copy(self.places.snapshot_image(source.snapshot_id), image)
+            disk.copy(self.places.snapshot_image(source.snapshot_id), image)
             disk.grow(image, disk_.size_gib)
 
     def remove_disk(self, disk_: EmulatedDisk) -> None:
@@ -113,7 +113,7 @@ class Hosts:
         target = self.places.snapshot_image(snapshot.snapshot_id)
         image = self.places.disk_image(disk_.disk_id)
         loop = disk.device_of(image) or ""
-        return blocks.copy(image, target, loop, self._mounted(disk_, loop))
+        return disk.copy(image, target, loop, self._mounted(disk_, loop))
 
     def _mounted(self, disk_: EmulatedDisk, loop: str) -> list[Path]:
         """Where the file systems of a disk are mounted in the machine it is attached to, reached from here."""

@@ -1,4 +1,4 @@
-"""What all lists of the API have in common: filters by tag, pages by token or by number."""
+"""What all lists of the API have in common: filters by tag, pages by token or number; the actions about tags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from inventory.localcloud.ecs.account import EmulatedRecord, Resource
-from inventory.localcloud.ecs.actions import ECS, Action, ApiError, EmulatedCloud, Parameters, action, end_dry_run
+from inventory.localcloud.ecs.actions import (
+    ECS,
+    Action,
+    ApiError,
+    EmulatedCloud,
+    Parameters,
+    action,
+    end_dry_run,
+    existing,
+)
 
 T = TypeVar("T")
 AResource = TypeVar("AResource", bound=Resource)
@@ -156,3 +165,29 @@ def checked_tags(parameters: Parameters) -> dict[str, str]:
 
 def _has_scheme(text: str) -> bool:
     return "http://" in text or "https://" in text
+
+
+MOST_RESOURCES = 50
+
+
+@action("TagResources")
+def tag_resources(cloud: EmulatedCloud, p: Parameters) -> dict[str, Any]:
+    """All of them or none."""
+    account = cloud.account
+    kinds: dict[str, Mapping[str, Resource]] = {
+        "instance": account.instances,
+        "disk": account.disks,
+        "snapshot": account.snapshots,
+    }
+    there = existing(kinds, p.needed("ResourceType").lower(), "ResourceType", 400)
+    if not 1 <= len(p.strings("ResourceId")) <= MOST_RESOURCES:
+        raise ApiError(400, "InvalidParameter.ResourceId", f"From 1 to {MOST_RESOURCES} ResourceId are allowed.")
+    found = [existing(there, each, "ResourceId") for each in p.strings("ResourceId")]
+    tags = checked_tags(p)
+    if not tags:
+        raise ApiError(400, "MissingParameter.Tag", "The input parameter Tag that is mandatory is missing.")
+    if any(len({*each.tags, *tags}) > MOST_TAGS for each in found):
+        raise ApiError(400, "InvalidTagCount", "The specified tags are beyond the permitted range.")
+    for each in found:
+        each.tags = {**each.tags, **tags}
+    return {}

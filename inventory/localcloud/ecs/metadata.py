@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from inventory.localcloud.commands import LocalCloudError, run
-from inventory.localcloud.ecs import times
+from inventory.localcloud.ecs import actions
 from inventory.localcloud.ecs.account import EmulatedInstance
 from inventory.localcloud.ecs.actions import EmulatedCloud
 
@@ -28,7 +28,7 @@ def tree(cloud: EmulatedCloud, instance: EmulatedInstance) -> Tree:
     """What lies below /latest/meta-data: folders are dicts, files are texts; what there is not is left out."""
     about: Tree = {"instance-type": instance.instance_type, "instance-name": instance.name}
     if instance.noticed:
-        about["spot"] = {"termination-time": times.second(instance.reclaim_at)}
+        about["spot"] = {"termination-time": actions.second(instance.reclaim_at)}
     return {
         **{name: getattr(instance, name.replace("-", "_")) for name in OWN_FILES},
         "region-id": cloud.account.region_id,

@@ -16,9 +16,9 @@ from inventory.localcloud.ecs.actions import (
     end_dry_run,
     existing,
     new_id,
+    second,
 )
 from inventory.localcloud.ecs.listing import describes, fields_of
-from inventory.localcloud.ecs.times import second
 
 PENDING_S = 0.3
 """How long a new VPC cannot be used."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
-from inventory.localcloud.ecs import catalogue, images, times
+from inventory.localcloud.ecs import actions, catalogue
 from inventory.localcloud.ecs.account import VSwitch
 from inventory.localcloud.ecs.actions import ApiError, EmulatedCloud, Parameters, existing, no_stock
 from inventory.localcloud.ecs.listing import checked_tags
@@ -40,7 +40,7 @@ def checked(cloud: EmulatedCloud, p: Parameters) -> RunRequest:
     """What a call asks for. Raises the API's refusal of the first thing that is wrong."""
     instance_type = type_named(p.needed("InstanceType")).name
     categories = catalogue.disk_categories(instance_type)
-    image_id = images.bootable(p.needed("ImageId"))
+    image_id = catalogue.bootable(p.needed("ImageId"))
     vswitch = _vswitch(cloud, p)
     count = _count(cloud, p)
     strategy, limit = _spot(cloud, p, vswitch.zone_id)
@@ -143,7 +143,7 @@ def release_time(cloud: EmulatedCloud, text: str) -> float:
     """When a machine is to be released; 0 for never. Seconds count down to the minute. Raises ApiError."""
     if not text:
         return 0
-    at = times.parsed(text, "AutoReleaseTime") // 60 * 60
+    at = actions.parsed(text, "AutoReleaseTime") // 60 * 60
     # The minute a request takes is not held against a caller who asks for exactly the earliest time.
     if not cloud.now() + EARLIEST_RELEASE_S <= at <= cloud.now() + LATEST_RELEASE_S:
         told = "The specified parameter AutoReleaseTime is not valid."

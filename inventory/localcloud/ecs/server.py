@@ -17,23 +17,9 @@ from pathlib import Path
 
 from aiohttp import web
 
+from inventory.localcloud import places
 from inventory.localcloud.commands import LocalCloudError
-from inventory.localcloud.ecs import (
-    assistant,
-    client_files,
-    clock,
-    disks,
-    images,
-    instances,
-    key_pairs,
-    lifecycle,
-    network,
-    offers,
-    region,
-    security_groups,
-    snapshots,
-    tagging,
-)
+from inventory.localcloud.ecs import access, assistant, catalogue, disks, instances, lifecycle, listing, network, offers
 from inventory.localcloud.ecs.actions import EmulatedCloud
 from inventory.localcloud.ecs.api import Api
 from inventory.localcloud.ecs.faults import FaultFile
@@ -45,8 +31,8 @@ LONGEST_LINE = 256 * 1024
 """The SDK puts a script for the Cloud Assistant into the URL."""
 TICK_S = 0.5
 ACTIONS_OF = (
-    *(key_pairs, assistant, disks, clock, instances, lifecycle, network),
-    *(images, offers, region, security_groups, snapshots, tagging),
+    *(access, assistant, disks, lifecycle, instances, lifecycle, network),
+    *(catalogue, offers, offers, access, disks, listing),
 )
 """The modules whose actions it answers: they have registered themselves."""
 log = logging.getLogger(__name__)
@@ -62,7 +48,7 @@ async def serving(api: Api, port: int = 0) -> AsyncIterator[int]:
         app, access_log=None, max_line_size=LONGEST_LINE, max_field_size=LONGEST_LINE, shutdown_timeout=1
     )
     await runner.setup()
-    await asyncio.to_thread(clock.resume, api.cloud)
+    await asyncio.to_thread(lifecycle.resume, api.cloud)
     ticking = asyncio.create_task(_keep_time(api.cloud))
     try:
         yield await _listen(runner, port)
@@ -89,7 +75,7 @@ async def _keep_time(cloud: EmulatedCloud) -> None:
     """Let the cloud's clock tick for ever."""
     while True:
         try:
-            await asyncio.to_thread(clock.tick, cloud)
+            await asyncio.to_thread(lifecycle.tick, cloud)
         except Exception:
             log.exception("what the clock began failed")
         await asyncio.sleep(TICK_S)
@@ -117,21 +103,21 @@ def main() -> None:
 
 
 async def _serve_until_told(cloud: EmulatedCloud, folder: Path) -> None:
-    key = client_files.key_of(folder)
+    key = places.key_of(folder)
     api = Api(cloud, FaultFile(folder / "faults.json"), dict([key]))
     stop = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, stop.set)
-    with client_files.control_socket(folder) as path:
+    with places.control_socket(folder) as path:
         control = await asyncio.start_unix_server(api.control, path)
     async with control, serving(api, cloud.account.port) as port:
         cloud.account.port = port
         cloud.save()
-        client_files.tell(folder, port)
+        places.tell(folder, port)
         log.info("serving on %s:%d", LOOPBACK, port)
         await stop.wait()
     with contextlib.suppress(FileNotFoundError):
-        (folder / client_files.ADDRESS).unlink()
+        (folder / places.ADDRESS).unlink()
 
 
 if __name__ == "__main__":

@@ -15,18 +15,18 @@ from pathlib import Path
 import torch
 
 from training.cost.strategies import cost_of
-from training.data import Sample
 from training.data.collate import collate
-from training.model_names import load_recipe
-from training.node import strategies
+from training.data.sample import Sample
+from training.models.names import load_recipe
 from training.node.outline import shape_of_folder
+from training.node.strategies import registry
 from training.node.strategies.zero import init_process_group
 
 
 def measured(recipe, folder, tokens):
     gc.collect()
     before = torch.cuda.memory_allocated()
-    strategy = strategies.build(recipe, folder, 1)
+    strategy = registry.build(recipe, folder, 1)
     ids = [number % 1000 for number in range(tokens)]
     batches = [collate([[Sample(ids, ids)]], 0, recipe.batching) for _ in range(recipe.global_batch)]
     for _ in range(2):  # Adam makes its moments in the first

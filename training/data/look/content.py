@@ -7,16 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from training.counting import many
-from training.data.bad_records import CURE, Bad
-from training.data.look.lengths import Lengths
-from training.data.look.repeats import Repeats
-from training.data.look.samples import ShownSample
 from training.data.look.survey import Survey
-from training.data.look.watch import Watch
+from training.data.look.watch import Lengths, Repeats, ShownSample, Watch
+from training.data.sample import CURE, Bad
+from training.text.counts import many
 
 if TYPE_CHECKING:
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
 
 LOOK = "look.json"
 """Beside prepared data: what was seen in their files."""
@@ -144,7 +141,7 @@ def remarks(look: Look) -> Iterator[str]:
         yield look.refused
     if look.bad:
         good = look.survey.records + look.survey.bad - look.bad
-        cure = "left out, as --skip-bad asks" if look.skipped else CURE if good else "mend them"
+        cure = "skipped (--skip-bad)" if look.skipped else CURE if good else "fix them"
         yield f"{many(look.bad, 'bad record')}: {cure}"
     if look.few is not None:
         yield f"{look.few} to learn from; with fewer than {FEWEST} only --anyway starts"

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.counting import many
-from training.data.bad_records import Bad
 from training.data.readers import Source, data_files, raw
-from training.data.sample import BadRecord, DataError
+from training.data.sample import Bad, BadRecord, DataError
 from training.data.shapes import recognised
+from training.text.counts import many
 
 TELL_EVERY = 2000
 """Records between two words about progress."""

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.data import limits
-from training.data.bad_records import Bad
 from training.data.look.content import Look, surveyed, with_model
 from training.data.look.survey import MOST_BAD, Survey, Tell
 from training.data.look.watch import Watch
 from training.data.readers import Source
-from training.data.sample import DataError
+from training.data.sample import Bad, DataError
 
 if TYPE_CHECKING:
-    from training.recipe import Recipe
+    from training.recipe.recipe import Recipe
+from training.data.build import Build, pad_id
+from training.data.encode import Encoder
+from training.data.prepared import Prepared
 
 MADE_UP = 1
 """Words of its own that a tokenizer has without a file of them: Llama's has the mark of a blank."""
@@ -50,10 +52,6 @@ def look_into(
 ) -> Look:
     """The look at surveyed data; `config` is the model's config.json. What a run would refuse is said in it, and
     what can be learned of the files that can be read is shown all the same."""
-    from training.data.build import Build, pad_id
-    from training.data.encode import Encoder
-    from training.data.prepared import Prepared
-
     look = replace(surveyed(found, skip_bad), positions=limits.positions(config))
     if look.refused and not found.readable:
         return look

@@ -10,25 +10,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
 from inventory.node_program import Program, ProgramError
-from inventory.shown import console, shown, table
-from training.bounded import bounded_json
-from training.counting import many, size_text
-from training.data import check
-from training.data.bad_records import CURE
-from training.data.readers import paths_of, placed
-from training.errors import AdapterError
-from training.evaluations import SENT, SPLIT, file_of, measured_on, scored, trained_on
-from training.laptop import attach, make_run, stop_run
+from inventory.shown import shown
+from inventory.terminal import console, table
+from training.data.questions import Messages, Sampling
+from training.data.readers import check, paths_of, placed
+from training.data.sample import CURE
+from training.laptop import attach, new_run, stop_run
 from training.laptop.adapter import tuned_model
 from training.laptop.adapter.tuned_model import TunedModel
 from training.laptop.head_node import Head
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.runs import GENERATE
-from training.launch import Launch, LaunchError
-from training.questions import Messages, Sampling
-from training.run_folder import RESULT
-from training.words import EMPTY_ANSWER, ENGLISH
+from training.run.evaluations import SENT, SPLIT, file_of, measured_on, scored, trained_on
+from training.run.folder import RESULT
+from training.run.launch import Launch, LaunchError
+from training.text.catalogue import EMPTY_ANSWER, ENGLISH
+from training.text.counts import many, size_text
+from training.text.files import bounded_json
+from training.text.problems import AdapterError
 
 HELP = "/reset begins anew, /exit ends"
 
@@ -52,8 +56,6 @@ def json_lines(rows: Sequence[Any]) -> str:
 
 def chat(talk: Program, read: Callable[[str], str] = input) -> None:
     """Until /exit, the end of input or Ctrl-C. Each model has its own history: its own answers."""
-    from rich.live import Live
-
     terminal = console()
     messages = talk.messages()
     try:
@@ -109,9 +111,6 @@ def _next(messages: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 def side_by_side(texts: Mapping[str, str]) -> Any:
     """One column a model. Languages without blanks wrap too."""
-    from rich.table import Table
-    from rich.text import Text
-
     grid = Table(expand=True, show_lines=False)
     for name in texts:
         grid.add_column(name, overflow="fold", ratio=1)
@@ -121,8 +120,6 @@ def side_by_side(texts: Mapping[str, str]) -> Any:
 
 def print_answers(answers: Sequence[Mapping[str, Any]]) -> None:
     """Questions with their answers."""
-    from rich.text import Text
-
     terminal = console()
     for answer in answers:
         terminal.print(Text(f"\n> {shown(answer['prompt'])}"))
@@ -140,10 +137,10 @@ def on_all_ranks(
 ) -> list[dict[str, Any]]:
     """The answers of ranks that each hold a share of the layers; none after Ctrl-C, which ends the ranks too."""
     head = cluster.head
-    with make_run.alone(cluster) as mine, make_run.claimed(head, GENERATE, now) as run_id:
+    with new_run.alone(cluster) as mine, new_run.claimed(head, GENERATE, now) as run_id:
         launch = _made_ready(cluster, run_id, about, questions, sampling)
         mine.confirm()
-        make_run.start(head, launch)
+        new_run.start(head, launch)
     seen = attach.attach(head, run_id)
     if seen is None:
         stop_run.ask_to_stop(head, run_id)
@@ -172,7 +169,7 @@ def _made_ready(
     asked = {"model": about.model, "questions": list(questions), "sampling": asdict(sampling)}
     asked["template_args"] = about.template_args
     files = {"plan.json": json.dumps(plan, indent=1) + "\n", "questions.json": json.dumps(asked) + "\n"}
-    make_run.put_new(head, launch, files)
+    new_run.put_new(head, launch, files)
     return launch
 
 

@@ -17,14 +17,22 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from training.bounded import bounded_json
-from training.counting import size_text
-from training.errors import AdapterError
-from training.hub_access import HubError, SilentHubError, hub_of
-from training.model_card import CardFacts, base_name, card, read_facts
-from training.model_lock import BUILT_IN, LOCAL
-from training.run_folder import is_run_id
-from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SUMS, TOKENIZER, parse_sums, sha256_of, sums_text
+from training.models.card import CardFacts, base_name, card, read_facts
+from training.models.hub import HubError, SilentHubError, hub_of
+from training.models.lock import BUILT_IN, LOCAL
+from training.run.folder import is_run_id
+from training.text.counts import size_text
+from training.text.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    SUMS,
+    TOKENIZER,
+    bounded_json,
+    parse_sums,
+    sha256_of,
+    sums_text,
+)
+from training.text.problems import AdapterError
 
 Content = Path | bytes
 ADAPTER = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, *TOKENIZER)

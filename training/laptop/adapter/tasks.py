@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, task
 
 from inventory.command_line import ask, say, sentences, yes_command
-from training.counting import many, size_text
 from training.laptop.tasks import HERE_RUNS_HELP, RUN_HELP
+from training.text.counts import many, size_text
+from training.text.deferred import deferred
+from training.text.problems import AdapterError
+
+with deferred():
+    from training.data import questions as question_list
+    from training.laptop import new_run, open_cluster, rental
+    from training.laptop.adapter import ask as asking
+    from training.laptop.adapter import publish as publishing
+    from training.laptop.adapter import tuned_model
+    from training.run import folder as run_folder
 
 if TYPE_CHECKING:
     from training.laptop.adapter.publish import ModelHub
 
-CHECKPOINT_HELP = "step of the checkpoint, best or newest; without it the best if there is one"
+CHECKPOINT_HELP = "step of the checkpoint, best or newest; default: best if known, else newest"
 
 
 @task(
     auto_shortflags=False,
     iterable=["prompt"],
     help={
-        "prompt": "what to ask; may be repeated. Without --prompt and --prompts: a chat in the terminal",
-        "prompts": "JSONL file with prompt or messages on each line",
-        "out": "JSONL file for the answers; those to --prompts lie beside them without it, as NAME.answers.jsonl",
+        "prompt": "prompt text; repeatable. Without --prompt and --prompts: chat in the terminal",
+        "prompts": "JSONL file with `prompt` or `messages` on each line",
+        "out": "JSONL file for the answers; default with --prompts: NAME.answers.jsonl beside it",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
-        "across": "spread the model over all ranks; chosen by itself where it does not fit one card",
-        "temperature": "0 always takes the likeliest token",
-        "top_p": "only the likeliest tokens that make up this much; 0: the model's own setting",
-        "max_new_tokens": "longest answer",
-        "seed": "of the choice, with a temperature",
+        "across": "split the model over all ranks; automatic if it does not fit one card",
+        "temperature": "sampling temperature; 0: greedy",
+        "top_p": "nucleus sampling threshold; 0: the model's default",
+        "max_new_tokens": "maximum length of an answer",
+        "seed": "random seed for sampling",
         "here": HERE_RUNS_HELP,
     },
 )
@@ -49,22 +62,14 @@ def generate(
     seed: int = 0,
     here: bool = False,
 ) -> None:
-    """Ask base and tuned model the same, side by side; or chat with both."""
-    import os
-    from datetime import UTC, datetime
-    from pathlib import Path
-
+    """Prompt the base and the tuned model side by side, or chat with both."""
     with sentences():
-        from training.errors import AdapterError
-        from training.laptop import rental
-        from training.laptop.adapter import ask, tuned_model
-        from training.laptop.open_cluster import opened
-        from training.questions import Sampling, from_prompts, read_questions
-
         if (" " in run or not run.isascii()) and not (prompt or prompts):
             raise AdapterError(f"no run is called {run!r}; to ask it: fab generate --prompt {shlex.quote(run)}")
-        sampling = Sampling(max_new_tokens, temperature, top_p or None, seed)
-        questions = from_prompts(prompt) + (read_questions(Path(prompts)) if prompts else [])
+        sampling = question_list.Sampling(max_new_tokens, temperature, top_p or None, seed)
+        questions = question_list.from_prompts(prompt) + (
+            question_list.read_questions(Path(prompts)) if prompts else []
+        )
         target = Path(out) if out else Path(prompts).with_suffix(".answers.jsonl") if prompts else None
         if out and not questions:
             raise AdapterError(f"--out {out}: a chat is not written down; say --prompt or --prompts")
@@ -73,7 +78,7 @@ def generate(
         if target and (target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK)):
             what = "is a folder" if target.is_dir() else "may not be written"
             raise AdapterError(f"--out {target}: it {what}; name a file, as in answers.jsonl")
-        with opened(here) as cluster, rental.in_use(cluster):
+        with open_cluster.opened(here) as cluster, rental.in_use(cluster):
             about = tuned_model.tuned_model(cluster, run or None, checkpoint)
             room = tuned_model.room_alone(cluster.head, about, at_once=True)
             if across or room.too_big:
@@ -82,30 +87,29 @@ def generate(
             if room.too_big and not across:
                 print(f"{about.model} does not fit one card ({room.words()}): it is spread over all ranks")
             if not (across or room.too_big):
-                found = ask.on_head(cluster.head, about, questions, sampling)
+                found = asking.on_head(cluster.head, about, questions, sampling)
             elif questions:
-                found = ask.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
+                found = asking.on_all_ranks(cluster, about, questions, sampling, datetime.now(UTC))
             else:
                 raise AdapterError("a chat needs the model on one card; ask all ranks with --prompt or --prompts")
         if target and found:
-            target.write_text(ask.json_lines(found), encoding="utf-8")
+            target.write_text(asking.json_lines(found), encoding="utf-8")
             print(
                 f"{target}: {many(len(found), 'answer')} of base and tuned model, step {about.step} of {about.run_id}"
             )
         else:
-            ask.print_answers(found)
+            asking.print_answers(found)
 
 
 @task(
     auto_shortflags=False,
     iterable=["data"],
     help={
-        "data": "file or folder of records it has not learned from; may be repeated; without it the run's own "
-        "validation split",
-        "skip_bad": "leave out records that cannot be used, and count them",
+        "data": "file or folder of records not used in training; repeatable; default: the run's validation split",
+        "skip_bad": "skip unusable records and count them",
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
-        "answers": "how many greedy answers to compare with the records' own; 0: none",
+        "answers": "number of greedy answers to compare with the records' answers; 0: none",
         "here": HERE_RUNS_HELP,
     },
 )
@@ -118,14 +122,8 @@ def evaluate(
     answers: int = 50,
     here: bool = False,
 ) -> None:
-    """Measure base and tuned model on records held out."""
-    from training.laptop import rental
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster, rental.in_use(cluster):
-        from training.errors import AdapterError
-        from training.laptop.adapter import ask, tuned_model
-
+    """Measure the base and the tuned model on held-out records."""
+    with sentences(), open_cluster.opened(here) as cluster, rental.in_use(cluster):
         if skip_bad and not data:
             raise AdapterError("--skip-bad is for --data: the run's own validation split has no bad records")
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
@@ -133,7 +131,7 @@ def evaluate(
         if room.too_big:
             raise AdapterError(f"{about.model} does not fit one card ({room.words()}), and is measured on one")
         split = "" if data else tuned_model.validation_folder(cluster.head, about)
-        on = ask.data_to_measure_on(data, skip_bad) if data else ask.Measurable(split)
+        on = asking.data_to_measure_on(data, skip_bad) if data else asking.Measurable(split)
         argv, out = on.argv, f"{about.launch.run_dir}/{on.kept_as}"
         argv += ["--max-length", str(tuned_model.max_length(cluster.head, about)), "--answers", str(answers)]
         argv += ["--out", out, "--attached"]
@@ -143,7 +141,7 @@ def evaluate(
         print(f"{about.run_id}, step {about.step}: measuring base and tuned model on {cluster.head.name}", flush=True)
         with tuned_model.start(cluster.head, about, "evaluate", argv, on.files) as talk:
             for message in talk.messages():
-                ask.print_evaluation(message["evaluation"])
+                asking.print_evaluation(message["evaluation"])
         home = "" if here else f"; bring it home with: fab fetch --run {about.run_id}"
         print(f"kept in {out}{home}")
 
@@ -153,30 +151,21 @@ def evaluate(
     help={
         "run": RUN_HELP,
         "checkpoint": CHECKPOINT_HELP,
-        "to": "folder on the head; without it the run's own, merged/",
-        "fetch": "bring the merged model home too",
+        "to": "output folder on the head; default: merged/ in the run's folder",
+        "fetch": "also download the merged model",
         "here": HERE_RUNS_HELP,
     },
 )
 def merge(
     c: Context, run: str = "", checkpoint: str = "", to: str = "", fetch: bool = False, here: bool = False
 ) -> None:
-    """Merge the adapter into the base model: a plain model folder."""
-    from pathlib import Path
-
-    from training.laptop import rental
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster, rental.in_use(cluster):
-        from training.errors import AdapterError
-        from training.laptop import refusals
-        from training.laptop.adapter import tuned_model
-
+    """Merge the adapter into the base model, as a plain model folder."""
+    with sentences(), open_cluster.opened(here) as cluster, rental.in_use(cluster):
         about = tuned_model.tuned_model(cluster, run or None, checkpoint)
         tuned_model.refuse_whole(cluster.head, about, "there is no adapter to merge")
         if not checkpoint:
             now = f"--checkpoint {about.step} merges what it has learned by now"
-            refusals.refuse_unfinished(cluster.head, about.run_id, now)
+            new_run.refuse_unfinished(cluster.head, about.run_id, now)
         if fetch and not cluster.head.here:
             tuned_model.refuse_another_run(cluster.head, about.run_id)
         size = tuned_model.room(cluster.head, about.model).model_bytes
@@ -208,19 +197,19 @@ def merge(
             there = f"next: transformers and vLLM load it on {cluster.head.name}"
             again = f" --checkpoint {about.step}" if checkpoint else ""
             again += f" --to {shlex.quote(to)}" if to else ""
-            print(f"{there}; fab merge --run {about.run_id}{again} --fetch brings it home, to train from or publish")
+            print(f"{there}; fab merge --run {about.run_id}{again} --fetch downloads it, to train from or publish")
 
 
 @task(
     auto_shortflags=False,
     help={
-        "repo": "OWNER/NAME on the hub",
+        "repo": "repository to publish to, as OWNER/NAME",
         "to": "hub (Hugging Face, or HF_ENDPOINT) or modelscope",
-        "run": "run id, fetched before; without it the newest one here",
-        "merged": "the merged model instead of the adapter",
-        "public": "readable by everyone; without it private",
+        "run": "run id of a fetched run; default: the newest one on this machine",
+        "merged": "publish the merged model instead of the adapter",
+        "public": "make the repository public; default: private",
         "yes": "do not ask",
-        "here": "may be said as elsewhere: what is published always lies on this machine",
+        "here": "accepted for consistency; publishing always reads this machine",
     },
 )
 def publish(
@@ -233,17 +222,13 @@ def publish(
     yes: bool = False,
     here: bool = False,
 ) -> None:
-    """Publish a fetched adapter or merged model with its model card."""
+    """Upload a fetched adapter or merged model with its model card."""
     with sentences():
-        from training.errors import AdapterError
-        from training.laptop.adapter import publish as publishing
-        from training.run_folder import LOCAL_RUNS
-
         if not repo:
             raise AdapterError(
                 "where to? fab publish --repo OWNER/NAME says it: yours on the hub, made where it is not"
             )
-        folder = publishing.local_run(LOCAL_RUNS, run)
+        folder = publishing.local_run(run_folder.LOCAL_RUNS, run)
         what = publishing.parcel(folder, repo, merged, not public)
         hub = _hub(to)
         again = yes_command("publish", publish, repo=repo, to=to, run=run, merged=merged, public=public)
@@ -257,10 +242,7 @@ def publish(
 
 
 def _hub(name: str) -> ModelHub:
-    from training.errors import AdapterError
-    from training.laptop.adapter.publish import HuggingFace, ModelScope
-
-    known: dict[str, type[ModelHub]] = {"hub": HuggingFace, "modelscope": ModelScope}
+    known: dict[str, type[ModelHub]] = {"hub": publishing.HuggingFace, "modelscope": publishing.ModelScope}
     if name not in known:
         raise AdapterError(f"--to {name}: hub and modelscope are possible")
     return known[name]()

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from inventory.node_program import Program
-from training.cost.memory import NF4, NF4_WIDTH, WIDTH
+from training.cost.memory import NF4_WIDTH, WIDTH
 from training.cost.shape import read_outline
-from training.counting import size_text
-from training.errors import AdapterError
-from training.laptop import base_model, refusals, runs
-from training.laptop.download import Download
+from training.laptop import base_model, new_run, runs
+from training.laptop.download import Download, another
 from training.laptop.head_node import Head, RemoteHead
+from training.laptop.new_run import code_files, pack
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.same_run import another
-from training.laptop.ship import code_files, pack
-from training.launch import RUN_VARIABLE, Launch
-from training.run_folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
-from training.sums import BEST, SUMS, parse_sums, sha256_of
-from training.verify import FetchError
+from training.recipe.tables import NF4
+from training.run.checkpoint_files import FetchError
+from training.run.folder import CHECKPOINTS, CLAIM, LOCAL_RUNS, checkpoint_folder, checkpoint_steps
+from training.run.launch import RUN_VARIABLE, Launch
+from training.text.counts import size_text
+from training.text.files import BEST, SUMS, parse_sums, sha256_of
+from training.text.problems import AdapterError
 
 AFTER = "after"
 """In a run's folder: today's code and what it is asked, beside the code the run was trained with."""
@@ -155,7 +155,7 @@ def refuse_whole(head: Head, about: TunedModel, why: str) -> None:
 def room_alone(head: Head, about: TunedModel, at_once: bool = False) -> Room:
     """The same for what uses the card, with the base as the run had it; `at_once`: beside a whole tuned model.
     LaunchError where a run uses it: its memory and its time are its own."""
-    refusals.refuse_second(head)
+    new_run.refuse_second(head)
     found = room(head, about.model, *([about.learned] if about.whole and at_once else []))
     return replace(found, model_bytes=found.model_bytes - about.packing_bytes)
 

@@ -13,13 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from training.cost.shape import ADDED, ModelShape, added_outlines, outlines
-from training.hub_access import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
-from training.isolation import ADMITTED, not_admitted, untrainable
-from training.laptop.end_tokens import CONFIG, GENERATION, TOKENIZER, end_notes, spare_pad
-from training.laptop.hub import another, hub_to_read
-from training.laptop.model_builder import builder
-from training.laptop.small_files import cached_outlines, in_16_bits, notes, positions, read_json, template_of
-from training.model_names import (
+from training.laptop.folder_model import builder
+from training.laptop.hub import (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    another,
+    cached_outlines,
+    end_notes,
+    hub_to_read,
+    in_16_bits,
+    notes,
+    positions,
+    read_json,
+    spare_pad,
+    template_of,
+)
+from training.models.folder import Ask, own_name, shape_of
+from training.models.hub import NO_ENTRY, Hub, HubError, SilentHubError, commit_id, file_name
+from training.models.names import (
     ID,
     RECIPES,
     did_you_mean,
@@ -32,11 +44,11 @@ from training.model_names import (
     shipped_models,
     shipped_text,
 )
-from training.new_recipe import Source, new_recipe, uncounted
-from training.outline import Ask, shape_of
-from training.own_model import own_name
-from training.recipe import Recipe, RecipeError, parse_recipe
-from training.run_folder import write_atomically
+from training.models.types import ADMITTED, not_admitted, untrainable
+from training.recipe.derive import Source, new_recipe, uncounted
+from training.recipe.reading import parse_recipe
+from training.recipe.recipe import Recipe, RecipeError
+from training.run.folder import write_atomically
 
 SMALL_FILES = (CONFIG, TOKENIZER, "chat_template.jinja", GENERATION)
 LIMIT = 1e-5

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from training.laptop import runs
-from training.laptop.figures import size
 from training.laptop.head_node import Head
+from training.laptop.new_run import wait_or_end
 from training.laptop.open_cluster import OpenCluster
-from training.laptop.refusals import wait_or_end
 from training.laptop.starting import in_the_way, under_way
-from training.launch import LaunchError
-from training.model_names import is_folder, name_of_folder, named_model
-from training.recipe import RecipeError
-from training.run_folder import begun, is_run_id
+from training.models.names import is_folder, name_of_folder, named_model
+from training.recipe.recipe import RecipeError
+from training.run.folder import begun, is_run_id
+from training.run.launch import LaunchError
+from training.text.counts import size
 
 SHOWN = 3
 """Runs that a sentence names."""

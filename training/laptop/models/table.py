@@ -1,20 +1,29 @@
-"""Every recipe with its model: how large, on which nodes it lies, and how it fits the machines there are."""
+"""Every recipe with its model: how large, on which nodes it lies, how it fits the machines there are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from training.cost.memory import NF4, file_bytes
+from inventory.errors import InventoryError
+from inventory.settings import load_settings
+from inventory.terminal import console, table
+from training.cost.memory import file_bytes
 from training.cost.shape import ModelShape, known_shape
-from training.cost.strategies import LEANEST, SIMPLEST
-from training.counting import plain, size_text
-from training.model_names import load_recipe, recipe_names
-from training.plan.machines import PlannedMachines
+from training.cost.strategies import SIMPLEST
+from training.laptop.machines import fleet, machines
+from training.laptop.open_cluster import OpenCluster, opened
+from training.models.names import load_recipe, recipe_names
+from training.plan.machines import PlannedMachines, with_network
 from training.plan.notes import four_bits_faster
 from training.plan.options import Search, choose
-from training.recipe import Recipe
+from training.recipe.recipe import LEANEST, Recipe
+from training.recipe.tables import NF4
+from training.text.counts import plain, size_text
+from training.text.files import ORIGIN
+from training.text.problems import TrainingError
 
 DTYPE = "dtype"
 """base_precision of weights as they are computed with."""
@@ -122,3 +131,50 @@ def lines(found: Iterator[ModelRow]) -> list[list[str]]:
         ]
         for row in found
     ]
+
+
+def header(here: bool) -> Sequence[str]:
+    """Of the table; nodes, here: whether the model lies there."""
+    where = "here" if here else "nodes"
+    return ("recipe", "billions (active)", "to fetch", where, "fits", "type", "licence", "base model")
+
+
+def asked(here: bool) -> tuple[PlannedMachines | None, Mapping[str, Collection[str]] | None, list[str]]:
+    """The machines that stand or would be rented, the folders of models on each node or on this machine, and what could
+    not be found out."""
+    notes: list[str] = []
+    at: PlannedMachines | None = None
+    there: Mapping[str, Collection[str]] | None = None
+    if not here:
+        try:
+            settings = load_settings()
+        except InventoryError as error:
+            return None, None, [f"how they fit, and what lies on the nodes, is not known: {error}"]
+        try:
+            at = with_network(machines(settings, fleet(settings)))
+        except (InventoryError, TrainingError) as error:
+            notes.append(f"how they fit is not known: {error}")
+    try:
+        with opened(here) as cluster:
+            there, silent = lying(cluster)
+            notes += [f"what lies on {name} is not known: {why}" for name, why in silent.items()]
+    except (InventoryError, TrainingError) as error:
+        notes.append(f"what lies on the nodes is not known: {error}")
+    return at, there or None, notes
+
+
+def lying(cluster: OpenCluster) -> tuple[dict[str, set[str]], dict[str, str]]:
+    """The folders of whole models on each node that answers; why the others do not."""
+    folder = shlex.quote(cluster.launch("none", "none").models)
+    answers = cluster.ask_all(f"cd {folder} 2>/dev/null && ls */{ORIGIN} 2>/dev/null; true")
+    found = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+    there = {name: {line.partition("/")[0] for line in answer.splitlines()} for name, answer in found.items()}
+    return there, {name: str(why) for name, why in answers.items() if isinstance(why, Exception)}
+
+
+def show(lines: Sequence[Sequence[str]], notes: Sequence[str], here: bool = False) -> None:
+    """The table, and under it what it does not know."""
+    terminal = console()
+    terminal.print(table(header(here), lines, {"fits"}))
+    for note in notes:
+        terminal.print(note, soft_wrap=True)

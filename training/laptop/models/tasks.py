@@ -5,39 +5,43 @@ from __future__ import annotations
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, say, sentences, yes_command
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory import settings as cluster_toml
+    from training.laptop import open_cluster
+    from training.laptop.models import adding, deleting, table
 
 
 @task(
     auto_shortflags=False,
     name="list",
     default=True,
-    help={"here": "models of this machine, for --here", "json": "print it for other programs"},
+    help={"here": "models on this machine, for --here", "json": "print as JSON"},
 )
 def list_models(c: Context, here: bool = False, json: bool = False) -> None:
-    """Every recipe with its model: how large, on which nodes, how it fits."""
+    """List all recipes: model size, nodes that have it, and how it fits."""
     with sentences():
-        from training.laptop.models import around, table
-
-        at, there, notes = around.asked(here)
+        at, there, notes = table.asked(here)
         found = table.rows(at, there)
         if json:
             say(table.as_json(found))
             return
         if there and (others := table.without_recipe(there)):
             notes.append(f"on {'this machine' if here else 'the nodes'} without a recipe: {', '.join(others)}")
-        around.show(table.lines(found), notes, here)
+        table.show(table.lines(found), notes, here)
 
 
 @task(
     auto_shortflags=False,
-    help={"model": "OWNER/NAME on the Hub, or a shipped model", "name": "of the recipe; without it the model's own"},
+    help={
+        "model": "OWNER/NAME on the Hub, or the name of a shipped recipe",
+        "name": "name of the recipe; default: the model's name",
+    },
 )
 def add(c: Context, model: str, name: str = "") -> None:
-    """Write a model's recipe as a file to edit; one of the Hub is proved first."""
+    """Write a model's recipe to a file for editing; a Hub model is tested first."""
     with sentences():
-        from inventory.settings import load_settings
-        from training.laptop.models import adding
-
         named = adding.new_name(model, name)
         if shipped := adding.shipped_name(model):
             path, text = adding.write_shipped(shipped, named)
@@ -48,26 +52,24 @@ def add(c: Context, model: str, name: str = "") -> None:
             say(text.rstrip())
             say(f"proved: {', '.join(f'{proof} {value:.0e}' for proof, value in found.items())}")
         say(f"written to {path}; edit it as you like")
-        say(f'next: add "{path.stem}" to [models] names in cluster.toml; {load_settings().deploy_command}; then')
+        deploy = cluster_toml.load_settings().deploy_command
+        say(f'next: add "{path.stem}" to [models] names in cluster.toml; {deploy}; then')
         say(f"      fab train --model {path.stem} --data FILE")
 
 
 @task(
     auto_shortflags=False,
     help={
-        "model": "recipe, OWNER/NAME, or a folder's name below /data/models",
-        "here": "the one of this machine, for --here",
-        "force": "even where runs were trained from it",
+        "model": "recipe, OWNER/NAME, or a folder name in /data/models",
+        "here": "the model on this machine, for --here",
+        "force": "proceed even if runs were trained from it",
         "yes": "do not ask",
     },
 )
 def delete(c: Context, model: str, here: bool = False, force: bool = False, yes: bool = False) -> None:
-    """Remove a base model that nothing uses from all nodes' disks."""
+    """Delete an unused base model from all nodes."""
     with sentences("interrupted; a model that is left in part is made whole by the base deploy, or deleted again"):
-        from training.laptop.models import deleting
-        from training.laptop.open_cluster import opened
-
-        with opened(here) as cluster:
+        with open_cluster.opened(here) as cluster:
             going = deleting.planned(cluster, model, force)
             say("\n".join(going.lines))
             ask(yes, "delete it?", yes_command(f"models.delete {model}", delete, here=here, force=force))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from training.hub_access import HubError, SilentHubError
 from training.laptop.folder_model import whole_config
 from training.laptop.hub import another, hub_to_read
-from training.model_names import ID, base_model_of, did_you_mean, has_recipe, is_folder, named_model, recipe_name
-from training.own_model import folder_of
-from training.recipe import RecipeError
+from training.models.folder import folder_of
+from training.models.hub import HubError, SilentHubError
+from training.models.names import ID, base_model_of, did_you_mean, has_recipe, is_folder, named_model, recipe_name
+from training.recipe.recipe import RecipeError
 
 NAMES = "[models] names in cluster.toml"
 
@@ -30,7 +30,12 @@ def refuse_unknown(names: Iterable[str]) -> list[str]:
     return notes
 
 
-def short_names(names: Iterable[str]) -> list[str]:
+def notes_on(names: Sequence[str]) -> list[str]:
+    """Of [models] names, what is worth a note before machines are rented. Raises RecipeError for an unknown one."""
+    return short_name_notes(names) + missing_folder_notes(names)
+
+
+def short_name_notes(names: Iterable[str]) -> list[str]:
     """A note for each name that is short for a recipe's; nobody is asked. Raises RecipeError for an unknown one."""
     typed = [name for name in names if not (is_folder(name) or ID.fullmatch(name))]
     meant = {name: recipe for name in typed if (recipe := recipe_name(name)) != name}
@@ -43,7 +48,7 @@ def refuse_incomplete(names: Iterable[str], *, sent_before: bool) -> None:
         raise RecipeError("; ".join(faults))
 
 
-def perhaps_sent(names: Iterable[str]) -> list[str]:
+def missing_folder_notes(names: Iterable[str]) -> list[str]:
     """A note for each folder among the names that only a head's disk may have: a deploy ends there where it has not."""
     return [
         f"{NAMES}: there is no folder {folder} on this machine; the base deploy takes the copy on the head's disk, and "

@@ -14,24 +14,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from training import comm_report, tiny
-from training.bounded import bounded_json
-from training.causes import CauseKind
 from training.cost.memory import GIB, with_reserve
 from training.cost.shape import PlanError
-from training.counting import size_text
-from training.data import DataError
-from training.laptop import make_run, refusals, rental, runs, start_run
+from training.data.sample import DataError
+from training.laptop import new_run, rental, runs, start_run
 from training.laptop.base_model import BUILT_IN, here_base_model
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.prove.drills import Drill, named, silently
-from training.launch import Launch, LaunchError
-from training.model_names import load_recipe
-from training.outcome import Outcome, as_rows, failed, judged, not_here, read
+from training.models import tiny
+from training.models.names import load_recipe
 from training.plan import calibration
 from training.plan.calibration import Calibration
-from training.recipe import Recipe
-from training.run_folder import PROVE, RESULT
+from training.recipe.recipe import Recipe
+from training.run import comm_report
+from training.run.causes import CauseKind
+from training.run.folder import PROVE, RESULT
+from training.run.launch import Launch, LaunchError
+from training.run.outcome import Outcome, as_rows, failed, judged, not_here, read
+from training.text.counts import size_text
+from training.text.files import bounded_json
 
 WALK = "training.node.prove.walk"
 LOADED = ("LAZY", "EAGER")
@@ -65,7 +66,7 @@ def prove(
     say: Callable[[str], None],
 ) -> Proof:
     """Try everything; what fails is a row, and what is broken does not keep the rest from being tried."""
-    refusals.refuse_second(cluster.head)
+    new_run.refuse_second(cluster.head)
     rental.extend(cluster, LONGEST_S)
     cluster = replace(cluster, extends_rental=False)
     if cluster.head.here:  # the drills want it, and it is made once
@@ -105,7 +106,7 @@ def _append(outcomes: list[Outcome], name: str, part: Callable[[], Iterable[Outc
 def _start(
     cluster: OpenCluster, module: str, files: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
 ) -> Launch:
-    return make_run.start_ranks(cluster, PROVE, datetime.now(UTC), module, files=files, env=env)
+    return new_run.start_ranks(cluster, PROVE, datetime.now(UTC), module, files=files, env=env)
 
 
 def _results_of(cluster: OpenCluster, launch: Launch) -> tuple[dict[str, Any], list[Outcome]]:
@@ -253,7 +254,7 @@ def _keep(cluster: OpenCluster, launch: Launch, outcomes: Sequence[Outcome], mad
     files = {"prove.json": json.dumps(proof, ensure_ascii=False, indent=1) + "\n"}
     if made:
         files[calibration.FILE] = calibration.calibration_text(made)
-    make_run.put(cluster.head, launch, files)
+    new_run.put(cluster.head, launch, files)
     if made:
         there = shlex.quote(f"{launch.run_dir}/{calibration.FILE}")
         kept = shlex.quote(calibration.calibration_file(cluster.head.runs))

@@ -8,18 +8,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from training.bounded import bounded_json
-from training.causes import CauseKind
-from training.counting import many
-from training.events import Started, Told
-from training.laptop import checkpoints, resume_run, runs, start_run, stop_run
+from training.laptop import resume_run, runs, start_run, stop_run
 from training.laptop.follow import RunLook, follow
 from training.laptop.head_node import Head, HeadError
 from training.laptop.open_cluster import OpenCluster
-from training.launch import Launch, LaunchError
-from training.model_names import load_recipe
-from training.outcome import Outcome, failed, judged, not_here, read
-from training.run_folder import PROVE, checkpoint_folder
+from training.models.names import load_recipe
+from training.run.causes import CauseKind
+from training.run.events import Started, Told
+from training.run.folder import PROVE, checkpoint_folder
+from training.run.launch import Launch, LaunchError
+from training.run.outcome import Outcome, failed, judged, not_here, read
+from training.text.counts import many
+from training.text.files import bounded_json
 
 EVERY = {"cpu": 20, "cuda": 200}
 """Steps between checkpoints: some seconds, so that a kill comes well before the next one."""
@@ -108,7 +108,7 @@ class Drill:
 
     def goes_on(self, name: str, cluster: OpenCluster) -> Outcome:
         """Resume there; the steps that were done before are done again, to the same losses."""
-        step, _ = checkpoints.whole_checkpoint(self.head, self.run_id)
+        step, _ = runs.whole_checkpoint(self.head, self.run_id)
         if step is None:
             return failed(name, "there is no checkpoint to resume from")
         resume_run.resume(cluster, self.run_id, None, {}, force=False)
@@ -137,7 +137,7 @@ class Drill:
         """What it learned, beside the base and merged into it."""
         self.say("its adapter beside the base, and merged")
         launch = self.launch()
-        step, _ = checkpoints.whole_checkpoint(self.head, self.run_id)
+        step, _ = runs.whole_checkpoint(self.head, self.run_id)
         model_dir = bounded_json(self.head.shell(f"cat {shlex.quote(launch.run_dir)}/plan.json"))["model_dir"]
         argv = ["env", *(f"{key}={value}" for key, value in launch.env.items()), launch.python]
         argv += ["-m", "training.node.prove.agree", "--model", f"{launch.models}/{model_dir}"]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import sentences
 from training.laptop.tasks import HERE_HELP
+from training.text.counts import plain
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory import terminal
+    from training.laptop import attach, open_cluster, rental
+    from training.laptop.prove import conduct
+    from training.models import names
+    from training.run import outcome
 
 if TYPE_CHECKING:
     from training.laptop.prove.conduct import Proof
@@ -16,49 +27,36 @@ if TYPE_CHECKING:
 @task(
     auto_shortflags=False,
     help={
-        "model": "three real steps of this recipe too, against its plan",
-        "quick": "one start: devices, network, two strategies, out of memory",
+        "model": "also run three real steps of this recipe and compare them with its plan",
+        "quick": "one start only: devices, network, two strategies, out of memory",
         "here": HERE_HELP,
     },
 )
 def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) -> None:
-    """Try training, its failures and the network on these machines: minutes."""
-    import time
-
-    from training.laptop import attach, rental
-    from training.laptop.open_cluster import opened
-    from training.laptop.prove import conduct
-    from training.model_names import load_recipe
-
-    with sentences(), opened(here) as cluster, rental.kept(cluster):
+    """Test training, failures and the network on these machines (minutes)."""
+    with sentences(), open_cluster.opened(here) as cluster, rental.kept(cluster):
         if model:
-            load_recipe(model)  # an unknown one is said before anything starts
+            names.load_recipe(model)  # an unknown one is said before anything starts
         began = time.monotonic()
         proof = conduct.prove(cluster, model, quick, _say)
         _show(proof, time.monotonic() - began)
-        attach.bring_home(cluster.head, proof.run_id)
+        attach.collect_results(cluster.head, proof.run_id)
         if proof.failures:
             raise Exit(f"{proof.failures} of {len(proof.outcomes)} failed", code=1)
 
 
 def _say(text: str) -> None:
     """Beside what runs on the way say, which is not shown."""
-    import sys
-
     print(text, file=sys.stderr, flush=True)
 
 
 def _show(proof: Proof, seconds: float) -> None:
     from rich.text import Text
 
-    from inventory.shown import console, table
-    from training.counting import plain
-    from training.outcome import gathered
-
     colours = {"pass": "green", "fail": "bold red", "not here": "yellow"}
-    rows = [[Text(o.state, colours[o.state]), o.name, o.where, o.found] for o in gathered(proof.outcomes)]
-    out = console()
-    out.print(table(["", "what", "where", "found"], rows, {"what", "found"}))
+    rows = [[Text(o.state, colours[o.state]), o.name, o.where, o.found] for o in outcome.gathered(proof.outcomes)]
+    out = terminal.console()
+    out.print(terminal.table(["", "what", "where", "found"], rows, {"what", "found"}))
     if made := proof.calibration:
         rates = [f"{plain(made.matmul_flops / 1e12)} TFLOP/s of {made.card}"] if made.card else []
         rates += [f"{plain(made.link_bytes_per_s / 1e9)} GB/s between ranks"] if made.link_bytes_per_s else []

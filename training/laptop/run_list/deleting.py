@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from training.laptop.figures import size
 from training.laptop.open_cluster import OpenCluster
 from training.laptop.run_list.listing import RunRow
 from training.laptop.starting import in_the_way, under_way
-from training.launch import LaunchError
-from training.own_model import FOLDER, folder_of
-from training.run_folder import is_run_id
+from training.models.folder import FOLDER, folder_of
+from training.run.folder import is_run_id
+from training.run.launch import LaunchError
+from training.text.counts import size
 
 Place = Literal["laptop", "head"]
 PLACES: tuple[Place, ...] = get_args(Place)

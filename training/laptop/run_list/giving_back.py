@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.bounded import figure_in
 from training.laptop import runs
 from training.laptop.head_node import Head
-from training.laptop.run_list import copies, listing
-from training.laptop.run_list.copies import Copy
-from training.launch import LaunchError
-from training.run_folder import PROVE, checkpoint_folder
-from training.sums import OPTIMIZER
+from training.laptop.run_list import listing
+from training.laptop.run_list.listing import Copy
+from training.run.folder import PROVE, checkpoint_folder
+from training.run.launch import LaunchError
+from training.text.files import OPTIMIZER, figure_in
 
 SHOWN = 3
 """Runs that a sentence names."""
@@ -31,12 +30,12 @@ class Unfinished:
     saved: float
     """When that was written, in seconds since 1970; 0 where nothing says it."""
     at_home: int
-    """The step whose adapter came home; 0 where none did."""
+    """The step whose adapter was fetched; 0 where none did."""
 
     def goes_with(self, disk: str, head_is_there: bool) -> str:
         """That its disk takes with it what the run needs to go on, and what keeps that."""
         whole = f" of {self.total_steps}" if self.total_steps else ""
-        home = f"only its adapter of step {self.at_home} is home" if self.at_home else "nothing of it is home"
+        home = f"only its adapter of step {self.at_home} was fetched" if self.at_home else "nothing of it was fetched"
         keeps = "fab snapshots.create keeps that" if head_is_there else "fab up brings it back"
         return (
             f"{self.run_id} is at step {self.step}{whole}: with {disk} goes what fab train --resume needs ({home}, and "
@@ -56,7 +55,7 @@ def lost_with(
 
 
 @dataclass(frozen=True)
-class Stake:
+class RunsAtRisk:
     """What goes with a cluster's machines."""
 
     active: str = ""
@@ -95,10 +94,10 @@ class Stake:
         return f"did not come home from {head}: {', '.join(shown)}{rest}; fab fetch --run {self.unfetched[0][0]}"
 
 
-def at_stake(head: Head, home: Path) -> Stake:
+def at_stake(head: Head, home: Path) -> RunsAtRisk:
     """What goes with the machines of a head. Raises HeadError."""
     active = runs.going_on(head)
-    there = listing.rows(copies.on_laptop(home), copies.on_head(head))
+    there = listing.rows(listing.on_laptop(home), listing.on_head(head))
     left = tuple((row.run_id, at) for row in there if (at := row.unfetched) is not None and not _is_drill(row.run_id))
     open_runs = {row.run_id: row for row in there if row.head and _could_go_on(row.run_id, row.head)}
     saved = _saved(head, {run_id: row.newest.steps[-1] for run_id, row in open_runs.items()})
@@ -107,13 +106,13 @@ def at_stake(head: Head, home: Path) -> Stake:
         for run_id, row in open_runs.items()
         if not (row.one_run and _has_optimizer(home, run_id, row.newest.steps[-1]))
     )
-    return Stake(active, _hosts(head, active), left, unfinished)
+    return RunsAtRisk(active, _hosts(head, active), left, unfinished)
 
 
 def left_behind(home: Path, since: float) -> tuple[Unfinished, ...]:
     """Of runs that began after that, in seconds since 1970, those that had not finished when they were fetched, and
     without what they need to go on: what a disk may still have that nobody can look at."""
-    there = listing.rows(copies.on_laptop(home), {})
+    there = listing.rows(listing.on_laptop(home), {})
     return tuple(
         _unfinished(row.run_id, row.newest, status.updated, row.newest.steps[-1])
         for row in there

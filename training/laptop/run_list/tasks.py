@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from invoke import Collection, Context, Exit, task
 
 from inventory.command_line import ask, say, sentences, yes_command
 from training.laptop.tasks import HERE_RUNS_HELP
+from training.text.deferred import deferred
+
+with deferred():
+    from inventory import terminal
+    from training.laptop import open_cluster, tunnels
+    from training.laptop.run_list import deleting, listing
+    from training.run import folder as run_folder
 
 
 @task(
     auto_shortflags=False,
     name="list",
     default=True,
-    help={"json": "print it for other programs", "here": "those on this machine, and no head is asked"},
+    help={"json": "print as JSON", "here": "only runs on this machine; the head is not asked"},
 )
 def list_runs(c: Context, json: bool = False, here: bool = False) -> None:
-    """All runs, here and on the head: how far, what came home, what they cost."""
+    """List all runs, on the laptop and on the head: progress, copies, cost."""
     with sentences():
-        import sys
-
-        from inventory.shown import console, table
-        from training.laptop.run_list import listing
-        from training.run_folder import LOCAL_RUNS
-
-        found, note = listing.listed(LOCAL_RUNS, here)
+        found, note = listing.listed(run_folder.LOCAL_RUNS, here)
         if json:
             say(listing.as_json(found))
         elif found:
-            console().print(table(listing.HEADER, listing.lines(found), listing.WORDS))
+            terminal.console().print(terminal.table(listing.HEADER, listing.lines(found), listing.WORDS))
         else:
             say("there are no runs")
         if note:
@@ -40,35 +42,31 @@ def list_runs(c: Context, json: bool = False, here: bool = False) -> None:
     auto_shortflags=False,
     iterable=["run"],
     help={
-        "run": "run id; may be repeated, and said without the flag: fab runs.delete ID ...",
-        "only": "laptop or head; without it both",
-        "force": "even where a run that stays was trained from a model in them",
+        "run": "run id; repeatable, and can be given without the flag: fab runs.delete ID ...",
+        "only": "laptop or head; default: both",
+        "force": "proceed even if a remaining run was trained from a model in them",
         "yes": "do not ask",
-        "here": "this machine's copies alone, and no head is asked",
+        "here": "only this machine's copies; the head is not asked",
     },
 )
 def delete(
     c: Context, run: list[str], only: str = "", force: bool = False, yes: bool = False, here: bool = False
 ) -> None:
-    """Delete runs here and on the nodes; says first what is lost for good."""
+    """Delete runs on the laptop and on the nodes; shows what would be lost."""
     with sentences("interrupted; what is left is there whole or in part: fab runs, and the same command again"):
-        from training.laptop.open_cluster import opened
-        from training.laptop.run_list import deleting, listing
-        from training.run_folder import LOCAL_RUNS
-
-        found, unasked = listing.listed(LOCAL_RUNS, here)
+        found, unasked = listing.listed(run_folder.LOCAL_RUNS, here)
         going = deleting.planned(found, run, only)
         if not force:
-            deleting.refuse_bases(going, found, LOCAL_RUNS)
+            deleting.refuse_bases(going, found, run_folder.LOCAL_RUNS)
         note = [unasked] if unasked and not going.all_made_here else []
         say("\n".join([*note, *deleting.lines(going, head_asked=not (unasked or here))]))
         ids = " ".join(row.run_id for row in going.rows)
         ask(yes, "delete them?", yes_command(f"runs.delete {ids}", delete, only=only, force=force, here=here))
         failed: Mapping[str, str] = {}
         if going.of("head"):
-            with opened(False) as cluster:
+            with open_cluster.opened(False) as cluster:
                 failed = deleting.on_nodes(going, cluster)
-        deleting.on_laptop(going, LOCAL_RUNS)
+        deleting.on_laptop(going, run_folder.LOCAL_RUNS)
     if failed:
         raise Exit("; ".join(f"{name}: {why}" for name, why in failed.items()), code=1)
     say(f"deleted {len(going.rows)}")
@@ -76,15 +74,12 @@ def delete(
 
 @task(
     auto_shortflags=False,
-    help={"run": "run id; without it all runs, to compare them", "here": HERE_RUNS_HELP},
+    help={"run": "run id; default: all runs, for comparison", "here": HERE_RUNS_HELP},
 )
 def metrics(c: Context, run: str = "", here: bool = False) -> None:
     """Open TensorBoard on the head, through ssh, until Ctrl-C."""
-    from training.laptop import tensorboard
-    from training.laptop.open_cluster import opened
-
-    with sentences(), opened(here) as cluster:
-        tensorboard.show(cluster.head, run or None)
+    with sentences(), open_cluster.opened(here) as cluster:
+        tunnels.show(cluster.head, run or None)
 
 
 runs = Collection("runs", list_runs, delete, metrics)

@@ -19,12 +19,12 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from training.data import DataError
 from training.data.encode import Encoder
-from training.errors import AdapterError
-from training.isolation import text_settings
-from training.model_files import read_config
-from training.questions import Messages, Sampling
+from training.data.questions import Messages, Sampling
+from training.data.sample import DataError
+from training.models.folder import read_config
+from training.models.types import text_settings
+from training.text.problems import AdapterError
 
 Forward = Callable[[Sequence[int]], torch.Tensor | None]
 """Reads some more tokens; gives the logits behind the last one, (vocabulary,), on whoever has them."""
@@ -163,8 +163,6 @@ def name_end_of_turn(folder: Path, config: dict[str, Any]) -> None:
     """Have a model folder's generation settings end with the turn, beside what they ended with before."""
     if not any(folder.glob("tokenizer*")):  # and so no turns
         return
-    from transformers import AutoTokenizer
-
     end = end_of_turn_id(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     path = folder / GENERATION
     own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

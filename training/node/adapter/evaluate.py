@@ -28,21 +28,21 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from training.data import IGNORED, DataError, Sample, pairs
+from training.data import encode
 from training.data.answers import Rendered
-from training.data.bad_records import CURE, Bad
 from training.data.build import TRAIN
 from training.data.encode import Encoder
+from training.data.prepared import open_prepared
+from training.data.questions import Sampling
 from training.data.readers import records
-from training.data.sample import BadRecord
-from training.errors import AdapterError
+from training.data.sample import CURE, IGNORED, Bad, BadRecord, DataError, Sample
 from training.node import attached
 from training.node.adapter.decoding import Chooser, Voice
 from training.node.adapter.generate import BASE, TUNED, load_base, load_tuned, reader
 from training.node.device import device
 from training.node.metrics.report import make_report
-from training.questions import Sampling
-from training.run_folder import METRICS, write_atomically
+from training.run.folder import METRICS, write_atomically
+from training.text.problems import AdapterError
 
 EXAMPLES = 5
 """Answers that are kept to be read, in the report of a run."""
@@ -238,8 +238,6 @@ def held_out_at(
     """What data files hold, or a prepared folder; with `skip_bad` without the records that cannot be used. Raises
     DataError."""
     if (path / "report.json").is_file():
-        from training.data.prepared import open_prepared
-
         prepared = open_prepared(path)
         samples = [sample for number in range(prepared.rows) for sample in prepared.row(number)]
         return HeldOut(samples[::2], samples[1::2]) if prepared.report.pairs else HeldOut(samples)
@@ -248,7 +246,7 @@ def held_out_at(
     samples = [sample for sample, _ in encoder.samples(texts)]
     if paired:
         both = zip(samples[::2], samples[1::2], strict=True)
-        kept = [pair for pair in both if not pairs.fault(pair, max_length)]
+        kept = [pair for pair in both if not encode.fault(pair, max_length)]
         found = HeldOut([chosen for chosen, _ in kept], [rejected for _, rejected in kept])
     else:
         found = HeldOut([sample for sample in samples if sample.learned])
@@ -261,8 +259,6 @@ def learned_before(given: HeldOut, trained: Path) -> int | None:
     """How many of the samples are, token for token, among the prepared ones; None where those do not lie there."""
     if not (trained / "report.json").is_file():
         return None
-    from training.data.prepared import open_prepared
-
     prepared = open_prepared(trained)
     asked = Counter(tuple(sample.ids) for sample in given.samples)
     lengths = set(map(len, asked))
@@ -276,7 +272,7 @@ def _rendered(path: Path, encoder: Encoder, skip_bad: bool) -> tuple[list[Render
     for where, record in records(path, bad):
         paired = record.rejected is not None
         try:
-            texts += pairs.rendered(encoder, record) if paired else encoder.rendered(record)
+            texts += encode.rendered(encoder, record) if paired else encoder.rendered(record)
         except BadRecord as error:
             bad.add(where, str(error))
     bad.refuse(len(texts))

@@ -19,30 +19,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from peft import LoraConfig, PeftModel
 from transformers import DynamicCache
 
-from training.cost.memory import NF4
-from training.errors import AdapterError
-from training.model_files import read_config, trainer_state
+from training.data.questions import Messages, Sampling, from_prompts, read_questions
+from training.models.folder import read_config, trainer_state
 from training.node import architecture, attached
 from training.node.adapter.decoding import Chooser, Forward, Voice
 from training.node.adapter.merge import refuse_other_base
 from training.node.adapter.weights import refuse_not_finite
+from training.node.architecture import in_modules
 from training.node.base_weights import refuse_other_weights
 from training.node.device import DeviceError, device
-from training.node.lora_modules import in_modules
-from training.questions import Messages, Sampling, from_prompts, read_questions
-from training.recipe import RecipeError
-from training.sums import ADAPTER_CONFIG
-from training.words import EMPTY_ANSWER
-
-if TYPE_CHECKING:
-    from training.node.adapter.pipeline import AnswerStage
-
+from training.recipe.recipe import RecipeError
+from training.recipe.tables import NF4
+from training.text.catalogue import EMPTY_ANSWER
+from training.text.files import ADAPTER_CONFIG
+from training.text.problems import AdapterError
 
 BASE, TUNED = "base", "tuned"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -173,7 +169,16 @@ class Pair:
         return last
 
 
-def answers(model: Pair | AnswerStage, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
+class Answering(Protocol):
+    """A model, whole or this rank's part of one, that answers with and without its adapter."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def answer(self, who: str, messages: Messages, sampling: Sampling) -> str: ...
+
+
+def answers(model: Answering, questions: Sequence[Messages], sampling: Sampling) -> Iterator[dict[str, Any]]:
     """One {"prompt", "messages", "base", "tuned"} a question; tuned is None without an adapter."""
     for messages in questions:
         said = {who: model.answer(who, messages, sampling) for who in model.names}

@@ -22,10 +22,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from training.counting import size_text
-from training.errors import AdapterError
-from training.isolation import text_settings
-from training.model_files import (
+from training.models.folder import (
     INDEX,
     entries,
     places,
@@ -35,12 +32,15 @@ from training.model_files import (
     trainer_state,
     weight_bytes,
 )
+from training.models.types import text_settings
 from training.node import attached
 from training.node.adapter.decoding import name_end_of_turn
 from training.node.adapter.weights import Adapter, Experts, refuse_damaged
 from training.node.base_weights import refuse_other_weights
 from training.node.checkpoint import base_model_hash
-from training.sums import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
+from training.text.counts import size_text
+from training.text.files import ADAPTER_WEIGHTS, ORIGIN, SUMS, parse_sums, read_origin, seal_model, sha256_of
+from training.text.problems import AdapterError
 
 ROOM_TO_SPARE = 256 * 2**20
 LEFT_BEHIND = {SUMS, ORIGIN, INDEX, "README.md", ".gitattributes"}

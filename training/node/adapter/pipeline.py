@@ -30,11 +30,8 @@ from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from torch import nn
 from transformers import AutoConfig, DynamicCache
 
-from training.causes import OF_CODE
 from training.cost.pipeline import SPLITTABLE
-from training.counting import size_text
-from training.errors import AdapterError
-from training.events import Failed, emit
+from training.data.questions import Messages, Sampling
 from training.node.adapter.decoding import Choose, Chooser, Forward, Voice
 from training.node.adapter.generate import BASE, TUNED, answers, speaking, stretch_as_trained
 from training.node.adapter.merge import EMBEDDING, HEAD, refuse_other_base
@@ -42,10 +39,13 @@ from training.node.adapter.weights import PREFIX, Adapter
 from training.node.architecture import build
 from training.node.base_weights import refuse_other_weights
 from training.node.device import DeviceError, device
+from training.node.heartbeat import join as join_ranks
 from training.node.stages import LAYERS, read_tensors, shares
-from training.node.store import join as join_ranks
-from training.questions import Messages, Sampling
-from training.run_folder import RESULT, write_atomically
+from training.run.causes import OF_CODE
+from training.run.events import Failed, emit
+from training.run.folder import RESULT, write_atomically
+from training.text.counts import size_text
+from training.text.problems import AdapterError
 
 QUESTIONS = "questions.json"
 TIMEOUT = timedelta(minutes=30)

@@ -29,12 +29,11 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from training.errors import AdapterError
-from training.learned import check_sums, sums_at
-from training.model_files import text_name
+from training.models.folder import text_name
 from training.node.architecture import build, config_of, expert_parameters, text_layers
-from training.sums import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from training.verify import DamagedError
+from training.run.checkpoint_files import DamagedError, check_sums, sums_at
+from training.text.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from training.text.problems import AdapterError
 
 PREFIX = "base_model.model."
 PARTS = {

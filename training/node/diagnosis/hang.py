@@ -6,14 +6,25 @@ collectives run behind the program's back; there NCCL's flight recorder says how
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import statistics
+import sys
+import threading
+import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from training.node.diagnosis.on_rank import PREPARE, STEP, Mark
+from training.node.diagnosis.progress import PREPARE, STEP, Mark
+from training.node.supervision.failure import Symptom
+from training.node.supervision.nodes import NodeError, on_hosts, on_node
+from training.run.causes import Cause
+from training.run.folder import HANG
+from training.run.launch import Host, Launch
 
 PATIENCE = 10
 """Steps of usual length that may pass without one being finished."""
@@ -221,3 +232,45 @@ def state_text(state: RankState) -> str:
         lines += ["", "main thread, innermost call first:" if number == 0 else f"thread {number}:"]
         lines += [f"    {frame}" for frame in stack]
     return "\n".join(lines) + "\n"
+
+
+ASK_S = 90.0
+
+
+def ask_why(launch: Launch, pids: Mapping[int, int], silent_s: float) -> Symptom:
+    """Collect what all ranks do into hang/<time>/, and give the symptom they point at."""
+    states, lost = _ask(launch, pids)
+    folder = f"{HANG}/{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        (Path(launch.run_dir) / folder).mkdir(parents=True)
+        for state in states:
+            (Path(launch.run_dir) / folder / f"rank-{state.rank}.txt").write_text(state_text(state), encoding="utf-8")
+    except OSError as error:
+        print(f"{folder}: {error}", file=sys.stderr, flush=True)
+    if lost:
+        reason = f"no step was finished for {silent_s:.0f} s, and node {lost[0].node} does not say why: {lost[0]}"
+        return Symptom(2, reason, Cause("hung"), lost[0].node)
+    late = straggler(states, silent_s)
+    return Symptom(2, f"{late.sentence}; every rank's stack: {folder}", Cause("hung"), late.node, late.rank)
+
+
+def stacks_command(launch: Launch, pids: Mapping[int, int]) -> str:
+    """A shell command that prints what ranks of its node do."""
+    ranks = ",".join(f"{rank}={pid}" for rank, pid in sorted(pids.items()))
+    argv = [launch.python, "-m", "training.node.diagnosis.stacks", "--run", launch.run_dir, "--ranks", ranks]
+    return f"cd {shlex.quote(launch.run_dir)} && {shlex.join(argv)}"
+
+
+def _ask(launch: Launch, pids: Mapping[int, int]) -> tuple[list[RankState], list[NodeError]]:
+    states: list[RankState] = []
+    lock = threading.Lock()
+
+    def ask(host: Host) -> None:
+        command = stacks_command(launch, {r: pid for r, pid in pids.items() if launch.host_of(r) == host})
+        text = on_node(launch, host.name, command, ASK_S)
+        with lock:
+            states.extend(parse_state(content, host.name) for content in json.loads(text))
+
+    started = {launch.host_of(rank) for rank in pids}
+    lost = on_hosts(tuple(host for host in launch.hosts if host in started), ask)
+    return sorted(states, key=lambda state: state.rank), lost

@@ -8,60 +8,16 @@ wait for it in their next collective, without a time-out.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.events import WaitingRank, emit
-from training.launch import parse_steps
-from training.run_folder import PROFILE
+from training.node.diagnosis.progress import PATIENCE_S, debugged
+from training.run.events import WaitingRank, emit
+from training.run.folder import PROFILE
+from training.run.launch import parse_steps
 
 if TYPE_CHECKING:
     from training.node.rank import Rank
-
-
-FOLDER = "progress"
-PREPARE = "prepare"
-"""What each rank does alone and may take any time for: nobody waits in a collective yet."""
-STEP = "step"
-_LINE = "{step:>9} {phase:<12} {at:.3f}\n"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What a rank said last: the steps it had finished, and what it then began to do."""
-
-    step: int
-    phase: str
-    at: float
-    """Seconds since the epoch, on the rank's own clock."""
-
-
-class ProgressFile:
-    """A rank's own, kept open."""
-
-    def __init__(self, run: Path, rank: int) -> None:
-        (run / FOLDER).mkdir(exist_ok=True)
-        self._file = os.open(run / FOLDER / f"rank-{rank}", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        self.note(0, PREPARE)
-
-    def note(self, step: int, phase: str) -> None:
-        """`step` steps are finished, and now comes `phase`."""
-        line = _LINE.format(step=step, phase=phase, at=time.time())
-        with contextlib.suppress(OSError):  # a full disk is told by whoever needs its space
-            os.pwrite(self._file, line.encode(), 0)
-
-
-def read_progress(run: Path, rank: int) -> Mark | None:
-    """What a rank of this node said last; None before its first word."""
-    try:
-        words = (run / FOLDER / f"rank-{rank}").read_text(encoding="utf-8").split()
-        return Mark(int(words[0]), words[1], float(words[2]))
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 # torch's profiler around a few steps, on every rank: `fab train --profile STEPS`.
@@ -132,13 +88,7 @@ class Profile:
 # That rank listens on its own 127.0.0.1, which only a tunnel reaches, and waits; the others wait for it wherever they
 # need it, without a time-out. While it is stopped it does not beat, so nobody may take silence for death either.
 
-PATIENCE_S = 7 * 24 * 3600
 FIRST_PORT = 5678
-
-
-def debugged(launch: dict[str, object]) -> bool:
-    """Whether some rank of the run waits for a debugger."""
-    return launch.get("debug_rank") is not None
 
 
 def collective_timeout_s(rank: Rank, otherwise_s: float) -> float:

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training.launch import flight_recorder_stem
-from training.node.diagnosis.on_rank import read_progress
+from training.node.diagnosis.progress import read_progress
+from training.run.launch import flight_recorder_stem
 
 PY_SPY_S = 20.0
 RECORDER_S = 10.0

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.launch import LaunchError, parse_launch
-from training.run_folder import LAUNCH, PROFILE, SUMMARY, TRACE
+from training.run.folder import LAUNCH, PROFILE, SUMMARY, TRACE
+from training.run.launch import LaunchError, parse_launch
 
 Event = dict[str, Any]
 Span = tuple[float, float]
@@ -58,7 +58,7 @@ def shift_us(clock: Clock, reference: Clock) -> float:
     """What to add to a rank's times so that they fit another's.
 
     In each collective both ranks must have begun before either ends. Where the nodes' clocks agree with that they
-    are believed; else the middle of what the collectives allow is taken. 0 where they contradict each other.
+    are trusted_launch; else the middle of what the collectives allow is taken. 0 where they contradict each other.
     """
     apart_us = (clock.base_ns - reference.base_ns) / 1000
     low, high = float("-inf"), float("inf")

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.events import EVENTS, Resumed, parse_rows
-from training.launch import parse_launch
 from training.plan.calibration import MeasuredRun, PaceWatch, measure, measured_text
-from training.run_folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
+from training.run.events import EVENTS, Resumed, parse_rows
+from training.run.folder import LAUNCH, MEASURED, METRICS, parse_metrics, write_atomically
+from training.run.launch import parse_launch
 
 PLAIN = {"goal": "sft", "base_precision": "dtype", "gradient_sum": "fp32", "sync_every": 1, "batching": "packed"}
 """A reference costs a pass of its own and four bits cost time too, half the bytes spare some, of replicas that learn

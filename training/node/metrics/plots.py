@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.words import ENGLISH, Say
+from training.text.catalogue import ENGLISH, Say
 
 Row = dict[str, Any]
 

@@ -13,11 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.events import emit
 from training.node.metrics.against_plan import pace_watch
 from training.node.metrics.steps import EvaluationMetrics, StepMetrics, append, keep_until, row_of
-from training.recipe import Recipe
-from training.run_folder import METRICS, VERSIONS, write_atomically
+from training.recipe.recipe import Recipe
+from training.run.events import emit
+from training.run.folder import METRICS, VERSIONS, write_atomically
 
 TENSORBOARD = "tb"
 LIBRARIES = ("torch", "deepspeed", "transformers", "peft", "tokenizers", "safetensors", "liger-kernel", "wandb")

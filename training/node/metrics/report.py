@@ -18,21 +18,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from training.bounded import object_in
-from training.causes import parse_cause
 from training.cost.pace import cost_so_far
 from training.data.build import VALIDATION
 from training.data.look.content import LOOK, Look, look_from
 from training.data.look.survey import NAMES
-from training.evaluations import read_evaluations
-from training.events import EVENTS, Resumed, parse_rows
-from training.model_card import loading, read_facts
-from training.money import HOUR, bare, money
+from training.models.card import loading, read_facts
 from training.node.metrics import run_tables
 from training.node.metrics.plots import Drawn, PlotMark, draw, plots
 from training.node.metrics.run_tables import NOT_KNOWN, RunCost, correction, moment, plan_against_actual, tiles
 from training.node.supervision.failure import ASKED
-from training.run_folder import (
+from training.run.causes import parse_cause
+from training.run.evaluations import read_evaluations
+from training.run.events import EVENTS, Resumed, parse_rows
+from training.run.folder import (
     CHECKPOINTS,
     FETCHED,
     LAUNCH,
@@ -47,9 +45,10 @@ from training.run_folder import (
     parse_status,
     write_atomically,
 )
-from training.starts import Begun, elsewhere, read_starts, seconds_of
-from training.sums import ADAPTER_CONFIG, BEST
-from training.words import Say, Words
+from training.run.history import RunStart, elsewhere, read_starts, seconds_of
+from training.text.catalogue import Say, Words
+from training.text.counts import HOUR, bare, money
+from training.text.files import ADAPTER_CONFIG, BEST, object_in
 
 Row = dict[str, Any]
 TEMPLATE = "report.html.jinja"
@@ -206,7 +205,7 @@ def _resumes(events: Path) -> list[tuple[int, int]]:
     return [(each.event.step, each.event.ranks) for each in told if isinstance(each.event, Resumed)]
 
 
-def _seconds(status: Row, starts: Sequence[Begun], now: float) -> float | None:
+def _seconds(status: Row, starts: Sequence[RunStart], now: float) -> float | None:
     """Of all starts, where they were noted; else of the last one."""
     if not status.get("started"):
         return None

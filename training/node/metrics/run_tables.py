@@ -13,14 +13,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from training.counting import size_text
 from training.data.look.content import Look
 from training.data.look.survey import own_name
-from training.evaluations import measured_on, scored, trained_on
-from training.money import HOUR, bare
 from training.plan.calibration import counted
-from training.sums import sha256_of
-from training.words import EMPTY_ANSWER, ENGLISH, Say
+from training.run.evaluations import measured_on, scored, trained_on
+from training.text.catalogue import EMPTY_ANSWER, ENGLISH, Say
+from training.text.counts import HOUR, bare, size_text
+from training.text.files import sha256_of
 
 NumberRow = dict[str, Any]
 NOT_KNOWN = "not known"
@@ -63,7 +62,7 @@ def tiles(
         share = f"MFU {statistics.median(mfu):.0%}" if mfu else say("median")
         found.append((say("useful tokens/s"), f"{speed:,.0f}", share))
         most = size_text(max(row["memory_gib"] for row in steps) * 2**30)
-        found.append((say("memory"), most, say("most, of any rank")))
+        found.append((say("memory"), most, say("peak over all ranks")))
     over = say("over {count} starts", count=spent.starts) if spent.starts > 1 else ""
     found.append((say("time"), duration(spent.seconds, say), over if spent.starts else say("of the last start")))
     found.append((say("cost"), *_cost(spent, say)))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.counting import size_text
+from training.text.counts import size_text
 
 
 @dataclass(frozen=True)

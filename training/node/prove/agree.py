@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
+from training.data.questions import Sampling
 from training.node.adapter.decoding import Voice
 from training.node.adapter.generate import BASE, TUNED, Pair, speaking
 from training.node.adapter.merge import merge
-from training.outcome import as_rows, judged
-from training.questions import Sampling
+from training.run.outcome import as_rows, judged
 
 QUESTION = [{"role": "user", "content": "What does textwrap.dedent do?"}]
 TOLERANCE = 0.05

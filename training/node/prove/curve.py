@@ -26,12 +26,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from training.cost.strategies import STRATEGIES
-from training.data import Order, Sample, micro_batches
 from training.data.collate import collate
-from training.data.sample import IGNORED
-from training.model_names import load_recipe
-from training.node import rng, strategies
-from training.recipe import Recipe
+from training.data.order import Order, micro_batches
+from training.data.sample import IGNORED, Sample
+from training.models.names import load_recipe
+from training.node import rng
+from training.node.strategies.registry import build
+from training.recipe.recipe import Recipe
 
 STORED = Path(__file__).with_name("curve.json")
 STEPS, SAMPLES, VOCABULARY, WIDTH, LAYERS = 5, 12, 256, 64, 3
@@ -116,7 +117,7 @@ def samples() -> list[Sample]:
 def walk(recipe: Recipe, model_dir: Path) -> Curve:
     """Train five steps; all ranks together, the same on each."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    strategy = strategies.build(recipe, model_dir, world)
+    strategy = build(recipe, model_dir, world)
     rng.seed_all(recipe.seed + 1 + rank)
     given, order = samples(), Order(SAMPLES, recipe.seed, recipe.global_batch)
     losses, norms = [], []

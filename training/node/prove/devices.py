@@ -25,14 +25,14 @@ import torch
 import torch.nn.functional as F
 
 from training.cost.cards import has_kernels
-from training.counting import plain, size_text
 from training.data.sample import IGNORED
 from training.node import liger
 from training.node.attention import Segments, segment_attention
 from training.node.device import device, half
 from training.node.loss import linear_cross_entropy
 from training.node.strategies.machine import available_ram, total_ram
-from training.outcome import Outcome, as_rows, failed, judged, not_here, passed, tried
+from training.run.outcome import Outcome, as_rows, failed, judged, not_here, passed, tried
+from training.text.counts import plain, size_text
 
 REPEATS = 5
 SIDE = {"cuda": 8192, "cpu": 1024}

@@ -23,16 +23,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training import comm_report
-from training.exit_codes import FINISHED
 from training.node import commcheck, liger
 from training.node.device import device
-from training.node.diagnosis.on_rank import STEP
+from training.node.diagnosis.progress import STEP
 from training.node.prove import curve, devices
 from training.node.rank import Rank
 from training.node.strategies.zero import init_process_group
-from training.outcome import Outcome, as_rows, failed, judged
-from training.run_folder import RESULT, write_atomically
+from training.run import comm_report
+from training.run.folder import RESULT, write_atomically
+from training.run.outcome import Outcome, as_rows, failed, judged
+from training.text.problems import FINISHED
 
 ASKED = "asked.json"
 TIMEOUT_S = 180

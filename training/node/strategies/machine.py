@@ -13,8 +13,9 @@ from deepspeed.accelerator import get_accelerator
 from training.cost.cards import has_kernels
 from training.cost.memory import offloaded_bytes, saved_bytes
 from training.cost.strategies import cost_of
-from training.counting import size_text
-from training.recipe import Recipe, RecipeError
+from training.node.model import whole_model
+from training.recipe.recipe import Recipe, RecipeError
+from training.text.counts import size_text
 
 
 def check_card() -> None:
@@ -64,8 +65,6 @@ def check_host_ram(recipe: Recipe, model_dir: Path, world_size: int) -> None:
     saves = recipe.tuning == "full" and int(os.environ.get("RANK", "0")) < ranks_here
     if not (recipe.offload.optimizer or recipe.offload.parameters or saves):
         return
-    from training.node.model import whole_model
-
     facts = whole_model(recipe, model_dir).facts
     offloaded = offloaded_bytes(facts, recipe, cost_of(recipe).shares(world_size)) * ranks_here
     needed = offloaded + (saved_bytes(facts, recipe) if saves else 0)

@@ -17,20 +17,18 @@ from deepspeed.accelerator import get_accelerator
 from training.cost.pipeline import held_of_stages, stages_of
 from training.data.collate import Batch
 from training.node import model
-from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState, numbers_of
-from training.node.strategies.crossing import Crossing
-from training.node.strategies.neighbours import Neighbours
-from training.node.strategies.optimizer import PARTS, WholeOptimizer
-from training.node.strategies.schedule import passes
+from training.node.strategies.crossing import Crossing, Neighbours, passes
+from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.stage import StageModel
-from training.recipe import Recipe
+from training.node.strategies.strategy import PARTS, OptimizerProgress, Stepped, Sums, TrainableState, numbers_of
+from training.recipe.recipe import Recipe
 
 EVALUATED_A_STAGE = 8
 """Micro-batches of an evaluation: of its time the pipe is filling or emptying for at most a ninth."""
 
 
 class Pipeline:
-    """See `training.node.strategies.Strategy` for what each method promises."""
+    """See `training.node.strategies.strategy.Strategy` for what each method promises."""
 
     def __init__(self, recipe: Recipe, model_dir: Path, world_size: int) -> None:
         self._device = torch.device(get_accelerator().current_device_name())

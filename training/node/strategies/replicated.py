@@ -17,14 +17,14 @@ from torch import nn
 from training.data.collate import Batch
 from training.data.sample import IGNORED
 from training.node import dpo, model
-from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState
 from training.node.strategies.optimizer import WholeOptimizer
 from training.node.strategies.outer import Outer
-from training.recipe import Recipe
+from training.node.strategies.strategy import OptimizerProgress, Stepped, Sums, TrainableState
+from training.recipe.recipe import Recipe
 
 
 class Replicated:
-    """See `training.node.strategies.Strategy` for what each method promises."""
+    """See `training.node.strategies.strategy.Strategy` for what each method promises."""
 
     evaluated_together = 1
 

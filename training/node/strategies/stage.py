@@ -16,16 +16,17 @@ from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch import nn
 from transformers import AutoConfig
 
-from training.cost.memory import NF4
 from training.cost.pipeline import SPLITTABLE, layers_of_stages, misfit
-from training.errors import AdapterError
-from training.node import dpo, log_probs, model
+from training.node import dpo, model
 from training.node.adapter.weights import PREFIX
 from training.node.architecture import build, stretch_for, text_part
 from training.node.attention import Segments
-from training.node.loss import Logits, fuse
+from training.node.cross_entropy import Logits
+from training.node.loss import fuse
 from training.node.stages import LAYERS, Share, in_order, read_tensors
-from training.recipe import Recipe, RecipeError
+from training.recipe.recipe import Recipe, RecipeError
+from training.recipe.tables import NF4
+from training.text.problems import AdapterError
 
 ADDED = (".lora_", ".trainable_tokens_")
 """In the names of tensors that are in no file of the base model."""
@@ -67,7 +68,7 @@ class StageModel(nn.Module):
         self._decoder = [text_part(causal)]  # in a list: the same module must not count twice
         logits = Logits.of(causal.config)
         self._dpo, self.adapter = recipe.dpo if recipe.prefers else None, dpo.AdapterSwitch(whole)
-        fused = log_probs.fuse if recipe.prefers else fuse
+        fused = dpo.fuse if recipe.prefers else fuse
         self._head = fused(causal.get_output_embeddings(), recipe.loss_chunk, logits) if self.share.is_last else None
 
     def forward(
@@ -123,9 +124,9 @@ def without_memory(recipe: Recipe, model_dir: Path, config: Any) -> nn.Module:
             config, dtype=getattr(torch, recipe.dtype), attn_implementation=model.attention_of(recipe.batching, config)
         )
         if recipe.base_precision == NF4:
-            from training.node import nf4_experts  # bitsandbytes is slow to import
+            from training.node import nf4  # bitsandbytes is slow to import
 
-            nf4_experts.pack(base, getattr(torch, recipe.dtype))
+            nf4.pack(base, getattr(torch, recipe.dtype))
         return model.trainable(base, recipe, model_dir)
 
 

@@ -16,19 +16,27 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 from torch.distributed import distributed_c10d
+from transformers.integrations import HfDeepSpeedConfig
 
+from training.cost.shape import ModelShape
+from training.cost.strategies import ZERO3 as cost
 from training.cost.strategies import bucket_elements, cost_of
-from training.data import micro_steps
 from training.data.collate import Batch
+from training.data.order import micro_steps
 from training.node import dpo, model
 from training.node.device import device
+from training.node.heartbeat import join
 from training.node.outline import shape_of_folder
-from training.node.store import join
-from training.node.strategies import OptimizerProgress, Stepped, Sums, TrainableState, loss_scale
-from training.node.strategies.optimizer import MOMENTS, adamw, broadcast
-from training.recipe import Recipe
+from training.node.strategies.optimizer import FP16, adamw, broadcast, may_fall, optimizer_progress_of, restore_into
+from training.node.strategies.strategy import MOMENTS, OptimizerProgress, Stepped, Sums, TrainableState
+from training.recipe.recipe import Recipe
 
 
 def init_process_group(local_rank: int, timeout_s: float) -> None:
@@ -79,13 +87,13 @@ def ds_config(recipe: Recipe, world_size: int, trained: int) -> dict[str, Any]:
     if recipe.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
     if recipe.dtype == "float16":
-        config["fp16"] = loss_scale.FP16
+        config["fp16"] = FP16
         del config["data_types"]  # fp16 keeps its own
     return config
 
 
 class Zero:
-    """The engine: see `training.node.strategies.Strategy` for what each method promises."""
+    """The engine: see `training.node.strategies.strategy.Strategy` for what each method promises."""
 
     evaluated_together = 1
 
@@ -122,10 +130,10 @@ class Zero:
         assert self.engine.is_gradient_accumulation_boundary()
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
-        may_fall = loss_scale.may_fall(self._scaler)
+        falls = may_fall(self._scaler)
         self.engine.step()
         if not self.engine.was_step_applied():  # the gradient is not finite
-            return Stepped(float("inf"), skipped=may_fall)
+            return Stepped(float("inf"), skipped=falls)
         self._updates += 1
         norm = float(self.engine.get_global_grad_norm())
         return Stepped(norm if norm >= 0 else float("inf"), skipped=False)  # -1 stands for what is not finite
@@ -145,12 +153,12 @@ class Zero:
         return state if dist.get_rank() == 0 else None
 
     def optimizer_progress(self) -> OptimizerProgress:
-        return loss_scale.optimizer_progress_of(self._scaler, self._updates)
+        return optimizer_progress_of(self._scaler, self._updates)
 
     def restore(self, state: TrainableState | None, progress: OptimizerProgress) -> None:
         """Adam makes its state in its first step; a restored run needs it before."""
         self._updates = progress.updates
-        loss_scale.restore_into(self._scaler, progress)
+        restore_into(self._scaler, progress)
         optimizer = self.engine.optimizer.optimizer
         for flat in self._flat_masters():
             moments = {moment: torch.zeros_like(flat) for moment in MOMENTS}
@@ -198,3 +206,56 @@ class Zero12(Zero):
         param.set_full_hp_param(full, moment)
         if moment is None:
             param.data.copy_(full)
+
+
+class Zero3(Zero):
+    """Stage 3."""
+
+    def __init__(self, recipe: Recipe, model_dir: Path, world_size: int) -> None:
+        shape = shape_of_folder(model_dir)
+        config = ds_config(recipe, world_size, shape.facts(recipe).trainable)
+        config["zero_optimization"] |= {
+            "stage3_prefetch_bucket_size": cost.PREFETCH,
+            "stage3_param_persistence_threshold": persistence_threshold(recipe, shape),
+            **limits(shape),
+        }
+        # transformers keeps only a weak reference to it, and loads unpartitioned once it is collected.
+        self._hf_config = HfDeepSpeedConfig(config)
+        super().__init__(recipe, model_dir, config)
+
+    def _flat_masters(self) -> list[torch.Tensor]:
+        return self.engine.optimizer.fp32_partitioned_groups_flat
+
+    def _put(self, param: torch.nn.Parameter, full: torch.Tensor, moment: str | None) -> None:
+        if moment is not None:
+            safe_set_local_optimizer_state(param, _own_slice(full, param), moment)
+            return
+        with deepspeed.zero.GatheredParameters([param], modifier_rank=0):
+            param.data.copy_(full)
+        safe_set_local_fp32_param(param, _own_slice(full, param))
+
+
+def limits(shape: ModelShape) -> dict[str, int]:
+    """How many elements stay gathered, as the plan reckons the memory."""
+    together = cost.gathered_elements(shape)
+    distance = together if together < shape.parameters else 2 * together  # from a forward to its backward
+    return {"stage3_max_live_parameters": together, "stage3_max_reuse_distance": distance}
+
+
+def persistence_threshold(recipe: Recipe, shape: ModelShape) -> int:
+    """Elements up to which a parameter stays whole on every rank: every LoRA matrix, norm and bias. With DeepSpeed's
+    own default the larger of them would be gathered twice a layer in tiny messages."""
+    lora = recipe.lora
+    sizes = [lora.rank * side for layer in shape.kinds for matrix in layer.linears.values() for side in matrix]
+    if recipe.adapts_experts:
+        each = [(layer.sent_to, matrix) for layer in shape.kinds for matrix in layer.routed.values()]
+        sizes += [lora.rank_of_experts(sent_to) * many * max(sides) for sent_to, (many, *sides) in each]
+    return max(lora.rank * shape.hidden, *sizes) + 1
+
+
+def _own_slice(full: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
+    # Slices are padded to equal sizes, and safe_set_full_* runs past the end of the last one.
+    size = param.ds_tensor.numel()
+    padded = torch.zeros(size * dist.get_world_size(), dtype=full.dtype, device=full.device)
+    padded[: full.numel()] = full.flatten()
+    return padded.narrow(0, size * dist.get_rank(), size)

@@ -12,13 +12,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from training import foreign
-from training.causes import NONE, OF_CODE, Cause, CauseKind
-from training.events import Ended, Event, Failed, Started, Told, parse_line
-from training.exit_codes import FINISHED, PEER_LOST, SPOKEN, STOPPED
-from training.launch import Launch
 from training.node.diagnosis.xid import Xid
-from training.run_folder import State
+from training.run import causes
+from training.run.causes import NONE, OF_CODE, Cause, CauseKind
+from training.run.events import Ended, Event, Failed, Started, Told, parse_line
+from training.run.folder import State
+from training.run.launch import Launch
+from training.text.problems import FINISHED, PEER_LOST, SPOKEN, STOPPED
 
 LAST_LINES = 30
 HEARD_LINES = 300
@@ -86,7 +86,7 @@ class Observation:
 
     def take(self, line: str) -> Told | None:
         """One line of the launcher's output; gives the event in it."""
-        if ended := foreign.ssh_end(line):
+        if ended := causes.ssh_end(line):
             self.node_codes[ended[0]] = ended[1]
             return None
         host = self.launch.hosts[0].name
@@ -95,7 +95,7 @@ class Observation:
         match = _RANK.match(line)
         if match is None:
             self.node_lines[host].append(line)
-            if foreign.ssh_lost(line):
+            if causes.ssh_lost(line):
                 self.lose(host)
             return None
         rank, text = int(match["rank"]), match["text"]
@@ -150,7 +150,7 @@ class Observation:
                 yield Symptom(5, reason, Cause("not_launched", code=code), name)
 
     def _ssh_words(self, name: str) -> str:
-        words = foreign.launcher_words(self.node_lines[name])
+        words = causes.launcher_words(self.node_lines[name])
         return f" ({words[-1]})" if words else ""
 
     def _rank_failed_on(self, name: str) -> bool:
@@ -210,17 +210,17 @@ def _broke(code: int, failed: Failed | None, said: str, lines: list[str]) -> tup
     def cause(kind: CauseKind) -> Cause:
         return Cause(kind, code=code) if code > 0 else Cause(kind, signal=-code)
 
-    telling = foreign.telling(lines)
+    telling = causes.telling(lines)
     if failed and failed.cause in _KNOWN:
         weight, words = _KNOWN[failed.cause]
-        meant = foreign.meaning(telling)
+        meant = causes.meaning(telling)
         _, found, line = meant if meant and meant[0] == failed.cause else (None, said, said)
         return weight, cause(failed.cause), words.format(words=found[:WIDTH], line=line[:WIDTH], code=code)
     if code > 0:
         telling = telling[-LAST_LINES:]
     if code > 0 and not telling and not failed:
         return SECONDARY, cause("crashed"), f"ended with code {code} without a word"
-    if meant := foreign.meaning(telling):
+    if meant := causes.meaning(telling):
         kind, found, line = meant
         weight, words = _KNOWN.get(kind, _CRASHED)
         return weight, cause(kind), words.format(words=found[:WIDTH], line=line[:WIDTH])

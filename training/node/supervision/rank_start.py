@@ -2,7 +2,7 @@
 
 `python -m training.node.supervision.rank_start training.node.finetune --run DIR ...`
 
-Output goes to logs/rank-N.log as it is, and line by line, marked `[N]`, to stdout, its events (training/events.py)
+Output goes to logs/rank-N.log as it is, and line by line, marked `[N]`, to stdout, its events (training/run/events.py)
 among it. Over pdsh that is the launcher's log on the head: a rank's last words are at hand even when its node is gone
 or its disk is full.
 DeepSpeed's launcher does not say which of a node's ranks died, nor of what; this does. Standard library only.
@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from training.events import MARK, PIPE, Ended, Started, line_of, unmistakable
-from training.exit_codes import FINISHED, STOPPED
+from training.run.events import MARK, PIPE, Ended, Started, line_of, unmistakable
+from training.text.problems import FINISHED, STOPPED
 
 NODE_FILE = Path("/etc/spotune/node.json")
 LINGER_S = 5.0

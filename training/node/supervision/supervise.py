@@ -23,40 +23,33 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from training import reclaim
-from training.causes import Cause
-from training.events import EVENTS, OffPlan, Told, row_of
-from training.foreign import meaning_of
-from training.launch import (
-    LONGEST_STOP_S,
-    STOP_GRACE_S,
-    Host,
-    Launch,
-    parse_launch,
-    runner_argv,
-    sweep_command,
-)
+from training.node.diagnosis import hang
 from training.node.diagnosis.hang import StallWatch
-from training.node.diagnosis.on_rank import FOLDER as PROGRESS
-from training.node.diagnosis.on_rank import read_progress
+from training.node.diagnosis.progress import FOLDER as PROGRESS
+from training.node.diagnosis.progress import read_progress
 from training.node.diagnosis.xid import parse_xid
-from training.node.supervision import afterwards, hung_run
+from training.node.supervision import nodes
 from training.node.supervision.end_processes import sweep
 from training.node.supervision.failure import LAST_LINES, SECONDARY, STOPPING, Observation, Verdict, verdict
 from training.node.supervision.launcher_output import QUEUED, pass_on, say, waiting
-from training.node.supervision.node_ssh import (
+from training.node.supervision.nodes import (
     PING_TIMEOUT_S,
+    RESERVE,
     NodeError,
     answers,
     master_port,
     on_hosts,
     on_node,
+    ready,
     ssh,
     ssh_port,
 )
-from training.node.supervision.readying import RESERVE, ready
-from training.run_folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
-from training.starts import note_end, note_start
+from training.run import notices as reclaim
+from training.run.causes import Cause, meaning_of
+from training.run.events import EVENTS, OffPlan, Told, row_of
+from training.run.folder import LAUNCH, LAUNCHER_LOG, PROFILE, STATUS, STOP, Status, status_text, write_atomically
+from training.run.history import note_end, note_start
+from training.run.launch import LONGEST_STOP_S, STOP_GRACE_S, Host, Launch, parse_launch, runner_argv, sweep_command
 
 PING_EVERY_S, PING_MISSES = 5.0, 3
 STATUS_EVERY_S = 5.0
@@ -118,8 +111,8 @@ class Supervisor:
             end, code = Verdict("failed", reason, Cause(meaning_of(error))), None
         self._write_end(end, code)
         with contextlib.suppress(OSError):  # what they say goes to the disk too
-            afterwards.bring_home(self.launch)
-            afterwards.evaluate(self.launch)
+            nodes.collect_results(self.launch)
+            nodes.evaluate(self.launch)
         return 0 if end.state in {"finished", "stopped"} else 1
 
     def _prepare_folder(self) -> None:
@@ -221,7 +214,7 @@ class Supervisor:
                 if now - failed_at > settle or self.seen.all_ended:
                     return
             elif not self.stop_requested_at and (silent_s := self.stall.take(read_progress(self.run_dir, 0), now)):
-                self.seen.hung = hung_run.ask_why(self.launch, self.seen.started, silent_s)
+                self.seen.hung = hang.ask_why(self.launch, self.seen.started, silent_s)
             if self.seen.all_ended or launcher.poll() is not None:
                 ended_at = ended_at or now
                 if self.events.empty() and now - ended_at > (0 if self.seen.all_ended else 1.5):
@@ -301,7 +294,7 @@ class Supervisor:
             lost.add(error.node)
         others = tuple(host for host in self.launch.hosts[1:] if host.name not in lost)
         # profiles are large, and the machines may go
-        afterwards.collect(replace(self.launch, profile="") if self.reclaims.known else self.launch, others)
+        nodes.collect(replace(self.launch, profile="") if self.reclaims.known else self.launch, others)
 
     def _last_lines(self, end: Verdict) -> tuple[str, ...]:
         """The failing rank's last words: from its own log, which also has what it did not say aloud."""

@@ -1,0 +1,185 @@
+"""Packages: first-boot work is waited for, and a mirror that is taken away leaves the sources as they were."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.packages import LISTS_LOCK, UPDATE, packages_for, through_mirror
+from inventory.settings import Settings
+from tests.support.fake_nodes import NODE, deploy
+
+REPOSITORY = Path(__file__).parents[2]
+ORIGINALS = {
+    "etc/apt/sources.list": "# its own\ndeb http://archive.ubuntu.com/ubuntu jammy main\n\ndeb http://x.example/y /\n",
+    "etc/apt/sources.list.d/debian.sources": "Types: deb\nURIs: http://ftp.debian.org/debian\nSuites: bookworm\n",
+}
+# A root of links and read-only binds of this machine's programs, with an /etc of its own.
+ROOT = """
+set -e
+root=$1; shift
+for d in bin sbin lib lib64 usr dev; do
+  if [ -L /$d ]; then cp -P /$d $root/$d; elif [ -d /$d ]; then mkdir -p $root/$d; mount --rbind /$d $root/$d; fi
+done
+exec "$@"
+"""
+
+
+def waits(status: str) -> list[str]:
+    found = deploy("deploy.packages.install_packages", {"te1": {**NODE, "cloud-init status 2>": status}})
+    return [command for command in found["told"]["te1"] if "--wait" in command]
+
+
+@pytest.mark.parametrize("status", ["running", "not started"])
+def test_first_boot_work_is_waited_for(status: str) -> None:
+    assert len(waits(status)) == 1
+
+
+@pytest.mark.parametrize("status", ["done", "disabled", ""])
+def test_nothing_is_waited_for_where_it_is_over_or_there_is_none(status: str) -> None:
+    assert waits(status) == []
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 9), (2, 0)])
+def test_first_boot_work_with_recoverable_errors_is_no_reason_to_stop(tmp_path: Path, code: int, ends: int) -> None:
+    (wait,) = waits("running")
+    (tmp_path / "cloud-init").write_text(f"#!/bin/sh\nexit {code}\n")
+    (tmp_path / "cloud-init").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", wait], env=environment, check=False, capture_output=True, text=True)
+    assert (done.returncode, "cloud-init" in done.stderr) == (ends, ends != 0)
+
+
+def test_the_lock_of_the_lists_is_waited_for(tmp_path: Path) -> None:
+    lock, made = tmp_path / "lock", tmp_path / "made"
+    (tmp_path / "apt-get").write_text(f"#!/bin/sh\ntouch {made}\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with lock.open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        with subprocess.Popen(["sh", "-c", UPDATE.replace(LISTS_LOCK, str(lock))], env=environment) as update:
+            time.sleep(0.5)
+            assert not made.exists()
+            fcntl.lockf(file, fcntl.LOCK_UN)
+            assert update.wait(10) == 0 and made.exists()
+
+
+@pytest.mark.parametrize("torch", ["cpu", "cuda"])
+def test_where_a_driver_is_looked_up_the_archives_index_comes_first(torch: str) -> None:
+    settings = {"python": {"torch": torch}}
+    told = deploy("deploy.packages.install_packages", {"te1": NODE}, settings=settings)["told"]["te1"]
+    update = "apt-get -q -o Acquire::Languages=none update"
+    alone = [
+        n
+        for n, command in enumerate(told)
+        if update in command and "kept.list" not in command and "if dpkg" not in command
+    ]
+    kept = next(n for n, command in enumerate(told) if "kept.list" in command)
+    assert (alone and alone[0] < kept) if torch == "cuda" else not alone
+
+
+def set_mirror(tmp_path: Path, mirror: str) -> int:
+    """Deploy apt's sources into the root below tmp_path; how many operations changed something."""
+    root = tmp_path / "root"
+    (tmp_path / "hosts.py").write_text(f"nodes = ['@chroot/{str(root).lstrip('/')}']\n")
+    (tmp_path / "do.py").write_text(
+        f"from deploy.packages import set_apt_mirror\n\nset_apt_mirror(mirror={mirror!r})\n"
+    )
+    command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(tmp_path / "hosts.py"), str(tmp_path / "do.py")]
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", ROOT, "sh", str(root), *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    (operation,) = json.loads(done.stdout)["results"]["operations"]
+    return len(operation["success"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root (chroot and mounts)")
+def test_a_mirror_is_set_once_and_taken_away_again(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("tmp", "var/lib", "etc/apt/sources.list.d"):
+        (root / name).mkdir(parents=True)
+    for path, text in ORIGINALS.items():
+        (root / path).write_text(text)
+    assert set_mirror(tmp_path, "") == 0
+    assert set_mirror(tmp_path, "https://mirror.example") == 1
+    assert "https://mirror.example/ubuntu jammy" in (root / "etc/apt/sources.list").read_text()
+    assert "https://mirror.example/debian\n" in (root / "etc/apt/sources.list.d/debian.sources").read_text()
+    assert set_mirror(tmp_path, "https://mirror.example") == 0
+    assert set_mirror(tmp_path, "") == 1
+    assert {path: (root / path).read_text() for path in ORIGINALS} == ORIGINALS
+    assert set_mirror(tmp_path, "") == 0
+
+
+@pytest.mark.parametrize(
+    ("torch", "provider", "there"),
+    [
+        ("cuda", "conda", {"build-essential"}),
+        ("cuda", "venv", {"build-essential", "python3-dev", "python3-venv"}),
+        ("cpu", "venv", {"python3-venv"}),
+        ("cpu", "conda", set()),
+    ],
+)
+def test_compilers_are_asked_for_only_where_something_is_compiled(torch, provider, there):
+    asked = set(packages_for(Settings(python={"torch": torch, "provider": provider})))
+    assert asked & {"build-essential", "python3-dev", "python3-venv"} == there
+    assert {"pdsh", "ninja-build", "rsync"} <= asked
+
+
+MIRROR = "https://mirrors.aliyun.com"
+
+
+def test_the_distributions_archives_go_through_the_mirror():
+    text = "deb http://archive.ubuntu.com/ubuntu jammy main\ndeb http://security.ubuntu.com/ubuntu/ jammy main\n"
+    assert through_mirror(text, MIRROR) == (f"deb {MIRROR}/ubuntu jammy main\ndeb {MIRROR}/ubuntu/ jammy main\n")
+
+
+def test_deb822_sources_and_the_security_archive_too():
+    text = "URIs: http://ftp.debian.org/debian\nURIs: https://security.debian.org/debian-security\n"
+    assert through_mirror(text, MIRROR + "/") == f"URIs: {MIRROR}/debian\nURIs: {MIRROR}/debian-security\n"
+
+
+def test_other_repositories_and_comments_stay():
+    text = "# deb http://archive.ubuntu.com/ubuntu x\ndeb http://nvidia.example/cuda/repos/ubuntu2204/x86_64/ /\n"
+    assert through_mirror(text, MIRROR) == text
+
+
+@pytest.mark.parametrize("host", ["de.archive.ubuntu.com", "mirrors.cloud.aliyuncs.com", "mirror.corp.example:8080"])
+def test_whoever_serves_the_distributions_archives(host):
+    told = through_mirror(f"URIs: http://{host}/ubuntu/ http://{host}/ubuntu", MIRROR)
+    assert told == f"URIs: {MIRROR}/ubuntu/ {MIRROR}/ubuntu"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "packages.microsoft.com/ubuntu/22.04/prod",
+        "repos.influxdata.com/debian",
+        "archive.canonical.com/ubuntu",
+        "apt.corp.example/ubuntu/internal",
+        "ppa.launchpadcontent.net/deadsnakes/ppa/ubuntu",
+        "mirror.corp.example/ubuntu/internal",
+        "ports.ubuntu.com/ubuntu-ports",
+        "esm.ubuntu.com/apps/ubuntu",
+    ],
+)
+def test_another_vendors_repository_stays(place):
+    for line in (f"deb [arch=amd64] https://{place} jammy main", f"URIs: https://{place}/"):
+        assert through_mirror(line, MIRROR) == line
+
+
+def test_doing_it_twice_changes_nothing():
+    once = through_mirror("deb http://archive.ubuntu.com/ubuntu jammy main\n", MIRROR)
+    assert through_mirror(once, MIRROR) == once

@@ -1,0 +1,82 @@
+"""A shape put into force by the keeper: on a stand-in for a host with a cable, a network and processes of its own."""
+
+import subprocess
+
+import pytest
+
+from inventory.localcloud import host, inside, shape
+from inventory.localcloud.places import Places
+from inventory.localcloud.shape import Shape
+from tests.support.local_cluster import wait_for
+
+pytestmark = pytest.mark.localcloud
+
+BOOT = """\
+link=$1 boots=$2
+echo booted >>"$boots"
+unshare --net --pid --fork sleep 300 & outer=$!
+until leader=$(pgrep -P $outer); do sleep 0.05; done
+ip link add "$link" type veth peer name host0 netns "$leader"
+wait
+[ $(wc -l <"$boots") = 1 ] && exit 133
+exit 0
+"""
+"""In systemd-nspawn's place: its first boot ends as a reboot does."""
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    places = Places.of("tls")
+    places.host("m1").mkdir(parents=True)
+    for folder in inside.folders(places.group("m1")):
+        (folder / "keeper").mkdir(parents=True)
+    yield places
+    host.stop(places, "m1")
+    assert inside.groups_named(places.group_prefix) == ()
+
+
+@pytest.fixture
+def boots(places, tmp_path):
+    """The keeper of a host that runs; the file has a line a boot."""
+    script, boots = tmp_path / "boot.sh", tmp_path / "boots"
+    script.write_text(BOOT)
+    shape.ask_one(places, "m1", Shape(20, 0.5))
+    groups = [str(folder) for folder in inside.folders(places.group("m1"))]
+    words = [places.link("m1"), shape.at_boot(places, "m1"), *groups, "--", "sh", str(script), places.link("m1")]
+    with subprocess.Popen(["sh", "-c", host.KEEPER, "keeper", *words, str(boots)], start_new_session=True) as keeper:
+        yield boots
+        host.stop(places, "m1")
+        keeper.wait(timeout=10)
+
+
+def buckets(places):
+    """The rates at both ends of the cable, as tc says them."""
+    far = ["nsenter", f"--target={inside.leader(places, 'm1')}", "--net"]
+    ends = (("tc", "qdisc", "show", "dev", places.link("m1")), (*far, "tc", "qdisc", "show", "dev", "host0"))
+    told = [subprocess.check_output(end, text=True).split() for end in ends]
+    return [words[words.index("rate") + 1] if "rate" in words else "" for words in told]
+
+
+def is_shaped(places):
+    return inside.runs(places, "m1") and shape.in_force(places, "m1") == Shape(20, 0.5)
+
+
+def test_the_keeper_slows_both_ends_at_every_boot_and_a_change_is_in_force_at_once(places, boots):
+    wait_for("the first boot is slowed", lambda: is_shaped(places), 20)
+    wait_for("both ends of its cable", lambda: buckets(places) == ["20Mbit", "20Mbit"], 5)
+    first = inside.leader(places, "m1")
+    subprocess.run(["kill", "-9", str(first)], check=True)
+    wait_for("another boot", lambda: inside.runs(places, "m1") and inside.leader(places, "m1") != first, 20)
+    wait_for("the next boot is slowed", lambda: is_shaped(places), 20)
+    wait_for("both ends of its cable", lambda: buckets(places) == ["20Mbit", "20Mbit"], 5)
+    assert boots.read_text().split() == ["booted", "booted"]
+
+    for _ in range(2):
+        shape.ask_one(places, "m1", Shape(mbit=5))
+        shape.apply(places, "m1")
+        assert buckets(places) == ["5Mbit", "5Mbit"] and shape.in_force(places, "m1") == Shape(mbit=5)
+    for _ in range(2):
+        shape.ask_all(places, Shape())
+        shape.apply(places, "m1")
+        assert buckets(places) == ["", ""] and shape.in_force(places, "m1") == Shape()

@@ -1,0 +1,148 @@
+"""Machines listed in cluster.toml, as nodes and as a pyinfra inventory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inventory.cluster import load_cluster, ssh_files
+from inventory.nodes import pyinfra_hosts
+from inventory.settings import SettingsError
+
+ROOT = Path(__file__).parents[2]
+TWO = """\
+provider = "static"
+[ssh]
+user = "ubuntu"
+key = "{key}"
+known_hosts = "{folder}/known_hosts"
+[[nodes]]
+name = "zeta"
+address = "203.0.113.7"
+private_address = "10.0.0.7"
+gpus = 8
+[[nodes]]
+name = "alpha"
+address = "203.0.113.8"
+user = "root"
+port = 2222
+gpus = 0
+"""
+
+
+def settings_file(tmp_path, text):
+    (tmp_path / "id").write_text("a private key")
+    path = tmp_path / "cluster.toml"
+    path.write_text(text.format(key=tmp_path / "id", folder=tmp_path))
+    return path
+
+
+def pyinfra(path, inventory):
+    return subprocess.run(
+        [Path(sys.executable).with_name("pyinfra"), "--dry", "-y", inventory, "exec", "--", "true"],
+        cwd=ROOT,
+        env={**os.environ, "SPOTUNE_CLUSTER": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_order_gives_rank_and_the_first_is_the_head(tmp_path):
+    cluster = load_cluster(settings_file(tmp_path, TWO))
+    assert [(n.name, n.rank) for n in cluster.nodes] == [("zeta", 0), ("alpha", 1)]
+    assert cluster.head.name == "zeta"
+
+
+def test_what_a_node_does_not_say_comes_from_the_ssh_table(tmp_path):
+    zeta, alpha = load_cluster(settings_file(tmp_path, TWO)).nodes
+    assert (zeta.user, zeta.port, zeta.private_address) == ("ubuntu", 22, "10.0.0.7")
+    assert (alpha.user, alpha.port, alpha.private_address) == ("root", 2222, "203.0.113.8")
+
+
+def test_a_node_without_gpus_has_one_slot(tmp_path):
+    assert [n.slots for n in load_cluster(settings_file(tmp_path, TWO)).nodes] == [8, 1]
+
+
+def test_pyinfra_verifies_host_keys_and_uses_sudo_where_the_user_is_not_root(tmp_path):
+    cluster = load_cluster(settings_file(tmp_path, TWO))
+    zeta, alpha = (data for _, data in pyinfra_hosts(cluster.settings, cluster.nodes, tmp_path))
+    assert {zeta["ssh_strict_host_key_checking"], alpha["ssh_strict_host_key_checking"]} == {"yes"}
+    assert zeta["ssh_known_hosts_file"] == str(tmp_path / "known_hosts")
+    assert (zeta["_sudo"], alpha["_sudo"]) == (True, False)
+
+
+CONFIG = """\
+Host gpu
+  HostName 10.0.0.9
+  User ubuntu
+  Port 2222
+  IdentityFile {folder}/absent
+  IdentityFile {folder}/own
+  ProxyJump gate
+Host gate
+  HostName 203.0.113.1
+  User me
+Host *
+  ProxyJump anna@outer:2022,gate
+"""
+ALIAS = """\
+provider = "static"
+{table}
+[[nodes]]
+name = "te1"
+address = "gpu"
+"""
+
+
+@pytest.mark.parametrize("table", ["", '[ssh]\nuser = "root"\nport = 22\nkey = "{key}"'])
+def test_what_cluster_toml_leaves_open_comes_from_the_users_ssh_config(tmp_path, monkeypatch, table):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(CONFIG.format(folder=tmp_path))
+    (tmp_path / "own").write_text("a private key")
+    (node,) = load_cluster(settings_file(tmp_path, ALIAS.replace("{table}", table))).nodes
+    said = ("root", 22, tmp_path / "id") if table else ("ubuntu", 2222, tmp_path / "own")
+    assert (node.address, node.private_address, node.user, node.port, node.key) == ("10.0.0.9", "10.0.0.9", *said)
+    gate, outer = node.hops[-1], node.hops[0]
+    assert (gate.address, gate.user, gate.port) == ("203.0.113.1", "me", 22)
+    assert (len(node.hops), outer.address, outer.user, outer.port) == (2, "outer", "anna", 2022)
+
+
+CANONICAL = "CanonicalizeHostname yes\nCanonicalizeFallbackLocal no\nCanonicalDomains nowhere.invalid\n"
+
+
+@pytest.mark.parametrize("config", ["Host gpu\n  Port many\n", "nonsense\n", "Match whatever\n", CANONICAL])
+def test_an_ssh_config_that_cannot_be_read_is_a_sentence(tmp_path, monkeypatch, config):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(config)
+    with pytest.raises(SettingsError, match=r"\.ssh/config"):
+        load_cluster(settings_file(tmp_path, ALIAS.replace("{table}", '[ssh]\nkey = "{key}"')))
+
+
+def test_pyinfra_knows_hosts_by_the_lines_that_can_be_read_and_names_the_others(tmp_path, capsys):
+    cluster = load_cluster(settings_file(tmp_path, TWO))
+    good = "203.0.113.7 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ7VcVxOeWnIYlrBGGo3mpe4rLpi6Y0ZzU2iGV0K9y0n\n"
+    (tmp_path / "known_hosts").write_text(f"{good.replace('203.0.113.7', '@cert-authority *.example')}{good}")
+    files = ssh_files(cluster.nodes)
+    assert (files / "known_hosts").read_text() == good
+    assert "line 1 (@cert-authority)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "inventory", "reason"),
+    [
+        ('provider = "static"', "inventory/static.py", "at least one [[nodes]]"),
+        ("colour = 1", "inventory/static.py", "colour: unknown key"),
+        ("", "inventory/static.py", "use inventory/aliyun.py"),
+    ],
+)
+def test_a_mistake_ends_pyinfra_with_one_sentence_and_code_2(tmp_path, monkeypatch, text, inventory, reason):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    done = pyinfra(settings_file(tmp_path, text), inventory)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,256 @@
+"""A cluster that is rented, trains, is taken back, is kept in a snapshot, and is there again under new addresses.
+
+One file is one life: its tests go through it in order, by the commands a user types, against the ECS API of the
+local cloud with two real hosts.
+"""
+
+import json
+import math
+import re
+import stat
+import time
+from html import escape
+
+import pytest
+
+from tests.support.evidence import Evidence
+from tests.support.local_cluster import ROOT, DisturbedRun, LocalCluster, run_id_in, wait_for
+from training.text.counts import money
+
+pytestmark = [pytest.mark.localcloud, pytest.mark.torch]
+pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
+
+STEPS, SAVE_EVERY = 40, 4
+SETTINGS = (f"save_every={SAVE_EVERY}", "dtype=float32", "lora.dropout=0")
+"""In float32 without dropout, what is computed depends on nothing but the data."""
+FLAGS = ["--model", "tiny", "--steps", STEPS, *(word for setting in SETTINGS for word in ("--set", setting))]
+NAMES = ["te1", "te2"]
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    with Evidence() as gathered:
+        yield gathered
+
+
+@pytest.fixture(scope="module")
+def rented(tmp_path_factory, evidence):
+    """A cloud of our own, in which nothing is rented yet."""
+    folder = tmp_path_factory.mktemp("cycle")
+    cluster = LocalCluster(folder, name="cycle", subnet="10.213.85.0/24", keep_data_disk="none", evidence=evidence)
+    cluster.leave()
+    cluster.serve()
+    yield cluster
+    cluster.leave()
+
+
+@pytest.fixture(scope="module")
+def story():
+    """What later tests compare with: addresses and keys of the first machines, the two runs."""
+    return {}
+
+
+def losses(text):
+    return {entry["step"]: entry["loss"] for entry in map(json.loads, text.splitlines()) if "loss" in entry}
+
+
+def changes(results):
+    return [op for op in results["results"]["operations"] if op["success"] or op["error"]]
+
+
+def test_before_anything_is_rented_the_inventory_says_so_in_one_sentence(rented):
+    done = rented.call("pyinfra", "-y", rented.inventory, "deploy/base.py")
+    assert done.returncode == 2, done.stdout
+    assert "fab up" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_up_rents_what_cluster_toml_asks_for_and_says_what_it_costs(rented, story):
+    done = rented.up()
+    machines = rented.ecs.instances(tags={"spotune:cluster": rented.name})
+    assert sorted(machine.name for machine in machines) == [f"{rented.name}-{name}" for name in NAMES]
+    assert all(machine.status == "Running" and machine.release_at for machine in machines)
+    assert "ecs.local.small" in done.stdout
+    assert [node.name for node in rented.cluster.nodes] == NAMES
+    story["addresses"] = {node.name: node.address for node in rented.cluster.nodes}
+    story["keys"] = rented.host_keys()
+
+
+def test_up_again_rents_nothing_more(rented):
+    before = {machine.instance_id for machine in rented.ecs.instances(tags={"spotune:cluster": rented.name})}
+    rented.up()
+    assert {m.instance_id for m in rented.ecs.instances(tags={"spotune:cluster": rented.name})} == before
+
+
+def test_the_base_deploy_makes_them_a_cluster_that_the_doctor_finds_fine(rented):
+    code, _, log = rented.deploy()
+    assert code == 0, log[-4000:]
+    done = rented.fab("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    watched = [finding for finding in json.loads(done.stdout) if finding["check"] == "spot notice"]
+    assert [(finding["node"], finding["level"]) for finding in watched] == [(name, "fine") for name in NAMES]
+
+
+def test_a_second_base_deploy_changes_nothing(rented):
+    code, results, log = rented.deploy()
+    assert code == 0, log[-3000:]
+    assert changes(results) == []
+
+
+def test_the_nodes_talk(rented):
+    done = rented.fab("check", "--json")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_machines_prove_themselves(rented, story):
+    done = rented.fab("prove", "--quick")
+    assert done.returncode == 0, done.stdout
+    story["proof"] = re.search(r"prove-\d{8}-\d{6}", done.stdout)[0]
+    proof = json.loads((ROOT / "runs" / story["proof"] / "prove.json").read_text())
+    states = {outcome["name"]: outcome["state"] for outcome in proof["outcomes"]}
+    assert states["zero3 with checkpointing"] == states["out of memory on a rank"] == "pass"
+    assert states["Liger's fused loss"] == "not here"
+
+
+def test_a_run_nobody_disturbs(rented, story):
+    done = rented.fab("train", *FLAGS)
+    assert done.returncode == 0, done.stdout
+    story["undisturbed"] = ROOT / "runs" / run_id_in(done.stdout)
+    planned = json.loads((story["undisturbed"] / "plan.json").read_text())["predicted"]
+    assert story["proof"] in planned["rates"]["from"], "the plan goes by what was measured"
+    told = losses((story["undisturbed"] / "metrics.jsonl").read_text())
+    assert sorted(told) == list(range(1, STEPS + 1))
+
+
+def test_a_run_whose_worker_is_taken_back_saves_and_says_why(rented, story):
+    run = story["run"] = DisturbedRun(rented, *FLAGS)
+    run.wait_beyond(2 * SAVE_EVERY)
+    reclaimed = rented.fab("local.reclaim", "te2", "--notice", "300")
+    assert reclaimed.returncode == 0, reclaimed.stdout
+    asked = time.monotonic()
+
+    def stopped():
+        status = run.status()
+        return status if status["state"] == "stopped" else None
+
+    status = wait_for(f"{run.run_id} has stopped", stopped, 60)
+    assert time.monotonic() - asked < 60
+    newest = run.checkpoints()[-1]
+    at = r"te2 is being reclaimed at \d\d:\d\d UTC \(spot\)"
+    assert re.fullmatch(rf"{at}; saved at step {newest}", status["reason"]), status["reason"]
+    assert newest == run.steps() < STEPS
+    for words in (["status"], ["logs", "--run", run.run_id], ["logs", "--follow", "--run", run.run_id]):
+        told = rented.fab(*words)
+        assert re.search(at, told.stdout), told.stdout
+    assert told.returncode == 3, "it is not done"
+
+
+def test_no_run_starts_while_a_node_is_on_its_way_out(rented, story):
+    for words in (["--model", "tiny"], ["--resume", story["run"].run_id]):
+        done = rented.fab("train", *words)
+        assert done.returncode == 2, done.stdout
+        assert "te2 is being reclaimed" in done.stdout and "fab rebuild" in done.stdout
+
+
+def test_when_its_time_has_come_the_worker_is_gone_and_the_head_is_not(rented):
+    assert rented.fab("local.hurry", "301").returncode == 0
+    rented.changed()
+    wait_for(
+        "te2 is gone",
+        lambda: [m.name for m in rented.ecs.instances(tags={"spotune:cluster": rented.name})] == [f"{rented.name}-te1"],
+        60,
+    )
+
+
+def test_the_snapshot_keeps_the_data_disk(rented, story):
+    done = rented.fab("snapshots.create", timeout=900)
+    assert done.returncode == 0, done.stdout
+    snapshots = rented.ecs.snapshots(tags={"spotune:cluster": rented.name})
+    assert [(each.status, each.is_available) for each in snapshots] == [("accomplished", True)]
+    listed = rented.fab("snapshots.list")
+    assert snapshots[0].snapshot_id in listed.stdout
+    # the head is a machine one works on again
+    assert rented.on("te1", "touch /data/written && rm /data/written && echo written").strip() == "written"
+
+
+def test_down_leaves_the_snapshot_and_nothing_else(rented, evidence):
+    evidence.gather_nodes(rented, ["te1"])
+    done = rented.down()
+    assert rented.ecs.instances(tags={"spotune:cluster": rented.name}) == ()
+    assert rented.ecs.disks(tags={"spotune:cluster": rented.name}) == ()
+    assert "snapshot" in done.stdout
+
+
+def test_rebuild_gives_the_cluster_back_under_new_addresses_and_keys(rented, story):
+    done = rented.rebuild()
+    assert "base deploy" in done.stdout and "total" in done.stdout, "where the seconds went"
+    assert [node.name for node in rented.cluster.nodes] == NAMES
+    addresses = {node.name: node.address for node in rented.cluster.nodes}
+    assert not set(addresses.values()) & set(story["addresses"].values())
+    keys = rented.host_keys()
+    assert not set(keys.values()) & set(story["keys"].values())
+    pinned = [line.split()[:3] for line in rented.cluster.head.known_hosts.read_text().splitlines()]
+    for name, address in addresses.items():
+        assert [key for host, kind, key in pinned if host == address and kind == "ssh-ed25519"] == [keys[name]]
+    assert "Traceback" not in done.stdout
+    doctor = rented.fab("doctor")
+    assert doctor.returncode == 0, doctor.stdout
+
+
+def test_the_first_base_deploy_after_it_changes_nothing_any_more(rented):
+    code, results, log = rented.deploy()
+    assert code == 0, log[-3000:]
+    assert changes(results) == []
+
+
+def test_the_run_goes_on_where_it_was_saved_and_its_losses_are_those_of_the_undisturbed_one(rented, story):
+    run = story["run"]
+    before = run.checkpoints()[-1]
+    done = rented.fab("train", "--resume", run.run_id, "--no-fetch")
+    assert done.returncode == 0, done.stdout
+    assert f"goes on from step {before}" in done.stdout
+    assert run.status()["state"] == "finished"
+    told = losses(rented.on("te1", f"cat {run.folder}/metrics.jsonl"))
+    undisturbed = losses((story["undisturbed"] / "metrics.jsonl").read_text())
+    assert told.keys() == undisturbed.keys()
+    assert all(math.isclose(told[step], undisturbed[step], rel_tol=1e-5) for step in told), (told, undisturbed)
+
+
+def test_what_it_learned_comes_home(rented, story):
+    done = rented.fab("fetch", "--run", story["run"].run_id)
+    assert done.returncode == 0, done.stdout
+    assert "verified" in done.stdout
+    folder = ROOT / "runs" / story["run"].run_id
+    report = (folder / "report.html").read_text()
+    assert "finished" in report
+    machines = rented.ecs.instances(tags={"spotune:cluster": rented.name})
+    status = json.loads((folder / "status.json").read_text())
+    assert math.isclose(status["price_h"], sum(float(m.tags["spotune:price"]) for m in machines), rel_tol=1e-6)
+    assert status["spent_before"] > 0, "the start that was taken back cost something too"
+    whole = status["spent_before"] + status["price_h"] * (status["ended"] - status["started"]) / 3600
+    cost = money(whole, status["currency"])  # on a quick machine less than a hundredth
+    assert escape(cost) in report, whole
+    assert cost in rented.fab("status").stdout
+
+
+def test_down_again_and_nothing_that_is_billed_is_left(rented, evidence):
+    evidence.gather_nodes(rented, NAMES)
+    rented.down()
+    assert rented.ecs.instances(tags={"spotune:cluster": rented.name}) == ()
+    assert rented.ecs.disks(tags={"spotune:cluster": rented.name}) == ()
+    world = json.loads((rented.cloud_folder / "world.json").read_text())
+    assert world["instances"] == {} and world["disks"] == {}
+
+
+def test_no_secret_is_in_any_log_argv_state_or_recording(rented, evidence, story):
+    evidence.gather(rented.folder)
+    for run in (story["undisturbed"], ROOT / "runs" / story["run"].run_id):
+        evidence.gather(run)
+    assert any(path.name.endswith(".json") for path in rented.records.rglob("*")), "nothing was recorded"
+    assert evidence.secrets, "there is nothing to look for"
+    assert len(evidence.argvs) > 50
+    assert evidence.leaks() == []
+    evidence.said("a log with a secret in it", f"secret={next(iter(evidence.secrets))}")
+    assert len(evidence.leaks()) == 1, "a leak would not be seen"
+    for path in evidence.keepers:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path

@@ -1,0 +1,213 @@
+"""What is said before machines go: which run is on them, and what of the head's did not come home."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from inventory.cloud.errors import RentError
+from inventory.cloud.values import CLUSTER_TAG, Disk, Snapshot
+from inventory.renting import tasks
+from inventory.renting.down import DownPlan
+from inventory.shown import clock
+from tests.support.run_folders import make_run
+from training.laptop.head_node import HereHead
+from training.laptop.run_list import giving_back
+from training.laptop.run_list.giving_back import RunsAtRisk, Unfinished
+
+OLD, NEW = "tiny-20260130-120000", "tiny-20260131-154500"
+
+
+def plan(going, remaining=()):
+    """Of machines by their names."""
+    both = [[SimpleNamespace(name=n, tags={}, created=0, instance_id=n) for n in names] for names in (going, remaining)]
+    return DownPlan(tuple(both[0]), (), remaining=tuple(both[1]))
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What `fab down` says of a stake before some machines go."""
+    monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+
+    def ask(stake, going, remaining=(), *, force=False, unknown="", named=None):
+        monkeypatch.setattr(tasks, "_stake", lambda: (stake, unknown))
+        return tasks._at_stake(plan(going, remaining), bool(remaining) if named is None else named, force)
+
+    return ask
+
+
+RUNNING = RunsAtRisk(NEW, frozenset({"te1", "te2"}))
+
+
+def test_a_machine_that_a_run_is_on_stays_but_for_force(said):
+    with pytest.raises(RentError, match=f"^{NEW} is running on te2: fab stop lets it save first; nothing was deleted"):
+        said(RUNNING, ["te2", "te3"], ["te1"])
+    assert said(RUNNING, ["te2"], ["te1", "te3"], force=True)[0].startswith(f"{NEW} is running on te2")
+    assert said(RUNNING, ["te3"], ["te1", "te2"]) == []
+
+
+def test_a_run_that_is_being_prepared_may_be_on_any_of_them(said):
+    with pytest.raises(RentError, match=f"^{NEW} is being started, on nodes that are not known yet: "):
+        said(RunsAtRisk(NEW), ["te3"], ["te1", "te2"])
+
+
+def test_the_head_stays_while_it_alone_has_what_a_run_learned(said):
+    stake = RunsAtRisk(unfetched=((NEW, 60),))
+    with pytest.raises(
+        RentError, match=rf"^did not come home from te1: {NEW} \(step 60\); fab fetch --run {NEW}; nothing"
+    ):
+        said(stake, ["te1"], ["te2"])
+    assert said(stake, ["te2"], ["te1"]) == []
+    assert said(stake, ["te1", "te2"]) == [f"did not come home from te1: {NEW} (step 60); fab fetch --run {NEW}"]
+
+
+def test_a_head_that_is_all_there_is_stays_too_where_it_is_named(said):
+    with pytest.raises(RentError, match=r"^did not come home from te1: "):
+        said(RunsAtRisk(unfetched=((NEW, 60),)), ["te1"], named=True)
+
+
+def test_many_runs_are_counted_and_not_listed():
+    stake = RunsAtRisk(unfetched=tuple((f"tiny-2026013{k}-154500", 1) for k in range(5)))
+    assert "and 2 more (fab runs); fab fetch --run tiny-20260130-154500" in stake.left_on("te1")
+
+
+def test_where_the_head_does_not_answer_one_machine_stays_and_all_may_go(said):
+    with pytest.raises(
+        RentError, match=r"^whether a run is going on there is not known: timed out; nothing was deleted"
+    ):
+        said(RunsAtRisk(), ["te2"], ["te1"], unknown="timed out")
+    assert said(RunsAtRisk(), ["te1", "te2"], unknown="timed out") == []
+
+
+def test_without_a_head_nothing_is_at_stake(said):
+    assert said(RUNNING, ["te2"], ["te3"], unknown="there is no te1") == []
+
+
+def test_a_checkpoint_that_came_home_is_not_at_stake(tmp_path):
+    home, there = tmp_path / "home", tmp_path / "there"
+    make_run(there, NEW, steps=(2, 4))
+    make_run(there, OLD, steps=(6,))
+    make_run(home, OLD, steps=(6,))
+    stake = giving_back.at_stake(HereHead(there), home)
+    assert (stake.unfetched, stake.unfinished) == (((NEW, 4),), ())
+    make_run(home, NEW, steps=(4,))
+    assert giving_back.at_stake(HereHead(there), home) == RunsAtRisk()
+
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+STOPPED = Unfinished(NEW, 54, 400, NOON.timestamp(), at_home=50)
+
+
+def its_disk(k=1):
+    tags = {CLUSTER_TAG: "demo"}
+    return Disk(f"d-{k}", "s", "data", 20, "ssd", "In_use", "h", NOON, f"demo-te{k}-data", tags=tags)
+
+
+def snapshot(created, status="accomplished", kind="data"):
+    return Snapshot("s-1", "x", "d-1", kind, 20, status, 100, True, created)
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """What `fab down` says of unfinished runs where the head's disk goes."""
+
+    def ask(*snapshots, disk=1, unknown=""):
+        monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+        monkeypatch.setattr(tasks, "_stake", lambda: (RunsAtRisk(unfinished=(STOPPED,)), unknown))
+        return tasks._at_stake(DownPlan(plan(["te1"]).machines, (its_disk(disk),), snapshots=snapshots), False, False)
+
+    return ask
+
+
+def test_what_a_drill_of_fab_prove_learned_is_not_at_stake(tmp_path):
+    there = tmp_path / "there"
+    make_run(there, "prove-20260131-154500", steps=[20])
+    make_run(there, NEW, steps=[60])
+    assert [run_id for run_id, _ in giving_back.at_stake(HereHead(there), tmp_path / "home").unfetched] == [NEW]
+
+
+def test_whatever_fails_while_a_run_is_described_is_a_line_and_stops_nothing(monkeypatch):
+    def fails(*_):
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr(giving_back, "left_behind", fails)
+    without_head = DownPlan((), (its_disk(),))
+    assert tasks._at_stake(without_head, False, False) == [
+        "what of its runs is only on te1's disk is not known: int too large to convert to float"
+    ]
+    monkeypatch.setattr("inventory.cluster.load_cluster", fails)
+    assert tasks._at_stake(plan(["te1"]), False, False) == []
+    with pytest.raises(RentError, match="is not known: int too large"):
+        tasks._at_stake(plan(["te2"], ["te1"]), True, False)
+
+
+def test_with_its_disk_an_unfinished_run_loses_what_no_snapshot_has(lost):
+    said = [
+        f"{NEW} is at step 54 of 400: with te1's disk goes what fab train --resume needs (only its adapter of step "
+        "50 was fetched, and no snapshot has step 54); fab snapshots.create keeps that"
+    ]
+    assert lost() == said
+    minute = timedelta(minutes=1)
+    assert lost(snapshot(NOON - minute)) == said, "it was written after the snapshot"
+    assert lost(snapshot(NOON + minute, "failed")) == said
+    assert lost(snapshot(NOON + minute, kind="system")) == said
+    assert lost(snapshot(NOON + minute)) == []
+    assert lost(disk=2) == [], "the head's disk stays"
+
+
+def test_where_a_named_head_goes_with_its_disk_that_is_refused_but_for_force(monkeypatch):
+    monkeypatch.setattr("inventory.renting.members.number", lambda each: int(each.name[2:]))
+    monkeypatch.setattr(tasks, "_stake", lambda: (RunsAtRisk(unfinished=(STOPPED,)), ""))
+    both = DownPlan(plan(["te1"]).machines, (its_disk(),))
+    with pytest.raises(RentError, match=rf"^{NEW} is at step 54 of 400: with te1's disk goes "):
+        tasks._at_stake(both, True, False)
+    assert tasks._at_stake(both, True, True)[0].startswith(f"{NEW} is at step 54 ")
+
+
+def test_a_disk_that_goes_although_its_machine_does_not_answer_is_said_to_be_unknown(lost):
+    assert lost(unknown="timed out") == ["what of its runs is only on te1's disk is not known: timed out"]
+
+
+def test_of_a_disk_without_its_machine_is_said_what_fetched_runs_tell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs", NEW, state="stopped", steps=(4,))
+    make_run(tmp_path / "runs", OLD, state="stopped", steps=(4,))  # before the disk was there
+    make_run(tmp_path / "runs", "tiny-20260131-164500", steps=(8,))
+    gone = DownPlan((), (its_disk(),))
+    (said,) = tasks._at_stake(gone, False, False)
+    assert said.startswith(f"{NEW} is at step 4 of 8: with te1's disk goes ")
+    assert said.endswith("; fab up brings it back")
+    (tmp_path / "runs" / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
+    assert tasks._at_stake(gone, False, False) == []
+
+
+def test_of_a_disk_without_its_machine_is_said_that_it_may_have_more_than_the_newest_snapshot(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hour = timedelta(hours=1)
+    gone = DownPlan((), (its_disk(),), head_gone=NOON)
+    (said,) = tasks._at_stake(gone, False, False)
+    assert said == (
+        f"te1 was there until {clock(NOON)} at the latest, no snapshot has any: what runs saved in between is on "
+        "te1's disk alone; fab up brings it back, to look at or to snapshot"
+    )
+    (said,) = tasks._at_stake(replace(gone, snapshots=(snapshot(NOON - hour),)), False, False)
+    assert f"the newest snapshot is of {clock(NOON - hour)}: what runs saved in between" in said
+    assert tasks._at_stake(replace(gone, snapshots=(snapshot(NOON + hour),)), False, False) == []
+    assert tasks._at_stake(replace(gone, disks=(its_disk(2),)), False, False) == [], "the head's disk stays"
+
+
+def test_only_an_unfinished_run_whose_optimizer_is_not_home_needs_the_disk(tmp_path):
+    home, there = tmp_path / "home", tmp_path / "there"
+    make_run(there, NEW, state="stopped", steps=(2, 4), best="step-2")
+    make_run(home, NEW, state="stopped", steps=(4,))
+    make_run(there, OLD, steps=(6,))
+    make_run(there, "prove-20260131-154500", state="stopped", steps=(6,))
+    (left,) = giving_back.at_stake(HereHead(there), home).unfinished
+    assert left == Unfinished(NEW, 4, 8, left.saved, at_home=4)
+    assert abs(left.saved - datetime.now(UTC).timestamp()) < 60
+    (home / NEW / "checkpoints/step-4/optimizer.safetensors").touch()
+    assert giving_back.at_stake(HereHead(there), home).unfinished == ()
+    make_run(there, "tiny-20260131-174500", state="failed", steps=(4,))
+    (left,) = giving_back.at_stake(HereHead(there), home).unfinished
+    assert not left.at_home and "nothing of it was fetched" in left.goes_with("x", True)

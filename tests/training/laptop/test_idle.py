@@ -1,0 +1,243 @@
+"""`hours_idle`: machines that nothing uses go sooner, and as planned once something does again. And what is said where
+a run goes on that nobody follows."""
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from inventory.cloud.errors import CloudError, Kind
+from inventory.renting import lease, tags
+from inventory.settings import Settings
+from inventory.shown import clock
+from tests.support.memory_cloud import MemoryCloud
+from tests.support.rented_in_memory import Rented
+from tests.support.run_folders import make_run
+from training.laptop import rental, starting
+from training.laptop.head_node import HereHead
+from training.laptop.open_cluster import OpenCluster
+
+HOUR = timedelta(hours=1)
+NEW = "tiny-20260131-154500"
+
+
+@pytest.fixture
+def rented(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("inventory.renting.machines.reached", lambda *_: None)
+    cloud = MemoryCloud()
+    monkeypatch.setattr(rental, "open_cloud", lambda settings: cloud)
+    return lambda **table: Rented(tmp_path, cloud, **table)
+
+
+def release(cluster):
+    return min(each.release_at for each in cluster.cloud.instances())
+
+
+def ahead(cluster):
+    return release(cluster) - datetime.now(UTC)
+
+
+def test_idle_machines_go_sooner_and_as_planned_once_they_are_used_again(rented):
+    cluster = rented(hours_idle=1)
+    cluster.up(2, hours=4)
+    planned = release(cluster)
+    assert lease.bring_forward(cluster.cloud, cluster.settings) == (planned, release(cluster))
+    assert HOUR - timedelta(minutes=1) < ahead(cluster) <= HOUR
+    assert abs(lease.move_back(cluster.cloud, cluster.settings) - planned) < lease.SAME
+    assert abs(release(cluster) - planned) < lease.SAME
+    assert lease.move_back(cluster.cloud, cluster.settings) is None
+
+
+def test_the_first_planned_time_counts_though_machines_idled_twice(rented):
+    cluster = rented(hours_idle=2)
+    cluster.up(1, hours=4)
+    planned = release(cluster)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    lease.move_back(cluster.cloud, cluster.settings)
+    assert abs(release(cluster) - planned) < lease.SAME
+
+
+def test_idling_never_lets_machines_stay_longer_nor_go_sooner_than_the_cloud_can(rented):
+    cluster = rented(hours_idle=3)
+    cluster.up(1, hours=1)
+    before = release(cluster)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    assert release(cluster) == before
+    short = rented(hours_idle=0.1)
+    lease.bring_forward(short.cloud, short.settings)
+    assert lease.EARLIEST - timedelta(minutes=1) < ahead(short) <= lease.EARLIEST
+
+
+def test_moving_back_does_not_go_beyond_the_budget(rented):
+    cluster = rented(hours_idle=1, spot="off")
+    cluster.up(1, hours=10)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    poor = rented(hours_idle=1, spot="off", budget=4)
+    lease.move_back(poor.cloud, poor.settings)
+    assert HOUR < ahead(poor) < 5 * HOUR
+
+
+def test_a_tag_of_planned_time_buys_no_more_than_the_hours_of_an_order(rented):
+    cluster = rented(hours_idle=1)
+    cluster.up(1, hours=2)
+    (machine,) = cluster.cloud.instances()
+    cluster.cloud.tag("instance", [machine.instance_id], {tags.PLANNED_TAG: "2099-01-01T00:00:00Z"})
+    lease.move_back(cluster.cloud, cluster.settings)
+    assert 2 * HOUR < ahead(cluster) <= 4 * HOUR
+
+
+def test_a_time_that_a_run_extended_meanwhile_is_not_shortened_by_the_old_plan(rented):
+    cluster = rented(hours_idle=1)
+    cluster.up(1, hours=2)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    lease.extend(cluster.cloud, cluster.settings, 5 * HOUR, print)
+    assert lease.move_back(cluster.cloud, cluster.settings) is None and ahead(cluster) > 4 * HOUR
+
+
+def test_a_plan_that_the_budget_cuts_is_cut_in_the_tags_too(rented):
+    cluster = rented(hours_idle=1)
+    cluster.up(1, hours=10)
+    lease.bring_forward(cluster.cloud, cluster.settings)
+    (machine,) = cluster.cloud.instances()
+    lease.note_plan(cluster.cloud, machine, cut := machine.release_at - 0.4 * HOUR)
+    (machine,) = cluster.cloud.instances()
+    assert abs(tags.moment_of(machine.tags, tags.PLANNED_TAG) - cut) < timedelta(seconds=2)
+
+
+class Cluster(OpenCluster):
+    """One whose nodes say what they are told to."""
+
+    te2 = ""
+
+    def ask_all(self, command):
+        return {"te1": "", "te2": self.te2}
+
+
+@pytest.fixture
+def opened(rented, tmp_path):
+    """A cluster for which `hours_idle` is set, and one without."""
+
+    def opened(**table):
+        cluster = rented(**table)
+        cluster.up(2, hours=4)
+        return cluster, Cluster(HereHead(tmp_path / "runs"), settings=cluster.settings)
+
+    return opened
+
+
+def test_after_a_command_the_machines_idle_and_the_next_one_moves_that_back(opened, capsys):
+    cluster, at_hand = opened(hours_idle=1)
+    planned = release(cluster)
+    with rental.in_use(at_hand):
+        assert release(cluster) == planned
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"nothing uses the machines: the cloud releases them at {clock(release(cluster))} instead of "
+    )
+    assert ahead(cluster) <= HOUR
+    with rental.in_use(at_hand):
+        assert abs(release(cluster) - planned) < lease.SAME
+        assert capsys.readouterr().out == f"the machines stay until {clock(release(cluster))} again\n"
+
+
+def test_without_hours_idle_nothing_moves_and_nothing_is_said(opened, capsys):
+    cluster, at_hand = opened()
+    planned = release(cluster)
+    with rental.in_use(at_hand):
+        pass
+    rental.used(Settings(provider="static"))
+    assert release(cluster) == planned and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("anna is logged in\n", "te2: anna is logged in"),
+        ("4711 python -m serve --model /data/models/tiny\n", "te2: 4711 python -m serve --model /data/models/tiny"),
+        (OSError("timed out"), "te2: is not known (timed out)"),
+    ],
+)
+def test_machines_that_somebody_may_use_stay_as_planned(opened, capsys, monkeypatch, answer, said):
+    cluster, at_hand = opened(hours_idle=1)
+    planned = release(cluster)
+    monkeypatch.setattr(Cluster, "te2", answer)
+    rental.leave_idle(at_hand)
+    assert release(cluster) == planned
+    assert capsys.readouterr().out == f"the machines stay as planned: {said}\n"
+
+
+def test_a_program_with_a_model_is_found_on_a_node_and_the_question_itself_is_not(tmp_path):
+    head = HereHead(tmp_path)
+    argv = [sys.executable, "-c", "import sys; sys.stdin.read()", "/data/models/of-this-test"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as program:
+        found = head.shell(rental.USERS)
+        program.stdin.close()
+    assert f"{program.pid} {' '.join(argv)}" in found and "pgrep" not in found
+    assert "of-this-test" not in head.shell(rental.USERS)
+
+
+def test_a_run_that_goes_on_or_is_being_started_keeps_the_machines(opened, capsys, monkeypatch):
+    cluster, at_hand = opened(hours_idle=1)
+    planned = release(cluster)
+    with starting.turn(at_hand.head):
+        rental.leave_idle(at_hand)
+    assert release(cluster) == planned and capsys.readouterr().out == ""
+    make_run(at_hand.head.runs, NEW)  # which is over
+    rental.leave_idle(at_hand)
+    assert release(cluster) < planned
+
+
+def test_a_cloud_that_does_not_answer_is_a_line_and_ends_no_command(opened, capsys, monkeypatch):
+    _, at_hand = opened(hours_idle=1)
+
+    def silent(settings):
+        raise CloudError("no answer", Kind.PASSING)
+
+    monkeypatch.setattr(rental, "open_cloud", silent)
+    with rental.in_use(at_hand):
+        rental.print_release_time(at_hand)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.endswith("no answer") or "(no answer)" in line for line in said] == [True] * 3
+
+
+def test_who_follows_a_run_is_told_beforehand_what_comes_after_it(opened, capsys, monkeypatch):
+    cluster, at_hand = opened(hours_idle=1.5)
+    monkeypatch.setattr(lease, "keep_machines", lambda *_: nullcontext())
+    monkeypatch.setattr(rental, "RemoteHead", lambda node: HereHead(Path()))
+    with rental.kept(Cluster(at_hand.head, (None,), cluster.settings)):
+        assert "they are released 1.5 h later (hours_idle)" in capsys.readouterr().out
+        assert ahead(cluster) > 3 * HOUR
+    assert ahead(cluster) <= 1.5 * HOUR
+
+
+def test_a_run_that_nobody_follows_says_until_when_its_machines_are_there(opened, capsys):
+    cluster, at_hand = opened()
+    rental.print_release_time(at_hand)
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"The cloud releases the machines at {clock(release(cluster))}; while no one follows the run, nothing"
+    )
+    assert said.count("\n") == 1
+    rental.print_release_time(OpenCluster(at_hand.head, settings=Settings(provider="static")))
+    assert capsys.readouterr().out == ""
+    rental.print_release_time(opened(hours_idle=1)[1])
+    assert capsys.readouterr().out.endswith("\nhours_idle waits for the next command of this laptop\n")
+
+
+def test_machines_that_a_cloud_never_releases_cost_until_fab_down(opened, capsys):
+    cluster, at_hand = opened(hours_idle=1)
+    cluster.cloud.abilities = frozenset()
+    rental.print_release_time(at_hand)
+    assert capsys.readouterr().out == "The machines cost until fab down\n"
+    assert lease.bring_forward(cluster.cloud, cluster.settings)[0] is None
+
+
+def test_a_tag_that_is_no_time_is_none():
+    now = datetime(2026, 11, 23, 8, 30, tzinfo=UTC)
+    assert tags.moment_of({"k": tags.moment(now)}, "k") == now
+    assert tags.moment_of({"k": "soon"}, "k") is tags.moment_of({}, "k") is None

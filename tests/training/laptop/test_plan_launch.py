@@ -1,0 +1,486 @@
+"""Between the plan and the run: what a start asks of the head, and what it leaves when it does not come to one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.heads import cluster_of
+from tests.support.llama_shape import model_shape
+from tests.training.plan.test_calibration import A10S, SWEEP
+from training.cost.shape import PlanError
+from training.data.readers import records
+from training.data.sample import Bad, DataError
+from training.laptop import attach, base_model, head_node, new_run, preparing, runs, start_run, starting
+from training.laptop.head_node import Head, HeadError, HereHead, RemoteHead
+from training.laptop.new_run import pack
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.preparing import DataRequest
+from training.models.names import load_recipe
+from training.node.prepare import raw_data
+from training.node.supervision.failure import rank_end
+from training.run.events import Ended
+from training.run.folder import PREPARING, Status, begun, new_run_id, status_text
+from training.run.launch import STOP_GRACE_S, Host, Launch, LaunchError, parse_launch
+
+ROOT = Path(__file__).parents[3]
+RUN = "tiny-20260131-154500"
+REPORT = {
+    "shape": "messages",
+    "records": 400,
+    "bad": 0,
+    "empty": 0,
+    "truncated": 0,
+    "samples": 400,
+    "tokens": 24_000,
+    "learned_tokens": 9_000,
+    "rows": 139,
+    "longest": 120,
+    "template": True,
+    "end_of_turn": "<|im_end|>",
+    "end_of_turn_id": 2,
+    "end_of_turn_learned": True,
+    "pad_id": 0,
+    "eos_id": 2,
+}
+CONFIG = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 384,
+    "vocab_size": 2048,
+    "eos_token_id": 2,
+}
+PREPARED = {
+    "report": REPORT,
+    "model": CONFIG,
+    "outline": model_shape(CONFIG).to_outline(),
+    "disk_free_gib": 100.0,
+}
+
+
+def launch(folder: Path, python: str = sys.executable, **env: str) -> Launch:
+    here = (Host("localhost", "127.0.0.1", 2),)
+    return Launch(RUN, str(folder), here, "training.node.finetune", (), python, env, models=str(folder), here=True)
+
+
+def python_that(folder: Path, does: str) -> str:
+    """A stand-in for the head's Python; it gets `-m training.node.prepare --run FOLDER ...`."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / RUN
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+def test_the_report_is_the_last_line_whatever_was_said_before(run: Path, tmp_path: Path):
+    python = python_that(tmp_path, "echo noise; echo trouble >&2; echo '{\"report\": 1}'")
+    assert preparing.prepare(HereHead(run.parent), launch(run, python), DataRequest()) == {"report": 1}
+    assert (run / "logs" / "prepare.log").read_text() == "trouble\n"
+
+
+@pytest.mark.parametrize(("code", "error"), [(2, DataError), (1, HeadError), (137, HeadError)])
+def test_unusable_data_are_the_users_mistake_and_the_rest_is_not(run: Path, tmp_path: Path, code: int, error: Any):
+    python = python_that(tmp_path, f"echo 'line 3: not JSON' >&2; exit {code}")
+    with pytest.raises(error, match=r"line 3: not JSON$"):
+        preparing.prepare(HereHead(run.parent), launch(run, python), DataRequest())
+
+
+def test_the_head_prepares_in_the_ranks_environment_without_the_runs_mark(run: Path, tmp_path: Path):
+    python = python_that(tmp_path, 'printf \'["%s", "%s", "%s", "%s"]\' "$SPOTUNE_RUN" "$HF_HUB_OFFLINE" "$A" "$*"')
+    marked = launch(run, python, SPOTUNE_RUN=str(run), HF_HUB_OFFLINE="1", A="b c")
+    said = preparing.prepare(HereHead(run.parent), marked, DataRequest(skip_bad=True))
+    assert said == ["", "1", "b c", f"-m training.node.prepare --run {run} --attached --skip-bad"]
+
+
+def test_data_of_the_hub_are_fetched_from_the_endpoint_that_is_set_here(run: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    python = python_that(tmp_path, 'printf \'["%s", "%s"]\' "$HF_HUB_OFFLINE" "$HF_ENDPOINT"')
+    offline = launch(run, python, HF_HUB_OFFLINE="1")
+    assert preparing.prepare(HereHead(run.parent), offline, DataRequest(from_hub=True)) == ["", "http://mirror"]
+
+
+@pytest.fixture(params=["here", "over ssh"])
+def head(request: pytest.FixtureRequest, run: Path) -> Iterator[Head]:
+    if request.param == "here":
+        yield HereHead(run.parent)
+        return
+    with closing(RemoteHead(request.getfixturevalue("node"))) as far:
+        yield far
+
+
+def test_ctrl_c_while_the_data_are_prepared_ends_the_program_on_the_head(head: Head, run: Path):
+    os.mkfifo(run / "recipe.toml")  # whoever opens it waits, as over data that take hours
+
+    def interrupt() -> None:
+        while not preparing_now(run):
+            time.sleep(0.1)
+        time.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        preparing.prepare(head, launch(run, PYTHONPATH=str(ROOT)), DataRequest())
+    deadline = time.monotonic() + 5
+    while preparing_now(run):
+        assert time.monotonic() < deadline, "it goes on without anybody waiting for it"
+        time.sleep(0.1)
+
+
+def preparing_now(run: Path) -> list[str]:
+    """Python processes that prepare this run."""
+    wanted = f"{sys.executable} -m training.node.prepare --run {run} "
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [words] if words.startswith(wanted) else []
+    return found
+
+
+def test_stops_are_read_from_the_models_folder(run: Path):
+    (run / "tiny").mkdir()
+    (run / "tiny" / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    place = OpenCluster(HereHead(run.parent))
+    nodes = head_node.of_nodes(place.head, launch(run))
+    assert preparing.find_facts(place, launch(run), load_recipe("tiny"), PREPARED, nodes).stops == {7, 8}
+
+
+def test_the_networks_speed_is_measured_else_promised_else_unknown(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hosts = (Host("te1", "10.0.0.1", 1), Host("te2", "10.0.0.2", 1))
+    two = Launch(RUN, "/data/runs/x", hosts, "training.node.finetune", (), "python", {})
+    head = HereHead(tmp_path)
+    assert preparing.known_of(cluster_of(head), two, A10S).bytes_per_s is None
+    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == pytest.approx(1.7e9)
+    check = {"run_id": "check-1", "time": 1.0, "backend": "nccl", "world_size": 2, "cluster": "mine", "nodes": []}
+    check |= {"checks": [], "pairs": [], "sweep": [SWEEP]}
+    folder = tmp_path / "runs" / "check-20260101-000000"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(check))
+    assert preparing.known_of(cluster_of(head, line_rate_gbps=16), two, A10S).bytes_per_s == 1.25e9
+    assert preparing.known_of(cluster_of(head, name="another"), two, A10S).bytes_per_s is None
+
+
+class Recorded(HereHead):
+    """This machine, with the start of the supervisor only noted."""
+
+    started: Launch | None = None
+
+    def start(self, launch: Launch) -> None:
+        self.started = launch
+
+
+def sh(command: str) -> str:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
+MOMENT = datetime(2026, 1, 31, 15, 45, tzinfo=UTC)
+
+
+def start(head: HereHead, monkeypatch, answer: Any, preparation: Any = None, **wishes: bool) -> str | None:
+    """A start of `tiny` whose preparation gives `answer`, or raises it."""
+
+    def prepare(*_: object) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(base_model, "here_base_model", lambda recipe, target: "0" * 64)
+    monkeypatch.setattr(preparing, "prepare", preparation or prepare)
+    recipe = load_recipe("tiny")
+    with start_run.checked_data(recipe) as given:
+        return start_run.start(OpenCluster(head), recipe, given, MOMENT, **wishes)
+
+
+def test_a_sound_run_starts_with_its_plan_and_is_no_longer_marked(tmp_path: Path, monkeypatch, capsys):
+    head = Recorded(tmp_path / "runs")
+    assert start(head, monkeypatch, PREPARED) == RUN
+    assert head.started and head.started.run_id == RUN
+    folder = head.runs / RUN
+    assert not (folder / PREPARING).exists()
+    shipped = parse_launch((folder / "launch.json").read_text())
+    assert shipped == head.started and shipped.stop_grace_s == STOP_GRACE_S
+    plan = json.loads((folder / "plan.json").read_text())
+    assert plan["data"]["records"] == 400 and plan["base_model_hash"] == "0" * 64
+    assert {"memory_gib", "step_s", "minutes", "tokens_per_step", "total_steps", "parts"} <= plan["predicted"].keys()
+    said = capsys.readouterr().out
+    assert "ok      records: 400 to learn from" in said and "error" not in said
+    assert "more checks passed; --dry shows all of them\n" in said and "ok      dtype" not in said
+
+
+def test_dry_shows_the_table_and_leaves_nothing(tmp_path: Path, monkeypatch, capsys):
+    head = Recorded(tmp_path / "runs")
+    assert start(head, monkeypatch, PREPARED, dry=True) is None
+    assert head.started is None and list(head.runs.iterdir()) == []
+    assert "ok      dtype" in capsys.readouterr().out
+
+
+BAD = {**PREPARED, "report": {**REPORT, "samples": 15}}
+
+
+@pytest.mark.parametrize("answer", [BAD, DataError("bad"), HeadError("gone"), KeyboardInterrupt()])
+def test_a_start_that_does_not_come_to_a_run_leaves_nothing(tmp_path: Path, monkeypatch, capsys, answer: Any):
+    head = Recorded(tmp_path / "runs")
+    with pytest.raises(PlanError if isinstance(answer, dict) else type(answer)):
+        start(head, monkeypatch, answer)
+    assert head.started is None and list(head.runs.iterdir()) == []
+    assert ("nothing was started" in capsys.readouterr().out) == isinstance(answer, KeyboardInterrupt)
+
+
+def test_anyway_starts_in_spite_of_an_estimate(tmp_path: Path, monkeypatch):
+    head = Recorded(tmp_path / "runs")
+    assert start(head, monkeypatch, BAD, anyway=True) == RUN
+    assert head.started
+
+
+def test_what_an_interrupted_start_left_is_removed_by_the_next_and_nothing_else_is(tmp_path: Path, monkeypatch):
+    head = Recorded(tmp_path / "some runs' folder")
+    for name, files in (("left", [PREPARING]), ("finished", ["status.json"]), ("odd", [PREPARING, "status.json"])):
+        (head.runs / name).mkdir(parents=True)
+        for file in files:
+            (head.runs / name / file).touch()
+    start(head, monkeypatch, PREPARED)
+    assert sorted(path.name for path in head.runs.iterdir()) == ["finished", "odd", RUN]
+
+
+def test_two_starts_at_once_are_one_and_the_second_spoils_nothing(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(starting, "LOCK_WAIT_S", 0.1)
+    head, prepares, go_on = Recorded(tmp_path / "runs"), threading.Event(), threading.Event()
+
+    def prepare(*_: object) -> Any:
+        prepares.set()
+        assert go_on.wait(30)
+        return PREPARED
+
+    first: list[str | None] = []
+    worker = threading.Thread(target=lambda: first.append(start(head, monkeypatch, PREPARED, prepare)))
+    worker.start()
+    assert prepares.wait(30)
+    for dry in (True, False):
+        with pytest.raises(LaunchError, match=rf"^{RUN} is being started on this machine; wait for it"):
+            start(head, monkeypatch, PREPARED, prepare, dry=dry)
+    with pytest.raises(LaunchError, match="is being started"):
+        preparing.start(OpenCluster(head), MOMENT)
+    with pytest.raises(LaunchError, match="is being started"):
+        new_run.refuse_second(head)
+    assert runs.going_on(head) == RUN and (head.runs / RUN / "recipe.toml").exists()
+    go_on.set()
+    worker.join(30)
+    assert first == [RUN] and head.started and runs.going_on(head) == ""
+    assert [path.name for path in head.runs.iterdir()] == [RUN]
+
+
+def test_a_start_counts_for_down_and_snapshots(tmp_path: Path, monkeypatch):
+    from inventory.cloud.errors import RentError
+    from inventory.renting import tasks as renting
+    from snapshots import tasks as snapshots
+
+    head = HereHead(tmp_path / "runs")
+    te1 = SimpleNamespace(name="te1")
+    monkeypatch.setattr("training.laptop.head_node.RemoteHead", lambda *_: head)
+    monkeypatch.setattr("inventory.cluster.load_cluster", lambda: SimpleNamespace(head=te1))
+    assert renting._stake()[0].active == ""
+    snapshots._end_runs(None, te1, False)
+    with starting.turn(head):
+        mine = starting.claim(head, "tiny", MOMENT)
+        assert renting._stake()[0].active == mine.run_id == RUN
+        with pytest.raises(RentError, match=f"{RUN} is being started"):
+            snapshots._end_runs(None, te1, True)
+    assert renting._stake()[0].active == ""
+
+
+def test_a_run_id_belongs_to_whoever_made_its_folder_and_a_clean_up_removes_only_that(tmp_path: Path):
+    head = HereHead(tmp_path / "it's runs")
+    head.make_runs()
+    first, second = (starting.claim(head, "tiny", MOMENT) for _ in range(2))
+    assert (first.run_id, second.run_id) == (RUN, "tiny-20260131-154501")
+    starting.drop(head, replace(first, run_id=second.run_id))
+    assert (head.runs / second.run_id).exists(), "another's"
+    starting.drop(head, first)
+    starting.keep(head, second.run_id)
+    starting.drop(head, second)
+    assert [path.name for path in head.runs.iterdir()] == [second.run_id], "a run that is ready is no start any more"
+
+
+def test_a_start_that_was_killed_leaves_the_turn_to_the_next(tmp_path: Path):
+    code = (
+        "import sys, time; from pathlib import Path; from training.laptop import starting\n"
+        "from training.laptop.head_node import HereHead\n"
+        "with starting.turn(HereHead(Path(sys.argv[1]))): print(1, flush=True); time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as other:
+        assert other.stdout and other.stdout.readline()
+        assert starting.under_way(HereHead(tmp_path)) == "a run"
+        other.kill()
+    with starting.turn(HereHead(tmp_path)) as mine:
+        mine.confirm()
+
+
+def test_a_lost_connection_gives_the_turn_to_the_next(tmp_path: Path, node, monkeypatch):
+    def far() -> RemoteHead:
+        head = RemoteHead(node)
+        head.runs = tmp_path
+        monkeypatch.setattr(head, "make_runs", lambda: None)
+        return head
+
+    with closing(far()) as one, closing(far()) as other:
+        with pytest.raises(HeadError, match=r"^te1 has not heard"), starting.turn(one) as mine:
+            with pytest.raises(LaunchError, match=r"^a run is being started on te1"), starting.turn(other):
+                pytest.fail("two have the turn")
+            mine.confirm()
+            one.close()
+            with starting.turn(other) as theirs:
+                theirs.confirm()
+            mine.confirm()
+
+
+def test_a_start_that_the_head_heard_nothing_of_starts_nothing_any_more(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(starting, "SILENCE_S", 1)
+    head = Recorded(tmp_path / "runs")
+    with pytest.raises(HeadError, match="has given it up: nothing was started"):
+        start(head, monkeypatch, PREPARED, lambda *_: time.sleep(1.5) or PREPARED)
+    assert head.started is None and list(head.runs.iterdir()) == []
+    monkeypatch.setattr(starting, "SILENCE_S", 4)
+    monkeypatch.setattr(starting, "BEAT_S", 0.2)
+    assert start(head, monkeypatch, PREPARED, lambda *_: time.sleep(5) or PREPARED) == RUN
+
+
+def test_what_is_shipped_carries_its_times(tmp_path: Path):
+    (tmp_path / "a").write_text("a")
+    os.utime(tmp_path / "a", (1e9, 1e9))
+    pack({"a": tmp_path / "a", "b": "text"}, tmp_path / "tar.gz")
+    HereHead(tmp_path).put(tmp_path / "tar.gz", tmp_path / "there")
+    assert (tmp_path / "there" / "a").stat().st_mtime == 1e9
+    assert time.time() - (tmp_path / "there" / "b").stat().st_mtime < 60
+
+
+def test_run_ids_are_in_utc_wherever_the_laptop_is():
+    shanghai = datetime(2026, 1, 31, 23, 45, tzinfo=timezone(timedelta(hours=8)))
+    assert new_run_id("tiny", shanghai) == RUN
+    assert begun(RUN) == shanghai.timestamp() and begun("tiny-20269999-999999") == begun("x") == 0
+
+
+def test_files_and_folders_keep_their_kind_and_the_hubs_go_by_name(tmp_path: Path):
+    recipe = load_recipe("tiny")
+    line = '{"prompt": "a", "completion": "b"}\n'
+    (tmp_path / "some" / "inner").mkdir(parents=True)
+    for name in ("some/a.jsonl", "some/inner/b.jsonl", "one.JSONL"):
+        (tmp_path / name).write_text(line)
+    one = start_run.training_data(recipe, (str(tmp_path / "one.JSONL"),), tmp_path)
+    assert list(one.files) == ["data/train.jsonl"] and one.summary and one.summary.records == 1
+    many = start_run.training_data(recipe, (str(tmp_path / "some"),), tmp_path)
+    assert sorted(many.files) == ["data/train/a.jsonl", "data/train/inner/b.jsonl"]
+    hub = start_run.training_data(recipe, ("owner/name",), tmp_path)
+    assert hub.files == {"data/train.hub": "owner/name"} and hub.from_hub and hub.summary is None
+    (tmp_path / "bad.jsonl").write_text(line + "{}\n")
+    with pytest.raises(DataError):
+        start_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path)
+    skipped = start_run.training_data(recipe, (str(tmp_path / "bad.jsonl"),), tmp_path, skip_bad=True)
+    assert skipped.summary and (skipped.summary.records, skipped.summary.bad) == (1, 1)
+
+
+def test_several_files_and_folders_are_one_run_in_the_order_given(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    for name, answers in (("b/x.jsonl", "12"), ("a.jsonl", "3"), ("c/a.jsonl", "4")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("".join(f'{{"prompt": "a", "completion": "{each}"}}\n' for each in answers))
+    given = [str(tmp_path / name) for name in ("b", "a.jsonl", "c/a.jsonl")]
+    found = start_run.training_data(load_recipe("tiny"), given, tmp_path)
+    assert found.summary and found.summary.records == 4
+    for place, file in found.files.items():
+        (tmp_path / "run" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / place).write_bytes(Path(file).read_bytes())
+    shipped = records(raw_data(tmp_path / "run" / "data", tmp_path), Bad(False))
+    assert [record.completion for _, record in shipped] == ["1", "2", "3", "4"]
+    assert found.source is not None
+    assert [record.completion for _, record in records(found.source, Bad(False))] == ["1", "2", "3", "4"]
+
+
+def test_of_several_none_is_there_twice_missing_or_of_the_hub(tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "a.jsonl"
+    file.write_text('{"prompt": "a", "completion": "b"}\n')
+    for other, said in ((str(tmp_path / "in"), "given twice"), ("no.jsonl", "no such file"), ("o/n", "taken alone")):
+        with pytest.raises(DataError, match=said):
+            start_run.training_data(load_recipe("tiny"), (str(file), other), tmp_path)
+
+
+def test_bad_records_come_with_what_can_be_done_and_those_alone_without_leaving_them_out(tmp_path: Path):
+    (file := tmp_path / "a.jsonl").write_text("{}\n" * 5)
+    with pytest.raises(DataError) as refusal:
+        start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
+    assert str(refusal.value).startswith("5 records: none of messages, ")
+    assert str(refusal.value).endswith(" lines 1, 2, 3, ...)\n5 bad records: there are no others; fix them")
+    file.write_text('{}\n{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(DataError, match=r"\n1 bad record: fix them, or skip them with --skip-bad$"):
+        start_run.training_data(load_recipe("tiny"), (str(file),), tmp_path)
+
+
+def test_what_only_the_head_finds_wrong_is_told_with_the_names_that_were_given(tmp_path: Path):
+    for name in ("a.json", "a.jsonl"):
+        (tmp_path / name).write_text("[]")
+    given = start_run.Data(
+        {"data/train/a.json": tmp_path / "a.json", "data/train/a.jsonl": tmp_path / "a.jsonl"}, source=tmp_path
+    )
+    said = "/r/data/train/a.jsonl line 3: bad\n/r/data/train: no record to train on"
+    own = f"{tmp_path}/a.jsonl line 3: bad\n{tmp_path}: no record to train on"
+    assert preparing.renamed(said, given.names("/r")) == own
+
+
+def test_a_run_out_of_gpu_memory_ends_with_the_ladder_of_its_own_recipe(tmp_path: Path, monkeypatch, capsys):
+    head = Recorded(tmp_path / "runs")
+    big = {**CONFIG, "num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
+    start(head, monkeypatch, PREPARED | {"model": big, "outline": model_shape(big).to_outline()}, anyway=True)
+    _, cause, words = rank_end(Ended(1), None, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"])
+    (head.runs / RUN / "status.json").write_text(status_text(Status(RUN, "failed", f"rank 0 on te1 {words}", cause)))
+    capsys.readouterr()
+    with pytest.raises(attach.RunFailed, match="ran out of GPU memory"):
+        attach.conclude(head, RUN, runs.look(head, RUN))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("planned: ")
+    assert lines[1].startswith("  --set micro_batch=1: ") and "iB less" in lines[1]
+
+
+@pytest.mark.parametrize("broken", ["recipe.toml", "plan.json"])
+def test_without_its_papers_a_failed_run_has_no_ladder(tmp_path: Path, monkeypatch, broken: str):
+    head = Recorded(tmp_path / "runs")
+    start(head, monkeypatch, PREPARED)
+    assert attach.memory_ladder(head, RUN)
+    (head.runs / RUN / broken).write_text("{")
+    assert attach.memory_ladder(head, RUN) == []
+
+
+def test_the_facts_of_a_runs_nccl_log(run: Path):
+    (run / "logs" / "launcher.log").write_text(
+        "[0] loss 2.4\n[0] NCCL version 2.30.7+cuda13.2\n"
+        "[0] te1:1:2 [0] NCCL INFO Bootstrap : Using eth1:10.0.0.11<0>\n"
+    )
+    assert attach.nccl_lines(HereHead(run.parent), RUN) == ["NCCL 2.30.7", "meets over eth1"]
+    (run / "logs" / "launcher.log").unlink()
+    assert "NCCL_DEBUG=INFO" in attach.nccl_lines(HereHead(run.parent), RUN)[0]

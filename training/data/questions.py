@@ -1,0 +1,75 @@
+"""What to ask a model, and how it should choose its words. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.readers import raw
+from training.data.sample import BadRecord
+from training.data.turns import turns_of
+from training.text.problems import AdapterError
+
+Messages = list[dict[str, str]]
+EXAMPLE = '{"prompt": "..."}'
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; what is not said here is the model's own generation_config's."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    """0 takes the likeliest token always."""
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise AdapterError(f"--max-new-tokens {self.max_new_tokens}: at least 1 is needed for an answer")
+        if not 0 <= self.temperature <= 10:
+            raise AdapterError(f"--temperature {self.temperature:g}: from 0 (always the likeliest token) to 10")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise AdapterError(f"--top-p {self.top_p:g}: above 0, and 1 at most")
+
+    def argv(self) -> list[str]:
+        """The same as a command line's flags."""
+        flags = [f"--max-new-tokens={self.max_new_tokens}", f"--temperature={self.temperature}", f"--seed={self.seed}"]
+        return flags + ([f"--top-p={self.top_p}"] if self.top_p is not None else [])
+
+
+def from_prompts(prompts: Sequence[str]) -> list[Messages]:
+    """One conversation a prompt."""
+    empty = [number for number, prompt in enumerate(prompts, 1) if not prompt.strip()]
+    if empty:
+        raise AdapterError(f"prompt {empty[0]} is empty")
+    return [[{"role": "user", "content": prompt}] for prompt in prompts]
+
+
+def read_questions(path: Path) -> list[Messages]:
+    """The conversations of a data file, one a record: `prompt`, or `messages`, whose last answer is left out. Raises
+    AdapterError, and DataError for a file that cannot be read."""
+    if not path.is_file():
+        raise AdapterError(f"{path}: no such file")
+    if not path.stat().st_size:
+        raise AdapterError(f"{path} asks nothing: a line is an object with prompt or messages")
+    return [_conversation(f"{path} {place}", value) for place, value in raw(path)]
+
+
+def _conversation(at: str, value: Any) -> Messages:
+    try:
+        if isinstance(value, BadRecord):
+            raise value
+        asked = value.get("messages", value.get("prompt")) if isinstance(value, dict) else None
+        if asked is None:
+            raise BadRecord("an object with prompt or messages is expected")
+        turns = turns_of([{"role": "user", "content": asked}] if isinstance(asked, str) else asked, "messages")
+    except BadRecord as error:
+        raise AdapterError(f"{at}: {error}; a line is as in {EXAMPLE}") from error
+    if turns[-1]["role"] == "assistant":
+        turns = turns[:-1]
+    if not turns or not turns[-1]["content"].strip():
+        raise AdapterError(f"{at}: there is nothing to answer")
+    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]

@@ -1,0 +1,354 @@
+"""`fab data`: what data hold and what a model will learn of them, before anything is started. On this machine where the
+model's tokenizer is here, else on the head."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from inventory.errors import InventoryError
+from inventory.shown import shown
+from inventory.terminal import console, table
+from training.data.hub import download, is_dataset_name
+from training.data.look.content import Look, Rows, look_from, remarks, surveyed
+from training.data.look.survey import FileSurvey, Tell, survey
+from training.data.look.take import look_into
+from training.data.look.watch import Bin, Lengths, Piece, ShownSample
+from training.data.readers import Source, can_check_here, ignored_files_note, paths_of
+from training.data.sample import DataError
+from training.laptop import data_size, new_run, preparing
+from training.laptop.base_model import BUILT_IN, find_base_model
+from training.laptop.head_node import HeadError
+from training.laptop.hub import another, download_command, hub_address, mirror
+from training.laptop.open_cluster import LOOKS_HERE, OpenCluster, opened
+from training.laptop.start_run import KINDS_OF_DATA, Data, files_of
+from training.laptop.starting import turn
+from training.models.folder import FOLDER
+from training.plan.teaches import few_steps
+from training.recipe.recipe import Recipe
+from training.recipe.tables import SFT
+from training.text.counts import NONE, many, plain, size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+KIND = "look"
+"""What the folder of a look on the head is called by."""
+EXTRA = "pip install -e '.[data]'"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to look at, and how."""
+
+    data: tuple[str, ...]
+    model: str
+    """As it was typed."""
+    recipe: Recipe | None
+    """None: what can be seen without a model."""
+    show: int = 3
+    skip_bad: bool = False
+    here: bool = False
+    """Nothing is asked of the head."""
+    settings: tuple[str, ...] = ()
+    """Of `--set`, as they were typed."""
+
+    @property
+    def flags(self) -> str:
+        """`--data` as it was typed, with a blank before it."""
+        return "".join(f" --data {shlex.quote(each)}" for each in self.data)
+
+    @property
+    def of_folder(self) -> bool:
+        """Whether the model is a folder on this machine."""
+        return bool(self.recipe and self.recipe.base_model.startswith(FOLDER))
+
+
+def look(asked: Question, now: datetime, tell: Tell) -> Look:
+    """The look. Raises DataError, LaunchError, and what an ssh connection raises."""
+    if not asked.data and (asked.recipe is None or asked.recipe.base_model != BUILT_IN):
+        raise DataError(f"say which data: --data FILE: {KINDS_OF_DATA}")
+    if asked.show < 0:
+        raise DataError(f"--show {asked.show}: a number of samples, from 0")
+    with files_of(asked.data, asked.recipe.goal if asked.recipe else SFT) as given:
+        return _look(asked, given, now, tell)
+
+
+def aside(asked: Question) -> str:
+    """Which files of the data's folders are not read; empty where all are."""
+    if any(map(is_dataset_name, asked.data)):
+        return ""
+    return ignored_files_note(paths_of(asked.data))
+
+
+def next_step(asked: Question, found: Look) -> str:
+    """What to type now."""
+    if not found.usable:
+        return "next: fix what is reported above, then look again"
+    if asked.recipe is None:
+        return f"next: what is learned, and lengths in tokens: fab data --model NAME{asked.flags}"
+    more = [" --skip-bad"] if found.skipped and found.bad else []
+    more += [f" --set {shlex.quote(setting)}" for setting in asked.settings]
+    more += [" --here"] if asked.here else []
+    more += [" --anyway"] if found.few is not None else []
+    elsewhere = "" if asked.here else "; with --here on this machine alone"
+    return f"next: fab train --model {shlex.quote(asked.model)}{asked.flags}{''.join(more)} --dry{elsewhere}"
+
+
+def _look(asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
+    home = data_size.home_of(asked.recipe) if asked.recipe else None
+    lacks = _lacks(asked, home)
+    source = _source(asked, given, bool(lacks))
+    found = survey(source, tell) if source and can_check_here(source) else None
+    if asked.recipe is None and found is None:
+        raise DataError(f"{asked.flags.strip()} is looked at on the head: say --model NAME")
+    if found and (asked.recipe is None or (found.refused and (lacks or not found.readable))):
+        return surveyed(found, asked.skip_bad)
+    assert asked.recipe
+    if not lacks and source and found:
+        tokenizer, config = data_size.loaded(home)
+        return look_into(
+            source, found, asked.recipe, tokenizer, config, show=asked.show, skip_bad=asked.skip_bad, tell=tell
+        )
+    lacks = lacks or ("" if find_spec("pyarrow") else f"reading Parquet needs pyarrow: {EXTRA}")
+    instead = LOOKS_HERE if given.from_hub and not lacks else ""
+    if asked.of_folder:
+        raise DataError(f"--model {asked.model}: a folder is looked at on this machine, but {lacks}")
+    if asked.here:
+        said = f"--here: {lacks}; without --here the head is asked"
+        if found is None:
+            raise DataError(said)
+        return replace(surveyed(found, asked.skip_bad), refused=said)
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(opened(False, instead))
+            stack.enter_context(turn(cluster.head))
+        except (InventoryError, HeadError) as error:
+            if found is None:
+                raise
+            said = f"{lacks}; the head cannot be asked instead: {error}"
+            return replace(surveyed(found, asked.skip_bad), refused=said)
+        return _on_head(cluster, asked, given, now, tell)
+
+
+def _source(asked: Question, given: Data, leave_to_head: bool) -> Source | None:
+    """Where the data lie on this machine; None for a data set of the Hub that the head is to download."""
+    if not given.from_hub:
+        return given.source
+    if leave_to_head or not (asked.here or asked.of_folder):
+        return None
+    return download(asked.data[0], Path.home() / ".cache" / "spotune" / "cache" / "datasets", hub_address(), another())
+
+
+def _lacks(asked: Question, home: Path | None) -> str:
+    """What this machine lacks to tokenise; empty where it has all."""
+    if missing := data_size.missing():
+        return f"this Python lacks {', '.join(missing)}: {EXTRA}"
+    if asked.recipe and home is None and asked.recipe.base_model != BUILT_IN:
+        repo = f"{asked.recipe.base_model} --revision {asked.recipe.revision}"
+        fetch = download_command(f"{repo} --include '*.json' --include '*.jinja' --include tokenizer.model", mirror())
+        where = "" if mirror() else " from the mirror that HF_ENDPOINT names, or the Hub"
+        return f"the tokenizer of {asked.recipe.base_model} is not on this machine; {fetch} fetches it{where}"
+    return ""
+
+
+def _on_head(cluster: OpenCluster, asked: Question, given: Data, now: datetime, tell: Tell) -> Look:
+    """In a folder like a run's, which is gone afterwards. A run that goes on is not disturbed."""
+    assert asked.recipe
+    with new_run.claimed(cluster.head, KIND, now) as run_id:
+        launch = cluster.launch(run_id, "training.node.look")
+        find_base_model(cluster.head, asked.recipe, launch, cluster.models)
+        new_run.put_new(cluster.head, launch, {"recipe.toml": asked.recipe.to_toml(), **given.files})
+        arguments = ["--run", launch.run_dir, "--show", str(asked.show), *(["--skip-bad"] if asked.skip_bad else [])]
+        command = preparing.program_command(launch, launch.module, arguments, from_hub=given.from_hub)
+        with cluster.head.talk(command) as program:
+            for message in program.messages():
+                if "look" in message:
+                    names = given.names(launch.run_dir) or {message["source"]: asked.data[0]}
+                    return look_from(_named(message["look"], names))
+                tell(str(message["doing"]), int(message["records"]))
+    raise DataError(f"{asked.flags.strip()}: the head looked at them and told nothing")
+
+
+def _named(value: Any, names: Mapping[str, str]) -> Any:
+    """The same with the user's own name for the data in all texts that name where they lay on the head."""
+    if isinstance(value, str):
+        return preparing.renamed(value, names)
+    if isinstance(value, dict):
+        return {key: _named(inner, names) for key, inner in value.items()}
+    return [_named(inner, names) for inner in value] if isinstance(value, list) else value
+
+
+PLAIN_EVERY_S = 10.0
+MOST_FILES = 20
+"""Shown by themselves, those with something to mend first."""
+BAR = 40
+"""Columns of the longest bar."""
+LONGEST = 600
+"""Characters of one piece of a sample that are shown."""
+OPENS, CLOSES = "⟦", "⟧"
+"""Around what is learned where there are no colours."""
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """A function to tell how far it is: a line that changes on a terminal, now and then a new one elsewhere."""
+    terminal = console(stderr=True)
+    if terminal.is_terminal:
+        with terminal.status("reading") as status:
+            yield lambda what, records: status.update(_doing(what, records))
+        return
+    last = time.monotonic()
+
+    def tell(what: str, records: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_EVERY_S:
+            last = time.monotonic()
+            print(_doing(what, records), file=sys.stderr, flush=True)
+
+    yield tell
+
+
+def _doing(what: str, records: int) -> str:
+    """What is done, and how far it is once there is something to count: it begins anew on the head."""
+    return f"{what}: {many(records, 'record')}" if records else what
+
+
+def show(look: Look, terminal: Console | None = None) -> None:
+    """All of it, the most urgent last, where the eye is."""
+    terminal = terminal or console()
+    files = sorted(look.survey.files, key=lambda file: not (file.trouble or file.bad))[:MOST_FILES]
+    terminal.print(table(("file", "size", "records", "shape", "bad"), map(_file, files), {"shape"}))
+    if more := len(look.survey.files) - len(files):
+        terminal.print(f"and {many(more, 'more file')}, {many(look.survey.records, 'record')} in all")
+    if look.train:
+        terminal.print()
+        for line in _learned(look, look.train):
+            terminal.print(line, soft_wrap=True)
+    if look.lengths:
+        terminal.print()
+        its = look.lengths
+        terminal.print(f"tokens of a sample, before it is cut at max_length {its.max_length}")
+        terminal.print(table(("tokens", "samples", "", "cut"), _histogram(its)))
+        terminal.print(f"half have at most {its.median}, 95 % at most {its.p95}, the longest {its.longest}")
+    coloured = bool(terminal.color_system) and not terminal.no_color
+    if look.samples:
+        learned = "in green" if coloured else f"between {OPENS} and {CLOSES}"
+        terminal.print(f"\nsamples as the model gets them; {learned}: what is learned")
+    for sample in look.samples:
+        terminal.print()
+        terminal.print(_title(sample), soft_wrap=True)
+        terminal.print(_text(sample, coloured), soft_wrap=True)
+    for title, lines in _lists(look):
+        terminal.print(f"\n{title}")
+        for line in lines:
+            terminal.print(f"  {line}", soft_wrap=True)
+    terminal.print()
+    for line in remarks(look):
+        terminal.print(line, style=None if look.usable else "bold red", soft_wrap=True)
+
+
+def _file(file: FileSurvey) -> list[str]:
+    shapes = ", ".join(f"{shape}" if len(file.shapes) == 1 else f"{n} {shape}" for shape, n in file.shapes.items())
+    trouble = "cannot be read" if file.trouble else NONE
+    return [file.name, size_text(file.size, 1000), str(file.records), shapes or trouble, str(file.bad)]
+
+
+def _learned(look: Look, train: Rows) -> Iterator[str]:
+    """What training gets, and in how many steps."""
+    share = f"{train.learned_tokens / max(1, train.tokens):.0%}"
+    yield (
+        f"{look.model}: {many(train.samples, 'sample')} of {many(train.tokens, 'token')}, {train.learned_tokens} "
+        f"of them learned ({share}; train_on = {look.train_on})"
+    )
+    rows = f"{many(train.rows, 'row')}, {train.efficiency:.1%} full"
+    alone = f"; a sample a row: {_alone(look, train):.1%}" if look.batching == "packed" else ""
+    yield f"{look.batching}: {rows}{alone}"
+    passes = (look.steps or 0) * look.global_batch / max(1, train.rows)
+    yield f"{many(look.steps or 0, 'step')} of {many(look.global_batch, 'row')}: each row is seen {plain(passes)} times"
+    if few := few_steps(look.steps or 0):
+        yield f"{few}; more epochs or steps, or a smaller global_batch, make them more"
+    if look.template_args:
+        yield f"template_args: {', '.join(f'{name} = {value}' for name, value in look.template_args.items())}"
+    if look.validation:
+        yield f"held out: {many(look.validation.records, 'record')}, {many(look.validation.tokens, 'token')}"
+    if look.end_of_turn:
+        yield f"an answer ends with {look.end_of_turn}"
+
+
+def _alone(look: Look, train: Rows) -> float:
+    """How full rows would be with a sample each."""
+    most = look.lengths.max_length if look.lengths else 1
+    return train.tokens / max(1, train.samples * most)
+
+
+def _histogram(lengths: Lengths) -> Iterator[list[str]]:
+    most = max(one.samples for one in lengths.bins)
+    for one in lengths.bins:
+        yield [f"{one.above + 1} to {one.most}", str(one.samples), _bar(one, most), str(one.cut or "")]
+
+
+def _bar(one: Bin, most: int) -> str:
+    return "#" * -(-BAR * one.samples // most)
+
+
+def _title(sample: ShownSample) -> str:
+    number, all_of = sample.of
+    which = f", sample {number} of {all_of} (its answers look different once others follow)" if all_of > 1 else ""
+    which = f", {sample.side}" if sample.side else which
+    cut = f", {sample.cut} cut off" if sample.cut else ""
+    part = ", held out" if sample.held_out else ""
+    return f"{sample.where}{which}{part}: {sample.learned} of {many(sample.tokens, 'token')} learned{cut}"
+
+
+def _text(sample: ShownSample, coloured: bool) -> Text:
+    """The sample as the model sees it: learned tokens in green, the rest dim, special tokens underlined; in brackets
+    what is learned where there are no colours."""
+    found = Text()
+    within = False
+    for piece in sample.pieces:
+        if not coloured and piece.learned != within:
+            found.append(OPENS if piece.learned else CLOSES)
+            within = piece.learned
+        style = ("green" if piece.learned else "dim") + (" underline" if piece.special else "")
+        found.append(shown(_shortened(piece)), style)
+    if within:
+        found.append(CLOSES)
+    if sample.left_out:
+        found.append(f" ({many(sample.left_out, 'more token')})")
+    return found
+
+
+def _shortened(piece: Piece) -> str:
+    """The piece without its middle, where it is long."""
+    left_out = len(piece.text) - LONGEST
+    if left_out <= 0:
+        return piece.text
+    half = LONGEST // 2
+    return f"{piece.text[:half]} ... {left_out} characters ... {piece.text[-half:]}"
+
+
+def _lists(look: Look) -> Iterator[tuple[str, list[str]]]:
+    """What is told record by record, with its title."""
+    if look.bad_shown:
+        others = [f"and {many(look.bad_more, 'more record')}"] if look.bad_more else []
+        yield "bad records", [*look.bad_shown, *others]
+    found = look.repeats
+    if found and found.shown:
+        more = found.duplicates - len(found.shown)
+        lines = [f"{one} is the same as {other}" for one, other in found.shown]
+        yield "duplicates", [*lines, *([f"and {more} more"] if more else [])]
+    if found and found.leaks_shown:
+        more = found.leaked + found.leaked_question - len(found.leaks_shown)
+        lines = [f"{one} (held out) asks what {other} asks" for one, other in found.leaks_shown]
+        yield "leaks", [*lines, *([f"and {more} more"] if more else [])]

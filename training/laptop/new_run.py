@@ -1,0 +1,249 @@
+"""A new run on a head, or one that goes on: why it may not start, what it ships, its supervisor started."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from inventory.shown import clock
+from training.laptop import runs
+from training.laptop.head_node import Head, HeadError
+from training.laptop.open_cluster import OpenCluster
+from training.laptop.starting import Turn, claim, drop, in_the_way, keep, remove_abandoned, turn, under_way
+from training.run import notices as reclaim
+from training.run.launch import Launch, LaunchError, deepspeed_env, hostfile, launch_text
+from training.run.notices import RECORD, DiskRecord, parse_record
+from training.text.files import figure_in
+
+
+def refuse_second(head: Head) -> None:
+    """LaunchError where a run is going on or about to: two would share GPUs and ports."""
+    if run_id := under_way(head):
+        raise LaunchError(in_the_way(head, run_id))
+    refuse_active(head)
+
+
+def refuse_active(head: Head) -> None:
+    """LaunchError where a run is going on."""
+    if run_id := runs.active(head):
+        raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}")
+
+
+def refuse_unfinished(head: Head, run_id: str, instead: str) -> None:
+    """LaunchError where this run is going on: what it has learned by now is not yet what it will have. `instead`: what
+    is possible meanwhile."""
+    if runs.look(head, run_id).active:
+        raise LaunchError(f"{run_id} is running on {head.name}; {wait_or_end(head, run_id)}; {instead}")
+
+
+def wait_or_end(head: Head, run_id: str) -> str:
+    """What to do about a run that is in the way."""
+    return f"wait for it, or end it with: fab stop --run {run_id}{' --here' * head.here}"
+
+
+def under_notice(cluster: OpenCluster) -> list[reclaim.Notice]:
+    """The nodes of which the cloud has said that it takes them back, as the head knows; the soonest first."""
+    if cluster.head.here:
+        return []
+    answer = cluster.head.shell(
+        f"date +%s; for f in {reclaim.FOLDER}/*.json; do cat $f && echo; done 2>/dev/null; true"
+    )
+    now, *lines = answer.splitlines()
+    return reclaim.pending(reclaim.parse_notices(lines), [node.name for node in cluster.nodes], figure_in(now))
+
+
+def who_goes(notices: Sequence[reclaim.Notice]) -> str:
+    """Which machines go and when, by this machine's clock."""
+    return reclaim.words(notices, lambda at: clock(datetime.fromtimestamp(at, UTC)))
+
+
+def refuse_reclaimed(cluster: OpenCluster) -> None:
+    """LaunchError where the cloud has said that it takes one of these nodes back: a run would be ended at once."""
+    if soon := under_notice(cluster):
+        without_head = cluster.head.name in {notice.node for notice in soon}
+        way = (
+            f"when it is gone: {reclaim.ALL_AGAIN}, then this command again"
+            if without_head
+            else "when it is gone, this command starts on the machines that are left; "
+            f"to start on all of them, first: {reclaim.ALL_AGAIN}"
+        )
+        raise LaunchError(f"{who_goes(soon)}: nothing is started; {way}")
+
+
+def refuse_other_disk(cluster: OpenCluster) -> None:
+    """LaunchError where the head's /data is another cluster's, or not on the disk it was on at the last base deploy."""
+    head = cluster.head
+    if head.here or (record := disk_record(head)) is None:
+        return
+    deploy = f"run the base deploy: {cluster.deploy}"
+    if record.cluster != cluster.name:
+        raise LaunchError(f"/data on {head.name} is of the cluster {record.cluster!r}, not {cluster.name!r}; {deploy}")
+    if cluster.disk and record.disks[-1] != cluster.disk:
+        raise LaunchError(
+            f"{head.name} has the data disk {cluster.disk}, but its /data is set up as {record.disks[-1]}; {deploy}"
+        )
+
+
+def disk_record(head: Head) -> DiskRecord | None:
+    """Whose data disk the head has; None where it does not say."""
+    return parse_record(head.shell(f"cat {shlex.quote(str(head.runs.parent / RECORD))} 2>/dev/null; true"))
+
+
+SOURCE = Path(__file__).parents[1]
+STAYS = "laptop"
+"""The folder that no node needs."""
+SHIPPED_SUFFIXES = {".py", ".toml", ".jinja", ".json"}
+
+
+def code_files(source: Path = SOURCE) -> dict[str, Path]:
+    """Our own training code, by its place in the run folder."""
+    return {
+        f"training/{path.relative_to(source)}": path
+        for path in sorted(source.rglob("*"))
+        if path.suffix in SHIPPED_SUFFIXES
+        and "__pycache__" not in path.parts
+        and path.relative_to(source).parts[0] != STAYS
+    }
+
+
+def launch_files(launch: Launch) -> dict[str, str]:
+    """How the run is started; written anew by a resume, which may have other nodes."""
+    return {
+        "launch.json": launch_text(launch),
+        "hostfile": hostfile(launch.hosts),
+        ".deepspeed_env": deepspeed_env(launch.env),
+    }
+
+
+def plan_text(
+    launch: Launch, model_dir: str, base_model_hash: str, data: Mapping[str, Any], predicted: Mapping[str, Any]
+) -> str:
+    """plan.json: what the run was meant to be, to hold its results against."""
+    plan = {
+        "run_id": launch.run_id,
+        "world_size": launch.world_size,
+        "hosts": [asdict(host) for host in launch.hosts],
+        "model_dir": model_dir,
+        "base_model_hash": base_model_hash,
+        "data": dict(data),
+        "predicted": dict(predicted),
+    }
+    return json.dumps(plan, indent=1) + "\n"
+
+
+def pack(files: Mapping[str, Path | str], archive: Path) -> None:
+    """Write files, given as paths or texts by their place in the run folder, into one tar; with their times."""
+    now = int(time.time())
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.mode = 0o644
+            info.mtime = now
+            if isinstance(content, Path):
+                about = content.stat()
+                info.size, info.mtime = about.st_size, int(about.st_mtime)
+                with content.open("rb") as file:
+                    tar.addfile(info, file)
+            else:
+                data = content.encode()
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+
+@contextmanager
+def alone(cluster: OpenCluster) -> Iterator[Turn]:
+    """Inside, nobody else starts anything on the head, no run is going on there, and what is started can stay: no node
+    is about to be taken back, and the head's disk is this cluster's own. Raises LaunchError."""
+    with turn(cluster.head) as mine:
+        refuse_active(cluster.head)
+        refuse_reclaimed(cluster)
+        refuse_other_disk(cluster)
+        remove_abandoned(cluster.head)
+        yield mine
+
+
+@contextmanager
+def claimed(head: Head, name: str, now: datetime) -> Iterator[str]:
+    """The id of a new run, whose folder is made; nothing of it is left where it was not started inside."""
+    mine = claim(head, name, now)
+    try:
+        yield mine.run_id
+    finally:
+        with suppress(HeadError):  # the reason is being raised already
+            drop(head, mine)
+
+
+def start(head: Head, launch: Launch) -> None:
+    """Start what is ready; that it is this side's turn was confirmed."""
+    keep(head, launch.run_id)
+    head.start(launch)
+
+
+def start_ranks(
+    cluster: OpenCluster,
+    kind: str,
+    now: datetime,
+    module: str,
+    *,
+    files: Mapping[str, Path | str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Launch:
+    """Start ranks that are no training as trainings are started. `kind`: what their run id begins with."""
+    head = cluster.head
+    with alone(cluster) as mine, claimed(head, kind, now) as run_id:
+        launch = cluster.launch(run_id, module)
+        launch = replace(launch, env={**launch.env, **(env or {})})
+        plan = {"run_id": run_id, "cluster": cluster.name, "hosts": [host.name for host in launch.hosts]}
+        put_new(head, launch, {"plan.json": json.dumps(plan, indent=1) + "\n", **(files or {})})
+        mine.confirm()
+        start(head, launch)
+    return launch
+
+
+def put_new(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+    """Ship code, data and metadata into a new run folder."""
+    put(head, launch, {**code_files(), **launch_files(launch), **files})
+
+
+def put_plan(head: Head, launch: Launch, plan: str) -> None:
+    """The last files of a run that is ready to start: its plan, and its launch as that wants it."""
+    put(head, launch, {"plan.json": plan, **launch_files(launch)})
+
+
+def going_on(cluster: OpenCluster, run_id: str, force: bool) -> Launch:
+    """How a run goes on from its newest checkpoint, on the nodes there are now."""
+    head, old = cluster.head, runs.read_launch(cluster.head, run_id)
+    launch = cluster.launch(run_id, old.module, ("--resume", *(["--force"] if force else [])))
+    return replace(launch, stop_grace_s=old.stop_grace_s, hang_s=old.hang_s, spent_before=_spent(head, old, launch))
+
+
+def put_again(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+    """Today's code, the launch and `files` into the folder of a run that goes on."""
+    head.shell(f"rm -rf {shlex.quote(launch.run_dir)}/training")
+    put(head, launch, {**code_files(), **launch_files(launch), **files})
+
+
+def _spent(head: Head, old: Launch, new: Launch) -> float:
+    """What the starts of a run until now have cost, in the currency it goes on in."""
+    if old.currency != new.currency:
+        return 0.0
+    so_far = runs.look(head, old.run_id).cost
+    return old.spent_before if so_far is None else so_far
+
+
+def put(head: Head, launch: Launch, files: Mapping[str, Path | str]) -> None:
+    """Some more files into a run's folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder) / f"spotune-{launch.run_id}.tar.gz"
+        pack(files, archive)
+        head.put(archive, Path(launch.run_dir))

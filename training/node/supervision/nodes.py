@@ -1,0 +1,225 @@
+"""What the supervisor does on all nodes: reaches them by ssh, readies them before a run, collects logs after it."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from training.node.diagnosis.progress import FOLDER as PROGRESS
+from training.node.supervision.end_processes import sweep
+from training.run.checkpoint_files import FetchError, link_checkpoint
+from training.run.folder import CHECKPOINTS, HANG, METRICS, PROFILE, STATUS, STOP
+from training.run.history import FOLDER as BEGAN_WITH
+from training.run.history import STARTS
+from training.run.launch import MASTER_PORTS, NO_DATA_DISK, Host, Launch, sweep_command
+from training.text.files import Frame
+
+PING_TIMEOUT_S = 3.0
+
+
+class NodeError(RuntimeError):
+    """A node is not fit to start the run; carries its name."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+def master_port(head: str, skip: int = 0) -> int:
+    """The first port of a free pair in MASTER_PORTS on this machine, `skip` pairs tried last; else NodeError."""
+    pairs = MASTER_PORTS[::2]
+    skip %= len(pairs)
+    for port in [*pairs[skip:], *pairs[:skip]]:
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("", port))
+            second.bind(("", port + 1))
+            return port
+    raise NodeError(head, f"no two ports in a row are free from {MASTER_PORTS[0]} to {MASTER_PORTS[-1]}")
+
+
+def ssh(node: str, command: str, timeout_s: float) -> str:
+    """What a command on a node printed, reached by its ssh_config; raises NodeError with ssh's own words."""
+    frame = Frame()
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", node, frame.around(command)]
+    answer, _ = frame.split(output_of(argv, node, timeout_s))
+    return answer or ""
+
+
+def on_node(launch: Launch, node: str, command: str, timeout_s: float) -> str:
+    """The same, for a run that may be on this machine alone."""
+    return output_of(["sh", "-c", command], node, timeout_s) if launch.here else ssh(node, command, timeout_s)
+
+
+def output_of(argv: list[str], node: str, timeout_s: float) -> str:
+    """A program's output; raises NodeError for the node it concerns, with the program's last words."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise NodeError(node, f"{argv[0]} to it took more than {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        words = [line for line in done.stderr.splitlines() if line.strip() and "rsync error:" not in line]
+        raise NodeError(node, words[-1] if words else f"{argv[0]} ended with code {done.returncode}")
+    return done.stdout
+
+
+def on_hosts(hosts: tuple[Host, ...], work: Callable[[Host], object]) -> list[NodeError]:
+    """Do something for all nodes at once; the errors, in rank order."""
+
+    def guarded(host: Host) -> NodeError | None:
+        try:
+            work(host)
+        except NodeError as error:
+            return error
+        return None
+
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        return [error for error in pool.map(guarded, hosts) if error is not None]
+
+
+def ssh_port(name: str) -> int:
+    """The port ssh would take for a node."""
+    text = output_of(["ssh", "-G", name], name, 5)
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("port ")), 22)
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether a machine answers at all; a refused connection is an answer."""
+    try:
+        socket.create_connection((address, port), timeout=PING_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+RESERVE = ".reserve"
+"""File in the run folder that makes room for the last status on a full disk."""
+ROOM_BYTES = 16 << 20
+"""Less on a node is a full disk: code, prepared data and a rank's log go there."""
+OF_THE_HEAD = (
+    *("logs", CHECKPOINTS, STATUS, "metrics.jsonl", STOP, RESERVE, PROGRESS, PROFILE, HANG),
+    *("tb", "wandb", "report.html", "report-facts.json", "versions.json", "after", "merged", BEGAN_WITH, STARTS),
+)
+"""What the other nodes do not get of a run folder."""
+
+
+def ready(launch: Launch) -> None:
+    """Make all nodes ready, each step on all of them at once. Raises NodeError for the first that is not."""
+    if launch.here:
+        sweep(launch.run_dir)
+        return
+    for step in (_make_folder, _ship, _sweep):
+        errors = on_hosts(launch.hosts, partial(step, launch))
+        if errors:
+            raise errors[0]
+
+
+def _make_folder(launch: Launch, host: Host) -> None:
+    room = shlex.quote(f"{launch.run_dir}/logs/{RESERVE}")  # rsync may end without a word of a full disk
+    make = f"mkdir -p {shlex.quote(launch.run_dir)}/logs"
+    if disk := launch.data_disk:
+        runs = Path(launch.run_dir).parent
+        cache = shlex.quote(
+            str(runs.parent / "cache")
+        )  # data that were prepared, as those of runs nobody else's to read
+        make += f" && chmod 700 {shlex.quote(str(runs))} && {{ [ ! -d {cache} ] || chmod 700 {cache}; }}"
+        missing = shlex.quote(NO_DATA_DISK.format(disk=disk, deploy=launch.deploy))
+        make = f"mountpoint -q {shlex.quote(disk)} || {{ echo {missing} >&2; exit 1; }}; {make}"
+    ssh(host.name, f"{make} && {{ head -c {ROOM_BYTES} /dev/zero >{room}; }}; end=$?; rm -f {room}; exit $end", 8)
+
+
+def _ship(launch: Launch, host: Host) -> None:
+    if host == launch.hosts[0]:
+        return
+    excluded = [f"--exclude=/{name}" for name in OF_THE_HEAD]
+    source, target = f"{launch.run_dir}/", f"{host.name}:{launch.run_dir}/"
+    # what is shipped to the head has no time of its own: a recipe of the same size would pass for the old one
+    for options in (["--checksum", "--exclude=/data"], []):
+        output_of(["rsync", "-a", "--timeout=20", *options, *excluded, source, target], host.name, 600)
+    # a run that goes on with other code must not find modules of its former one
+    argv = ["rsync", "-a", "--timeout=20", "--delete", f"{source}training/", f"{target}training/"]
+    output_of(argv, host.name, 600)
+
+
+def _sweep(launch: Launch, host: Host) -> None:
+    ssh(host.name, sweep_command(launch), 30)
+
+
+LOGS_S = 10.0
+PROFILE_S = 180.0
+REPORTS = (
+    ("training.node.metrics.against_plan", METRICS, 30.0),
+    ("training.node.diagnosis.trace", PROFILE, 300.0),
+    ("training.node.metrics.report", METRICS, 120.0),
+)
+"""Modules run with `--run DIR`, what in the run folder they need, and the seconds they may take."""
+
+
+def collect(launch: Launch, hosts: tuple[Host, ...]) -> None:
+    """Every rank's files to the head, as far as the nodes answer: that is where results are fetched from."""
+    for error in on_hosts(hosts, lambda host: _logs(launch, host)):
+        print(f"no logs from {error.node}: {error}", file=sys.stderr, flush=True)
+    if launch.profile:
+        for error in on_hosts(hosts, lambda host: _profiles(launch, host)):
+            print(f"no profile from {error.node}: {error}", file=sys.stderr, flush=True)
+
+
+def _logs(launch: Launch, host: Host) -> None:
+    wanted = _of_its_ranks(launch, host, "rank-{}.*", "failure-rank-{}.*", "nccl-trace-{}")
+    _rsync(launch, host, "logs", [*wanted, "--max-size=64m"], LOGS_S)
+
+
+def _profiles(launch: Launch, host: Host) -> None:
+    (Path(launch.run_dir) / PROFILE).mkdir(exist_ok=True)
+    _rsync(launch, host, PROFILE, _of_its_ranks(launch, host, "rank-{}.*"), PROFILE_S)
+
+
+def _of_its_ranks(launch: Launch, host: Host, *names: str) -> list[str]:
+    """A node may still have files of other ranks, from a start with other nodes."""
+    ranks = [rank for rank in range(launch.world_size) if launch.host_of(rank) == host]
+    return [f"--include={name.format(rank)}" for rank in ranks for name in names]
+
+
+def _rsync(launch: Launch, host: Host, folder: str, options: list[str], timeout_s: float) -> None:
+    source, target = f"{host.name}:{launch.run_dir}/{folder}/", f"{launch.run_dir}/{folder}/"
+    argv = ["rsync", "-a", f"--timeout={LOGS_S:.0f}", *options, "--exclude=*", source, target]
+    output_of(argv, host.name, timeout_s)
+
+
+def collect_results(launch: Launch) -> None:
+    """What a run of this machine learned, where a fetch lays it: whoever started it may have left. A failure is only
+    said; a fetch says it again."""
+    if not launch.here:
+        return
+    try:
+        link_checkpoint(Path(launch.run_dir))
+    except (FetchError, OSError) as error:
+        print(f"what was learned: {error}", file=sys.stderr, flush=True)
+
+
+def evaluate(launch: Launch) -> None:
+    """Make the reports that the shipped code can make; a failure is only said: the run's end does not depend on it."""
+    run = Path(launch.run_dir)
+    for module, needed, timeout_s in REPORTS:
+        if not (run / f"{module.replace('.', '/')}.py").exists() or not (run / needed).exists():
+            continue
+        argv = [launch.python, "-m", module, "--run", launch.run_dir]
+        try:
+            done = subprocess.run(
+                argv, cwd=launch.run_dir, stdin=subprocess.DEVNULL, timeout=timeout_s, check=False
+            ).returncode
+            ended = f"ended with code {done}" if done else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            ended = str(error)
+        if ended:
+            print(f"{module}: {ended}", file=sys.stderr, flush=True)

@@ -1,0 +1,217 @@
+"""What another machine wrote or answered, read with limits: JSON, numbers, a shell's answer, SHA256SUMS.
+
+Standard library only: it is shipped to bare nodes too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MOST = 1e30
+"""Numbers in a JSON text are below this, which is far above any count of ours."""
+FIGURES = (-1e10, 1e11)
+"""Between these is a figure of a run, as a time, a step or a price; as seconds since 1970 the years 1653 and 5138."""
+DEEPEST, LONGEST = 64, 256 << 20
+"""Lists and objects within each other; characters of a text."""
+
+
+def bounded_json(text: str, constant: Callable[[str], Any] = lambda _: None) -> Any:
+    """The value of a JSON text, with what `constant` makes of NaN and Infinity: null. Raises ValueError where it is
+    none, too long, nested too deeply, or has a number that is not below MOST."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text)} characters, more than {LONGEST}")
+    try:
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
+        deep = text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST
+    except RecursionError:
+        deep = True
+    if deep:
+        raise ValueError("it is nested too deeply")
+    return value
+
+
+def _depth(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inside), default=0)
+
+
+def object_in(path: Path, parse: Callable[[str], Any] = bounded_json) -> dict[str, Any]:
+    """The object in a file; nothing where there is none, or half of one."""
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_figure(value: Any) -> bool:
+    """Whether it is a finite number of a size that a run can have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and FIGURES[0] < value < FIGURES[1]
+
+
+def figure_in(text: str) -> float:
+    """The figure that a text is, as 1700000000.5; 0 where it is none."""
+    return float(text) if re.fullmatch(r"[0-9]{1,11}(\.[0-9]{1,20})?", text.strip()) else 0.0
+
+
+def _whole(text: str) -> int:
+    if len(text) > 19 or abs(int(text)) >= MOST:
+        raise ValueError(f"a number of {len(text)} digits is too large")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if abs(value := float(text)) >= MOST:
+        raise ValueError(f"{text:.30} is too large")
+    return value
+
+
+SHELL_ADVICE = "let it print for terminals only, as in [ -t 1 ] && echo ... in its .bashrc"
+SFTP_GARBAGE = f"the node's shell prints something before its sftp server speaks; {SHELL_ADVICE}"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The two lines around one call's output."""
+
+    mark: str = field(default_factory=lambda: f"spotune-{secrets.token_hex(8)}")
+
+    @property
+    def opening(self) -> str:
+        """Shell that draws the line, on a line of its own whatever was printed before."""
+        return f"printf '\\n%s\\n' {self.mark}; "
+
+    def around(self, command: str) -> str:
+        """The command between two lines; its exit code stays."""
+        return f"{self.opening}(\n{command}\n); set -- $?; {self.opening}exit $1"
+
+    def split(self, output: str) -> tuple[str | None, str]:
+        """(what the command printed, the first line that the shell printed itself); None where no command ran."""
+        greeting, opened, rest = f"\n{output}".partition(f"\n{self.mark}\n")
+        if not opened:
+            return None, _first_line(greeting)
+        answer, closed, farewell = rest.rpartition(f"\n{self.mark}\n")
+        return (answer, _first_line(greeting + farewell)) if closed else (rest, _first_line(greeting))
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+SUMS = "SHA256SUMS"
+ORIGIN = "spotune-model.json"
+"""Beside a model's files: where they came from, and the sha256 of their SHA256SUMS."""
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""As PEFT calls them."""
+ADAPTER = (f"adapter/{ADAPTER_WEIGHTS}", f"adapter/{ADAPTER_CONFIG}")
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer_state.json"
+PARTS = (*ADAPTER, OPTIMIZER, STATE)
+"""What a checkpoint of an adapter consists of."""
+MODEL_CONFIG = "model/config.json"
+"""With weights beside it, what full fine-tuning has in the adapter's place."""
+TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*"),
+    *("*.model", "*.tiktoken", "tekken.json"),
+)
+"""Files that a tokenizer may consist of."""
+BEST = "best"
+"""File among the checkpoints: the name of the one with the lowest validation loss."""
+
+
+def missing_parts(names: Collection[str]) -> list[str]:
+    """What a checkpoint of these files lacks: an adapter or a whole model, the optimizer's state, where it stood."""
+    model = any(name.startswith("model/") and name.endswith(".safetensors") for name in names)
+    learned = (MODEL_CONFIG,) if model else ADAPTER
+    return [name for name in (*learned, OPTIMIZER, STATE) if name not in names]
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """Digest of every file below a folder but its SHA256SUMS, by relative path, sorted."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    return {name: sha256_of(folder / name) for name in names}
+
+
+def sums_text(sums: Mapping[str, str]) -> str:
+    """The text of a SHA256SUMS."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sums.items())
+
+
+def seal(folder: Path) -> str:
+    """Write the SHA256SUMS of what a folder holds; gives its own sha256."""
+    (folder / SUMS).write_text(sums_text(sums_of(folder)), encoding="utf-8")
+    return sha256_of(folder / SUMS)
+
+
+def seal_model(folder: Path, **origin: str) -> None:
+    """Seal a model's folder, and write down where its files came from."""
+    (folder / ORIGIN).write_text(json.dumps({**origin, "hash": seal(folder)}) + "\n", encoding="utf-8")
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """What is known of a model's folder; nothing of one without a record. ValueError for what is no record."""
+    path = folder / ORIGIN
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Path -> digest of a SHA256SUMS text; ValueError for a bad line or a path that leads out."""
+    sums = {}
+    for line in text.splitlines():
+        digest, _, name = line.partition("  ")
+        outside = {"", ".", ".."} & set(name.split("/")) or "\\" in name or not name.isprintable()
+        if not re.fullmatch(r"[0-9a-f]{64}", digest) or outside:
+            raise ValueError(f"{SUMS} has the unreadable line {line!r}")
+        sums[name] = digest
+    return sums
+
+
+UNUSED_S = 30 * 24 * 3600.0
+"""After which a cache drops an entry."""
+
+
+def mark_used(entry: Path) -> None:
+    """Say that a cache's entry was used just now."""
+    os.utime(entry)
+
+
+def half_made(entry: Path) -> Path:
+    """Where this process makes a cache's entry before it gets its name."""
+    return entry.with_name(f".{entry.name}.{os.getpid()}")
+
+
+def drop_unused(entries: Iterable[Path]) -> None:
+    """Remove a cache's entries that were not used for a month, and those whose makers died before they were done."""
+    for entry in entries:
+        try:
+            unused_s = time.time() - entry.stat().st_mtime
+        except FileNotFoundError:  # another process tidies up too
+            continue
+        if unused_s > UNUSED_S or (entry.name.startswith(".") and not _alive(entry.suffix[1:])):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
