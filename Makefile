@@ -8,11 +8,17 @@ DEMO := SPOTUNE_CLUSTER=inventory/localcloud/demo.toml
 SYSTEM_PACKAGES := systemd-container mmdebstrap nftables iproute2 mount rsync openssh-client e2fsprogs \
   debian-archive-keyring python3-venv
 
-# What only the tests stand on: a browser to look at the report of a run (some 300 MB), a compiler for the imitated card.
-TEST_PACKAGES := chromium g++
+# What only the tests stand on: a browser to look at the report of a run (some 300 MB), a compiler for the imitated card,
+# and what nodes have: DeepSpeed's launcher, tools for disks.
+TEST_PACKAGES := chromium g++ pdsh fdisk xfsprogs cloud-guest-utils
 
 # A file is one worker's; the longest begin first (tests/conftest.py), where xdist would take those with the most tests.
 IN_PARALLEL := --dist loadfile --no-loadscope-reorder
+
+# Of these three libraries each has a switch of its own; all read it when they are loaded.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+NO_VECTORS := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE
+ARITHMETIC := "torch and not proof and not localcloud"
 
 .PHONY: demo demo-down test proof quick lint bench system
 
@@ -27,10 +33,13 @@ test: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 test: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m "not proof"
 
-# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts.
+# What make test leaves out: every model type, every fault at every call, parity with TRL, slow links, four hosts; then
+# the tests of arithmetic as older processors compute: without AVX-512, and without any vector instructions of torch's.
 proof: SYSTEM_PACKAGES += $(TEST_PACKAGES)
 proof: system $(VENV)/tests
 	$(BIN)/pytest $(IN_PARALLEL) --numprocesses 3 -m proof
+	$(AVX2) $(BIN)/pytest $(IN_PARALLEL) --numprocesses 2 -m $(ARITHMETIC)
+	$(NO_VECTORS) $(BIN)/pytest $(IN_PARALLEL) --numprocesses 2 -m $(ARITHMETIC)
 
 # For a line changed: lint, and what needs neither hosts nor torch nor other processes. Two minutes on two cores.
 quick: lint

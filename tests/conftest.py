@@ -1,4 +1,4 @@
-"""What tests share. On CI what needs the local cloud or a package must run: a skip for want of one is a failure."""
+"""What tests share. On CI a skip is a failure, but for the reasons in tests/support/skips.py."""
 
 import importlib.util
 import os
@@ -8,6 +8,8 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+
+from tests.support.skips import GPU, ON_CI
 
 # Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
 # works. Set before anything imports torch; ranks get their own number from the launch.
@@ -71,8 +73,6 @@ def pytest_configure(config):
         config.option.markexpr = "not torch and not localcloud and not gpu"
         # as if the [train] extra were not there: collecting alone would import torch for many seconds in each worker
         sys.modules.update(dict.fromkeys(TRAIN))
-    elif os.environ.get("CI"):
-        pytest.importorskip = importable
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -125,36 +125,42 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_runtest_setup(item):
     if item.get_closest_marker("torch") and importlib.util.find_spec("deepspeed") is None:
-        absent("needs the [train] extra: pip install -e '.[train]'")
+        pytest.skip("needs the [train] extra: pip install -e '.[train]'")
     if item.get_closest_marker("trl") and importlib.util.find_spec("trl") is None:
-        absent("needs the [trl] extra: pip install -e '.[trl]'")
+        pytest.skip("needs the [trl] extra: pip install -e '.[trl]'")
     if item.get_closest_marker("localcloud"):
         from inventory.localcloud.prerequisites import missing_prerequisites
 
         missing = missing_prerequisites()
         if missing:
-            absent("the local cloud cannot run here: " + "; ".join(missing))
+            pytest.skip("the local cloud cannot run here: " + "; ".join(missing))
     if item.get_closest_marker("fake_cuda"):
         from tests.support.fake_cuda.loader import missing
 
         if lacks := missing():
-            absent(lacks)
+            pytest.skip(lacks)
     if item.get_closest_marker("gpu") and importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch and an NVIDIA GPU")
+        pytest.skip(GPU)
 
 
-def absent(reason):
-    if os.environ.get("CI"):
-        pytest.fail(f"CI must run this: {reason}", pytrace=False)
-    pytest.skip(reason)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    return failed_on_ci((yield))
 
 
-def importable(name, *_, reason=None, **__):
-    """What `pytest.importorskip` is on CI, of a whole file too."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        absent(reason or str(error))
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return failed_on_ci((yield))
+
+
+def failed_on_ci(report):
+    """On CI, the report of a skipped test or file as that of a failed one, whatever skipped it: a mark, a fixture,
+    `importorskip`."""
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason not in ON_CI:
+            report.outcome, report.longrepr = "failed", f"CI must run this: {reason}"
+    return report
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ import pytest
 
 from deploy.disk_plan import LIST_DISKS, DiskPlan, format_command, inspect_command, parse_disk, parse_disks, plan_disk
 from deploy.node_files import refuse_unless_mounted
+from tests.support.skips import RESIZE
 from training.run.notices import RECORD, DiskRecord, parse_record, record_text
 
 MIB = 2**20
@@ -323,7 +324,7 @@ def may_resize_online() -> bool:
     return bool(int(status.split("CapEff:")[1].split()[0], 16) >> 24 & 1)
 
 
-@pytest.mark.skipif(not may_resize_online(), reason="needs CAP_SYS_RESOURCE")
+@pytest.mark.skipif(not may_resize_online(), reason=RESIZE)
 def test_a_mounted_ext4_grows_online(node: FakeNode) -> None:
     loop = node.attach(blank(node.image))
     node.apply(node.plan())

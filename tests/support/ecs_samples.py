@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.skips import RECORDINGS
+
 FOLDER = Path(os.environ.get("SPOTUNE_ECS_SAMPLES") or Path(__file__).parents[3] / "shared/samples/aliyun")
-needs_samples = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason=f"no recorded answers at {FOLDER}; $SPOTUNE_ECS_SAMPLES names another folder",
-)
+needs_samples = pytest.mark.skipif(not FOLDER.is_dir(), reason=RECORDINGS)
 
 
 def sample(name):

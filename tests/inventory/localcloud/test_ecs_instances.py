@@ -12,6 +12,7 @@ import pytest
 from inventory.localcloud.ecs import lifecycle
 from inventory.localcloud.ecs.run_request import names
 from tests.support.rented_on_paper import DATA, PaperCloud
+from tests.support.skips import RECORDINGS
 
 SAMPLES = Path(os.environ.get("SPOTUNE_ECS_SAMPLES", Path(__file__).parents[4] / "shared/samples/aliyun"))
 
@@ -162,7 +163,7 @@ def test_names_are_ordered_as_the_vendor_documents(pattern, expected):
 def test_a_recorded_instance_has_the_same_shape(cloud):
     file = SAMPLES / "ts_DescribeInstances_hangzhou_2024.json"
     if not file.exists():
-        pytest.skip(f"the recordings are not here: {file}")
+        pytest.skip(RECORDINGS)
     recorded = json.loads(file.read_text())
     cloud.run()
     answer = cloud.call("DescribeInstances")

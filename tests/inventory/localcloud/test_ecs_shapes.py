@@ -19,6 +19,7 @@ import pytest
 from inventory.localcloud.ecs.actions import ACTIONS, ECS, VPC
 from tests.support.ecs_api import EcsApi
 from tests.support.signed_calls import PUBLIC_KEY, v3
+from tests.support.skips import RECORDINGS
 
 SAMPLES = Path(os.environ.get("SPOTUNE_ECS_SAMPLES", Path(__file__).parents[4] / "shared" / "samples" / "aliyun"))
 MODELS = pytest.importorskip("alibabacloud_ecs20140526", reason="the vendor's SDK is not installed")
@@ -210,7 +211,7 @@ def format_of(value):
 def recorded():
     """action -> path of keys -> the values that real answers have there."""
     if not SAMPLES.exists():
-        pytest.skip(f"the recordings are not here: {SAMPLES} (SPOTUNE_ECS_SAMPLES names another folder)")
+        pytest.skip(RECORDINGS)
     found = {}
     for path, action in samples():
         for keys, value in leaves(json.loads(path.read_text(encoding="utf-8"))):

@@ -76,7 +76,7 @@ def _plain(folder, loaded, recipe):
 def _log_prob(loaded, sample):
     """Of an answer, by transformers' own logits."""
     ids, wanted = torch.tensor(sample.ids), torch.tensor(sample.labels)[1:]
-    logits = loaded(input_ids=ids[None]).logits[0, :-1].float()
+    logits = loaded(input_ids=ids[None]).logits[0, :-1]
     kept = wanted != IGNORED
     return logits[kept].log_softmax(1).gather(1, wanted[kept][:, None]).sum()
 
@@ -136,26 +136,33 @@ def test_the_loss_of_pairs_and_its_gradient_are_the_papers_formula_over_plain_lo
     table, loss = WAYS[way]
     settings = {f"dpo.{key}": json.dumps(value) for key, value in table if value is not None}
     of_pairs, loaded, recipe = _loaded(folder, **settings)
-    plain, pairs = _plain(folder, loaded, recipe), _pairs()
-    numbers = of_pairs(**model.inputs(collate(pairs, 0, "packed", pairs=True), "cpu"))
+    plain, pairs = _plain(folder, loaded, recipe).double(), _pairs()
+    numbers = of_pairs.double()(**model.inputs(collate(pairs, 0, "packed", pairs=True), "cpu"))
     numbers[0].backward()
 
     given = [sample for pair in pairs for sample in pair]
     with torch.no_grad(), plain.disable_adapter():
-        references = [_log_prob(plain, sample) for sample in given]
+        references = torch.stack([_log_prob(plain, sample) for sample in given])
     plain.requires_grad_(False)
     for name, weight in plain.named_parameters():
         weight.requires_grad_("lora_" in name)
-    ratios = [_log_prob(plain, sample) - before for sample, before in zip(given, references, strict=True)]
-    rewards = table.beta * torch.stack(ratios).detach()
+    ratios = torch.stack([_log_prob(plain, sample) for sample in given]) - references
+    # fp32 holds a sum of log-probabilities to some 4 roundings of its size; a ratio is the difference of two of them.
+    apart = 4 * torch.finfo(torch.float32).eps * (references + (references + ratios).detach()).abs()
+    rewards, rewards_apart = table.beta * ratios.detach(), table.beta * apart
     if table.by_token:
-        ratios = [ratio / sample.learned for ratio, sample in zip(ratios, given, strict=True)]
-    total = sum(loss(chosen - rejected) for chosen, rejected in zip(ratios[::2], ratios[1::2], strict=True))
+        learned = torch.tensor([sample.learned for sample in given])
+        ratios, apart = ratios / learned, apart / learned
+    margins = ratios[::2] - ratios[1::2]
+    total = loss(margins).sum()
+    (slopes,) = torch.autograd.grad(total, margins, retain_graph=True)
     total.backward()
-    assert abs(ratios[0] - ratios[1]) > 1e-3, "the adapter says something else than its base"
-    assert numbers[0].item() == pytest.approx(total.item(), rel=1e-5)
+    assert abs(margins[0]) > 1e-3, "the adapter says something else than its base"
+    bound = (slopes.abs() * (apart[::2] + apart[1::2])).sum().item()
+    assert numbers[0].item() == pytest.approx(total.item(), rel=0, abs=bound)
     assert numbers[1].item() == (rewards[::2] > rewards[1::2]).sum().item()
-    assert numbers[2:].tolist() == pytest.approx([rewards[::2].sum().item(), rewards[1::2].sum().item()], rel=1e-4)
+    for number, half in zip(numbers[2:].tolist(), (slice(0, None, 2), slice(1, None, 2)), strict=True):
+        assert number == pytest.approx(rewards[half].sum().item(), rel=0, abs=rewards_apart[half].sum().item())
     theirs = model.trainable_parameters(plain)
     for name, weight in model.trainable_parameters(loaded).items():
         right = theirs[name].grad

@@ -9,12 +9,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("transformers", reason="needs the [train] extra")
 
+from tests.support.skips import GPU  # noqa: E402
 from training.node.attention import Segments, segment_attention  # noqa: E402
 from training.node.loss import linear_cross_entropy  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason=GPU),
 ]
 LENGTHS = (5, 130, 1, 64)
 

@@ -17,7 +17,6 @@ from typing import get_args
 
 import pytest
 
-from tests.conftest import absent
 from training.data.look.survey import NAMES, names_text
 from training.laptop.attach import make_page
 from training.laptop.head_node import HereHead
@@ -117,7 +116,7 @@ def report(tmp_path_factory) -> Path:
 def chromium() -> str:
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
-        absent("needs a browser: apt-get install chromium")
+        pytest.skip("needs a browser: apt-get install chromium")
     return found
 
 

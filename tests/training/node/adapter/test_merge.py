@@ -54,14 +54,14 @@ CASES = {
     "lora of both": {"target_modules": ["embed_tokens", "lm_head"], "use_rslora": True},
 }
 IN_ONE_PLACE = {case for case, lora in CASES.items() if {"lm_head", "embed_tokens"} & {*lora.get("target_modules", ())}}
-"""PEFT itself merges these into both places of a tied weight."""
+"""PEFT itself merges these into both places of a tied weight, not what it computed: held against that below."""
 
 
-@pytest.mark.parametrize("base", ["tied", "untied"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("base", "case"),
+    [(base, case) for base in ("tied", "untied") for case in CASES if base == "untied" or case not in IN_ONE_PLACE],
+)
 def test_in_fp32_every_weight_is_exactly_what_peft_merges(models, case: str, base: str, tmp_path: Path):
-    if base == "tied" and case in IN_ONE_PLACE:
-        pytest.skip("what PEFT merges is not what it computed: held against that below")
     adapter = tiny_adapter.write_adapter(models[base], tmp_path / "adapter", **CASES[case])
     merge.merge(models[base], adapter, tmp_path / "merged")
     ours = tiny_adapter.load(tmp_path / "merged").state_dict()

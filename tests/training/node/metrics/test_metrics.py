@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.rank_output import outputs as said_by
+from tests.support.skips import GPU
 from training.cost.cards import CARDS, has_kernels, peak_flops
 from training.cost.shape import ModelFacts, flops_per_token, utilization
 from training.models.names import load_recipe
@@ -165,7 +166,7 @@ def test_the_wheels_list_is_what_it_says_itself():
     lock = (Path(__file__).parents[4] / "deploy" / "requirements.lock").read_text()
     assert "\ntorch==2.13.0 " in lock, "another torch has another list than ARCHITECTURES"
     if torch.version.cuda is None:
-        pytest.skip("torch without CUDA was compiled for no card")
+        pytest.skip(GPU)
     said = {name for name in torch.cuda.get_arch_list() if name.startswith("sm_")}
     assert said == set(ARCHITECTURES)
 
