@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tests.bench import slow_links
 from tests.bench.rows import CommandFailed, Group, Measure, Row, checked, compared, paired
-from tests.support.local_cluster import LocalCluster, run_id_in, wait_for
+from tests.support.local_cluster import LocalCluster, run_id_in
+from tests.support.waiting import until
 
 RUNS = 3
 STARTS = 3
@@ -163,7 +164,7 @@ def first_step(local: LocalCluster) -> Row:
         began = time.time()
         run_id = run_id_in(checked(local.fab("train", "--model", "tiny", "--steps", "3", "--detach")))
         folder = f"/data/runs/{run_id}"
-        status = wait_for(f"the end of {run_id}", partial(_finished, local, folder), 300)
+        status = until(partial(_finished, local, folder), f"the end of {run_id}", 300)
         first = _first_step(local, folder)
         ranks = float(local.on("te1", f"stat -c %.W {folder}/logs/rank-0.log"))
         parts.append((status["started"] - began, ranks - status["started"], first - ranks))

@@ -23,8 +23,9 @@ from pathlib import Path
 from tests.bench import slow_model
 from tests.bench.rows import CommandFailed, Measure, Row, checked, compared
 from tests.support.llama_shape import model_shape
-from tests.support.local_cluster import LocalCluster, run_id_in, wait_for
+from tests.support.local_cluster import LocalCluster, run_id_in
 from tests.support.ssh_program import ssh_options
+from tests.support.waiting import until
 from training.cost.cards import Rates
 from training.cost.pace import LINE_SHARE, pace
 from training.cost.shape import ModelShape
@@ -87,7 +88,7 @@ class Running:
     def next(self, count: int) -> list[float]:
         """Of so many whole steps from now on."""
         from_here = len(self.seconds()) + 1
-        wait_for(f"{count} steps of {self.run_id}", lambda: len(self.seconds()) >= from_here + count, STEP_S * count)
+        until(lambda: len(self.seconds()) >= from_here + count, f"{count} steps of {self.run_id}", STEP_S * count)
         return self.seconds()[from_here : from_here + count]
 
 
@@ -135,7 +136,7 @@ class Ground:
         run_id = run_id_in(checked(local.fab("train", "--model", "tiny", *flags, "--detach")))
         run = Running(run_id, self._on_head(f"data/runs/{run_id}/metrics.jsonl"))
         try:
-            wait_for(f"the first steps of {run_id}", partial(self._has_begun, run), START_S)
+            until(partial(self._has_begun, run), f"the first steps of {run_id}", START_S)
             yield run
         finally:
             self.shape("--off")

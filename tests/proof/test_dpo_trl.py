@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support.ports import free_pair  # noqa: E402
 from training.data.order import Order  # noqa: E402
 from training.data.prepared import open_prepared  # noqa: E402
 from training.models import tiny  # noqa: E402
@@ -99,7 +99,7 @@ def _ours(house, name, settings):
     (run / "recipe.toml").write_text(recipe.to_toml())
     prepare(run, skip_bad=False)
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    _call("training.node.finetune", "--run", run, **place, MASTER_PORT=str(random.randrange(20000, 32000, 2)))
+    _call("training.node.finetune", "--run", run, **place, MASTER_PORT=str(free_pair()))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows = open_prepared(run / "data" / "prepared" / "train").rows
     order = Order(rows, recipe.seed, recipe.global_batch)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import runpy
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import tempfile
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
+
+from tests.support.ports import free_pair
 
 SHARED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 """Read when torch and DeepSpeed are imported."""
@@ -79,8 +80,8 @@ def start_on_cards(ranks, program, *arguments, **card):
 
 
 def _start(ranks, program, arguments, cards):
-    port = random.randrange(20000, 32000, 2)
-    shared = os.environ | SHARED | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_pair())}
+    shared = os.environ | SHARED | {"WORLD_SIZE": str(ranks)} | meet
     each = [shared | cards | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(ranks)]
     return [ForkedRank(program, arguments, environment, bool(cards)) for environment in each]
 

@@ -7,10 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -212,17 +213,6 @@ class LocalCluster:
         return same
 
 
-def wait_for(what, condition, timeout_s):
-    """Poll until the condition gives something true; what it gave. AssertionError naming `what` otherwise."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        answer = condition()
-        if answer:
-            return answer
-        time.sleep(0.5)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
-
-
 def run_id_in(output):
     return re.search(r"tiny-\d{8}-\d{6}", output)[0]
 
@@ -242,7 +232,7 @@ class DisturbedRun:
         return json.loads(told)["step"] if told.strip() else 0
 
     def wait_beyond(self, step):
-        wait_for(f"step {step} of {self.run_id}", lambda: self.steps() > step, 120)
+        until(lambda: self.steps() > step, f"step {step} of {self.run_id}", 120)
 
     def wait_until_stepping(self, timeout_s=120):
         """Until a start that was asked for just now is at its steps. Waited for on the head itself, since a look from
@@ -266,7 +256,7 @@ class DisturbedRun:
             status = self.status()
             return status if status["state"] == "failed" else None
 
-        return wait_for(f"{self.run_id} has failed", failed, within_s)
+        return until(failed, f"{self.run_id} has failed", within_s)
 
     def hosts(self):
         """The names of its hosts, as its ranks count them."""

@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.waiting import until
 from training.laptop.new_run import launch_files
 from training.node.supervision.end_processes import processes_of
 from training.run.events import EVENTS, Started, parse_rows
@@ -161,13 +161,6 @@ def status_of(run_dir: Path) -> Status:
     return parse_status((run_dir / "status.json").read_text())
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 40) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
 def pid_of_rank(run_dir: Path, rank: int) -> int:
     """The program's own pid, as the rank start announced it."""
     told = parse_rows((run_dir / EVENTS).read_text())
@@ -176,4 +169,4 @@ def pid_of_rank(run_dir: Path, rank: int) -> int:
 
 def wait_for_output(run_dir: Path, rank: int, text: str) -> None:
     log = run_dir / "logs" / f"rank-{rank}.log"
-    wait_for(lambda: log.exists() and text in log.read_text())
+    until(lambda: log.exists() and text in log.read_text())

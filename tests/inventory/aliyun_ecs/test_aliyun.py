@@ -3,7 +3,6 @@
 import re
 import runpy
 import shlex
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from inventory.localcloud.ecs.lifecycle import reclaim
 from inventory.nodes import pyinfra_hosts
 from inventory.setting_types import SettingsError
 from tests.support.paper_cluster import ROOT, PaperCluster
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -33,8 +33,7 @@ def test_ranks_stay_when_a_machine_in_the_middle_is_replaced(cluster):
     cluster.up(3)
     before = {n.name: n.private_address for n in load_cluster().nodes}
     cluster.cloud.delete("instance", [cluster.machines["demo-te2"].instance_id], "by-hand")
-    while "demo-te2" in cluster.machines:
-        time.sleep(0.05)
+    until(lambda: "demo-te2" not in cluster.machines, "the deletion")
     cluster.up(3)
     after = {n.name: n.private_address for n in load_cluster().nodes}
     assert list(after) == ["te1", "te2", "te3"]
@@ -44,8 +43,7 @@ def test_ranks_stay_when_a_machine_in_the_middle_is_replaced(cluster):
 def test_no_worker_becomes_the_head_when_the_head_is_gone(cluster):
     cluster.up(2)
     cluster.cloud.delete("instance", [cluster.machines["demo-te1"].instance_id], "by-hand")
-    while "demo-te1" in cluster.machines:
-        time.sleep(0.05)
+    until(lambda: "demo-te1" not in cluster.machines, "the deletion")
     with pytest.raises(SettingsError, match=r"te1, the head of 'demo', is missing .*te2\): fab rebuild"):
         load_cluster()
     done = cluster.fab("status")

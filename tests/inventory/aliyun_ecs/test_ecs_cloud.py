@@ -1,7 +1,6 @@
 """The face of the cloud's API against the local cloud's: a cluster rented, kept, snapshotted and given back."""
 
 import dataclasses
-import time
 import uuid
 from datetime import UTC, datetime, timedelta
 
@@ -16,6 +15,7 @@ from inventory.cloud.values import CLUSTER_TAG, MachineRequest, NewDisk
 from inventory.renting.intents import Intents
 from inventory.settings import Settings
 from tests.support.ecs_api import EcsApi
+from tests.support.waiting import until
 
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: pip install -e '.[aliyun]'")
 QUICK = CallPace(first_s=0.02, longest_s=0.2, poll_s=0.05, wait_limit_s=20, read_s=2)
@@ -67,13 +67,11 @@ def order(cloud):
 
 
 def running(cloud, count):
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
+    def all_running():
         found = cloud.instances(tags=TAGS)
-        if len(found) == count and all(each.status == "Running" for each in found):
-            return sorted(found, key=lambda each: each.name)
-        time.sleep(0.05)
-    raise AssertionError([(each.name, each.status) for each in cloud.instances(tags=TAGS)])
+        return found if len(found) == count and all(each.status == "Running" for each in found) else None
+
+    return sorted(until(all_running, f"{count} running machines"), key=lambda each: each.name)
 
 
 def test_a_cluster_is_rented_kept_snapshotted_and_given_back(cloud, order):
@@ -93,8 +91,7 @@ def test_a_cluster_is_rented_kept_snapshotted_and_given_back(cloud, order):
     snapshot = cloud.create_snapshot(data.disk_id, "face-1", {**TAGS, "pins": "a"}, token())
     (told,) = cloud.snapshots(tags=TAGS)
     assert (told.snapshot_id, told.disk_id, told.tags["pins"]) == (snapshot, data.disk_id, "a")
-    while not cloud.snapshots(ids=[snapshot])[0].is_available:
-        time.sleep(0.05)
+    until(lambda: cloud.snapshots(ids=[snapshot])[0].is_available, "the snapshot")
 
     bigger = cloud.create_disk(order.zone_id, NewDisk("cloud_essd", 30, "PL1", snapshot, name="x"), TAGS, token())
     cloud.attach_disk(bigger, second.instance_id, delete_with_instance=False)
@@ -110,14 +107,12 @@ def test_a_cluster_is_rented_kept_snapshotted_and_given_back(cloud, order):
     assert cloud.disks(tags={"seen": "yes"})[0].disk_id == bigger
 
     cloud.call("StopInstances", {"RegionId": cloud.region_id, "InstanceId": [second.instance_id]})
-    while cloud.instances(ids=[second.instance_id])[0].status != "Stopped":
-        time.sleep(0.05)
+    until(lambda: cloud.instances(ids=[second.instance_id])[0].status == "Stopped", "the stop")
     cloud.start([second.instance_id])
     running(cloud, 2)
 
     cloud.delete("instance", [*ids, "i-bp1nobodyatallhasthis"], token())
-    while cloud.instances(tags=TAGS):
-        time.sleep(0.05)
+    until(lambda: not cloud.instances(tags=TAGS), "the deletion")
     cloud.delete("instance", ids, token())  # gone already
     kept = cloud.disks(tags=TAGS)
     assert {disk.status for disk in kept} == {"Available"} and data.disk_id in {disk.disk_id for disk in kept}

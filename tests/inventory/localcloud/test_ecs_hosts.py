@@ -18,8 +18,8 @@ from inventory.localcloud.ecs.actions import ECS, VPC
 from inventory.localcloud.ecs.catalogue import IMAGE_ID
 from inventory.localcloud.places import Places, key_of
 from inventory.settings import Settings
-from tests.support.local_cluster import wait_for
 from tests.support.signed_calls import v3
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.localcloud
 
@@ -73,7 +73,7 @@ class Rented:
             **flat,
         }
         (instance_id,) = self.call("RunInstances", **order)["InstanceIdSets"]["InstanceIdSet"]
-        wait_for(f"{name} runs", lambda: self.status(instance_id) == "Running", 90)
+        until(lambda: self.status(instance_id) == "Running", f"{name} runs", 90)
         return instance_id
 
     def instances(self):
@@ -110,7 +110,7 @@ class Rented:
             (each,) = answer["InvocationResult"]
             return each if each["InvocationStatus"] not in ("Pending", "Running") else None
 
-        ended = wait_for("the script has ended", result, timeout + 40)
+        ended = until(result, "the script has ended", timeout + 40)
         output = base64.b64decode(ended["Output"]).decode().strip()
         assert ended["InvocationStatus"] == "Success", output
         return output
@@ -236,17 +236,17 @@ def test_a_disk_comes_and_goes_in_a_running_machine(rented, first):
     larger = {"ZoneId": ZONE, "DiskCategory": "cloud_essd", "SnapshotId": rented.snapshot, "Size": 40}
     disk = rented.call("CreateDisk", **larger)["DiskId"]
     link = f"/dev/disk/by-id/virtio-{disk.removeprefix('d-')}"
-    wait_for("the disk is there", lambda: rented.disk(disk)["Status"] == "Available", 30)
+    until(lambda: rented.disk(disk)["Status"] == "Available", "the disk is there", 30)
     rented.call("AttachDisk", DiskId=disk, InstanceId=first)
-    wait_for("the disk is attached", lambda: rented.disk(disk)["Status"] == "In_use", 30)
+    until(lambda: rented.disk(disk)["Status"] == "In_use", "the disk is attached", 30)
     assert rented.on(first, f"readlink -f {link}; blockdev --getsize64 {link}").split() == ["/dev/vdc", str(40 << 30)]
     rented.on(first, f"mkdir -p /mnt/x; mount {link} /mnt/x; test -f /mnt/x/big")
     rented.on(first, "systemd-run --collect --property=WorkingDirectory=/mnt/x sleep 1000")
     rented.call("DetachDisk", DiskId=disk, InstanceId=first)
-    wait_for("the busy disk stays", lambda: rented.disk(disk)["Status"] == "In_use", 30)
+    until(lambda: rented.disk(disk)["Status"] == "In_use", "the busy disk stays", 30)
     rented.on(first, "pkill -x sleep; true")
     rented.call("DetachDisk", DiskId=disk, InstanceId=first)
-    wait_for("the disk is detached", lambda: rented.disk(disk)["Status"] == "Available", 30)
+    until(lambda: rented.disk(disk)["Status"] == "Available", "the disk is detached", 30)
     assert rented.on(first, f"ls {link} /dev/vdc 2>&1 | grep -c 'No such file'") == "2"
     assert rented.on(first, "cat /data/file").split() == ["after", "on"]
     rented.call("DeleteDisk", DiskId=disk)
@@ -290,7 +290,7 @@ def test_a_reclaimed_machine_sees_its_notice_and_leaves_its_disk(rented, first):
     ahead = control.call(rented.places, "Now")["Now"]
     assert 200 < told.timestamp() - ahead <= 300
     control.hurry(rented.places, 301)
-    wait_for("te1 is gone", lambda: rented.status(first) == "gone", 30)
+    until(lambda: rented.status(first) == "gone", "te1 is gone", 30)
     assert rented.disk(disk)["Status"] == "Available"
     rented.call("DeleteDisk", DiskId=disk)
 
@@ -301,7 +301,7 @@ def test_a_machine_goes_by_itself_and_nothing_is_left(rented):
     )
     rented.call("ModifyInstanceAutoReleaseTime", InstanceId=rented.second, AutoReleaseTime=at)
     control.hurry(rented.places, 3700)
-    wait_for("te2 is gone", lambda: rented.instances() == [], 30)
+    until(lambda: rented.instances() == [], "te2 is gone", 30)
     rented.call("DeleteSnapshot", SnapshotId=rented.snapshot, Force="true")
     places = rented.places
     assert not list((places.folder / "disks").iterdir())

@@ -20,7 +20,8 @@ from inventory.localcloud import host, image, inside, served
 from inventory.localcloud.commands import LocalCloudError
 from inventory.localcloud.image import ImageRecipe, ensure_image
 from inventory.localcloud.places import Places
-from tests.support.local_cluster import ROOT, LocalCluster, wait_for
+from tests.support.local_cluster import ROOT, LocalCluster
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.localcloud
 pytest.importorskip("alibabacloud_ecs20140526", reason="needs the [aliyun] extra: the vendor's SDK")
@@ -181,7 +182,7 @@ def test_a_reboot_comes_back_with_disk_mount_and_files(nodes):
     on(nodes[1], "mkfs.ext4 -q /dev/vdb && mkdir -p /data && mount /dev/vdb /data && touch /data/kept")
     on(nodes[1], 'echo "UUID=$(blkid -s UUID -o value /dev/vdb) /data ext4 defaults,nofail 0 2" >>/etc/fstab')
     on(nodes[1], "systemd-run --on-active=0.3 systemctl reboot")
-    wait_for("another boot", lambda: boot_id(nodes[1]) not in ("", boot), timeout_s=40)
+    until(lambda: boot_id(nodes[1]) not in ("", boot), "another boot", 40)
     assert on(nodes[1], "findmnt --noheadings --output TARGET /data; ls /data/kept") == "/data\n/data/kept"
 
 
@@ -275,7 +276,7 @@ def test_a_slowed_host_is_as_slow_as_asked_both_ways_and_after_its_next_boots(cl
         assert status(cloud)["te2"] == "Running 20 Mbit/s each way, 0.5 cores"
         boot = boot_id(nodes[1])
         on(nodes[1], "systemd-run --on-active=0.3 systemctl reboot")
-        wait_for("another boot", lambda: boot_id(nodes[1]) not in ("", boot), timeout_s=60)
+        until(lambda: boot_id(nodes[1]) not in ("", boot), "another boot", 60)
         assert status(cloud)["te2"] == "Running 20 Mbit/s each way, 0.5 cores"
         assert 18 <= carried_mbps(*nodes[::-1]) <= 20
     finally:
@@ -334,7 +335,7 @@ def test_down_clears_up_after_a_crash_half_way(cloud):
     cloud.fab("local.serve", "--no-wheels")
     renting = subprocess.Popen(["fab", "up", "--yes"], cwd=ROOT, env=cloud.env, stdout=subprocess.DEVNULL)
     try:
-        wait_for("a host boots", lambda: inside.groups_named(places().group_prefix), 60)
+        until(lambda: inside.groups_named(places().group_prefix), "a host boots", 60)
         os.kill(json.loads((places().folder / "api.json").read_text())["pid"], signal.SIGKILL)
     finally:
         renting.kill()

@@ -7,7 +7,7 @@ import pytest
 from inventory.localcloud import host, inside, shape
 from inventory.localcloud.places import Places
 from inventory.localcloud.shape import Shape
-from tests.support.local_cluster import wait_for
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.localcloud
 
@@ -63,13 +63,13 @@ def is_shaped(places):
 
 
 def test_the_keeper_slows_both_ends_at_every_boot_and_a_change_is_in_force_at_once(places, boots):
-    wait_for("the first boot is slowed", lambda: is_shaped(places), 20)
-    wait_for("both ends of its cable", lambda: buckets(places) == ["20Mbit", "20Mbit"], 5)
+    until(lambda: is_shaped(places), "the first boot is slowed", 20)
+    until(lambda: buckets(places) == ["20Mbit", "20Mbit"], "both ends of its cable", 5)
     first = inside.leader(places, "m1")
     subprocess.run(["kill", "-9", str(first)], check=True)
-    wait_for("another boot", lambda: inside.runs(places, "m1") and inside.leader(places, "m1") != first, 20)
-    wait_for("the next boot is slowed", lambda: is_shaped(places), 20)
-    wait_for("both ends of its cable", lambda: buckets(places) == ["20Mbit", "20Mbit"], 5)
+    until(lambda: inside.runs(places, "m1") and inside.leader(places, "m1") != first, "another boot", 20)
+    until(lambda: is_shaped(places), "the next boot is slowed", 20)
+    until(lambda: buckets(places) == ["20Mbit", "20Mbit"], "both ends of its cable", 5)
     assert boots.read_text().split() == ["booted", "booted"]
 
     for _ in range(2):

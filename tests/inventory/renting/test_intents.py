@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -152,10 +151,9 @@ def test_many_at_once_lose_nothing(intents):
         "    globals()[f'kept{n}'] = manager\n"
         "import os; os._exit(0)\n"
     )
-    started = time.monotonic()
     several = [subprocess.Popen([sys.executable, "-c", code, str(intents.path), name], cwd=ROOT) for name in "abc"]
-    assert [process.wait(timeout=60) for process in several] == [0, 0, 0]
-    assert len(intents.pending()) == 60 and time.monotonic() - started < 60
+    assert [process.wait() for process in several] == [0, 0, 0]
+    assert len(intents.pending()) == 60
 
 
 FULL = """

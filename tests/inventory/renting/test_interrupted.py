@@ -18,6 +18,7 @@ from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan
 from inventory.renting.plan import RentalWish, plan_up
 from tests.support.paper_cluster import FAST, ROOT, SMALL, PaperCluster
+from tests.support.waiting import until
 
 READS = ("Describe", "List")
 FIRST_TIME = ("CreateVpc", "CreateSecurityGroup", "AuthorizeSecurityGroup", "ImportKeyPair", "CreateVSwitch")
@@ -206,9 +207,7 @@ def test_ctrl_c_is_one_sentence_and_the_next_command_ends_right(cluster):
     argv = [Path(sys.executable).with_name("fab"), "up", "--yes", "--nodes", "1"]
     env = {**os.environ, "SPOTUNE_CLUSTER": str(cluster.toml)}
     with subprocess.Popen(argv, cwd=ROOT, env=env, stdout=-1, stderr=-1, stdin=subprocess.DEVNULL, text=True) as fab:
-        until = time.monotonic() + 30
-        while not (cluster.places.known_hosts.exists() and cluster.machines) and time.monotonic() < until:
-            time.sleep(0.1)
+        until(lambda: cluster.places.known_hosts.exists() and cluster.machines, "the first machine")
         fab.send_signal(signal.SIGINT)
         _, error = fab.communicate(timeout=60)
     assert fab.returncode == 130, error

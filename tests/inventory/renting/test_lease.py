@@ -1,7 +1,6 @@
 """When the cloud releases the machines."""
 
 import re
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,7 +11,8 @@ from inventory.renting import down, lease, members, tags
 from inventory.renting.intents import Intents
 from inventory.renting.lease import EARLIEST, budget_end, cover, keep_machines, next_release
 from inventory.settings import Settings
-from tests.support.paper_cluster import SMALL, PaperCluster
+from tests.support.paper_cluster import FAST, SMALL, PaperCluster
+from tests.support.waiting import until
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -174,9 +174,7 @@ def test_a_head_that_cannot_be_told_is_said_once_and_told_again(cluster, monkeyp
         raise OSError("cut")
 
     with keep_machines(cluster.settings, said.append, tell):
-        until = time.monotonic() + 10
-        while len(told) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: len(told) >= 2, "a second try")
     assert len(told) >= 2 and told[0] == release_of(cluster)
     assert said == ["the machines' release time could not be told to the head, which still has the one before: cut"]
 
@@ -197,9 +195,7 @@ def test_while_a_run_is_followed_its_machines_have_an_hour_ahead(cluster, monkey
     cluster.up(1, 0.6)
     before = release_of(cluster)
     with keep_machines(cluster.settings, lambda line: None, nobody):
-        until = time.monotonic() + 10
-        while release_of(cluster) == before and time.monotonic() < until:
-            time.sleep(0.1)
+        until(lambda: release_of(cluster) != before, "a later release")
     assert release_of(cluster) - datetime.now(UTC) > timedelta(minutes=55)
 
 
@@ -209,10 +205,8 @@ def test_a_run_that_never_ends_keeps_its_machines_for_a_week_at_most(cluster, mo
     cluster.up(1, 0.6)
     before, said = release_of(cluster), []
     with keep_machines(cluster.settings, said.append, nobody):
-        until = time.monotonic() + 10
-        while not said and time.monotonic() < until:
-            time.sleep(0.05)
-        time.sleep(0.2)
+        looks = len(cluster.calls("DescribeInstances"))
+        until(lambda: said and len(cluster.calls("DescribeInstances")) > looks + 3, "three more looks")
     assert len(said) == 1 and release_of(cluster) - before < lease.SAME
 
 
@@ -228,8 +222,8 @@ def test_an_error_nobody_thought_of_does_not_end_the_thread_and_is_said_once(clu
     monkeypatch.setattr(Ecs, "open", strange)
     said = []
     with keep_machines(cluster.settings, said.append, nobody):
-        time.sleep(0.3)
-    assert len(looks) > 2 and len(said) == 1 and "look 1" in said[0]
+        until(lambda: len(looks) > 2, "a third look")
+    assert len(said) == 1 and "look 1" in said[0]
 
 
 def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster, monkeypatch):
@@ -238,7 +232,7 @@ def test_a_refusal_is_said_once_though_each_has_its_own_request_id(cluster, monk
     cluster.api.fault("DescribeInstances", "error-500", times=0)
     said = []
     with keep_machines(cluster.settings, said.append, nobody):
-        time.sleep(3)
+        until(lambda: len(cluster.calls("DescribeInstances")) > 2 * FAST.passing_attempts, "a second look")
     assert len(said) == 1 and "request" in said[0]
 
 
@@ -246,8 +240,9 @@ def test_a_cloud_that_does_not_answer_is_said_once_and_ends_no_run(cluster, monk
     monkeypatch.setattr(lease, "EVERY_S", 0.05)
     cluster.up(1)
     (cluster.folder / "state" / "spotune" / "localcloud" / "demo" / "api.json").unlink()
-    said = []
+    said, looks, look = [], [], lease.open_cloud
+    monkeypatch.setattr(lease, "open_cloud", lambda settings: looks.append(settings) or look(settings))
     with keep_machines(cluster.settings, said.append, nobody):
-        time.sleep(0.5)
+        until(lambda: len(looks) > 2, "a third look")
     reason = "the local cloud that cluster.toml names does not run: fab local.serve"
     assert said == [f"the machines' release time could not be moved: {reason}"]

@@ -2,7 +2,6 @@
 
 import base64
 import subprocess
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -57,9 +56,8 @@ def test_a_node_that_shows_another_key_than_is_pinned_is_asked_about_once_more(n
     def pin_again():
         pins.append(node.known_hosts.write_text(server.known_hosts_line))
 
-    started = time.monotonic()
     machines.reached([node], pin_again)
-    assert len(pins) == 1 and time.monotonic() - started < 20
+    assert len(pins) == 1
     machines.reached([node], pin_again)
     assert len(pins) == 1, "nothing was wrong"
 

@@ -13,6 +13,7 @@ from inventory.renting import down, ledger, members, order, report, tags
 from inventory.renting.intents import Intents
 from inventory.renting.machines import apply_plan, running
 from tests.support.paper_cluster import SMALL, PaperCluster
+from tests.support.waiting import until
 from training.text.counts import HOUR, money
 
 TWO_TYPES = 'types = ["ecs.gn7i-c8g1.2xlarge", "ecs.local.small"]\ndata_disk_gib = 20\n'
@@ -441,8 +442,7 @@ def test_data_disks_of_a_snapshot_come_with_their_machines_or_larger_by_themselv
     (disk,) = cluster.data_disks
     own = tags.of_cluster("demo")
     snapshot_id = cluster.cloud.create_snapshot(disk.disk_id, "env", own, "token-of-a-snapshot")
-    while cluster.cloud.snapshots(ids=[snapshot_id])[0].status != "accomplished":
-        time.sleep(0.1)
+    until(lambda: cluster.cloud.snapshots(ids=[snapshot_id])[0].status == "accomplished", "the snapshot")
     cluster.down(disks=True)
     (snapshot,) = cluster.cloud.snapshots(ids=[snapshot_id])
     cluster.up(2, snapshot=snapshot)

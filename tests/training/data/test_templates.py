@@ -246,8 +246,8 @@ def test_a_template_without_an_end_is_ended(monkeypatch):
     tokenizer = tiny.tokenizer()
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer.chat_template = loop + tokenizer.chat_template
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(DataError, match=r"did not render a conversation within 0\.3 s"):
         Encoder(tokenizer, 100, "assistant")
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0

@@ -19,6 +19,7 @@ from paramiko.sftp import CMD_READ
 
 from inventory import ssh
 from tests.support.checkpoints import BASE, RANK, adapter_bytes, make_checkpoint
+from tests.support.waiting import until
 from training.laptop import attach, runs
 from training.laptop.fetch import FetchInterrupted, fetch_here, fetch_patiently, fetch_remote
 from training.laptop.head_node import HereHead, RemoteHead
@@ -309,10 +310,8 @@ def test_a_head_that_falls_silent_ends_the_fetch_in_words(connect, server, run: 
     monkeypatch.setattr("training.laptop.fetch.TRIES", 1)
     make_checkpoint(run, 10, big=8 << 20)
     server.files.silent_after = 2 << 20
-    began = time.monotonic()
     with pytest.raises(FetchInterrupted, match=r"the head went away .* fetch again to go on"):
         fetch_patiently(connect(), lambda: None, str(run), tmp_path / "home", full=True)
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("folder", [RUN, "logs", "checkpoints"])
@@ -435,9 +434,7 @@ def test_watching_brings_every_new_checkpoint_until_the_run_is_over(node, run: P
         for step in (4, 6):
             name = f"checkpoints/step-{step}"
             make_checkpoint(tmp_path / "made", step).rename(run / name)
-            deadline = time.monotonic() + 20
-            while not (home / f"step-{step}").exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            until((home / f"step-{step}").exists, f"step {step} at home")
         say("finished")
         over.touch()
 

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.local_cluster import wait_for
 from tests.support.run_folders import make_run
+from tests.support.waiting import until
 from training.data.sample import DataError
 from training.laptop import base_model, preparing, rental, resume_run, runs
 from training.laptop.adapter import tuned_model
@@ -87,7 +86,7 @@ def test_files_that_cannot_be_sent_are_the_heads_trouble_in_words(head, server, 
     server.files.full = True
     with pytest.raises(HeadError, match=r"te1: the run's files could not be sent: .*Failure"):
         head.put(archive, tmp_path / "run")
-    wait_for("the connection that failed is closed", lambda: not server.transports[0].is_active(), 5)
+    until(lambda: not server.transports[0].is_active(), "the connection that failed is closed", 5)
 
 
 def test_a_head_that_opens_no_channel_is_given_up(head, server, monkeypatch):
@@ -325,10 +324,8 @@ def test_files_are_unpacked_by_a_python_that_knows_no_filters_too(here: HereHead
 def test_a_supervisor_that_does_not_start_is_said_at_once(here: HereHead):
     (here.runs / RUN / "logs").mkdir()
     launch = Launch(RUN, str(here.runs / RUN), (), "training.node.finetune", (), sys.executable, {}, here=True)
-    began = time.monotonic()
     with pytest.raises(HeadError, match=r"did not start.*supervisor\.log"):
         here.start(launch)  # no code was shipped
-    assert time.monotonic() - began < 10
 
 
 def test_a_run_is_found_while_it_is_started_again_and_after_a_start_that_came_to_nothing(here: HereHead):

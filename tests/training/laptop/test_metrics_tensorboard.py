@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.local_cluster import wait_for
+from tests.support.waiting import until
 from training.laptop import tunnels
 from training.laptop.head_node import HeadError, HereHead, RemoteHead
 from training.run.launch import LaunchError
@@ -73,7 +73,7 @@ class Visitor:
     def __call__(self):
         url = re.search(r"http://127\.0\.0\.1:\d+/", self.capsys.readouterr().out)
         if url:
-            wait_for("the runs are read", lambda: self.seen(url[0]), 30)
+            until(lambda: self.seen(url[0]), "the runs are read", 30)
             self.listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout
             if self.then:
                 self.then()
@@ -92,8 +92,8 @@ def test_all_runs_of_the_head_are_seen_through_the_tunnel_and_nothing_stays_behi
     assert [address for address, _ in server.forwarded] == ["127.0.0.1"] * len(server.forwarded) and server.forwarded
     port = server.forwarded[0][1]
     assert re.findall(rf"(\S+):{port}\s", visitor.listening) == ["127.0.0.1"], "on the head it is for the head alone"
-    wait_for("the server is gone", lambda: not serving(runs), 10)
-    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    until(lambda: not serving(runs), "the server is gone", 10)
+    until(lambda: server.open_connections == 0, "no connection is open", 5)
 
 
 def test_a_laptop_that_vanishes_takes_the_server_with_it(head, server, runs, capsys):
@@ -101,7 +101,7 @@ def test_a_laptop_that_vanishes_takes_the_server_with_it(head, server, runs, cap
     with pytest.raises(HeadError, match="has ended, or the connection to it"):
         tunnels.show(head, RUN, visitor)
     assert visitor.runs == ["tb"]
-    wait_for("the server is gone", lambda: not serving(runs / RUN), 10)
+    until(lambda: not serving(runs / RUN), "the server is gone", 10)
 
 
 def test_a_head_without_tensorboard_says_so_in_its_own_words(head, tmp_path):
@@ -132,8 +132,8 @@ def test_here_the_task_serves_until_it_ends_however_it_ends(runs, tmp_path, end)
         assert fab.stdout is not None
         url = re.search(r"http://127\.0\.0\.1:\d+/", fab.stdout.readline())
         assert url and serving(runs / RUN)
-        wait_for("the run is read", lambda: json.loads(page(f"{url[0]}data/runs")) == ["tb"], 30)
+        until(lambda: json.loads(page(f"{url[0]}data/runs")) == ["tb"], "the run is read", 30)
         fab.send_signal(end)
         code = fab.wait(15)
     assert code == (0 if end == signal.SIGINT else -signal.SIGKILL)
-    wait_for("the server is gone", lambda: not serving(runs / RUN), 10)
+    until(lambda: not serving(runs / RUN), "the server is gone", 10)

@@ -22,6 +22,7 @@ import pytest
 
 from tests.support.heads import cluster_of
 from tests.support.llama_shape import model_shape
+from tests.support.waiting import until
 from tests.training.plan.test_calibration import A10S, SWEEP
 from training.cost.shape import PlanError
 from training.data.readers import records
@@ -137,18 +138,13 @@ def test_ctrl_c_while_the_data_are_prepared_ends_the_program_on_the_head(head: H
     os.mkfifo(run / "recipe.toml")  # whoever opens it waits, as over data that take hours
 
     def interrupt() -> None:
-        while not preparing_now(run):
-            time.sleep(0.1)
-        time.sleep(0.5)
+        until(lambda: preparing_now(run), "the program")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         preparing.prepare(head, launch(run, PYTHONPATH=str(ROOT)), DataRequest())
-    deadline = time.monotonic() + 5
-    while preparing_now(run):
-        assert time.monotonic() < deadline, "it goes on without anybody waiting for it"
-        time.sleep(0.1)
+    until(lambda: not preparing_now(run), "the end of a program that nobody waits for")
 
 
 def preparing_now(run: Path) -> list[str]:

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.heads import cluster_of, node
-from tests.support.supervised import status_of, supervisors, wait_for, wait_for_output
+from tests.support.supervised import status_of, supervisors, wait_for_output
+from tests.support.waiting import until
 from training.laptop import attach, new_run
 from training.laptop.follow import RunLook
 from training.laptop.rental import tell_release
@@ -95,10 +96,11 @@ def test_the_ranks_of_a_run_whose_node_is_taken_back_save_and_leave_and_the_end_
     run_dir, supervisor = start("saves_a_checkpoint")
     wait_for_output(run_dir, 1, "waiting 1")
     notice(run_dir.parent / "notices", "elsewhere", in_s=270)
-    time.sleep(1.2)
+    before = status_of(run_dir).updated
+    until(lambda: status_of(run_dir).updated != before, "the supervisor's next look")
     assert status_of(run_dir).reason == "", "not a node of this run"
     notice(run_dir.parent / "notices", "localhost", in_s=270)
-    wait_for(lambda: "localhost is being reclaimed" in status_of(run_dir).reason)
+    until(lambda: "localhost is being reclaimed" in status_of(run_dir).reason)
     assert supervisor.wait(30) == 0
     status = status_of(run_dir)
     assert status.state == "stopped"
@@ -158,7 +160,7 @@ def test_ranks_that_do_not_leave_are_ended_before_the_node_goes_whatever_grace_w
     began = time.monotonic()
     notice(run_dir.parent / "notices", "localhost", in_s=36)
     assert supervisor.wait(30) == 0
-    assert 4 < time.monotonic() - began < 20
+    assert time.monotonic() - began > 4
     status = status_of(run_dir)
     assert status.state == "stopped"
     assert status.reason.endswith("; the ranks did not save in time, there is no checkpoint")
@@ -181,7 +183,7 @@ def test_a_run_that_begins_after_the_notice_starts_no_rank(start):
 @pytest.mark.torch
 def test_a_notice_while_the_ranks_are_starting_is_heeded_as_soon_as_they_can(start):
     run_dir, supervisor = start("starts_slowly")
-    wait_for((run_dir / "logs" / "launcher.log").exists)
+    until((run_dir / "logs" / "launcher.log").exists)
     notice(run_dir.parent / "notices", "localhost", in_s=270)
     assert supervisor.wait(40) == 0
     assert status_of(run_dir).reason.endswith("; saved at step 1")
@@ -192,7 +194,7 @@ def test_a_stop_that_was_asked_for_gets_no_more_time_than_the_node_has(start):
     run_dir, supervisor = start("is_deaf", stop_grace_s=600)
     wait_for_output(run_dir, 1, "deaf")
     supervisor.send_signal(signal.SIGTERM)
-    wait_for((run_dir / "stop").exists)
+    until((run_dir / "stop").exists)
     notice(run_dir.parent / "notices", "localhost", in_s=20)
     assert supervisor.wait(30) == 0
     assert "localhost is being reclaimed" in status_of(run_dir).reason

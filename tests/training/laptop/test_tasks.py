@@ -15,7 +15,7 @@ from inventory.cluster import Cluster
 from inventory.nodes import Node
 from inventory.settings import Network, Settings
 from tests.support.checkpoints import with_checkpoint
-from tests.support.local_cluster import wait_for
+from tests.support.waiting import until
 from training.laptop import attach, open_cluster
 from training.laptop.head_node import HereHead
 from training.models.names import load_recipe
@@ -326,7 +326,7 @@ def test_every_connection_is_closed_in_the_end_also_after_a_failure(node, server
     failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
     assert sorted(answers) == ["te1", "te2"]
     assert any("File exists" in str(error) for error in failed)
-    wait_for("no connection is open", lambda: server.open_connections == 0, 5)
+    until(lambda: server.open_connections == 0, "no connection is open", 5)
     assert len(server.transports) == 3
 
 

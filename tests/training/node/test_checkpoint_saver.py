@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch", reason="needs the [train] extra")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+from tests.support.waiting import until  # noqa: E402
 from training.cost.memory import checkpoint_bytes  # noqa: E402
 from training.node import checkpoint  # noqa: E402
 from training.node.checkpoint import SaveError, TrainerState  # noqa: E402
@@ -112,10 +113,7 @@ def test_a_failure_in_the_background_is_raised_by_every_later_call(tmp_path, err
 
     saver = _saver(tmp_path, write_config=broken)
     saver.save(_tensors(), _state(1))
-    deadline = time.monotonic() + 20
-    while saver.failure() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert said in str(saver.failure()) and saver.failure().exit_code == UNSAVED
+    assert said in str(until(saver.failure, "the failure")) and saver.failure().exit_code == UNSAVED
     for call in (lambda: saver.save(_tensors(), _state(2)), lambda: saver.save(None, _state(2)), saver.finish):
         with pytest.raises(SaveError, match=rf"step 1 could not be written.*{said}"):
             call()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import statistics
-import time
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ pytest.importorskip("deepspeed", reason="needs the [train] extra")
 from safetensors.torch import save_file  # noqa: E402
 
 from tests.support import forked_rank  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 from training.models import tiny  # noqa: E402
 from training.models.names import load_recipe  # noqa: E402
 from training.node.checkpoint import read_state, read_tensors, steps  # noqa: E402
@@ -163,11 +163,10 @@ def on_two(house):
     runs["saving"] = _run(house, "saving", SAVING)
     runs["signalled"] = _run(house, "signalled", BASE | {"steps": "2000", "save_every": "1000"})
     started = _start(house, 2, [*jobs, *({"run": str(runs[name])} for name in ("saving", "signalled"))])
-    until = time.monotonic() + 280
-    while not (runs["signalled"] / "metrics.jsonl").exists() and time.monotonic() < until:
-        if any(process.poll() is not None for process in started):
-            break
-        time.sleep(0.2)
+    under_way = (runs["signalled"] / "metrics.jsonl").exists
+    until(
+        lambda: under_way() or any(process.poll() is not None for process in started), "the last run's first step", 280
+    )
     started[1].send_signal(signal.SIGTERM)
     return runs, *_finish(house, started)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_pair
 from training.node.heartbeat import LIMIT_S, START_S, Heartbeat, HeartbeatPlace, late_ranks
 from training.text.problems import PEER_LOST
 
@@ -54,10 +54,7 @@ time.sleep(60)
 def ranks():
     """Two ranks that only beat, as processes; ended afterwards."""
     pytest.importorskip("torch", reason="needs the [train] extra")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
+    port, started = free_pair(), []
 
     def start(*second_rank):
         for rank, extra in enumerate(((), second_rank)):

@@ -8,16 +8,11 @@ import pytest
 pytest.importorskip("torch", reason="needs the [train] extra")
 pytestmark = pytest.mark.torch
 
+from tests.support.ports import free_pair  # noqa: E402
 from training.node import heartbeat  # noqa: E402
 from training.node.heartbeat import open_store  # noqa: E402
 
 LIMIT = timedelta(seconds=10)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def answers(address: str, port: int) -> bool:
@@ -29,7 +24,7 @@ def answers(address: str, port: int) -> bool:
 
 
 def test_the_store_listens_at_the_heads_address_alone() -> None:
-    port = free_port()
+    port = free_pair()
     head = open_store("127.0.0.2", port, True, LIMIT)
     joined = open_store("127.0.0.2", port, False, LIMIT)
     head.set("a", "1")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -178,9 +177,9 @@ def test_a_conversation_is_answered_line_by_line_and_the_process_leaves_with_its
     first = json.loads(server.stdout.readline())
     assert first["who"] == "base" and not first["done"]
     server.stdin.close()  # in the middle of a long answer
-    began = time.monotonic()
-    assert server.wait(20) == 0
-    assert time.monotonic() - began < 3
+    rest = server.stdout.read()
+    assert server.wait() == 0
+    assert '"done": true' not in rest, "it left before its answer was whole"
     server.stdout.close()
 
 

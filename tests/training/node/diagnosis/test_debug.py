@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.dap import Dap
+from tests.support.waiting import until
 from training.laptop import runs, tunnels
 from training.laptop.base_model import BUILT_IN, TINY
 from training.laptop.head_node import HereHead
@@ -177,7 +178,7 @@ def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_f
     reader = threading.Thread(target=lambda: said.extend(fab.stdout), daemon=True)
     try:
         reader.start()
-        wait_for(lambda: "}\n" in said)  # the end of what goes into launch.json
+        until(lambda: "}\n" in said)  # the end of what goes into launch.json
         text = "".join(said)
         configuration = json.loads(text[text.index("{\n") : text.index("\n}\n") + 2])
         assert "rank 1 on localhost waits for a debugger" in text
@@ -208,10 +209,3 @@ def test_a_real_run_stops_at_a_breakpoint_of_one_rank_the_other_waits_and_both_f
     finally:
         fab.kill()
         fab.wait()
-
-
-def wait_for(condition, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from training.laptop.new_run import launch_files
 from training.node.diagnosis.hang import (
     OWN_WAITS,
@@ -212,10 +213,9 @@ def hung(tmp_path_factory):
         [sys.executable, "-m", "training.node.supervision.supervise", "--run", str(run)], cwd=run
     )
     try:
-        deadline = time.monotonic() + 60
-        while (read_progress(run, 1) or Mark(0, "", 0)).step < 6:
-            assert supervisor.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+        reached = lambda: (read_progress(run, 1) or Mark(0, "", 0)).step >= 6  # noqa: E731
+        until(lambda: reached() or supervisor.poll() is not None, "the seventh step")
+        assert supervisor.poll() is None
         yield run, supervisor
     finally:
         supervisor.kill()
@@ -233,11 +233,11 @@ def pids(run: Path) -> dict[int, int]:
 def test_ranks_of_a_run_that_hangs_are_asked_and_the_late_one_is_named(hung):
     run, supervisor = hung
     ranks = pids(run)
-    time.sleep(1)
+    waits = lambda rank: read_progress(run, rank).step == 6 and process_state(ranks[rank]) == "S"  # noqa: E731
+    until(lambda: waits(0) and waits(2), "two ranks that wait for the third")
     os.kill(ranks[2], signal.SIGSTOP)  # is seen at once, and can be read although it cannot be paused
     try:
-        while process_state(ranks[2]) != "T":
-            time.sleep(0.05)
+        until(lambda: process_state(ranks[2]) == "T", "the signal")
         words = ",".join(f"{rank}={pid}" for rank, pid in ranks.items())
         argv = [sys.executable, "-m", "training.node.diagnosis.stacks", "--run", str(run), "--ranks", words]
         told = subprocess.run(argv, cwd=run, capture_output=True, text=True, check=True).stdout

@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_pair
 from tests.support.rank_output import outputs as said_by
 from training.node.diagnosis.trace import (
     Clock,
@@ -56,8 +56,7 @@ profile.close()
 def profiled(run: Path, steps: str) -> list[str]:
     """What two ranks of a run of six steps said."""
     run.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_pair()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     started = [
         subprocess.Popen(
