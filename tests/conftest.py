@@ -144,19 +144,19 @@ def pytest_runtest_setup(item):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport():
-    return failed_on_ci((yield))
+def pytest_runtest_makereport(item):
+    return failed_on_ci((yield), item.config)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report():
-    return failed_on_ci((yield))
+def pytest_make_collect_report(collector):
+    return failed_on_ci((yield), collector.config)
 
 
-def failed_on_ci(report):
+def failed_on_ci(report, config):
     """On CI, the report of a skipped test or file as that of a failed one, whatever skipped it: a mark, a fixture,
-    `importorskip`."""
-    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail"):
+    `importorskip`. `--quick` leaves out on purpose."""
+    if os.environ.get("CI") and not config.getoption("quick") and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if reason not in ON_CI:
             report.outcome, report.longrepr = "failed", f"CI must run this: {reason}"

@@ -22,7 +22,9 @@ def code_of(folder, body, **env):
     (folder / "test_it.py").write_text(f"import pytest\n{body}\n")
     words = [sys.executable, "-m", "pytest", "-q", "--rootdir", folder, "-p", "tests.conftest", folder]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "", **env}
-    return subprocess.run(words, env=env, cwd=folder, capture_output=True, check=False).returncode
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    assert ("CI must run this: " in done.stdout) is bool(done.returncode and env["CI"]), done.stdout
+    return done.returncode
 
 
 @pytest.mark.parametrize("by", SKIPS)

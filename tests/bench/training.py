@@ -151,7 +151,7 @@ def loop_overhead(bench: Path, run: Path, setup: dict[str, Any]) -> Row:
         LOCAL_RANK="0",
         WORLD_SIZE="1",
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(random.randrange(20000, 32000, 2)),
+        MASTER_PORT=str(free_pair()),
     )
     found: Row = json.loads(out.read_text(encoding="utf-8"))
     return {**found, "unit": "s"}

@@ -256,12 +256,14 @@ def test_where_no_service_is_the_watcher_calms_down_and_where_one_was_it_stays_a
     assert [there.step() for _ in range(5)] == [5, 10, 20, 20, 20]
 
 
-def test_a_silent_service_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_silent_service_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be waited for until the limit of a test's time."""
+    monkeypatch.setattr(spot_watch, "ANSWER_S", 0.2)
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         watch = SpotWatch("te3", "te1", Metadata(f"127.0.0.1:{deaf.getsockname()[1]}"), tmp_path)
-        assert watch.step()
+        assert watch.step() == spot_watch.EVERY_S and watch.misses == 1
 
 
 def test_a_notice_nobody_takes_is_given_up_when_its_time_has_come(tmp_path: Path, service: Service) -> None:

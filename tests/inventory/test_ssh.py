@@ -73,15 +73,15 @@ def test_a_failing_command_is_said_in_its_own_last_words_and_closed_too(node, se
 def test_a_node_that_does_not_answer_is_given_up(node, server, silent):
     with connect(node) as connection:
         server.silent = silent
-        with pytest.raises(SshError, match=re.escape("127.0.0.1: `sleep 20`: not done after 1 s")):
-            run(connection, "sleep 20", timeout_s=1)
+        with pytest.raises(SshError, match=re.escape("127.0.0.1: `sleep 3600`: not done after 1 s")):
+            run(connection, "sleep 3600", timeout_s=1)
 
 
 def test_a_connection_that_breaks_in_the_middle_is_a_sentence(node, server):
     with connect(node) as connection:
         threading.Timer(0.5, server.transports[0].close).start()
-        with pytest.raises(SshError, match=r"127.0.0.1: `sleep 20`: the connection broke"):
-            run(connection, "sleep 20", timeout_s=10)
+        with pytest.raises(SshError, match=r"127.0.0.1: `sleep 3600`: the connection broke"):
+            run(connection, "sleep 3600", timeout_s=10)
 
 
 def test_a_tunnel_leads_from_this_machines_own_address_to_a_port_of_the_nodes_and_ends(node, server):

@@ -70,7 +70,7 @@ def test_a_disk_kind_that_is_refused_names_its_setting(rented, code):
 class Lagging(MemoryCloud):
     """What is ordered is in no list, and unknown to a deletion, until it was looked for so often."""
 
-    pace = replace(MemoryCloud.pace, settle_s=60, listed_s=60)  # however long the looks take
+    pace = replace(MemoryCloud.pace, settle_s=60, listed_s=60)  # the looks may take any time
 
     def __init__(self, looks, **more):
         super().__init__(**more)
@@ -106,7 +106,7 @@ def test_a_machine_of_an_undone_order_that_is_listed_late_is_deleted(rented):
 
 def test_one_that_is_still_in_no_list_is_named_and_the_next_command_finds_it(rented):
     cluster = rented(HalfSold(looks=10_000))
-    cluster.cloud.pace = MemoryCloud.pace  # of a hundredth of a second
+    cluster.cloud.pace = MemoryCloud.pace  # gives up after 0.01 s
     with pytest.raises(CloudError, match="may still come: fab down looks for them"):
         cluster.up(2)
     (intent,) = Intents.of(cluster.settings).pending().values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -70,11 +69,10 @@ def test_a_file_in_another_encoding_is_named_with_the_command_that_really_conver
         check(path, skip_bad=True)
     said, _, command = str(refusal.value).partition("reads well: ")
     assert said.startswith(f"{path}: not UTF-8; it looks like {name}")
-    if shutil.which("iconv"):
-        subprocess.run(command, shell=True, check=True)
-        assert path.read_text("utf-8-sig") == _lines(text)
-        assert path.with_name(f"my 数据.jsonl.{name}").read_bytes() == _lines(text).encode(codec)
-        assert check(path).records == check(path.parent).records == 6
+    subprocess.run(command, shell=True, check=True)
+    assert path.read_text("utf-8-sig") == _lines(text)
+    assert path.with_name(f"my 数据.jsonl.{name}").read_bytes() == _lines(text).encode(codec)
+    assert check(path).records == check(path.parent).records == 6
 
 
 def test_chinese_words_that_are_utf8_by_chance_do_not_hide_gbk(tmp_path):

@@ -321,7 +321,8 @@ def test_files_are_unpacked_by_a_python_that_knows_no_filters_too(here: HereHead
     assert (tmp_path / "run" / "b" / "a.txt").read_text() == "a"
 
 
-def test_a_supervisor_that_does_not_start_is_said_at_once(here: HereHead):
+def test_a_supervisor_that_does_not_start_is_said_at_once(here: HereHead, monkeypatch):
+    monkeypatch.setattr("training.laptop.head_node.ANSWER_S", 3600)  # that it has ended is seen, not waited for
     (here.runs / RUN / "logs").mkdir()
     launch = Launch(RUN, str(here.runs / RUN), (), "training.node.finetune", (), sys.executable, {}, here=True)
     with pytest.raises(HeadError, match=r"did not start.*supervisor\.log"):

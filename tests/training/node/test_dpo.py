@@ -147,7 +147,8 @@ def test_the_loss_of_pairs_and_its_gradient_are_the_papers_formula_over_plain_lo
     for name, weight in plain.named_parameters():
         weight.requires_grad_("lora_" in name)
     ratios = torch.stack([_log_prob(plain, sample) for sample in given]) - references
-    # fp32 holds a sum of log-probabilities to some 4 roundings of its size; a ratio is the difference of two of them.
+    # fp32 rounds a log-probability 3 times (logit, normaliser, difference), and a sum of 30 of them log2(30) = 5 times:
+    # 8 times half an epsilon of the sum. A ratio is the difference of two sums.
     apart = 4 * torch.finfo(torch.float32).eps * (references + (references + ratios).detach()).abs()
     rewards, rewards_apart = table.beta * ratios.detach(), table.beta * apart
     if table.by_token:

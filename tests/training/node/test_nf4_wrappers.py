@@ -56,7 +56,9 @@ def _four(folder, dtype=torch.bfloat16):
 
 def _plain(folder, dtype=torch.bfloat16):
     """By no code of ours."""
-    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}  # torch's own take no fp64
+    experts = (
+        {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    )  # torch's grouped kernels take no fp64
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, **experts).eval()
 
 

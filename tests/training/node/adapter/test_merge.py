@@ -54,7 +54,7 @@ CASES = {
     "lora of both": {"target_modules": ["embed_tokens", "lm_head"], "use_rslora": True},
 }
 IN_ONE_PLACE = {case for case, lora in CASES.items() if {"lm_head", "embed_tokens"} & {*lora.get("target_modules", ())}}
-"""PEFT itself merges these into both places of a tied weight, not what it computed: held against that below."""
+"""PEFT merges these into both places of a tied weight, although it computed with one: a test below checks them."""
 
 
 @pytest.mark.parametrize(
