@@ -69,6 +69,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.option.markexpr != "gpu":  # tests of what is computed without a card, on a machine with one too
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if config.getoption("quick"):
         config.option.markexpr = "not torch and not localcloud and not gpu"
         # as if the [train] extra were not there: collecting alone would import torch for many seconds in each worker

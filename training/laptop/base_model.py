@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ BUILT_IN = "built-in:tiny"
 TINY = Path(tiny.__file__)
 MAKING_S = 900.0
 CONFIG = "config.json"
+NEEDED_HERE = ("torch", "deepspeed", "transformers", "peft")
+EXTRA = "pip install -e '.[train]'"
+PINS = Path(__file__).parents[2] / "deploy" / "requirements.in"
 GONE = "gone"
 """What a head answers of a model's folder that is not there, or has no weights."""
 
@@ -134,15 +138,23 @@ def _no_environment(head: Head, launch: Launch) -> str:
     return f"{head.name} has no Python environment at {ENV_FOLDER}; run the base deploy: {launch.deploy}"
 
 
-def refuse_unable_here() -> None:
-    """LaunchError where this Python lacks what `--here` trains with."""
-    if missing := [name for name in ("torch", "deepspeed", "peft") if importlib.util.find_spec(name) is None]:
-        raise LaunchError(f"--here needs {', '.join(missing)} in this Python: pip install -e '.[train]'")
+def check_python_here() -> None:
+    """LaunchError where this Python lacks what `--here` trains with; where it has other versions than the nodes get,
+    a line on stderr names them."""
+    if missing := [name for name in NEEDED_HERE if importlib.util.find_spec(name) is None]:
+        raise LaunchError(f"--here needs {', '.join(missing)} in this Python: {EXTRA}")
+    pins = dict(line.split("==") for line in PINS.read_text(encoding="utf-8").splitlines() if "==" in line)
+    others = []
+    for name in NEEDED_HERE:
+        with suppress(PackageNotFoundError):  # a source tree of PYTHONPATH has no version
+            if (has := version(name)).partition("+")[0] != pins[name]:
+                others.append(f"{name} {has} (spotune's: {pins[name]})")
+    if others:
+        print(f"--here: this Python has {', '.join(others)}; {EXTRA} takes spotune's", file=sys.stderr)
 
 
 def here_base_model(recipe: Recipe, launch: Launch) -> str:
     """The hash of the base model on this machine; `tiny` is made where it is missing (about a minute)."""
-    refuse_unable_here()
     folder = Path(launch.models) / recipe.model_dir
     if recipe.base_model.startswith(FOLDER):
         return link_model(recipe, Path(launch.models))["hash"]

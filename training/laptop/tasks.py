@@ -111,9 +111,9 @@ def train(
         if force and resume is None:
             raise launch.LaunchError("--force is for --resume: a new run has nothing to differ from")
         asked_of = {**tunnels.options(debug_rank, profile, detach), "confirm": partial(_ask, yes)}
+        if here:
+            base_model.check_python_here()
         if resume is None:
-            if here:
-                base_model.refuse_unable_here()
             there = stack.enter_context(open_cluster.opened(here)) if from_adapter else None
             earlier = earlier_adapter.find(there.head, from_adapter) if there else None
             load = earlier.recipe if earlier and not model else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -199,10 +200,10 @@ def _in_one_kernel(
 
     longest, bounds = max(segments.lengths), segments.bounds
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    grouped, before = q.shape[1] != k.shape[1], -1 if scores.window is None else scores.window - 1
-    out = varlen_attn(
-        q, k, v, bounds, bounds, longest, longest, window_size=(before, 0), scale=scores.scale, enable_gqa=grouped
-    )
+    before = -1 if scores.window is None else scores.window - 1
+    # FlashAttention takes grouped heads; newer versions of torch want to be told of them, older ones have no argument
+    told = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(before, 0), scale=scores.scale, **told)
     return out.unsqueeze(0)
 
 

@@ -444,6 +444,18 @@ def test_other_tensors_are_refused_even_by_force_before_anything_is_changed(sett
         resume_run.changed_recipe(load_recipe("tiny").to_toml(), {key: value}, step=4, force=True)
 
 
+@pytest.mark.parametrize(
+    ("torch", "said"), [("2.13.0", ""), ("2.13.0+cu130", ""), ("2.11.0", "torch 2.11.0 (spotune's: 2.13.0)")]
+)
+def test_a_python_with_other_versions_than_the_nodes_get_is_named_before_a_start_here(torch, said, monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    pins = dict(line.split("==") for line in base_model.PINS.read_text().splitlines() if "==" in line)
+    monkeypatch.setattr(base_model, "version", lambda name: torch if name == "torch" else pins[name])
+    base_model.check_python_here()
+    out = capsys.readouterr().err
+    assert said in out and bool(out) == bool(said)
+
+
 def test_force_is_named_only_where_it_would_help():
     def refused(overrides):
         with pytest.raises(LaunchError, match=r"^a resumed run keeps its recipe") as refusal:

@@ -154,6 +154,25 @@ def test_the_kernel_is_given_no_wider_heads_than_it_takes(width, value_width, ta
     assert attention._one_kernel_takes(query, value) is takes
 
 
+@pytest.mark.parametrize(
+    ("told", "kv_heads", "gets"), [(False, 2, {}), (True, 2, {"enable_gqa": True}), (True, 4, {"enable_gqa": False})]
+)
+def test_the_kernel_is_told_of_grouped_heads_where_this_torch_has_the_argument(told, kv_heads, gets, monkeypatch):
+    seen = []
+
+    def of_2_11(q, *_, window_size, scale):
+        return q
+
+    def of_2_13(q, *_, window_size, scale, enable_gqa):
+        seen.append(enable_gqa)
+        return q
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_2_13 if told else of_2_11)
+    query, key = torch.randn(1, 4, 6, 8), torch.randn(1, kv_heads, 6, 8)
+    out = attention._in_one_kernel(query, key, key, Segments.of(torch.arange(6)[None]), attention.Scores(scale=1.0))
+    assert out.shape == (1, 6, 4, 8) and seen == list(gets.values())
+
+
 def test_a_model_with_convolutions_leaks_unless_each_is_called_once_a_sample():
     model = _tiny("lfm2", layer_types=["conv", "full_attention"])
     assert _leak(model) > 1e-3

@@ -228,7 +228,7 @@ def _start_steps(cluster: OpenCluster, recipe: Recipe) -> str:
         for file in data:
             tiny.write_data(Path(file))
         given = start_run.training_data(recipe, data, Path(folder))
-        run_id = start_run.start(cluster, recipe, given, datetime.now(), anyway=True)
+        run_id = start_run.start(cluster, recipe, given, datetime.now(UTC), anyway=True)
     assert run_id is not None
     return run_id
 

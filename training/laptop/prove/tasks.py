@@ -15,7 +15,7 @@ from training.text.deferred import deferred
 
 with deferred():
     from inventory import terminal
-    from training.laptop import attach, open_cluster, rental
+    from training.laptop import attach, base_model, open_cluster, rental
     from training.laptop.prove import conduct
     from training.models import names
     from training.run import outcome
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 def prove(c: Context, model: str = "", quick: bool = False, here: bool = False) -> None:
     """Test training, failures and the network on these machines (minutes)."""
     with sentences(), open_cluster.opened(here) as cluster, rental.kept(cluster):
+        if here:
+            base_model.check_python_here()
         if model:
             names.load_recipe(model)  # an unknown one is said before anything starts
         began = time.monotonic()
