@@ -202,8 +202,8 @@ def _in_one_kernel(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     before = -1 if scores.window is None else scores.window - 1
     # FlashAttention takes grouped heads; newer versions of torch want to be told of them, older ones have no argument
-    told = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in signature(varlen_attn).parameters else {}
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(before, 0), scale=scores.scale, **told)
+    grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(before, 0), scale=scores.scale, **grouped)
     return out.unsqueeze(0)
 
 
