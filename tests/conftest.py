@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 
+from tests.support import programs
 from tests.support.skips import GPU, ON_CI
 
 # Several workers share few cores, and two threads of torch on a busy core wait for each other ten times as long as one
@@ -69,6 +70,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if sys.platform == "linux" and not hasattr(config, "workerinput") and not config.getoption("quick"):
+        for server in programs.serve():
+            config.add_cleanup(server.stdin.close)
     if config.option.markexpr != "gpu":  # tests of what is computed without a card, on a machine with one too
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if config.getoption("quick"):

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.forks.sitecustomize import ADDRESS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,7 +34,9 @@ class Checkout:
 
     def fab(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """`fab` as the user types it, in an environment without a hub or a token but those of `environ`."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "SPOTUNE_"))}
+        kept = {
+            key: value for key, value in os.environ.items() if not key.startswith(("HF_", "SPOTUNE_")) or key == ADDRESS
+        }
         env = kept | {"HOME": str(self.folder / "home"), "COLUMNS": "200"} | environ
         argv = [sys.executable, "-m", "fabric", *words]
         return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, check=False, timeout=300)

@@ -4,54 +4,41 @@ takes most of a small rank's time. Ranks that are started as on a node: training
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import runpy
+import select
+import signal
 import subprocess
-import sys
 import tempfile
-from multiprocessing import forkserver
 from pathlib import Path
-from unittest.mock import patch
 
+from tests.support import programs
+from tests.support.forks.sitecustomize import ask, number
 from tests.support.ports import free_pair
-
-SHARED = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-"""Read when torch and DeepSpeed are imported."""
-ON_CARDS = SHARED | {"DS_ACCELERATOR": "cuda", "FAKE_CUDA_CARDS": "1", "TORCHDYNAMO_DISABLE": "1"}
-"""The same of ranks on imitated cards (fake_cuda/): there bitsandbytes would compile its kernels for CPUs."""
-_forking = multiprocessing.get_context("forkserver")
-_servers = {False: forkserver.ForkServer(), True: forkserver.ForkServer()}
-"""By whether its ranks have imitated cards."""
-_servers[False].set_forkserver_preload(["training.node.finetune"])
-_servers[True].set_forkserver_preload(["tests.support.fake_cuda.forked"])
+from tests.support.programs import ON_CARDS, READ_AT_IMPORT
 
 
 class ForkedRank:
     """As subprocess.Popen would be; its output goes to a file, so that nobody has to read it for the rank to go on."""
 
     def __init__(self, program, arguments, environment, on_cards=False):
-        self._output = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
-        told = (str(program), [*map(str, arguments)], environment, self._output.name)
-        self._process = _forking.Process(target=_become, args=told, daemon=True)
-        server = _servers[on_cards]
-        with patch.dict(os.environ, ON_CARDS if on_cards else SHARED):
-            server.ensure_running()
-        with patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
-            self._process.start()
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self):
-        return self._process.exitcode
+        self._output = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
+        self._name, self.returncode, output = str(program), None, self._output.fileno()
+        words, address = [*map(str, arguments)], programs.address(on_cards)
+        with Path(os.devnull).open() as nothing:
+            files = [nothing.fileno(), output, output]
+            self.pid, self._connection = ask(address, self._name, words, files, environment)
 
     def poll(self):
-        return self.returncode
+        return self._ended(0)
 
     def wait(self, timeout=None):
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        if self._ended(timeout) is None:
+            raise subprocess.TimeoutExpired(self._name, timeout)
+        return self.returncode
+
+    def _ended(self, timeout):
+        if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(number(self._connection))
         return self.returncode
 
     def communicate(self, timeout=None):
@@ -64,7 +51,8 @@ class ForkedRank:
         os.kill(self.pid, number)
 
     def kill(self):
-        self._process.kill()
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
 
 
 def start(ranks, program, *arguments):
@@ -81,7 +69,7 @@ def start_on_cards(ranks, program, *arguments, **card):
 
 def _start(ranks, program, arguments, cards):
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_pair())}
-    shared = os.environ | SHARED | {"WORLD_SIZE": str(ranks)} | meet
+    shared = os.environ | READ_AT_IMPORT | {"WORLD_SIZE": str(ranks)} | meet
     each = [shared | cards | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(ranks)]
     return [ForkedRank(program, arguments, environment, bool(cards)) for environment in each]
 
@@ -94,17 +82,3 @@ def finish(started, timeout_s):
     finally:
         for rank in started:
             rank.kill()
-
-
-def _become(program, arguments, environment, output):
-    """In the fork, from where on it is the rank."""
-    from training.node.slow_imports import all_imported
-
-    file = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.environ.clear()
-    os.environ.update(environment)
-    all_imported()
-    sys.argv = [program, *arguments]
-    runpy.run_path(program, run_name="__main__")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support import tiny_adapter
+from tests.support import programs, tiny_adapter
 from training.laptop import base_model
 from training.laptop.adapter.tuned_model import Room, chosen_step, parse_room, use_of_merged
 from training.laptop.base_model import refuse_gone
@@ -30,7 +30,7 @@ QUESTION = "What does shutil.rmtree do?"
 
 def environment(home: Path) -> dict[str, str]:
     """This one's, with a home of its own: models of this machine lie below it."""
-    return {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "HOME": str(home), "PYTHONPATH": programs.PATH, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
 
 
 def fab(folder: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

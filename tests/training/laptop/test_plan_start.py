@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import programs
 from training.models import tiny
 
 pytestmark = pytest.mark.torch
@@ -54,7 +55,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(home: Path, records: int, *words: str) -> subprocess.CompletedProcess[str]:
     data = home / "data.jsonl"
     data.write_text("".join(json.dumps(record) + "\n" for record in tiny.questions()[:records]))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": programs.PATH, "HOME": str(home), "OMP_NUM_THREADS": "1"}
     base = ("base_model=Qwen/Qwen2.5-14B", "model_dir=qwen2.5-14b", "max_length=256", "epochs=20")
     settings = [word for setting in base for word in ("--set", setting)]
     command = ["train", "--here", "--model", "qwen2.5-14b", "--data", str(data), *settings, *words]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import programs
 from tests.support.ports import free_pair
 from tests.support.rank_output import outputs as said_by
 from training.run import comm_report
@@ -27,7 +28,7 @@ def run_ranks(code: list[str], folder: Path, world: int = 2) -> list[subprocess.
         "WORLD_SIZE": str(world),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": programs.PATH,
     }
     ranks = [
         subprocess.Popen(

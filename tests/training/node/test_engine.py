@@ -1,7 +1,7 @@
 """Real runs of training.node.finetune: DeepSpeed ZeRO-3 on gloo ranks of this machine, held against plain torch.
 
 Each run is made once and looked at by several tests. Every rank is started by its own copy of DeepSpeed's
-launcher, as on machines of their own.
+launcher, as on machines of their own: three times in all its length, else both are forked (tests/support/programs.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the [train] extra")
 pytest.importorskip("deepspeed", reason="needs the [train] extra")
 
+from tests.support import programs  # noqa: E402
 from tests.support.ports import free_pair  # noqa: E402
 from tests.support.rank_output import outputs as said_by  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
@@ -36,7 +37,8 @@ from training.text.problems import PEER_LOST, STOPPED, WRONG_CHECKPOINT  # noqa:
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[3]
+AS_ON_A_NODE = str(Path(__file__).parents[3])
+"""As PYTHONPATH: nothing is forked."""
 EXACT = {
     "dtype": "float32",
     "steps": "4",
@@ -76,11 +78,11 @@ def _new_run(house, name, overrides):
     return run
 
 
-def _start(run, ranks, *extra):
-    """One launcher a rank, each believing it is on a node of its own."""
+def _start(run, ranks, *extra, path=programs.PATH):
+    """One launcher a rank, each believing it is on a node of its own. Both are forked, but for PYTHONPATH `path`."""
     port = free_pair()
     nodes = base64.urlsafe_b64encode(json.dumps({f"te{n + 1}": [0] for n in range(ranks)}).encode()).decode()
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     started = []
     for rank in range(ranks):
         command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={nodes}"]
@@ -103,8 +105,8 @@ def _finish(started, timeout_s=180):
                 process.communicate()
 
 
-def _train(run, ranks, *extra):
-    codes, outputs = _finish(_start(run, ranks, *extra))
+def _train(run, ranks, *extra, path=programs.PATH):
+    codes, outputs = _finish(_start(run, ranks, *extra, path=path))
     assert codes == [0] * ranks, "\n".join(outputs)
     return outputs
 
@@ -120,7 +122,7 @@ def _of(key, run):
 @pytest.fixture(scope="module")
 def on_two(house):
     run = _new_run(house, "two", EXACT)
-    _train(run, 2)
+    _train(run, 2, path=AS_ON_A_NODE)
     return run
 
 
@@ -190,7 +192,7 @@ def test_a_run_of_two_ranks_goes_on_alone(house, on_two):
     expected = _of("loss", on_two)
     for step in (3, 4):
         shutil.rmtree(run / "checkpoints" / f"step-{step}")
-    output = _train(run, 1, "--resume")[0]
+    output = _train(run, 1, "--resume", path=AS_ON_A_NODE)[0]
     assert "resumed from step-2, saved by 2 ranks" in output
     assert _of("step", run) == [1, 2, 3, 4]
     assert _of("loss", run) == pytest.approx(expected, rel=1e-5)
@@ -284,7 +286,7 @@ def test_validation_looks_at_every_held_out_token_once_and_the_best_checkpoint_i
 
 def test_a_killed_rank_ends_the_run_on_the_other_machine_within_seconds(house):
     run = _new_run(house, "killed", DROPOUT | {"steps": "500"})
-    started = _start(run, 2)
+    started = _start(run, 2, path=AS_ON_A_NODE)
     until((run / "metrics.jsonl").exists, "the first step", 120)
     victim = int(
         subprocess.check_output(["pgrep", "-P", str(started[1].pid), "-f", "training.node.finetune"]).split()[0]

@@ -1,0 +1,102 @@
+"""Forks programs that tests start, from one process that has imported what takes them long (sitecustomize.py asks it):
+
+    python -m tests.support.forks.server NUMBER MODULE ...
+
+takes requests at the listening socket of that number, and imports the modules at the first. It ends with whoever holds
+its standard input."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import logging
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+
+def serve(listener, modules):
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # minders are reaped by the kernel
+    imported = False
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        connection, _ = listener.accept()
+        if not imported:
+            import_all(modules)
+            imported = True
+        if os.fork() == 0:
+            listener.close()
+            mind(connection)
+        connection.close()
+
+
+def import_all(modules):
+    logging.disable(logging.WARNING)  # bitsandbytes says what it has no kernel for
+    for name in modules:
+        importlib.import_module(name)
+    logging.disable(logging.NOTSET)
+    importlib.import_module("training.node.slow_imports").all_imported()
+
+
+def mind(connection):
+    """Starts one program, tells its number and its end, and ends it where whoever asked for it is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, files, _, _ = socket.recv_fds(connection, 8, 3)
+    request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
+    if (pid := os.fork()) == 0:
+        connection.close()
+        become(files, *request)
+    with contextlib.suppress(OSError):
+        connection.sendall(pid.to_bytes(8, "big"))
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    with contextlib.suppress(OSError):
+        connection.sendall(status.to_bytes(8, "big"))
+    os._exit(0)
+
+
+def become(files, program, words, folder, environment):
+    """In the fork, from where on it is the program."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through="PYTHONUNBUFFERED" in environment)
+    sys.argv = [program, *words]
+    code = 0
+    try:
+        if program.endswith(".py"):
+            sys.path[0] = str(Path(program).parent)
+            runpy.run_path(program, run_name="__main__")
+        else:
+            sys.path[0] = folder
+            sys.modules.pop(program, None)
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -1,0 +1,55 @@
+"""Programs that tests start: those that import torch are forked from servers (forks/) of the whole session. Ranks that
+are started as on a node: training/node/test_engine.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.forks.sitecustomize import ADDRESS
+
+ROOT = Path(__file__).parents[2]
+PATH = f"{ROOT / 'tests' / 'support' / 'forks'}{os.pathsep}{ROOT}"
+"""PYTHONPATH of a program that is forked, or whose own programs are."""
+READ_AT_IMPORT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+"""By torch and DeepSpeed."""
+ON_CARDS = READ_AT_IMPORT | {"DS_ACCELERATOR": "cuda", "FAKE_CUDA_CARDS": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""The same on imitated cards (fake_cuda/): there bitsandbytes would compile its kernels for CPUs."""
+MODULES = (
+    "training.node.finetune",
+    "training.node.prepare",
+    "training.node.adapter.merge",
+    "training.node.commcheck",
+    "matplotlib.pyplot",
+)
+
+
+def address(on_cards: bool = False) -> str:
+    return os.environ[ADDRESS] + "-cards" * on_cards
+
+
+def serve() -> list[subprocess.Popen[bytes]]:
+    """Starts the servers, which import nothing until they are asked, and end when their standard input is closed. From
+    then on the programs of this process are forked, where they keep its environment."""
+    os.environ |= {ADDRESS: f"spotune-tests-{os.getpid()}", "PYTHONPATH": PATH}
+    return [
+        _server(address(), MODULES, READ_AT_IMPORT),
+        _server(address(on_cards=True), ["tests.support.fake_cuda.forked"], ON_CARDS),
+    ]
+
+
+def _server(name, modules, environment):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen(64)
+        return subprocess.Popen(
+            [sys.executable, "-B", "-m", "tests.support.forks.server", str(listener.fileno()), *modules],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
